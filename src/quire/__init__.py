@@ -1,0 +1,49 @@
+"""quire: an LLM inference and serving engine.
+
+Importing this package loads no torch and takes milliseconds: names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.config import EngineConfig as EngineConfig
+    from quire.engine.async_llm import AsyncLLM as AsyncLLM
+    from quire.engine.llm import LLM as LLM
+    from quire.errors import QuireError as QuireError
+    from quire.outputs import CompletionOutput as CompletionOutput
+    from quire.outputs import Logprob as Logprob
+    from quire.outputs import RequestOutput as RequestOutput
+    from quire.params import RequestOutputKind as RequestOutputKind
+    from quire.params import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "AsyncLLM": "quire.engine.async_llm",
+    "CompletionOutput": "quire.outputs",
+    "EngineConfig": "quire.config",
+    "LLM": "quire.engine.llm",
+    "Logprob": "quire.outputs",
+    "QuireError": "quire.errors",
+    "RequestOutput": "quire.outputs",
+    "RequestOutputKind": "quire.params",
+    "SamplingParams": "quire.params",
+}
+
+__all__ = [*sorted(_EXPORTS), "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -1,0 +1,48 @@
+"""The KV cache: block size, memory and prefix reuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How much memory holds keys and values, and how it is cut up."""
+
+    block_size: int = 16
+    """Tokens per KV block: 8, 16, 32, 64 or 128."""
+    gpu_memory_utilization: float = 0.92
+    """Share of the memory free at start (device memory on a GPU, else RAM within the control
+    group's limit) that weights and KV cache may use."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for the KV cache; wins over `--gpu-memory-utilization`. On a CPU the default is at
+    most 4 GiB, or `VLLM_CPU_KVCACHE_SPACE` GiB."""
+    num_gpu_blocks_override: int | None = None
+    """Number of KV blocks, whatever the memory says (for tests and experiments)."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of an equal prefix."""
+    prefix_caching_hash_algo: str = "sha256"
+    """Hash of a block's content: `sha256`."""
+
+    def __post_init__(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise ConfigError(f"--block-size must be one of {sizes}, got {self.block_size}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}"
+            )
+        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option} must be at least 1, got {value}")
+        if self.prefix_caching_hash_algo != "sha256":
+            raise ConfigError(
+                "--prefix-caching-hash-algo must be sha256, "
+                f"got {self.prefix_caching_hash_algo!r}"
+            )

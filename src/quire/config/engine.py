@@ -1,0 +1,133 @@
+"""The tree of sections, and the step that settles what was left open.
+
+`resolve()` returns a new tree and the list of decisions it took; nothing changes a section
+afterwards. Memory-dependent numbers (KV blocks) are settled by the worker, which can measure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.config.cache import CacheConfig
+from quire.config.model import ModelConfig
+from quire.config.observability import ObservabilityConfig
+from quire.config.scheduler import SchedulerConfig
+from quire.config.shape import ModelShape
+from quire.errors import ConfigError, ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One automatic choice, for the start-up log and for questions later."""
+
+    what: str
+    chose: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine core needs."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Build the tree from flat options named like the fields.
+
+        Raises:
+            ConfigError: an option is unknown (the nearest name is offered) or has a bad value.
+        """
+        sections = {f.name: f.default_factory for f in dataclasses.fields(cls)}  # type: ignore[misc]
+        owner = {f.name: s for s, kind in sections.items() for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        given: dict[str, dict[str, Any]] = {s: {} for s in sections}
+        for name, value in options.items():
+            if name not in owner:
+                raise ConfigError(_unknown(name, list(owner)))
+            given[owner[name]][name] = value
+        return cls(**{s: kind(**given[s]) for s, kind in sections.items()})  # type: ignore[operator]
+
+    def resolve(self, shape: ModelShape) -> tuple[EngineConfig, list[Decision]]:
+        """Settle what depends on the model's shape.
+
+        Raises:
+            ConfigError: an option contradicts the model or another option.
+        """
+        decisions: list[Decision] = []
+        limit = shape.max_position_embeddings
+        length = self.model.max_model_len
+        if length is None:
+            length = limit
+            decisions.append(Decision("max_model_len", str(limit), "the model was made for it"))
+        elif length > limit:
+            raise ConfigError(
+                f"--max-model-len {length} is more than the {limit} positions the model was made for"
+            )
+        scheduler = self.scheduler
+        if scheduler.max_num_seqs > scheduler.max_num_batched_tokens:
+            seqs = scheduler.max_num_batched_tokens
+            scheduler = dataclasses.replace(scheduler, max_num_seqs=seqs)
+            decisions.append(
+                Decision("max_num_seqs", str(seqs), "each running request needs a token per step")
+            )
+        if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < length:
+            raise ConfigError(
+                "without chunked prefill a whole prompt must fit one step: "
+                f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than "
+                f"--max-model-len {length}"
+            )
+        model = dataclasses.replace(self.model, max_model_len=length)
+        return dataclasses.replace(self, model=model, scheduler=scheduler), decisions
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for messages and reports."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
+        """The inverse of `to_dict`."""
+        return cls(
+            model=ModelConfig(**data["model"]),
+            cache=CacheConfig(**data["cache"]),
+            scheduler=SchedulerConfig(**data["scheduler"]),
+            observability=ObservabilityConfig(**data["observability"]),
+        )
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown option {name!r}{hint}"
+
+
+def read_generation_config(model: ModelConfig) -> dict[str, Any]:
+    """Default sampling parameters of a model: its `generation_config.json`, then overrides.
+
+    Raises:
+        ModelLoadError: the file is not a JSON object.
+        ConfigError: `--generation-config` names a folder without the file.
+    """
+    defaults: dict[str, Any] = {}
+    if model.generation_config != "vllm":
+        auto = model.generation_config == "auto"
+        folder = model.folder if auto else Path(model.generation_config)
+        path = folder / "generation_config.json"
+        if path.exists():
+            try:
+                defaults = json.loads(path.read_text("utf-8"))
+            except ValueError as error:
+                raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None
+            if not isinstance(defaults, dict):
+                raise ModelLoadError(f"{str(path)!r} must hold a JSON object")
+        elif not auto:
+            raise ConfigError(f"--generation-config: there is no {str(path)!r}")
+    return {**defaults, **model.override_generation_config}

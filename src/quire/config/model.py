@@ -1,0 +1,81 @@
+"""Which model runs, and how its files are read. Knows nothing of memory or scheduling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+EMBEDDED_MODEL = "quire-demo"
+"""Name of the model that ships with the package."""
+EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "assets"
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The model and its tokenizer."""
+
+    model: str = EMBEDDED_MODEL
+    """Folder of a model in Hugging Face format, or `quire-demo`, the model that ships with
+    quire."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer, if it is not the model's."""
+    served_model_name: list[str] = field(default_factory=list)
+    """Names under which the API knows the model; the first is the one in replies. Default: the
+    model as given."""
+    dtype: str = "auto"
+    """Type of weights and activations: `auto` (the checkpoint's), `float32`, `bfloat16`,
+    `float16`."""
+    device: str = "auto"
+    """Where the model runs: `auto` (a GPU if there is one), `cpu`, `cuda`."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens. Default: what the model was made for."""
+    seed: int = 0
+    """Seed from which requests without one get theirs."""
+    max_logprobs: int = 20
+    """Most log-probabilities a request may ask for at each position; -1 means no limit."""
+    generation_config: str = "auto"
+    """Where default sampling parameters come from: `auto` (the model folder), `vllm` (neutral
+    defaults) or a folder."""
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object of sampling defaults that win over `generation_config`."""
+    chat_template: str | None = None
+    """File with a Jinja chat template, or the template itself. Default: the tokenizer's."""
+    enforce_eager: bool = False
+    """Never compile or capture graphs. quire's CPU path never does."""
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, DEVICES)
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ConfigError(f"--max-model-len must be at least 1, got {self.max_model_len}")
+        if self.max_logprobs < -1:
+            raise ConfigError(f"--max-logprobs must be at least -1, got {self.max_logprobs}")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the weights. The embedded models answer to their names."""
+        embedded = EMBEDDED_FOLDER / self.model
+        if "/" not in self.model and not Path(self.model).exists() and embedded.is_dir():
+            return embedded
+        return Path(self.model)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Folder of the tokenizer."""
+        return Path(self.tokenizer) if self.tokenizer else self.folder
+
+    @property
+    def names(self) -> list[str]:
+        """Names under which the API knows the model."""
+        return list(self.served_model_name) or [self.model]
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"--{option} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,57 @@
+"""Where the HTTP server listens and who may call it. The engine core never sees this."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Any other than loopback needs `--api-key` or
+    `--allow-unauthenticated`."""
+    port: int = 8000
+    """Port to listen on; 0 picks a free one."""
+    uds: str | None = None
+    """Listen on this Unix socket instead of a port."""
+    api_key: list[str] = field(default_factory=list)
+    """Keys that clients must send as `Authorization: Bearer KEY`. Also read from
+    `QUIRE_API_KEY`."""
+    allow_unauthenticated: bool = False
+    """Serve without keys on an address that others can reach."""
+    root_path: str = ""
+    """Path under which a proxy mounts the server."""
+    max_body_bytes: int = 4 * 2**20
+    """Largest request body."""
+    enable_request_id_headers: bool = True
+    """Return `X-Request-Id` with every reply."""
+    shutdown_timeout: float = 0.0
+    """Seconds that running requests get to finish after SIGTERM; 0 ends them at once."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be from 0 to 65535, got {self.port}")
+        if self.max_body_bytes < 1024:
+            raise ConfigError(f"--max-body-bytes must be at least 1024, got {self.max_body_bytes}")
+        if self.shutdown_timeout < 0:
+            raise ConfigError(f"--shutdown-timeout must be at least 0, got {self.shutdown_timeout}")
+        if not (self.api_key or self.allow_unauthenticated or self.uds or self.is_loopback):
+            raise ConfigError(
+                f"--host {self.host} can be reached by others, but no key is set: add --api-key, "
+                "or --allow-unauthenticated if that is what you want"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -1,0 +1,96 @@
+"""What the scheduler and a worker say to each other: nothing else crosses.
+
+New and resumed requests travel in full; known ones as differences, because the worker keeps
+their state. The simulator and test executors speak the same words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from quire.params import SamplingParams
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities at one position."""
+
+    token_ids: list[int]
+    """The sampled (or prompt) token first, then the most likely ones in order."""
+    logprobs: list[float]
+    """Natural logarithms, parallel to `token_ids`."""
+    rank: int
+    """Rank of the first entry in the whole vocabulary, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledNewRequest:
+    """A request the worker does not know, or one that comes back after a preemption."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    """Tokens generated before (preemption, replay after a crash); they stay output tokens."""
+    sampling_params: SamplingParams
+    """With `seed` always set."""
+    block_ids: list[int]
+    """The request's whole block table."""
+    num_computed_tokens: int
+    """Tokens whose KV is already in those blocks (prefix hit)."""
+
+    @property
+    def request_id(self) -> str:
+        """The documents' name of `req_id`."""
+        return self.req_id
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledCachedRequests:
+    """Differences of requests the worker already knows: parallel lists."""
+
+    req_ids: list[str] = field(default_factory=list)
+    new_block_ids: list[list[int]] = field(default_factory=list)
+    """Blocks appended to each request's table in this step."""
+    num_computed_tokens: list[int] = field(default_factory=list)
+    """Before this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """The tokens of one step. The documents call it `SchedulerOutput`."""
+
+    step: int
+    scheduled_new_reqs: list[ScheduledNewRequest]
+    """First-time and resumed requests."""
+    scheduled_cached_reqs: ScheduledCachedRequests
+    num_scheduled_tokens: dict[str, int]
+    """By request id, in the order of the flat token batch."""
+    total_num_scheduled_tokens: int
+    preempted_req_ids: list[str]
+    """Requests that lost their blocks in this step: the worker drops their state."""
+    finished_req_ids: list[str]
+    """Requests that ended since the last step: the worker drops their state."""
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
+    """Draft tokens to verify, after each request's own next token."""
+
+
+SchedulerOutput = ScheduledBatch
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What a step produced. The documents call it `ModelRunnerOutput`."""
+
+    sampled_token_ids: dict[str, list[int]]
+    """New tokens by request; prompt chunks that did not reach the last token are absent."""
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """Parallel to `sampled_token_ids`, for the requests that asked."""
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
+    """All prompt positions, once the prompt is complete, for the requests that asked."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Requests that failed alone in this step, with the reason."""
+    forward_seconds: float = 0.0
+
+
+ModelRunnerOutput = BatchResult

@@ -1,0 +1,111 @@
+"""Messages between a frontend and an engine core: msgpack over a Unix socket, no pickle.
+
+Each message carries the epoch of the core it belongs to, so that words of a dead core can be
+told from those of its successor. Inline engines use the same request type without encoding it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.core.output import EngineCoreOutput
+from quire.core.stats import StepStats
+from quire.params import SamplingParams
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True):
+    """One completion to compute. A request with `n` > 1 becomes `n` of these."""
+
+    request_id: str
+    """Internal id, unique in this frontend: `<external>-<8 hex digits>`, with `<i>_` in front for
+    completion `i` of `n`."""
+    external_id: str
+    """The id the caller knows."""
+    index: int
+    """Which of the `n` completions."""
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    """With `n` = 1 and `seed`, `eos_token_ids`, `bad_words_token_ids` filled in."""
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+    output_token_ids: list[int] = []
+    """Already generated tokens, when a journal is replayed into a new core."""
+
+
+class Start(msgspec.Struct, tag=True):
+    """Frontend to core, first message: the configuration."""
+
+    epoch: int
+    config: dict[str, Any]
+
+
+class AddRequests(msgspec.Struct, tag=True):
+    """Frontend to core."""
+
+    epoch: int
+    requests: list[EngineCoreRequest]
+
+
+class AbortRequests(msgspec.Struct, tag=True):
+    """Frontend to core; unknown ids are ignored."""
+
+    epoch: int
+    request_ids: list[str]
+
+
+class Call(msgspec.Struct, tag=True):
+    """Frontend to core: run a named control verb and answer with `Reply`."""
+
+    epoch: int
+    call_id: int
+    verb: str
+    args: dict[str, Any] = {}
+
+
+class Ready(msgspec.Struct, tag=True):
+    """Core to frontend: the model is loaded."""
+
+    epoch: int
+    info: dict[str, Any]
+
+
+class Progress(msgspec.Struct, tag=True):
+    """Core to frontend while loading."""
+
+    epoch: int
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """Core to frontend: what one step produced."""
+
+    epoch: int
+    outputs: list[EngineCoreOutput]
+    stats: StepStats | None = None
+
+
+class Reply(msgspec.Struct, tag=True):
+    """Core to frontend: the answer to a `Call`."""
+
+    epoch: int
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+class Failure(msgspec.Struct, tag=True):
+    """Core to frontend: the core cannot start or go on."""
+
+    epoch: int
+    message: str
+    kind: str = "EngineDead"
+    """Name of the class in `quire.errors`."""
+
+
+ToCore = Start | AddRequests | AbortRequests | Call
+FromCore = Ready | Progress | Outputs | Reply | Failure

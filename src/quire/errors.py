@@ -1,0 +1,124 @@
+"""The exception tree. Every error says what happened, names the limit and the given value.
+
+    QuireError
+    ├── RequestError                 the request is at fault; nothing else is disturbed (4xx)
+    │   ├── InvalidRequest           a field is wrong                                    400
+    │   │   └── ContextLengthExceeded  prompt does not fit the model's context           400
+    │   ├── Unauthorized             missing or wrong key                                401
+    │   ├── NotFound                 unknown model, route or id                          404
+    │   ├── PayloadTooLarge          body over the limit                                 413
+    │   └── TooManyRequests          a queue limit is reached                            429
+    ├── StartupError                 the engine cannot start: configuration, files, memory, port
+    │   ├── ConfigError              an option or environment variable has a bad value
+    │   ├── ModelLoadError           a model folder misses files, or its weights do not fit
+    │   └── NotEnoughMemory          weights or one request's KV cache do not fit
+    └── EngineError                  the engine is at fault (5xx)
+        ├── EngineDead               the engine core stopped and could not be replaced   503
+        └── StepFailed               one request failed inside a step                    500
+
+This module knows the wire status and code of each error, but not how a reply is written.
+"""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """Base of every error quire raises on purpose."""
+
+    status: int = 500
+    """HTTP status a server answers with."""
+    type: str = "InternalServerError"
+    """Value of `error.type` in the OpenAI envelope."""
+    code: str | None = None
+    """Machine-readable `error.code`; `None` means the status number is used."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        """Name of the offending request field or option, if there is one."""
+
+
+class RequestError(QuireError):
+    """The request is at fault."""
+
+    status = 400
+    type = "BadRequestError"
+
+
+class InvalidRequest(RequestError, ValueError):
+    """A field of the request has a bad value."""
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    """The key is missing or wrong."""
+
+    status = 401
+    type = "Unauthorized"
+    code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    """Unknown model, route or id."""
+
+    status = 404
+    type = "NotFoundError"
+
+
+class PayloadTooLarge(RequestError):
+    """The body is larger than the server reads."""
+
+    status = 413
+    type = "PayloadTooLarge"
+
+
+class TooManyRequests(RequestError):
+    """A queue limit is reached; trying again later can succeed."""
+
+    status = 429
+    type = "TooManyRequests"
+    code = "queue_full"
+
+
+class StartupError(QuireError):
+    """The engine cannot start."""
+
+    exit_code: int = 1
+
+
+class ConfigError(StartupError, ValueError):
+    """An option or environment variable has a bad value."""
+
+    exit_code = 2
+
+
+class ModelLoadError(StartupError):
+    """A model folder misses files or its weights do not match its configuration."""
+
+
+class NotEnoughMemory(StartupError, MemoryError):
+    """Weights or the KV cache of one request do not fit."""
+
+
+class EngineError(QuireError):
+    """The engine is at fault."""
+
+
+class EngineDead(EngineError):
+    """The engine core stopped and could not be replaced."""
+
+    status = 503
+    type = "ServiceUnavailable"
+    code = "engine_dead"
+
+
+class StepFailed(EngineError):
+    """One request failed inside an engine step; the others went on."""
+
+    code = "step_failed"

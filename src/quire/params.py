@@ -1,0 +1,250 @@
+"""Sampling parameters of a request: one frozen, validated record.
+
+Field names, defaults and rules are those of vLLM's `SamplingParams`. Validation happens on
+construction and raises `InvalidRequest` with the limit and the given value. What depends on a
+model (vocabulary size, context length) is checked later, at the engine's input gate.
+
+This module knows nothing of tensors, tokenizers or HTTP.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from quire.errors import InvalidRequest
+
+SAMPLING_EPS: Final = 1e-5
+"""A temperature below this means greedy decoding."""
+MIN_TEMPERATURE: Final = 1e-2
+"""Temperatures between `SAMPLING_EPS` and this are raised to it: below, float32 overflows."""
+MAX_N: Final = 128
+"""Largest `n`: one request may not fan out without bound."""
+MAX_STOP_STRINGS: Final = 64
+MAX_STOP_LENGTH: Final = 1024
+MAX_LOGIT_BIAS: Final = 4096
+MAX_BAD_WORDS: Final = 1024
+MAX_SEED: Final = 2**63 - 1
+MAX_TOKENS_LIMIT: Final = 2**31 - 1
+
+
+class RequestOutputKind(enum.Enum):
+    """How successive `RequestOutput`s of one request relate."""
+
+    CUMULATIVE = 0
+    """Each output holds everything so far."""
+    DELTA = 1
+    """Each output holds what is new."""
+    FINAL_ONLY = 2
+    """One output, at the end."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of one request are chosen and when it stops.
+
+    Raises:
+        InvalidRequest: a field is out of range; the message names the limit and the value.
+    """
+
+    n: int = 1
+    """Number of completions (1 to 128). Completion `i` samples with `seed + i`."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token already generated; [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted per earlier occurrence in the output; [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; > 0."""
+    temperature: float = 1.0
+    """[0, 2]; below 1e-5 decoding is greedy."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches this; (0, 1]."""
+    top_k: int = 0
+    """Only the k most likely tokens; 0 or -1 turns it off."""
+    min_p: float = 0.0
+    """Drops tokens less likely than this share of the most likely one; [0, 1]."""
+    seed: int | None = None
+    """Key of the request's random numbers. Without one, admission chooses and reports one."""
+    stop: str | list[str] | None = None
+    """Strings that end the output; they are cut off unless `include_stop_str_in_output`."""
+    stop_token_ids: list[int] = []
+    """Token ids that end the output; the stop token stays in `token_ids`."""
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """Most tokens to generate; `None` means up to the model's context."""
+    min_tokens: int = 0
+    """End-of-sequence and stop ids are masked, stop strings not searched, until this many."""
+    logprobs: int | None = None
+    """Log-probabilities of this many likeliest tokens at each output position; -1 means all."""
+    prompt_logprobs: int | None = None
+    """The same for prompt positions; turns reading of the prefix cache off for the request."""
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these token ids; values in [-100, 100]."""
+    allowed_token_ids: list[int] | None = None
+    """Only these ids can be sampled."""
+    bad_words: list[str] | None = None
+    """Words that must not appear: the last token of a matching sequence is banned."""
+    skip_reading_prefix_cache: bool | None = None
+    """`None`: off unless `prompt_logprobs` asks for every prompt position."""
+    bad_words_token_ids: list[list[int]] | None = None
+    """Filled in by the engine from `bad_words`; not meant to be set by hand."""
+    eos_token_ids: list[int] = []
+    """Filled in by the engine from the model's files; not meant to be set by hand."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        _normalise(self)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature < SAMPLING_EPS
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether the request may start from cached blocks."""
+        if self.skip_reading_prefix_cache is not None:
+            return not self.skip_reading_prefix_cache
+        return self.prompt_logprobs is None
+
+    @property
+    def all_stop_token_ids(self) -> frozenset[int]:
+        """Ids masked until `min_tokens`: end-of-sequence (unless ignored) and stop ids."""
+        eos = () if self.ignore_eos else self.eos_token_ids
+        return frozenset(self.stop_token_ids) | frozenset(eos)
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, validated again."""
+        return msgspec.structs.replace(self, **changes)
+
+
+def _fail(param: str, rule: str, given: object) -> NoReturn:
+    raise InvalidRequest(f"{param} must be {rule}, got {given!r}.", param=param)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_RANGES: Final = (
+    # field, low, high, low included
+    ("presence_penalty", -2.0, 2.0, True),
+    ("frequency_penalty", -2.0, 2.0, True),
+    ("repetition_penalty", 0.0, 100.0, False),
+    ("temperature", 0.0, 2.0, True),
+    ("top_p", 0.0, 1.0, False),
+    ("min_p", 0.0, 1.0, True),
+)
+
+
+def _check(p: SamplingParams) -> None:
+    """Check each field on its own, in the order a reader would."""
+    for name, low, high, closed in _RANGES:
+        value = getattr(p, name)
+        inside = _is_number(value) and (low <= value if closed else low < value) and value <= high
+        if not inside:
+            _fail(name, f"a number in {'[' if closed else '('}{low:g}, {high:g}]", value)
+    _check_counts(p)
+    _check_stops(p)
+    _check_token_sets(p)
+
+
+def _check_counts(p: SamplingParams) -> None:
+    if not _is_int(p.n) or not 1 <= p.n <= MAX_N:
+        _fail("n", f"an integer from 1 to {MAX_N}", p.n)
+    if p.greedy and p.n > 1:
+        raise InvalidRequest(
+            f"n must be 1 when temperature is 0 (greedy gives equal completions), got {p.n}.",
+            param="n",
+        )
+    if not _is_int(p.top_k) or not -1 <= p.top_k <= MAX_TOKENS_LIMIT:
+        _fail("top_k", "-1, 0 (both: off) or a positive integer", p.top_k)
+    if p.seed is not None and (not _is_int(p.seed) or not -1 <= p.seed <= MAX_SEED):
+        _fail("seed", f"an integer from 0 to {MAX_SEED} (-1: none)", p.seed)
+    if p.max_tokens is not None and (
+        not _is_int(p.max_tokens) or not 1 <= p.max_tokens <= MAX_TOKENS_LIMIT
+    ):
+        _fail("max_tokens", f"an integer from 1 to {MAX_TOKENS_LIMIT}", p.max_tokens)
+    if not _is_int(p.min_tokens) or p.min_tokens < 0:
+        _fail("min_tokens", "an integer of at least 0", p.min_tokens)
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        _fail("min_tokens", f"at most max_tokens ({p.max_tokens})", p.min_tokens)
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        if value is not None and (not _is_int(value) or value < -1):
+            _fail(name, "an integer of at least 0 (-1: whole vocabulary)", value)
+
+
+def _check_stops(p: SamplingParams) -> None:
+    if p.stop is not None and not isinstance(p.stop, (str, list, tuple)):
+        _fail("stop", "a string or a list of strings", p.stop)
+    stops = p.stop_strings
+    if len(stops) > MAX_STOP_STRINGS:
+        _fail("stop", f"at most {MAX_STOP_STRINGS} strings", len(stops))
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            _fail("stop", "made of non-empty strings", stop)
+        if len(stop) > MAX_STOP_LENGTH:
+            _fail("stop", f"made of strings of at most {MAX_STOP_LENGTH} characters", len(stop))
+    if stops and not p.detokenize:
+        raise InvalidRequest("stop strings need detokenize=True, got False.", param="stop")
+
+
+def _check_token_sets(p: SamplingParams) -> None:
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        ids = getattr(p, name)
+        if ids is None:
+            continue
+        if not isinstance(ids, (list, tuple)) or not all(_is_int(i) and i >= 0 for i in ids):
+            _fail(name, "a list of token ids (integers of at least 0)", ids)
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        _fail("allowed_token_ids", "a non-empty list", p.allowed_token_ids)
+    if p.logit_bias is not None:
+        _check_logit_bias(p.logit_bias)
+    if p.bad_words is not None:
+        if len(p.bad_words) > MAX_BAD_WORDS:
+            _fail("bad_words", f"at most {MAX_BAD_WORDS} words", len(p.bad_words))
+        if not all(isinstance(word, str) and word for word in p.bad_words):
+            _fail("bad_words", "a list of non-empty strings", p.bad_words)
+
+
+def _check_logit_bias(bias: dict[int, float]) -> None:
+    if not isinstance(bias, dict):
+        _fail("logit_bias", "an object of token id to number", bias)
+    if len(bias) > MAX_LOGIT_BIAS:
+        _fail("logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(bias))
+    for token_id, value in bias.items():
+        if not _is_int(token_id) or token_id < 0:
+            _fail("logit_bias", "keyed by token ids (integers of at least 0)", token_id)
+        if not _is_number(value) or not -100 <= value <= 100:
+            _fail("logit_bias", "made of numbers in [-100, 100]", value)
+
+
+def _normalise(p: SamplingParams) -> None:
+    """Bring equal meanings to one spelling, so that later code has one case."""
+    force = msgspec.structs.force_setattr
+    if p.seed == -1:
+        force(p, "seed", None)
+    if p.top_k == -1:
+        force(p, "top_k", 0)
+    if p.greedy:
+        for name, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            force(p, name, neutral)
+    elif p.temperature < MIN_TEMPERATURE:
+        force(p, "temperature", MIN_TEMPERATURE)

@@ -1,0 +1,1 @@
+"""Leaf helpers. They know nothing of engines, requests or tensors."""
