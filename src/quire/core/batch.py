@@ -71,8 +71,11 @@ class ScheduledBatch:
     """Requests that lost their blocks in this step: the worker drops their state."""
     finished_req_ids: list[str]
     """Requests that ended since the last step: the worker drops their state."""
-    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
-    """Draft tokens to verify, after each request's own next token."""
+    num_prompt_tokens: int = 0
+    """Of the scheduled tokens, those that belong to prompts."""
+    prefix_queries: int = 0
+    """Tokens looked up in the prefix cache by requests admitted in this step, for statistics."""
+    prefix_hits: int = 0
 
 
 SchedulerOutput = ScheduledBatch

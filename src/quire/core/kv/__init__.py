@@ -1,0 +1,1 @@
+"""KV blocks: which block holds which tokens. No tensors: only ids."""

@@ -1,0 +1,89 @@
+"""A KV block and the queue of free ones.
+
+The queue is an intrusive doubly linked list: taking a block out of its middle, which a prefix hit
+on an unused block does, costs O(1), where a deque would search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+class KVBlock:
+    """One block. It is *held* (`ref_cnt` > 0), *cached* (free, but its content can be found by
+    hash) or *empty* (free, no hash)."""
+
+    __slots__ = ("block_hash", "block_id", "is_null", "next_free", "prev_free", "ref_cnt")
+
+    def __init__(self, block_id: int, is_null: bool = False) -> None:
+        self.block_id = block_id
+        self.is_null = is_null
+        """Block 0: a placeholder, never allocated, never freed."""
+        self.ref_cnt = 0
+        self.block_hash: bytes | None = None
+        self.prev_free: KVBlock | None = None
+        self.next_free: KVBlock | None = None
+
+    def __repr__(self) -> str:
+        mark = self.block_hash.hex()[:8] if self.block_hash else None
+        return f"KVBlock({self.block_id}, ref_cnt={self.ref_cnt}, hash={mark})"
+
+
+class FreeBlockQueue:
+    """Free blocks in the order they will be reused: left first. Least recently released cached
+    blocks stand left of more recently released ones; empty blocks stand left of all."""
+
+    def __init__(self, blocks: Iterable[KVBlock] = ()) -> None:
+        self._head = KVBlock(-1)
+        self._tail = KVBlock(-2)
+        self._head.next_free = self._tail
+        self._tail.prev_free = self._head
+        self._count = 0
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[KVBlock]:
+        block = self._head.next_free
+        while block is not None and block is not self._tail:
+            yield block
+            block = block.next_free
+
+    def popleft(self) -> KVBlock:
+        """Take the block to be reused first.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
+        block = self._head.next_free
+        if block is None or block is self._tail:
+            raise IndexError("no free KV block")
+        self.remove(block)
+        return block
+
+    def remove(self, block: KVBlock) -> None:
+        """Take a block out from wherever it stands."""
+        before, after = block.prev_free, block.next_free
+        assert before is not None and after is not None, f"{block} is not in the free queue"
+        before.next_free = after
+        after.prev_free = before
+        block.prev_free = block.next_free = None
+        self._count -= 1
+
+    def append(self, block: KVBlock) -> None:
+        """Put at the right: reused last."""
+        assert self._tail.prev_free is not None
+        self._link(self._tail.prev_free, block, self._tail)
+
+    def prepend(self, block: KVBlock) -> None:
+        """Put at the left: reused first."""
+        assert self._head.next_free is not None
+        self._link(self._head, block, self._head.next_free)
+
+    def _link(self, before: KVBlock, block: KVBlock, after: KVBlock) -> None:
+        assert block.prev_free is None and block.next_free is None, f"{block} is already free"
+        before.next_free = after.prev_free = block
+        block.prev_free, block.next_free = before, after
+        self._count += 1

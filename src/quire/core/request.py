@@ -1,0 +1,126 @@
+"""A request as the scheduler sees it: tokens, progress, status. No text, no tensors."""
+
+from __future__ import annotations
+
+import enum
+
+from quire.outputs import FinishReason
+from quire.params import SamplingParams
+
+
+class RequestStatus(enum.IntEnum):
+    """Where a request stands. Everything after `PREEMPTED` is finished."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+    """Waiting again after its KV blocks were taken away; its output tokens are kept."""
+    FINISHED_STOPPED = enum.auto()
+    FINISHED_LENGTH_CAPPED = enum.auto()
+    FINISHED_ABORTED = enum.auto()
+    FINISHED_ERROR = enum.auto()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request is over."""
+        return self > RequestStatus.PREEMPTED
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+
+class Request:
+    """One completion in the making.
+
+    There is no prefill or decode phase: each step lets `num_computed_tokens` catch up with
+    `num_tokens`.
+    """
+
+    __slots__ = (
+        "all_token_ids",
+        "arrival_time",
+        "block_hashes",
+        "cache_salt",
+        "error",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "priority",
+        "queued_ts",
+        "request_id",
+        "sampling_params",
+        "scheduled_ts",
+        "status",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        *,
+        arrival_time: float = 0.0,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        output_token_ids: list[int] | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.sampling_params = sampling_params
+        self.max_tokens = sampling_params.max_tokens
+        self.arrival_time = arrival_time
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.all_token_ids = [*prompt_token_ids, *(output_token_ids or ())]
+        """Prompt, then output."""
+        self.num_computed_tokens = 0
+        """Tokens that have KV, or will once the step that was scheduled has run."""
+        self.block_hashes: list[bytes] = []
+        """Hashes of the full blocks of `all_token_ids`, kept up by the KV manager."""
+        self.status = RequestStatus.WAITING
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self.num_preemptions = 0
+        self.num_cached_tokens = -1
+        """Prompt tokens found in the prefix cache at first admission; -1 before it."""
+        self.queued_ts = 0.0
+        self.scheduled_ts = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus output tokens."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """A copy of the prompt."""
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the output so far."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; `None` while it has not."""
+        return FINISH_REASONS.get(self.status)
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+        )

@@ -1,0 +1,31 @@
+"""When a request is over: an ordered, pure check of its last token.
+
+Stop *strings* need text and are found by the output processor, which then aborts here.
+"""
+
+from __future__ import annotations
+
+from quire.core.request import Request, RequestStatus
+
+
+def check_stop(request: Request, max_model_len: int) -> bool:
+    """Set `status` and `stop_reason` if the last output token ends the request.
+
+    End of sequence comes first, so that it counts as "stop" even on the last allowed position;
+    then stop ids; then the length limits. `min_tokens` needs no check: the sampler masks those
+    ids until it is reached.
+    """
+    params = request.sampling_params
+    last = request.all_token_ids[-1]
+    if not params.ignore_eos and last in params.eos_token_ids:
+        request.status = RequestStatus.FINISHED_STOPPED
+        return True
+    if last in params.stop_token_ids:
+        request.status = RequestStatus.FINISHED_STOPPED
+        request.stop_reason = last
+        return True
+    at_max_tokens = request.max_tokens is not None and request.num_output_tokens >= request.max_tokens
+    if at_max_tokens or request.num_tokens >= max_model_len:
+        request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+        return True
+    return False

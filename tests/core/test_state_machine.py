@@ -1,0 +1,188 @@
+"""Random lives of requests against a naive model; integrity is checked after every rule.
+
+The model computes each request's output as a pure function of its tokens, so whatever the
+scheduler does (chunks, preemption, prefix hits, failures) the outputs must come out the same.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quire.config.scheduler import SchedulerConfig
+from quire.core.batch import BatchResult
+from quire.core.kv.manager import KVCacheManager
+from quire.core.request import Request, RequestStatus
+from quire.core.scheduler import Scheduler
+from quire.params import SamplingParams
+from quire.utils.timing import ManualClock
+
+MAX_MODEL_LEN = 48
+EOS = 9
+
+
+def next_token(tokens: list[int]) -> int:
+    """The model: what follows is a function of everything before."""
+    return (sum(tokens) * 31 + len(tokens)) % 10
+
+
+def reference(prompt: list[int], max_tokens: int) -> list[int]:
+    """What one request alone gives."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens and len(tokens) < MAX_MODEL_LEN:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == EOS:
+            break
+    return tokens[len(prompt) :]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Adds, steps, aborts, fails and resets at random; a toy KV store notices stale blocks."""
+
+    @initialize(
+        num_blocks=st.integers(8, 20),
+        block_size=st.sampled_from([8, 16]),
+        budget=st.integers(4, 64),
+        seqs=st.integers(1, 4),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        caching=st.booleans(),
+        threshold=st.sampled_from([0, 0, 3]),
+    )
+    def start(self, num_blocks, block_size, budget, seqs, policy, caching, threshold):  # type: ignore[no-untyped-def]
+        self.block_size = block_size
+        kv = KVCacheManager(num_blocks, block_size, caching, MAX_MODEL_LEN)
+        config = SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_seqs=min(seqs, budget),
+            scheduling_policy=policy,
+            long_prefill_token_threshold=threshold,
+        )
+        self.scheduler = Scheduler(
+            config, kv, max_model_len=MAX_MODEL_LEN, clock=ManualClock()
+        )
+        self.store: dict[tuple[int, int], int] = {}
+        self.expected: dict[str, list[int]] = {}
+        self.seen: dict[str, list[int]] = {}
+        self.done: dict[str, str] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.count = 0
+        self.idle_steps = 0
+
+    @rule(
+        length=st.integers(1, 40),
+        alphabet=st.integers(1, 2),
+        max_tokens=st.integers(1, 20),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from([None, "s"]),
+    )
+    def add(self, length, alphabet, max_tokens, priority, salt):  # type: ignore[no-untyped-def]
+        self.count += 1
+        name = f"r{self.count}"
+        prompt = [(i * alphabet) % 7 for i in range(length)]
+        params = SamplingParams(max_tokens=max_tokens, eos_token_ids=[EOS])
+        self.expected[name] = reference(prompt, max_tokens)
+        self.seen[name] = []
+        self.scheduler.add_request(
+            Request(name, prompt, params, arrival_time=self.count, priority=priority, cache_salt=salt)
+        )
+
+    def _compute(self, batch):  # type: ignore[no-untyped-def]
+        """A worker: writes token values into blocks, then reads whole contexts back."""
+        for new in batch.scheduled_new_reqs:
+            self.tables[new.req_id] = list(new.block_ids)
+        cached = batch.scheduled_cached_reqs
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            self.tables[name].extend(blocks)
+        for name, count in batch.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            end = request.num_computed_tokens
+            for position in range(end - count, end):
+                self.store[self._slot(name, position)] = request.all_token_ids[position]
+        sampled = {}
+        for name in batch.num_scheduled_tokens:
+            request = self.scheduler.requests[name]
+            if request.num_computed_tokens < request.num_tokens:
+                continue
+            context = [self.store.get(self._slot(name, p), -1) for p in range(request.num_tokens)]
+            assert context == request.all_token_ids, f"{name} reads stale KV"
+            sampled[name] = [next_token(context)]
+        return sampled
+
+    def _slot(self, name: str, position: int) -> tuple[int, int]:
+        return self.tables[name][position // self.block_size], position % self.block_size
+
+    def _apply(self, batch, result):  # type: ignore[no-untyped-def]
+        for output in self.scheduler.update(batch, result):
+            self.seen[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                self.done[output.request_id] = str(output.finish_reason)
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times):  # type: ignore[no-untyped-def]
+        for _ in range(times):
+            had_requests = bool(self.scheduler.requests)
+            batch = self.scheduler.schedule()
+            limit = self.scheduler.config.max_num_batched_tokens
+            assert batch.total_num_scheduled_tokens <= limit
+            assert not (had_requests and not batch.num_scheduled_tokens), "a step without progress"
+            self._apply(batch, BatchResult(self._compute(batch)))
+
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def step_with_a_failure(self, data):  # type: ignore[no-untyped-def]
+        batch = self.scheduler.schedule()
+        culprit = data.draw(st.sampled_from(sorted(batch.num_scheduled_tokens)))
+        sampled = self._compute(batch)
+        sampled.pop(culprit, None)
+        # whatever the culprit wrote cannot be trusted
+        request = self.scheduler.requests[culprit]
+        first = request.num_cached_tokens
+        for position in range(first, request.num_computed_tokens):
+            self.store[self._slot(culprit, position)] = -7
+        self._apply(batch, BatchResult(sampled, failed={culprit: "injected"}))
+
+    @precondition(lambda self: self.scheduler.requests)
+    @rule(data=st.data())
+    def abort(self, data):  # type: ignore[no-untyped-def]
+        name = data.draw(st.sampled_from(sorted(self.scheduler.requests)))
+        self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+        self.done[name] = "abort"
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        held = self.scheduler.kv.usage > 0
+        assert self.scheduler.kv.reset_prefix_cache() is not held
+
+    @invariant()
+    def integrity(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+            for name, tokens in self.seen.items():
+                assert tokens == self.expected[name][: len(tokens)], f"{name} got other tokens"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(2000):
+            if not self.scheduler.has_requests:
+                break
+            self.step(1)
+        assert not self.scheduler.requests, "requests never finished"
+        for name, expected in self.expected.items():
+            if self.done[name] in ("stop", "length"):
+                assert self.seen[name] == expected
+        self.scheduler.check_integrity()
+        assert self.scheduler.kv.usage == 0.0
+
+
+nightly = os.environ.get("QUIRE_TEST_NIGHTLY") == "1"
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=2000 if nightly else 60,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestSchedulerMachine = SchedulerMachine.TestCase
