@@ -1,0 +1,389 @@
+"""`AsyncLLM`: the engine for servers. The core runs in its own process; this side never loads
+torch.
+
+It turns prompts into requests at the input gate, keeps the journal, turns the core's outputs into
+text, and hands them to one stream per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import quire.errors
+from quire.config import EngineConfig, ModelShape
+from quire.config.engine import read_generation_config
+from quire.engine.client import CoreProcess
+from quire.engine.facts import add_log_sinks, make_sinks
+from quire.engine.input_processor import InputProcessor, PromptType
+from quire.engine.journal import Journal
+from quire.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    Call,
+    Failure,
+    FromCore,
+    Outputs,
+    Progress,
+    Ready,
+    Reply,
+)
+from quire.engine.output_processor import OutputProcessor
+from quire.errors import EngineDead, QuireError
+from quire.logger import get_logger
+from quire.outputs import RequestOutput
+from quire.params import SamplingParams
+from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.timing import Clock, RealClock
+
+logger = get_logger(__name__)
+
+MAX_STEP_SECONDS = 60.0
+"""A busy core that is silent for longer is called unhealthy."""
+
+
+class RequestStream:
+    """The outputs of one request, as an async iterator. Closing it early aborts the request."""
+
+    def __init__(self, request_id: str, seed: int, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self.seed = seed
+        """Seed in force; repeating the request with it gives the same tokens."""
+        self._abort = abort
+        self._queue: asyncio.Queue[RequestOutput | QuireError] = asyncio.Queue()
+        self._done = False
+
+    def put(self, item: RequestOutput | QuireError) -> None:
+        """Called by the engine."""
+        self._queue.put_nowait(item)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._done:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, QuireError):
+            self._done = True
+            raise item
+        self._done = item.finished
+        return item
+
+    async def aclose(self) -> None:
+        """End the request if it has not ended."""
+        if not self._done:
+            self._done = True
+            self._abort(self.request_id)
+
+
+class AsyncLLM:
+    """An engine that serves many callers of one event loop.
+
+    Make one with `AsyncLLM.start()`. It is usable once `wait_ready()` has returned.
+    """
+
+    def __init__(self, config: EngineConfig, *, clock: Clock | None = None, entropy: bytes) -> None:
+        self.clock = clock or RealClock()
+        shape = ModelShape.from_folder(config.model.folder)
+        self.given_config = config
+        self.config, _ = config.resolve(shape)
+        assert self.config.model.max_model_len is not None
+        self.max_model_len: int = self.config.model.max_model_len
+        self.vocab_size = shape.vocab_size
+        self.tokenizer = Tokenizer.from_folder(self.config.model.tokenizer_folder)
+        self.input = InputProcessor(
+            self.config.model,
+            shape,
+            self.tokenizer,
+            max_model_len=self.max_model_len,
+            generation_defaults=read_generation_config(self.config.model),
+            entropy=entropy,
+        )
+        self.output = OutputProcessor(self.tokenizer, self.clock)
+        self.default_params: SamplingParams = self.input.default_params()
+        self.journal = Journal()
+        self.sinks, self.prometheus = make_sinks(self.config, self.clock)
+        self.state = "loading"
+        """`loading`, `ready` or `dead`."""
+        self.progress: tuple[str, int, int] = ("starting", 0, 0)
+        self.info: dict[str, Any] = {}
+        """What the core reported when it was ready: blocks, device, memory."""
+        self.died = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._error: QuireError | None = None
+        self._core: CoreProcess | None = None
+        self._epoch = 0
+        self._streams: dict[str, RequestStream] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_ids = itertools.count(1)
+        self._last_message = self.clock.now()
+        self._ticker: asyncio.Task[None] | None = None
+
+    # ---- life --------------------------------------------------------------------------------
+
+    @classmethod
+    async def start(cls, config: EngineConfig, *, entropy: bytes | None = None) -> AsyncLLM:
+        """Start the engine core and return while it loads.
+
+        Args:
+            config: As given by the user.
+            entropy: Mixed into the seeds of requests without one; random unless given.
+
+        Raises:
+            StartupError: the configuration or the model folder is bad.
+        """
+        engine = cls(config, entropy=os.urandom(16) if entropy is None else entropy)
+        await engine._spawn()
+        return engine
+
+    async def _spawn(self) -> None:
+        self._epoch += 1
+        self._core = CoreProcess(self._epoch, self._on_message, self._on_exit)
+        await self._core.start(self.given_config)
+
+    async def wait_ready(self) -> None:
+        """Wait until the model is loaded.
+
+        Raises:
+            StartupError: the core could not start; its own reason.
+        """
+        await self._settled.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def shutdown(self) -> None:
+        """End all streams and the core process."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._die(EngineDead("the engine was shut down"))
+        if self._core is not None:
+            await self._core.stop()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        prompt: PromptType,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestStream:
+        """Accept a request.
+
+        Raises:
+            RequestError: it is invalid; nothing was queued.
+            EngineDead: the engine has stopped.
+        """
+        if self.state == "dead":
+            raise self._error or EngineDead("the engine has stopped")
+        processed = self.input.process(
+            request_id,
+            prompt,
+            params,
+            arrival_time=self.clock.now(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        self.output.add(processed)
+        self.journal.open(processed.requests)
+        stream = RequestStream(request_id, processed.seed, self._abort_now)
+        self._streams[request_id] = stream
+        if self.config.observability.enable_log_requests:
+            logger.info("Received request %s: params: %s", request_id, processed.params)
+        self._send(AddRequests(self._epoch, processed.requests))
+        return stream
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of one request; leaving the loop early aborts it."""
+        stream = await self.submit(
+            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt
+        )
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its stream gets a last output with `finish_reason` "abort". Unknown ids
+        are ignored."""
+        self._abort_now(request_id)
+
+    def _abort_now(self, request_id: str) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return
+        internal, final = self.output.abort(request_id)
+        self.journal.close(internal)
+        self.sinks.record(None, self.output.take_stats())
+        if self.state != "dead":
+            self._send(AbortRequests(self._epoch, internal))
+        if final is not None:
+            stream.put(final)
+        logger.debug("Aborted request %s", request_id)
+
+    # ---- control and facts -------------------------------------------------------------------
+
+    async def call(self, verb: str, **args: Any) -> Any:
+        """Run a control verb in the core.
+
+        Raises:
+            QuireError: the verb failed.
+            EngineDead: the engine has stopped.
+        """
+        if self.state == "dead":
+            raise self._error or EngineDead("the engine has stopped")
+        call_id = next(self._call_ids)
+        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._send(Call(self._epoch, call_id, verb, args))
+        try:
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while requests run."""
+        return bool(await self.call("reset_prefix_cache"))
+
+    async def check_health(self) -> None:
+        """Raise if the engine has stopped or makes no progress.
+
+        Raises:
+            EngineDead: with the reason.
+        """
+        if self.state == "dead":
+            raise self._error or EngineDead("the engine has stopped")
+        age = self.last_step_age()
+        if age is not None and age > MAX_STEP_SECONDS:
+            raise EngineDead(f"the engine core has been silent for {age:.0f} s with requests running")
+
+    def last_step_age(self) -> float | None:
+        """Seconds since a busy core last sent anything; None while it has nothing to do."""
+        return self.clock.now() - self._last_message if len(self.journal) else None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests accepted and not yet ended."""
+        return len(self._streams)
+
+    @property
+    def core_pid(self) -> int | None:
+        """Process id of the engine core."""
+        return self._core.pid if self._core else None
+
+    def metrics_text(self) -> bytes:
+        """The Prometheus exposition."""
+        return self.prometheus.render()
+
+    # ---- messages of the core ----------------------------------------------------------------
+
+    def _send(self, message: Any) -> None:
+        assert self._core is not None, "start() makes one"
+        self._core.send(message)
+
+    def _on_message(self, message: FromCore) -> None:
+        if message.epoch != self._epoch:
+            return  # words of a core that was replaced
+        if len(self.journal) == 0 or not isinstance(message, Reply):
+            self._last_message = self.clock.now()
+        match message:
+            case Outputs():
+                self._on_outputs(message)
+            case Reply(call_id=call_id):
+                self._on_reply(message, self._calls.get(call_id))
+            case Progress(phase=phase, done=done, total=total):
+                self.progress = (phase, done, total)
+            case Ready(info=info):
+                self._on_ready(info)
+            case Failure(message=text, kind=kind):
+                self._die(_error_class(kind)(text))
+
+    def _on_ready(self, info: dict[str, Any]) -> None:
+        self.info = info
+        self.input.kv_capacity_tokens = (info["num_blocks"] - 1) * info["block_size"]
+        self.prometheus.set_cache_config(info)
+        add_log_sinks(self.sinks, self.config, self.clock, info["device"])
+        self._ticker = asyncio.create_task(self._tick())
+        self.state = "ready"
+        self.progress = ("ready", 1, 1)
+        self._settled.set()
+
+    async def _tick(self) -> None:
+        """Let the stat line notice that nothing happens."""
+        while True:
+            await asyncio.sleep(1)
+            self.sinks.tick()
+
+    def _on_outputs(self, message: Outputs) -> None:
+        # Journal first: a token must be in it before it is on the wire.
+        known = self.journal.record(message.outputs)
+        processed = self.output.process(known, self.clock.now())
+        if processed.aborts:
+            self.journal.close(processed.aborts)
+            self._send(AbortRequests(self._epoch, processed.aborts))
+        for output in processed.request_outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            if output.finished:
+                del self._streams[output.request_id]
+            stream.put(output)
+        self.sinks.record(message.stats, processed.iteration)
+
+    def _on_reply(self, message: Reply, future: asyncio.Future[Any] | None) -> None:
+        if future is None or future.done():
+            return
+        if message.error is not None:
+            future.set_exception(QuireError(message.error))
+        else:
+            future.set_result(message.result)
+
+    def _on_exit(self, core: CoreProcess) -> None:
+        if core.epoch != self._epoch or self.state == "dead":
+            return
+        with contextlib.suppress(Exception):
+            core_exit = core.exit_code
+            why = f"exit code {core_exit}" if core_exit is not None else "connection lost"
+        logger.error("the engine core died (%s)", why)
+        self._die(EngineDead(f"the engine core died ({why})"))
+
+    def _die(self, error: QuireError) -> None:
+        """End everything that waits for the core."""
+        if self.state == "dead":
+            return
+        self.state = "dead"
+        self._error = error
+        for stream in self._streams.values():
+            stream.put(error)
+        self._streams.clear()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._settled.set()
+        self.died.set()
+
+
+def _error_class(kind: str) -> type[QuireError]:
+    found = getattr(quire.errors, kind, EngineDead)
+    return found if isinstance(found, type) and issubclass(found, QuireError) else EngineDead

@@ -1,0 +1,97 @@
+"""The frontend's side of an engine-core process: start it, talk to it, notice its end.
+
+Knows processes and frames; knows nothing of what the messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from quire.config import EngineConfig
+from quire.engine import wire
+from quire.engine.messages import FromCore, Start
+from quire.logger import get_logger
+from quire.utils.process import terminate
+
+logger = get_logger(__name__)
+
+
+class CoreProcess:
+    """One engine-core process of one epoch.
+
+    The two ends of a socket pair have no name in the file system: nobody else can connect, and
+    nothing is left behind however either side ends.
+
+    Args:
+        on_message: Called in the event loop with every message of this process.
+        on_exit: Called once, when the process has closed its end.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        on_message: Callable[[FromCore], None],
+        on_exit: Callable[[CoreProcess], None],
+    ) -> None:
+        self.epoch = epoch
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._receiver: asyncio.Task[None] | None = None
+
+    async def start(self, config: EngineConfig) -> None:
+        """Spawn the process and send it its configuration."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "quire.engine.process", str(theirs.fileno())]
+            # Blocking for a few milliseconds, once; asyncio's own spawning needs a child watcher.
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self.send(Start(self.epoch, config.to_dict()))
+        self._receiver = asyncio.create_task(self._receive(reader))
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, once started."""
+        return self._process.pid if self._process else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code; None while it runs. Negative: ended by that signal."""
+        return self._process.poll() if self._process else None
+
+    def send(self, message: Any) -> None:
+        """Send a message. A core that is gone is noticed by the receiver, not here."""
+        assert self._writer is not None, "not started"
+        if not self._writer.is_closing():
+            self._writer.write(wire.encode(message))
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """End the process and reap it.
+
+        Closing the socket is enough for a healthy one; `grace` seconds later it is killed.
+        """
+        if self._receiver is not None:
+            self._receiver.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            await asyncio.to_thread(terminate, self._process, grace)
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
+        while (frame := await wire.receive_async(reader)) is not None:
+            try:
+                self._on_message(decoder.decode(frame))
+            except Exception:
+                # One bad message or one bad consumer must not stop all the others.
+                logger.exception("a message of the engine core could not be handled")
+        self._on_exit(self)

@@ -1,0 +1,155 @@
+"""The engine core: one loop of schedule, execute, update.
+
+It owns a scheduler and an executor. It knows no sockets, no text and no HTTP; whoever drives it
+(an inline `LLM`, an engine-core process, a test) calls `step()` while there are requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.config import EngineConfig, ModelShape
+from quire.core.kv.manager import KVCacheManager
+from quire.core.output import EngineCoreOutput
+from quire.core.request import Request, RequestStatus
+from quire.core.scheduler import Scheduler
+from quire.core.stats import StepStats
+from quire.engine.messages import EngineCoreRequest
+from quire.errors import InvalidRequest
+from quire.executor.base import Executor, make_executor
+from quire.logger import get_logger
+from quire.utils.timing import Clock, RealClock
+
+logger = get_logger(__name__)
+
+ProgressCallback = Callable[[str, int, int], None]
+
+
+class EngineCore:
+    """Scheduler plus executor.
+
+    Args:
+        config: As given by the user; resolved here.
+        executor: Runs the batches; made from the configuration unless given.
+        clock: Monotonic time.
+        progress: Called with (phase, done, total) while loading.
+
+    Raises:
+        StartupError: the configuration, the model folder or the memory does not allow a start.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> None:
+        self.clock = clock or RealClock()
+        started = self.clock.now()
+        shape = ModelShape.from_folder(config.model.folder)
+        self.config, self.decisions = config.resolve(shape)
+        for decision in self.decisions:
+            logger.info("%s = %s: %s", decision.what, decision.chose, decision.why)
+        self.executor = executor or make_executor(self.config, shape)
+        self.info = self.executor.start(progress)
+        max_model_len = self.config.model.max_model_len
+        assert max_model_len is not None, "resolve() settles it"
+        self.kv = KVCacheManager(
+            self.info.num_blocks,
+            self.config.cache.block_size,
+            self.config.cache.enable_prefix_caching,
+            max_model_len,
+        )
+        self.scheduler = Scheduler(
+            self.config.scheduler, self.kv, max_model_len=max_model_len, clock=self.clock
+        )
+        logger.info("engine core ready after %.2f s", self.clock.now() - started)
+
+    # ---- the loop ----------------------------------------------------------------------------
+
+    def step(self) -> tuple[list[EngineCoreOutput], StepStats]:
+        """One turn: pick the tokens, compute them, apply the results."""
+        start = self.clock.now()
+        batch = self.scheduler.schedule()
+        result = self.executor.execute(batch)
+        outputs = self.scheduler.update(batch, result)
+        stats = self.scheduler.make_stats(batch, result, outputs)
+        stats.step_seconds = self.clock.now() - start
+        if not self.scheduler.requests:
+            self._audit()
+        return outputs, stats
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether `step()` has anything to do."""
+        return self.scheduler.has_requests
+
+    def _audit(self) -> None:
+        """The books are checked whenever the engine falls idle: a leak shows at once."""
+        try:
+            self.scheduler.check_integrity()
+        except AssertionError as error:
+            logger.error("integrity check failed, please report this: %s", error)
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request that has passed the input gate."""
+        self.scheduler.add_request(
+            Request(
+                request.request_id,
+                request.prompt_token_ids,
+                request.sampling_params,
+                arrival_time=request.arrival_time,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                output_token_ids=request.output_token_ids,
+            )
+        )
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    # ---- control verbs -----------------------------------------------------------------------
+
+    def call(self, verb: str, args: dict[str, Any]) -> Any:
+        """Run a control verb by name.
+
+        Raises:
+            InvalidRequest: there is no such verb, or its arguments do not fit.
+        """
+        handler = VERBS.get(verb)
+        if handler is None:
+            raise InvalidRequest(f"unknown verb {verb!r}; there are: {', '.join(sorted(VERBS))}")
+        try:
+            return handler(self, **args)
+        except TypeError as error:
+            raise InvalidRequest(f"verb {verb!r}: {error}") from None
+
+    def shutdown(self) -> None:
+        """Let go of the model."""
+        self.executor.shutdown()
+
+
+def _check_integrity(core: EngineCore) -> dict[str, Any]:
+    """Run the books' own check and say what is held."""
+    core.scheduler.check_integrity()
+    pool = core.kv.block_pool
+    return {
+        "running": len(core.scheduler.running),
+        "waiting": len(core.scheduler.waiting),
+        "free_blocks": pool.get_num_free_blocks(),
+        "total_blocks": pool.num_blocks - 1,
+    }
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "check_integrity": _check_integrity,
+    "reset_prefix_cache": lambda core: core.kv.reset_prefix_cache(),
+    "ping": lambda core: core.scheduler.step,
+}
+"""Control verbs: name to function of the core and keyword arguments."""

@@ -1,0 +1,28 @@
+"""Which sinks the engine's facts go to, by configuration."""
+
+from __future__ import annotations
+
+from quire import envs
+from quire.config import EngineConfig
+from quire.observability.log_line import IterationLog, LogLine
+from quire.observability.prometheus import PrometheusSink
+from quire.observability.sinks import StatSinks
+from quire.utils.timing import Clock
+
+
+def make_sinks(config: EngineConfig, clock: Clock) -> tuple[StatSinks, PrometheusSink]:
+    """The fan-out, with the metrics in it unless statistics are off."""
+    model = config.model
+    prometheus = PrometheusSink(
+        model.names[0], max_model_len=model.max_model_len or 32768, clock=clock
+    )
+    enabled = not config.observability.disable_log_stats
+    return StatSinks([prometheus] if enabled else []), prometheus
+
+
+def add_log_sinks(sinks: StatSinks, config: EngineConfig, clock: Clock, device: str) -> None:
+    """The lines, once the device is known that they name."""
+    if not config.observability.disable_log_stats:
+        sinks.add(LogLine(envs.LOG_STATS_INTERVAL, device, clock=clock))
+    if config.observability.enable_logging_iteration_details:
+        sinks.add(IterationLog(device))

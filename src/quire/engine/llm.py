@@ -1,0 +1,214 @@
+"""`LLM`: the offline engine. Runs in the caller's process, so a profiler around
+`llm.generate` sees the work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from quire.config import EngineConfig
+from quire.config.model import EMBEDDED_MODEL
+from quire.engine.input_processor import PromptType
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.progress import GenerateProgress
+from quire.errors import ConfigError, InvalidRequest
+from quire.outputs import RequestOutput
+from quire.params import RequestOutputKind, SamplingParams
+from quire.tokenizer.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+"""A chat message: `{"role": ..., "content": ...}`."""
+
+_OFFLINE_DEFAULTS = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "disable_log_stats": True}
+"""Offline work wants throughput and quiet; the sections' own defaults are a server's."""
+
+
+class LLM:
+    """Generates text for lists of prompts.
+
+    Args:
+        model: Folder of a model in Hugging Face format; the embedded model unless given.
+        **options: Any engine option, named like its flag with underscores, e.g.
+            `max_num_batched_tokens=1024`.
+
+    Raises:
+        StartupError: an option is unknown or bad, or the model cannot be loaded.
+    """
+
+    def __init__(self, model: str = EMBEDDED_MODEL, **options: Any) -> None:
+        options = {**_OFFLINE_DEFAULTS, **options}
+        if isinstance(options.get("served_model_name"), str):
+            options["served_model_name"] = [options["served_model_name"]]
+        self.llm_engine = LLMEngine(EngineConfig.from_options(model=model, **options))
+        self._counter = itertools.count()
+
+    # ---- generation --------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: One prompt or a list: text, token ids, `{"prompt": ...}` or
+                `{"prompt_token_ids": ...}`.
+            sampling_params: For all prompts, or one for each; the model's defaults unless given.
+            use_tqdm: Show progress with tokens per second.
+            priority: One per prompt, for the `priority` policy; lower is more urgent.
+
+        Returns:
+            One output per prompt, in the order given.
+
+        Raises:
+            RequestError: a prompt or parameter is invalid; nothing is generated for any.
+        """
+        items = _as_list(prompts)
+        params = self._params_for(len(items), sampling_params)
+        if priority is not None and len(priority) != len(items):
+            raise InvalidRequest(
+                f"priority has {len(priority)} entries for {len(items)} prompts", param="priority"
+            )
+        ids: list[str] = []
+        try:
+            for index, prompt in enumerate(items):
+                request_id = str(next(self._counter))
+                self.llm_engine.add_request(
+                    request_id, prompt, params[index], priority=priority[index] if priority else 0
+                )
+                ids.append(request_id)
+            return self._run_engine(ids, use_tqdm)
+        except BaseException:
+            # A bad prompt in the list or a Ctrl-C: leave nothing behind in the engine.
+            self.llm_engine.abort_request(ids)
+            raise
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, rendered by the model's chat template.
+
+        Raises:
+            RequestError: the model has no chat template, or a conversation is invalid.
+        """
+        conversations = _as_conversations(messages)
+        tokenizer = self.get_tokenizer()
+        prompts: list[PromptType] = []
+        for conversation in conversations:
+            text = tokenizer.apply_chat_template(
+                list(conversation),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template or self.llm_engine.config.model.chat_template,
+                **(chat_template_kwargs or {}),
+            )
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            prompts.append(cast(PromptType, {"prompt_token_ids": ids, "prompt": text}))
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _params_for(
+        self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            given = [given] * count
+        if len(given) != count:
+            raise InvalidRequest(
+                f"sampling_params has {len(given)} entries for {count} prompts",
+                param="sampling_params",
+            )
+        # Only the end matters here: text is decoded once.
+        return [p.replace(output_kind=RequestOutputKind.FINAL_ONLY) for p in given]
+
+    def _run_engine(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        with GenerateProgress(len(ids), use_tqdm) as progress:
+            while self.llm_engine.has_unfinished_requests:
+                for output in self.llm_engine.step():
+                    if output.finished:
+                        finished[output.request_id] = output
+                        progress.finish(output)
+        return [finished[i] for i in ids]
+
+    # ---- around it ---------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Sampling parameters from the model's generation_config.json."""
+        return self.llm_engine.input.default_params()
+
+    def get_metrics(self) -> list[Any]:
+        """Current values of all metrics, as Counter, Gauge and Histogram records.
+
+        Raises:
+            ConfigError: statistics are off (`disable_log_stats=True`, the default here).
+        """
+        if self.llm_engine.config.observability.disable_log_stats:
+            raise ConfigError("get_metrics() needs LLM(..., disable_log_stats=False)")
+        return self.llm_engine.prometheus.snapshot()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes."""
+        return self.llm_engine.core.kv.reset_prefix_cache()
+
+    def start_profile(self) -> None:
+        """Start a torch profiler over the engine's work.
+
+        Raises:
+            ConfigError: `QUIRE_TORCH_PROFILER_DIR` is not set.
+        """
+        self.llm_engine.core.executor.start_profile()
+
+    def stop_profile(self) -> None:
+        """Stop the profiler and write its trace into `QUIRE_TORCH_PROFILER_DIR`."""
+        self.llm_engine.core.executor.stop_profile()
+
+    def shutdown(self) -> None:
+        """Let go of the model. The object cannot be used afterwards."""
+        self.llm_engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
+    """One prompt or many: a list of integers is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [cast(PromptType, prompts)]
+    items = list(prompts)
+    if items and all(isinstance(i, int) for i in items):
+        return [cast(PromptType, items)]
+    return cast(list[PromptType], items)
+
+
+def _as_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    if messages and isinstance(messages[0], dict):
+        return [cast(Sequence[Message], messages)]
+    return list(cast(Sequence[Sequence[Message]], messages))

@@ -1,0 +1,106 @@
+"""`LLMEngine`: input gate, core and output processor in one process, driven by its caller."""
+
+from __future__ import annotations
+
+from quire.config import EngineConfig, ModelShape
+from quire.config.engine import read_generation_config
+from quire.engine.core import EngineCore, ProgressCallback
+from quire.engine.facts import add_log_sinks, make_sinks
+from quire.engine.input_processor import InputProcessor, PromptType
+from quire.engine.output_processor import OutputProcessor
+from quire.executor.base import Executor
+from quire.outputs import RequestOutput
+from quire.params import SamplingParams
+from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.timing import Clock, RealClock
+
+
+class LLMEngine:
+    """The synchronous engine under `LLM`.
+
+    Args:
+        config: As given by the user.
+        executor, clock: Replaceable in tests.
+        progress: Called with (phase, done, total) while loading.
+
+    Raises:
+        StartupError: the configuration, the model folder or the memory does not allow a start.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> None:
+        self.clock = clock or RealClock()
+        self.tokenizer = Tokenizer.from_folder(config.model.tokenizer_folder)
+        self.core = EngineCore(config, executor=executor, clock=self.clock, progress=progress)
+        self.config = self.core.config
+        model = self.config.model
+        assert model.max_model_len is not None
+        self.input = InputProcessor(
+            model,
+            ModelShape.from_folder(model.folder),
+            self.tokenizer,
+            max_model_len=model.max_model_len,
+            kv_capacity_tokens=self.core.kv.capacity_tokens,
+            generation_defaults=read_generation_config(model),
+        )
+        self.output = OutputProcessor(self.tokenizer, self.clock)
+        self.sinks, self.prometheus = make_sinks(self.config, self.clock)
+        self.prometheus.set_cache_config(self.core.info.to_dict())
+        add_log_sinks(self.sinks, self.config, self.clock, self.core.info.device)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request; `n` > 1 makes `n` of them, which share the prompt's blocks.
+
+        Raises:
+            RequestError: it is invalid; nothing was queued.
+        """
+        processed = self.input.process(
+            request_id,
+            prompt,
+            params,
+            arrival_time=self.clock.now(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        self.output.add(processed)
+        for request in processed.requests:
+            self.core.add_request(request)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one engine step and return what it means to the callers."""
+        outputs, stats = self.core.step()
+        processed = self.output.process(outputs, self.clock.now())
+        if processed.aborts:
+            self.core.abort_requests(processed.aborts)
+        self.sinks.record(stats, processed.iteration)
+        return processed.request_outputs
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        """End requests by their external ids; unknown ones are ignored."""
+        for request_id in request_ids:
+            internal, _ = self.output.abort(request_id)
+            self.core.abort_requests(internal)
+        self.sinks.record(None, self.output.take_stats())
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step()` has anything to do."""
+        return self.core.has_requests
+
+    def shutdown(self) -> None:
+        """Let go of the model."""
+        self.core.shutdown()

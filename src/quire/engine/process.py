@@ -1,0 +1,155 @@
+"""The engine-core process: sockets on one side, an `EngineCore` on the other.
+
+Run as `python -m quire.engine.process FD`, where FD is one end of a Unix socket pair whose other
+end the frontend holds. When that end closes, the frontend is gone and this process ends at once.
+
+One thread reads, one writes, the main thread steps; so a slow reader never holds up a step.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from quire.engine import wire
+from quire.engine.core import EngineCore
+from quire.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    Call,
+    Failure,
+    Outputs,
+    Progress,
+    Ready,
+    Reply,
+    Start,
+    ToCore,
+)
+from quire.errors import QuireError
+from quire.logger import get_logger, setup_logging
+from quire.utils.process import die_with_parent
+
+logger = get_logger(__name__)
+
+
+class EngineCoreProcess:
+    """Feeds a core from a socket and sends back what its steps produce."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="core-writer", daemon=True)
+        self.epoch = 0
+
+    def run(self) -> int:
+        """Load, then step until told to end.
+
+        Returns:
+            The exit code.
+        """
+        threading.Thread(target=self._read, name="core-reader", daemon=True).start()
+        self._writer.start()
+        start = self._inbox.get()
+        assert isinstance(start, Start), f"the first message is {type(start).__name__}"
+        self.epoch = start.epoch
+        try:
+            core = self._load(start)
+            self._loop(core)
+        except QuireError as error:
+            return self._fail(type(error).__name__, error.message)
+        except Exception as error:
+            logger.exception("the engine core stopped")
+            return self._fail("EngineDead", f"the engine core stopped: {type(error).__name__}")
+        return 0
+
+    def _load(self, start: Start) -> EngineCore:
+        from quire.config import EngineConfig
+
+        core = EngineCore(EngineConfig.from_dict(start.config), progress=self._progress)
+        self._send(Ready(self.epoch, core.info.to_dict()))
+        return core
+
+    def _loop(self, core: EngineCore) -> None:
+        """Take what has arrived, then step; sleep on the inbox when there is nothing to do."""
+        while True:
+            while not core.has_requests or not self._inbox.empty():
+                self._handle(core, self._inbox.get())
+            outputs, stats = core.step()
+            self._send(Outputs(self.epoch, outputs, stats))
+
+    def _handle(self, core: EngineCore, message: ToCore) -> None:
+        match message:
+            case AddRequests(requests=requests):
+                for request in requests:
+                    core.add_request(request)
+            case AbortRequests(request_ids=request_ids):
+                core.abort_requests(request_ids)
+            case Call(call_id=call_id, verb=verb, args=args):
+                self._send(self._call(core, call_id, verb, args))
+            case _:
+                logger.error("unexpected message %s", type(message).__name__)
+
+    def _call(self, core: EngineCore, call_id: int, verb: str, args: dict[str, Any]) -> Reply:
+        try:
+            return Reply(self.epoch, call_id, core.call(verb, args))
+        except Exception as error:
+            # A control verb must never take the engine down with it.
+            logger.exception("verb %s failed", verb)
+            return Reply(self.epoch, call_id, error=f"{type(error).__name__}: {error}")
+
+    def _progress(self, phase: str, done: int, total: int) -> None:
+        self._send(Progress(self.epoch, phase, done, total))
+
+    def _fail(self, kind: str, message: str) -> int:
+        self._send(Failure(self.epoch, message, kind))
+        self._outbox.put(None)
+        self._writer.join(timeout=2)
+        return 1
+
+    def _send(self, message: Any) -> None:
+        self._outbox.put(wire.encode(message))
+
+    def _read(self) -> None:
+        decoder = msgspec.msgpack.Decoder(ToCore)
+        while True:
+            try:
+                frame = wire.receive(self._sock)
+            except OSError:
+                frame = None
+            if frame is None:
+                # The frontend is gone: nobody will read what we compute. A running step is not
+                # worth waiting for.
+                os._exit(0)
+            self._inbox.put(decoder.decode(frame))
+
+    def _write(self) -> None:
+        while (frame := self._outbox.get()) is not None:
+            try:
+                self._sock.sendall(frame)
+            except OSError:
+                os._exit(0)
+
+
+def main(argv: list[str]) -> int:
+    """Entry point."""
+    die_with_parent()
+    # The frontend decides when to end; a Ctrl-C in the terminal reaches every process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setup_logging("EngineCore")
+    with socket.socket(fileno=int(argv[1])) as sock:
+        return EngineCoreProcess(sock).run()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv)
+    sys.stderr.flush()
+    # Threads may still be blocked in the socket; there is nothing left to clean up.
+    os._exit(code)

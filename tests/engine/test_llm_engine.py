@@ -1,0 +1,145 @@
+"""The engine end to end with scripted tokens: text, stops, aborts, failures, bookkeeping."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import InvalidRequest
+from quire.outputs import RequestOutput
+from quire.params import RequestOutputKind, SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_executor import FakeExecutor  # noqa: E402
+
+TEXT = " one two three four five six seven eight nine ten"
+
+
+@pytest.fixture
+def make() -> Callable[..., tuple[LLMEngine, FakeExecutor]]:
+    def build(text: str = TEXT, **options: object) -> tuple[LLMEngine, FakeExecutor]:
+        engine = LLMEngine(
+            EngineConfig.from_options(disable_log_stats=True, **options),
+            executor=(executor := FakeExecutor(lambda prompt, n: tokens[n % len(tokens)])),
+        )
+        tokens = engine.tokenizer.encode(text, add_special_tokens=False)
+        return engine, executor
+
+    return build
+
+
+def drain(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    seen: dict[str, list[RequestOutput]] = {}
+    for _ in range(500):
+        if not engine.has_unfinished_requests:
+            break
+        for output in engine.step():
+            seen.setdefault(output.request_id, []).append(output)
+        engine.core.scheduler.check_integrity()
+        engine.output.check_integrity()
+    assert not engine.has_unfinished_requests
+    assert engine.core.kv.usage == 0.0
+    assert engine.output.num_unfinished == 0
+    return seen
+
+
+def test_text_comes_out(make) -> None:  # type: ignore[no-untyped-def]
+    engine, executor = make()
+    engine.add_request("a", "Hello", SamplingParams(max_tokens=200, stop=" ten"))
+    outputs = drain(engine)["a"]
+    assert outputs[-1].outputs[0].text == " one two three four five six seven eight nine"
+    assert outputs[-1].outputs[0].finish_reason == "stop"
+    assert outputs[-1].outputs[0].stop_reason == " ten"
+    assert not executor.known, "the worker was not told that the request ended"
+
+
+def test_deltas_add_up(make) -> None:  # type: ignore[no-untyped-def]
+    engine, _ = make()
+    params = SamplingParams(max_tokens=12, output_kind=RequestOutputKind.DELTA)
+    engine.add_request("d", "Hello", params)
+    engine.add_request("c", "Hello", params.replace(output_kind=RequestOutputKind.CUMULATIVE))
+    seen = drain(engine)
+    assert "".join(o.outputs[0].text for o in seen["d"]) == seen["c"][-1].outputs[0].text
+    assert sum(len(o.outputs[0].token_ids) for o in seen["d"]) == 12
+
+
+def test_n_completions_share_the_prompt(make) -> None:  # type: ignore[no-untyped-def]
+    engine, executor = make()
+    params = SamplingParams(n=3, max_tokens=2, output_kind=RequestOutputKind.FINAL_ONLY)
+    engine.add_request("a", list(range(300, 340)), params)
+    (output,) = drain(engine)["a"]
+    assert [c.index for c in output.outputs] == [0, 1, 2]
+    first = executor.batches[0]
+    assert sorted(first.num_scheduled_tokens.values()) == [8, 8, 40]
+    seeds = [r.sampling_params.seed for r in first.scheduled_new_reqs]
+    assert output.seed is not None
+    assert seeds == [output.seed, output.seed + 1, output.seed + 2]
+
+
+def test_abort_midway(make) -> None:  # type: ignore[no-untyped-def]
+    engine, executor = make()
+    engine.add_request("a", "Hello", SamplingParams(max_tokens=100))
+    engine.add_request("b", "Hello", SamplingParams(max_tokens=5))
+    engine.step()
+    engine.abort_request(["a", "unknown"])
+    seen = drain(engine)
+    assert "a" not in seen
+    assert len(seen["b"][-1].outputs[0].token_ids) == 5
+    assert not executor.known
+
+
+def test_a_failure_is_one_requests_own(make) -> None:  # type: ignore[no-untyped-def]
+    engine, executor = make()
+    engine.add_request("bad", "Hello", SamplingParams(max_tokens=5))
+    engine.add_request("good", "Other", SamplingParams(max_tokens=5))
+    bad = next(iter(engine.core.scheduler.requests))
+    executor.fail[bad] = "injected"
+    seen = drain(engine)
+    assert seen["bad"][-1].outputs[0].finish_reason == "error"
+    assert seen["bad"][-1].error == "injected"
+    assert len(seen["good"][-1].outputs[0].token_ids) == 5
+
+
+def test_a_refused_request_leaves_nothing(make) -> None:  # type: ignore[no-untyped-def]
+    engine, _ = make()
+    with pytest.raises(InvalidRequest, match="at least one token"):
+        engine.add_request("a", [], SamplingParams())
+    with pytest.raises(InvalidRequest, match="9999"):
+        engine.add_request("a", [1, 9999], SamplingParams())
+    assert not engine.has_unfinished_requests
+    engine.add_request("a", "fine", SamplingParams(max_tokens=1))
+    assert len(drain(engine)["a"]) == 1
+
+
+def test_control_verbs(make) -> None:  # type: ignore[no-untyped-def]
+    engine, _ = make()
+    engine.add_request("a", list(range(300, 340)), SamplingParams(max_tokens=2))
+    engine.step()
+    assert engine.core.call("reset_prefix_cache", {}) is False
+    facts = engine.core.call("check_integrity", {})
+    assert facts == {"running": 1, "waiting": 0, "free_blocks": 96, "total_blocks": 99}
+    drain(engine)
+    assert engine.core.call("reset_prefix_cache", {}) is True
+    with pytest.raises(InvalidRequest, match="unknown verb 'dance'; there are: check_integrity"):
+        engine.core.call("dance", {})
+    with pytest.raises(InvalidRequest, match="unexpected keyword"):
+        engine.core.call("check_integrity", {"x": 1})
+
+
+def test_small_pool_preempts_and_loses_nothing(make) -> None:  # type: ignore[no-untyped-def]
+    engine = LLMEngine(
+        EngineConfig.from_options(max_model_len=128, enable_prefix_caching=False),
+        executor=FakeExecutor(lambda prompt, n: 300 + n, num_blocks=9, max_model_len=128),
+    )
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0)
+    for i in range(8):
+        engine.add_request(str(i), [400 + i] * 20, params)
+    seen = drain(engine)
+    for outputs in seen.values():
+        assert outputs[-1].outputs[0].token_ids == list(range(300, 340))
+    assert max(o[-1].metrics.num_preemptions for o in seen.values() if o[-1].metrics) > 0
