@@ -60,9 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduling_policy=policy,
             long_prefill_token_threshold=threshold,
         )
-        self.scheduler = Scheduler(
-            config, kv, max_model_len=MAX_MODEL_LEN, clock=ManualClock()
-        )
+        self.scheduler = Scheduler(config, kv, max_model_len=MAX_MODEL_LEN, clock=ManualClock())
         self.store: dict[tuple[int, int], int] = {}
         self.expected: dict[str, list[int]] = {}
         self.seen: dict[str, list[int]] = {}
@@ -86,7 +84,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected[name] = reference(prompt, max_tokens)
         self.seen[name] = []
         self.scheduler.add_request(
-            Request(name, prompt, params, arrival_time=self.count, priority=priority, cache_salt=salt)
+            Request(
+                name, prompt, params, arrival_time=self.count, priority=priority, cache_salt=salt
+            )
         )
 
     def _compute(self, batch):  # type: ignore[no-untyped-def]

@@ -69,7 +69,9 @@ class Server:
         """Sum over the samples of a metric."""
         time.sleep(0.3)  # the exposition may be a quarter of a second old
         text = httpx.get(f"{self.url}/metrics").text
-        values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)]
+        values = [
+            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)
+        ]
         assert values, f"no metric {name}"
         return sum(values)
 
@@ -77,7 +79,9 @@ class Server:
         """Wait until nothing runs and no KV block is held."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            busy = self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting{")
+            busy = self.metric("vllm:num_requests_running") + self.metric(
+                "vllm:num_requests_waiting{"
+            )
             if not busy and self.metric("vllm:kv_cache_usage_perc") == 0:
                 return
         raise AssertionError(f"still busy after {timeout} s\n{self.log}")

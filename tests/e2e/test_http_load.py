@@ -12,8 +12,8 @@ import httpx
 from quire import LLM, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import Server  # noqa: E402
-from mixed import mixed_requests  # noqa: E402
+from conftest import Server
+from mixed import mixed_requests
 
 REQUESTS = mixed_requests(64)
 
@@ -70,11 +70,13 @@ def test_disconnect_aborts_and_frees(server: Server) -> None:
             "ignore_eos": True,
             "stream": True,
         }
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            async with client.stream("POST", "/v1/completions", json=forever) as reply:
-                async for line in reply.aiter_lines():
-                    if line.startswith("data:"):
-                        return
+        async with (
+            httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=forever) as reply,
+        ):
+            async for line in reply.aiter_lines():
+                if line.startswith("data:"):
+                    return
 
     before = server.metric('vllm:request_success_total{engine="0",finished_reason="abort"')
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import Server  # noqa: E402
+from conftest import Server
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import QUIRE, Server, serving  # noqa: E402
+from conftest import QUIRE, Server, serving
 
 
 def gone(processes: list[psutil.Process], seconds: float) -> bool:

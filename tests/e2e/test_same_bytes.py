@@ -12,7 +12,7 @@ import pytest
 from quire import LLM, RequestOutput, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mixed import mixed_requests  # noqa: E402
+from mixed import mixed_requests
 
 REQUESTS = mixed_requests(64)
 
@@ -73,9 +73,7 @@ def test_together_as_alone(alone: list[Any], options: dict[str, Any]) -> None:
         scheduler = llm.llm_engine.core.scheduler
         scheduler.check_integrity()
         assert scheduler.kv.usage == 0.0
-        preemptions = next(
-            m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"
-        )
+        preemptions = next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
     for request, got, expected in zip(REQUESTS, together, alone, strict=True):
         assert got == expected, f"{request} differs under {options}"
     if "num_gpu_blocks_override" in options:

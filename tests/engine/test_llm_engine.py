@@ -15,7 +15,7 @@ from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fake_executor import FakeExecutor  # noqa: E402
+from fake_executor import FakeExecutor
 
 TEXT = " one two three four five six seven eight nine ten"
 

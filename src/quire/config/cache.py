@@ -43,6 +43,5 @@ class CacheConfig:
                 raise ConfigError(f"{option} must be at least 1, got {value}")
         if self.prefix_caching_hash_algo != "sha256":
             raise ConfigError(
-                "--prefix-caching-hash-algo must be sha256, "
-                f"got {self.prefix_caching_hash_algo!r}"
+                f"--prefix-caching-hash-algo must be sha256, got {self.prefix_caching_hash_algo!r}"
             )

@@ -46,7 +46,7 @@ class EngineConfig:
             ConfigError: an option is unknown (the nearest name is offered) or has a bad value.
         """
         sections = {f.name: f.default_factory for f in dataclasses.fields(cls)}  # type: ignore[misc]
-        owner = {f.name: s for s, kind in sections.items() for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        owner = {f.name: s for s, kind in sections.items() for f in dataclasses.fields(kind)}
         given: dict[str, dict[str, Any]] = {s: {} for s in sections}
         for name, value in options.items():
             if name not in owner:
@@ -68,7 +68,8 @@ class EngineConfig:
             decisions.append(Decision("max_model_len", str(limit), "the model was made for it"))
         elif length > limit:
             raise ConfigError(
-                f"--max-model-len {length} is more than the {limit} positions the model was made for"
+                f"--max-model-len {length} is more than the {limit} positions the model was "
+                "made for"
             )
         scheduler = self.scheduler
         if scheduler.max_num_seqs > scheduler.max_num_batched_tokens:

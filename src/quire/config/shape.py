@@ -77,7 +77,9 @@ class ModelShape:
         heads = _size(data, "num_attention_heads", source)
         hidden = _size(data, "hidden_size", source)
         rope = data.get("rope_parameters") or {}
-        scaling = data.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
+        scaling = data.get("rope_scaling") or (
+            rope if rope.get("rope_type", "default") != "default" else None
+        )
         eos = data.get("eos_token_id")
         return cls(
             architecture=str(architectures[0]),

@@ -24,7 +24,9 @@ def check_stop(request: Request, max_model_len: int) -> bool:
         request.status = RequestStatus.FINISHED_STOPPED
         request.stop_reason = last
         return True
-    at_max_tokens = request.max_tokens is not None and request.num_output_tokens >= request.max_tokens
+    at_max_tokens = (
+        request.max_tokens is not None and request.num_output_tokens >= request.max_tokens
+    )
     if at_max_tokens or request.num_tokens >= max_model_len:
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         return True

@@ -276,7 +276,9 @@ class AsyncLLM:
             raise self._error or EngineDead("the engine has stopped")
         age = self.last_step_age()
         if age is not None and age > MAX_STEP_SECONDS:
-            raise EngineDead(f"the engine core has been silent for {age:.0f} s with requests running")
+            raise EngineDead(
+                f"the engine core has been silent for {age:.0f} s with requests running"
+            )
 
     def last_step_age(self) -> float | None:
         """Seconds since a busy core last sent anything; None while it has nothing to do."""
@@ -321,7 +323,6 @@ class AsyncLLM:
 
     def _on_ready(self, info: dict[str, Any]) -> None:
         self.info = info
-        self.input.kv_capacity_tokens = (info["num_blocks"] - 1) * info["block_size"]
         self.prometheus.set_cache_config(info)
         add_log_sinks(self.sinks, self.config, self.clock, info["device"])
         self._ticker = asyncio.create_task(self._tick())

@@ -21,7 +21,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
         if num_blocks < 2:
-            raise ValueError(f"a pool needs at least 2 blocks (one is the null block), got {num_blocks}")
+            raise ValueError(
+                f"a pool needs at least 2 blocks (one is the null block), got {num_blocks}"
+            )
         self.num_blocks = num_blocks
         self.enable_caching = enable_caching
         self.blocks = [KVBlock(i, is_null=i == 0) for i in range(num_blocks)]

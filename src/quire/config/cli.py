@@ -1,0 +1,390 @@
+"""Command-line flags, derived from the configuration sections: no flag is written by hand.
+
+A field's name gives the flag, its annotation the way values are read, the prose under it the
+help. `add_*_flags` fill an argparse parser; `engine_config` and `server_config` build the
+sections from what was given. Only given values reach the namespace, so that a YAML file can come
+between the command line and the defaults.
+
+This module knows the names of vLLM's flags that do not exist here yet, and nothing of commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire import envs
+from quire.config.engine import EngineConfig
+from quire.config.server import ServerConfig
+from quire.errors import ConfigError
+from quire.utils.math import parse_size
+
+ALIASES: Final = {
+    "gpu_memory_utilization": ("--device-memory-utilization",),
+}
+"""Further spellings of a field's flag."""
+
+RENAMED: Final = {
+    "--disable-log-requests": "--no-enable-log-requests",
+}
+"""Flags of older vLLM versions, and what they are called now."""
+
+NOT_YET: Final = {
+    "--api-server-count": "leave it out: one process serves the API",
+    "--async-scheduling": "leave it out: steps run one after the other",
+    "--attention-backend": "leave it out: QUIRE_KERNELS chooses the kernels",
+    "--compilation-config": "leave it out: nothing is compiled at start",
+    "--cpu-offload-gb": "nearest: --gpu-memory-utilization",
+    "--data-parallel-size": "start one server per replica",
+    "--distributed-executor-backend": "leave it out: the model runs in one process",
+    "--download-dir": "download the model folder first and give its path",
+    "--enable-auto-tool-choice": "leave it out: tool calls come back as text",
+    "--enable-expert-parallel": "leave it out: the model runs in one process",
+    "--enable-lora": "give a model folder with the adapter merged into it",
+    "--hf-overrides": "edit config.json in the model folder",
+    "--hf-token": "download the model folder first and give its path",
+    "--kv-cache-dtype": "nearest: --dtype",
+    "--kv-offloading-size": "nearest: --kv-cache-memory-bytes",
+    "--kv-transfer-config": "leave it out: KV blocks stay in their process",
+    "--limit-mm-per-prompt": "leave it out: prompts are text",
+    "--load-format": "leave it out: weights are read from *.safetensors",
+    "--lora-modules": "give a model folder with the adapter merged into it",
+    "--max-lora-rank": "give a model folder with the adapter merged into it",
+    "--max-loras": "give a model folder with the adapter merged into it",
+    "--max-num-queued-reqs": "nearest: --max-num-seqs",
+    "--otlp-traces-endpoint": "nearest: --enable-logging-iteration-details",
+    "--pipeline-parallel-size": "leave it out: the model runs in one process",
+    "--preemption-mode": "leave it out: preemption is by recompute",
+    "--profiler-config": "nearest: --enable-logging-iteration-details",
+    "--quantization": "nearest: --dtype",
+    "--reasoning-parser": "leave it out: reasoning comes back as text",
+    "--revision": "download that revision and give its folder",
+    "--runner": "leave it out: models generate text",
+    "--scheduler-cls": "nearest: --scheduling-policy",
+    "--scheduler-delay-factor": "nearest: --max-num-batched-tokens",
+    "--speculative-config": "leave it out: it never changes the output",
+    "--ssl-certfile": "put a TLS proxy in front, and see --root-path",
+    "--ssl-keyfile": "put a TLS proxy in front, and see --root-path",
+    "--structured-outputs-config": "leave it out",
+    "--swap-space": "nearest: --kv-cache-memory-bytes; preemption is by recompute",
+    "--tensor-parallel-size": "leave it out: the model runs in one process",
+    "--tool-call-parser": "leave it out: tool calls come back as text",
+    "--trust-remote-code": "leave it out: quire runs no code from a model folder",
+}
+"""Flags that people pass to vLLM and that do not exist here yet, with the nearest thing."""
+
+SHORT: Final = {
+    "-asc": "--api-server-count",
+    "-cc": "--compilation-config",
+    "-dp": "--data-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
+}
+"""vLLM's short flags. One whose long form exists becomes a spelling of it by itself."""
+
+
+# ------------------------------------------------------------------------------ reading of values
+
+
+def _checked(parse: Callable[[str], Any], what: str) -> Callable[[str], Any]:
+    """Turn a parser's errors into ones argparse prints as they are."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}") from None
+
+    return read
+
+
+def _int(text: str) -> int:
+    """A whole number, exact at any size, or one with a suffix."""
+    digits = text.strip().removeprefix("-").replace("_", "")
+    return int(text) if digits.isdecimal() else parse_size(text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    import json
+
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+def _model_len(text: str) -> int | None:
+    return None if text in ("auto", "-1") else _int(text)
+
+
+class Merge(argparse.Action):
+    """A JSON object; given more than once (or as `--flag.key value`), keys come together."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Add the keys of `values` to what is there."""
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
+
+
+class Once(argparse.Action):
+    """A value with two places on the command line: both may name it only if they agree."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value, or refuse a second, different one."""
+        earlier = getattr(namespace, self.dest, values)
+        if earlier != values:
+            raise ConfigError(f"two models are given, {earlier!r} and {values!r}: give one")
+        setattr(namespace, self.dest, values)
+
+
+_SIZE: Final[dict[str, Any]] = {"type": _checked(_int, "a whole number"), "metavar": "N"}
+_FLOAT: Final[dict[str, Any]] = {"type": _checked(float, "a number"), "metavar": "X"}
+_KINDS: Final[dict[str, dict[str, Any]]] = {
+    "bool": {"action": argparse.BooleanOptionalAction},
+    "int": _SIZE,
+    "int | None": _SIZE,
+    "float": _FLOAT,
+    "float | None": _FLOAT,
+    "str": {"metavar": "TEXT"},
+    "str | None": {"metavar": "TEXT"},
+    "list[str]": {"nargs": "+", "action": "extend", "metavar": "TEXT"},
+    "dict[str, Any]": {
+        "type": _checked(_json_object, "a JSON object"),
+        "action": Merge,
+        "metavar": "JSON",
+    },
+}
+"""How argparse reads each annotation that sections use. A new annotation needs a row here."""
+_SPECIAL: Final[dict[str, dict[str, Any]]] = {
+    "max_model_len": {"type": _checked(_model_len, "a whole number, or auto"), "metavar": "N"},
+    "model": {"action": Once, "metavar": "MODEL"},
+}
+"""Fields that are not read like the others of their type."""
+
+
+# ------------------------------------------------------------------------------- the table of flags
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One field of a section as a command-line flag."""
+
+    section: str
+    """Name of the section: `model`, `cache`, …"""
+    field: str
+    annotation: str
+    default: Any
+    help: str
+    """The prose under the field."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The flag, then its aliases and short forms."""
+        name = "--" + self.field.replace("_", "-")
+        short = (short for short, long in SHORT.items() if long == name)
+        return (name, *ALIASES.get(self.field, ()), *short)
+
+    @property
+    def help_with_default(self) -> str:
+        """Prose for a terminal: no markup, and the default if the prose does not tell it."""
+        text = self.help.replace("`", "")
+        if "Default:" in text or self.default in (None, [], {}, ""):
+            return text
+        return f"{text} Default: {show(self.default)}."
+
+
+def show(value: Any) -> str:
+    """A default as a reader would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@functools.cache
+def sections(root: type) -> dict[str, type]:
+    """The sections of `EngineConfig` by name, or the server's alone."""
+    if root is ServerConfig:
+        return {"server": ServerConfig}
+    found: dict[str, type] = {}
+    for field in dataclasses.fields(root):
+        kind: Any = field.default_factory
+        assert isinstance(kind, type), f"{root.__name__}.{field.name} is not a section"
+        found[field.name] = kind
+    return found
+
+
+@functools.cache
+def flags(root: type) -> tuple[Flag, ...]:
+    """All flags of `EngineConfig` or `ServerConfig`, in the order of the source."""
+    return tuple(
+        Flag(name, f.name, str(f.type), _default(f), prose(section).get(f.name, ""))
+        for name, section in sections(root).items()
+        for f in dataclasses.fields(section)
+    )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+@functools.cache
+def prose(section: type) -> dict[str, str]:
+    """The string under each field, read from the source; empty where there is no source."""
+    import ast
+    import inspect
+
+    try:
+        body = ast.parse(inspect.getsource(section)).body[0]
+    except OSError:
+        return {}
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            name, text = statement.target, following.value
+            if isinstance(name, ast.Name) and isinstance(text, ast.Constant):
+                found[name.id] = " ".join(str(text.value).split())
+    return found
+
+
+def add_engine_flags(
+    parser: argparse.ArgumentParser, *, positional: bool = True, without: Sequence[str] = ()
+) -> None:
+    """Add a group of flags for each engine section, and the MODEL argument if `positional`.
+
+    `without` names fields that get no flag because the command uses the name otherwise.
+    """
+    if positional:
+        parser.add_argument(
+            "model", nargs="?", action=Once, metavar="MODEL", default=argparse.SUPPRESS,
+            help="Same as --model. Put it first: flags with several values would swallow it.",
+        )  # fmt: skip
+    _add(parser, EngineConfig, without)
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the HTTP server."""
+    _add(parser, ServerConfig)
+
+
+def _add(parser: argparse.ArgumentParser, root: type, without: Sequence[str] = ()) -> None:
+    for name, section in sections(root).items():
+        about = (section.__doc__ or "").split("\n")[0]
+        group = parser.add_argument_group(name.capitalize(), about)
+        for flag in flags(root):
+            if flag.section == name and flag.field not in without:
+                how = _SPECIAL.get(flag.field) or _KINDS[flag.annotation]
+                group.add_argument(
+                    *flag.spellings,
+                    dest=flag.field,
+                    default=argparse.SUPPRESS,
+                    help=flag.help_with_default.replace("%", "%%"),
+                    **how,
+                )
+
+
+# ----------------------------------------------------------------------- from flags to the sections
+
+
+def given_options(namespace: argparse.Namespace, root: type) -> dict[str, Any]:
+    """What was given for `EngineConfig` or `ServerConfig`, by field."""
+    names = (flag.field for flag in flags(root))
+    return {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
+
+
+def engine_config(namespace: argparse.Namespace) -> EngineConfig:
+    """Build the engine's sections.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    return EngineConfig.from_options(**given_options(namespace, EngineConfig))
+
+
+def server_config(namespace: argparse.Namespace) -> ServerConfig:
+    """Build the server's section; without `--api-key`, the key comes from `QUIRE_API_KEY`.
+
+    Raises:
+        ConfigError: a value is out of range, or others could reach the server without a key.
+    """
+    given = given_options(namespace, ServerConfig)
+    key = envs.API_KEY
+    if key is not None and not given.get("api_key"):
+        given["api_key"] = [key]
+    return ServerConfig(**given)
+
+
+# ---------------------------------------------------------------------------- files and wrong flags
+
+
+def load_yaml(path: str) -> dict[str, Any]:
+    """Read the mapping of a `--config` file; `max-num-seqs` and `max_num_seqs` are the same key.
+
+    Sections may be nested (`cache: {block_size: 32}`); they are flattened.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or is not a mapping.
+    """
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = yaml.safe_load(file)
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path!r}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        problem = getattr(error, "problem", None) or "not UTF-8 text"
+        raise ConfigError(f"--config: {path!r}{line} is not YAML: {problem}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"--config: {path!r} must be a mapping of flags to values")
+    return _flatten(data)
+
+
+def _flatten(data: Mapping[Any, Any]) -> dict[str, Any]:
+    groups = {*sections(EngineConfig), *sections(ServerConfig)}
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in groups and isinstance(value, dict):
+            flat.update(_flatten(value))
+        else:
+            flat[str(key).replace("-", "_")] = value
+    return flat
+
+
+def unknown_flag(flag: str, known: Sequence[str]) -> str:
+    """One sentence on a flag that does not exist: not yet, or misspelt."""
+    from quire.registry import nearest
+
+    flag = flag.partition("=")[0]
+    dashed = "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag
+    long = SHORT.get(dashed, dashed)
+    if long in NOT_YET:
+        return f"{flag} is not supported yet; {NOT_YET[long]}"
+    near = nearest(dashed, known)
+    return f"unknown flag {flag}" + (f"; did you mean {near}?" if near else "")
