@@ -32,7 +32,7 @@ _EXPORTS = {
     "SamplingParams": "quire.params",
 }
 
-__all__ = [*sorted(_EXPORTS), "__version__"]  # noqa: PLE0604
+__all__ = [*sorted(_EXPORTS), "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,15 @@ from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
 
 
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "observability": ObservabilityConfig,
+}
+"""Fields of `EngineConfig` and their classes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One automatic choice, for the start-up log and for questions later."""
@@ -45,14 +54,13 @@ class EngineConfig:
         Raises:
             ConfigError: an option is unknown (the nearest name is offered) or has a bad value.
         """
-        sections = {f.name: f.default_factory for f in dataclasses.fields(cls)}  # type: ignore[misc]
-        owner = {f.name: s for s, kind in sections.items() for f in dataclasses.fields(kind)}
-        given: dict[str, dict[str, Any]] = {s: {} for s in sections}
+        owner = {f.name: s for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
+        given: dict[str, dict[str, Any]] = {s: {} for s in SECTIONS}
         for name, value in options.items():
             if name not in owner:
                 raise ConfigError(_unknown(name, list(owner)))
             given[owner[name]][name] = value
-        return cls(**{s: kind(**given[s]) for s, kind in sections.items()})  # type: ignore[operator]
+        return cls(**{s: kind(**given[s]) for s, kind in SECTIONS.items()})
 
     def resolve(self, shape: ModelShape) -> tuple[EngineConfig, list[Decision]]:
         """Settle what depends on the model's shape.
@@ -94,12 +102,7 @@ class EngineConfig:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
         """The inverse of `to_dict`."""
-        return cls(
-            model=ModelConfig(**data["model"]),
-            cache=CacheConfig(**data["cache"]),
-            scheduler=SchedulerConfig(**data["scheduler"]),
-            observability=ObservabilityConfig(**data["observability"]),
-        )
+        return cls(**{name: kind(**data[name]) for name, kind in SECTIONS.items()})
 
 
 def _unknown(name: str, known: list[str]) -> str:

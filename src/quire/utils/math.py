@@ -38,7 +38,9 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.match(text)
     if match is None:
-        raise ConfigError(f"expected a whole number such as 2048, 8k (8000) or 8K (8192), got {text!r}")
+        raise ConfigError(
+            f"expected a whole number such as 2048, 8k (8000) or 8K (8192), got {text!r}"
+        )
     number, suffix = match.groups()
     value = float(number) * {**_DECIMAL, **_BINARY, "": 1}[suffix]
     if value != int(value):

@@ -1,0 +1,74 @@
+"""The contract of an attention backend, with its capabilities as data.
+
+Knows no implementation; `select.py` holds the table of those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.attention.metadata import AttentionMetadata
+
+KVCache = tuple[Tensor, Tensor]
+"""Key and value cache of one layer, each `[num_blocks, block_size, KVH, D]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNeed:
+    """What a model asks of attention on a device."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    dtype: str
+    """Type of activations and KV cache."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do. `None` means no limit."""
+
+    devices: frozenset[str]
+    dtypes: frozenset[str]
+    head_dims: frozenset[int] | None = None
+
+    def refusal(self, need: AttentionNeed) -> str | None:
+        """Why the backend cannot serve `need`, or `None` if it can."""
+        if need.device not in self.devices:
+            return f"runs on {_listed(self.devices)}, not on {need.device}"
+        if need.dtype not in self.dtypes:
+            return f"computes with {_listed(self.dtypes)}, not with {need.dtype}"
+        if self.head_dims is not None and need.head_dim not in self.head_dims:
+            return f"has heads of {_listed(self.head_dims)}, not of {need.head_dim}"
+        return None
+
+
+class AttentionBackend(Protocol):
+    """One way to compute attention. Backends hold no state between steps."""
+
+    name: str
+    capabilities: Capabilities
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:
+        """Store `k, v [T, KVH, D]` in the cache, then attend with `q [T, H, D]`: `[T, H, D]`.
+
+        Every token sees its own request up to and including itself.
+        """
+        ...
+
+
+def _listed(values: frozenset[str] | frozenset[int]) -> str:
+    return ", ".join(str(value) for value in sorted(values))

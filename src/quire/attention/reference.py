@@ -1,0 +1,36 @@
+"""The backend made of the chosen kernels' `write_kv` and `paged_attention`.
+
+Runs wherever torch runs. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.attention.base import Capabilities, KVCache
+from quire.attention.metadata import AttentionMetadata
+from quire.kernels.dispatch import ops
+
+
+class ReferenceAttention:
+    """Paged causal attention with the same bits for a row in any batch."""
+
+    name = "reference"
+    capabilities = Capabilities(
+        devices=frozenset({"cpu", "cuda"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+    )
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        key_cache, value_cache = kv_cache
+        ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
+        return ops.paged_attention(q, key_cache, value_cache, metadata, scale)

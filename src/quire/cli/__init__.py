@@ -1,0 +1,1 @@
+"""The `quire` command. Each subcommand is a module; nothing heavy is imported before it is used."""

@@ -1,0 +1,101 @@
+"""A talker with an engine of its own, for `quire chat` without `--url`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from quire.cli.talkers import Turn
+from quire.config import EngineConfig
+from quire.errors import StepFailed
+
+T = TypeVar("T")
+
+
+class EngineTalker:
+    """An engine of our own. It lives on an event loop in a thread.
+
+    So the engine goes on (heartbeats, a dying core) while the main thread waits for the user.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises StartupError if the engine cannot start."""
+        quiet = dataclasses.replace(config.observability, disable_log_stats=True)
+        self._config = dataclasses.replace(config, observability=quiet)
+        self._ids = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            self._engine = self._run(self._start())
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def reply(
+        self, messages: list[dict[str, Any]], options: dict[str, Any], turn: Turn
+    ) -> Iterator[str]:
+        """See `Talker`."""
+        request_id = f"chat-{next(self._ids)}"
+        stream = self._run(self._submit(messages, options, request_id))
+        finished = False
+        try:
+            while not finished:
+                output = self._run(anext(stream))
+                if output.error:
+                    raise StepFailed(output.error)
+                piece = output.outputs[0]
+                finished = output.finished
+                turn.add(piece.text, len(piece.token_ids))
+                yield piece.text
+        finally:
+            self._run(stream.aclose())
+
+    def close(self) -> None:
+        """Stop the engine and the loop."""
+        try:
+            self._run(self._engine.shutdown())
+        finally:
+            self._stop_loop()
+
+    async def _start(self) -> Any:
+        from quire.engine.async_llm import AsyncLLM
+
+        engine = await AsyncLLM.start(self._config)
+        await engine.wait_ready()
+        return engine
+
+    async def _submit(
+        self, messages: list[dict[str, Any]], options: dict[str, Any], request_id: str
+    ) -> Any:
+        from quire.params import RequestOutputKind
+
+        kind = RequestOutputKind.DELTA
+        chosen = self._engine.default_params.replace(
+            **{"max_tokens": None, **options}, output_kind=kind
+        )
+        tokenizer = self._engine.tokenizer
+        template = self._config.model.chat_template
+        prompt = tokenizer.apply_chat_template(messages, chat_template=template)
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+        return await self._engine.submit({"prompt_token_ids": ids}, chosen, request_id)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have the loop do it; Ctrl-C here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        with contextlib.suppress(RuntimeError):
+            self._loop.close()

@@ -1,0 +1,93 @@
+"""The `quire` command: finds the subcommand, and turns errors into one line and an exit code.
+
+Importing this loads nothing but the table below. Exit codes: 0 done, 1 failed, 2 wrong usage,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import quire
+from quire.errors import QuireError, StartupError
+from quire.registry import Registry
+
+Command = Callable[[Sequence[str]], int]
+
+COMMANDS: Registry[Command] = Registry(
+    "command",
+    {
+        "serve": "quire.cli.serve:main",
+        "chat": "quire.cli.chat:main",
+        "complete": "quire.cli.complete:main",
+        "run": "quire.cli.run:main",
+        "bench": "quire.cli.bench:main",
+        "collect-env": "quire.cli.collect_env:main",
+    },
+)
+ABOUT = {
+    "serve": "start the OpenAI-compatible server",
+    "chat": "talk to a model in the terminal",
+    "complete": "print the completion of a prompt",
+    "run": "run a Python script written for vllm",
+    "bench": "list the benchmarks",
+    "collect-env": "describe this machine and installation, for reports",
+}
+"""What each command does, for the overview. One row per command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code of the process."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (`quire ... | head`). Python would complain once more
+        # when it flushes at exit, so it gets somewhere to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except QuireError as error:
+        if _wants_traceback():
+            raise
+        return report(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if command in ("-v", "--version"):
+        print(f"quire {quire.__version__}")
+        return 0
+    return COMMANDS.get(command)(arguments[1:])
+
+
+def overview() -> str:
+    """What `quire --help` prints."""
+    rows = "\n".join(f"  {name:<14}{about}" for name, about in ABOUT.items())
+    return (
+        "usage: quire COMMAND [FLAGS]\n\n"
+        f"commands:\n{rows}\n\n"
+        "`quire COMMAND --help` tells its flags; `quire --version` the version.\n"
+        "Without a model, commands use quire-demo, which ships with quire."
+    )
+
+
+def report(error: QuireError) -> int:
+    """Print an expected error as one line; returns the exit code."""
+    print("quire: " + " ".join(error.message.split()), file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, StartupError) else 1
+
+
+def _wants_traceback() -> bool:
+    from quire import envs
+
+    try:
+        return envs.LOGGING_LEVEL == "DEBUG"
+    except QuireError:
+        return False

@@ -1,0 +1,204 @@
+"""An argparse parser that speaks like the rest of quire: one line per error, with a remedy.
+
+It adds to argparse: `--max_num_seqs` for `--max-num-seqs`, `--flag.key value` for JSON flags,
+`--config file.yaml` between command line and defaults, did-you-mean, and `--help=TOPIC`. It does
+not know what the flags mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from quire.config.cli import NOT_YET, RENAMED, Merge, load_yaml, unknown_flag
+from quire.errors import ConfigError
+from quire.registry import did_you_mean
+
+_HELP = "Show this and exit; also --help=listgroup, --help=GROUP, --help=FLAG."
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one subcommand.
+
+    Defaults given to `add_argument` are set after the YAML file was read; flags without one are
+    absent from the namespace unless they were given.
+    """
+
+    def __init__(self, command: str, description: str, *, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=f"quire {command}", description=description, epilog=epilog, allow_abbrev=False,
+            add_help=False, formatter_class=_Formatter,
+        )  # fmt: skip
+        self._late: dict[str, Any] = {}
+        self.add_argument("-h", "--help", action="help", help=_HELP)
+
+    def add_argument(self, *names: Any, **how: Any) -> argparse.Action:
+        """Like argparse's; the default is kept back until the file was read."""
+        late = how.get("default", argparse.SUPPRESS)
+        how["default"] = argparse.SUPPRESS
+        action = super().add_argument(*names, **how)
+        if late is not argparse.SUPPRESS:
+            self._late[action.dest] = late
+        return action
+
+    def add_config_flag(self) -> None:
+        """Add `--config`."""
+        self.add_argument(
+            "--config", metavar="FILE", default=None,
+            help="YAML file of flags (max-num-seqs: 64). The command line wins over it.",
+        )  # fmt: skip
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Read the command line, then the file it names, then the defaults.
+
+        Raises:
+            ConfigError: a flag is unknown, or a value cannot be read.
+            SystemExit: help was asked for.
+        """
+        tokens = list(self._normalised(arguments))
+        self._answer_help(tokens)
+        namespace, rest = super().parse_known_args(tokens)
+        if rest:
+            raise ConfigError(self._unexpected(rest))
+        path = getattr(namespace, "config", None)
+        if path is not None:
+            self._apply(path, namespace)
+        for name, value in self._late.items():
+            if not hasattr(namespace, name):
+                setattr(namespace, name, value)
+        return namespace
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's way out, as an exception like all others."""
+        raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+    @property
+    def known(self) -> list[str]:
+        """Every spelling of every flag."""
+        return list(self._option_string_actions)
+
+    # --------------------------------------------------------------------------- the command line
+
+    def _normalised(self, arguments: Sequence[str]) -> Iterator[str]:
+        """Bring flags to the spelling argparse knows."""
+        tokens = iter(arguments)
+        for token in tokens:
+            if token == "--":
+                yield token
+                yield from tokens
+                return
+            if not token.startswith("--"):
+                yield token
+                continue
+            name, equals, value = token.partition("=")
+            name = "--" + name[2:].replace("_", "-")
+            name = RENAMED.get(name, name)
+            head, dot, key = name.partition(".")
+            if dot and isinstance(self._option_string_actions.get(head), Merge):
+                text = value if equals else next(tokens, None)
+                if text is None:
+                    raise ConfigError(f"{name}: expected a value")
+                yield f"{head}={json.dumps({key.replace('-', '_'): _json_or_text(text)})}"
+            else:
+                yield name + equals + value
+
+    def _unexpected(self, rest: list[str]) -> str:
+        wrong = next((token for token in rest if token.startswith("-")), None)
+        if wrong is None:
+            return f"unexpected argument {rest[0]!r}; see {self.prog} --help"
+        return unknown_flag(wrong, self.known)
+
+    # ------------------------------------------------------------------------------------ the file
+
+    def _apply(self, path: str, namespace: argparse.Namespace) -> None:
+        """Put the file's values where the command line gave none."""
+        actions = {action.dest: action for action in self._actions if action.option_strings}
+        for unwanted in ("help", "config"):
+            actions.pop(unwanted, None)
+        for key, value in load_yaml(path).items():
+            if key not in actions:
+                raise ConfigError(f"--config: {path!r}: {self._unknown_key(key)}")
+            if value is not None and not hasattr(namespace, key):
+                try:
+                    setattr(namespace, key, _from_yaml(actions[key], value))
+                except (argparse.ArgumentTypeError, ConfigError) as error:
+                    raise ConfigError(f"--config: {path!r}: {key}: {error}") from None
+
+    def _unknown_key(self, key: str) -> str:
+        flag = "--" + key.replace("_", "-")
+        if flag in NOT_YET:
+            return unknown_flag(flag, self.known)
+        keys = [name.removeprefix("--").replace("-", "_") for name in self.known]
+        return f"unknown key {key!r}{did_you_mean(key, keys)}"
+
+    # ---------------------------------------------------------------------------------------- help
+
+    def _answer_help(self, tokens: list[str]) -> None:
+        topic = next((t.partition("=")[2] for t in tokens if t.startswith("--help=")), None)
+        if topic is None:
+            return
+        if topic == "all":
+            self.print_help()
+        else:
+            print(self._topic(topic))
+        raise SystemExit(0)
+
+    def _topic(self, topic: str) -> str:
+        groups = {group.title or "": group for group in self._action_groups if group.description}
+        if topic.lower() == "listgroup":
+            rows = (f"  {title:<16}{g.description or ''}" for title, g in groups.items())
+            return "\n".join(["Groups of flags, for --help=GROUP:", *rows])
+        formatter = self._get_formatter()
+        by_name = {title.lower(): group for title, group in groups.items()}
+        flag = "--" + topic.lstrip("-").replace("_", "-")
+        if topic.lower() in by_name:
+            group = by_name[topic.lower()]
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        elif flag in self._option_string_actions:
+            formatter.add_arguments([self._option_string_actions[flag]])
+        else:
+            hint = did_you_mean(topic, [*groups, *self.known])
+            raise ConfigError(f"no group or flag {topic!r}{hint or '; see --help=listgroup'}")
+        return formatter.format_help().rstrip()
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=100)
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _from_yaml(action: argparse.Action, value: Any) -> Any:
+    """A YAML value as the flag would have read it.
+
+    Raises:
+        ArgumentTypeError: the value does not fit the flag.
+    """
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, bool):
+            raise argparse.ArgumentTypeError(f"expected true or false, got {value!r}")
+        return value
+    if isinstance(action, Merge) and isinstance(value, dict):
+        return value
+    if action.nargs == "+":
+        values = value if isinstance(value, list) else [value]
+        return [_scalar(action, entry) for entry in values]
+    return _scalar(action, value)
+
+
+def _scalar(action: argparse.Action, value: Any) -> Any:
+    if isinstance(value, (bool, list, dict)):
+        raise argparse.ArgumentTypeError(f"expected one value, got {value!r}")
+    read = action.type
+    return read(str(value)) if callable(read) else str(value)

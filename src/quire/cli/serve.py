@@ -1,0 +1,43 @@
+"""`quire serve [MODEL]`: flags in, server out. What a server is, `quire.serving` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.cli.parser import Parser
+from quire.config.cli import add_engine_flags, add_server_flags, engine_config, server_config
+
+EPILOG = (
+    "Example: quire serve ./my-model --port 9000 --max-model-len 8k. A file given with --config "
+    "holds the same flags as YAML."
+)
+
+
+def build_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser("serve", "Start the OpenAI-compatible HTTP server.", epilog=EPILOG)
+    parser.add_config_flag()
+    add_engine_flags(parser)
+    add_server_flags(parser)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until stopped; returns the exit code."""
+    namespace = build_parser().parse(arguments)
+    engine, server = engine_config(namespace), server_config(namespace)
+
+    from quire import envs
+    from quire.config.shape import ModelShape
+    from quire.logger import get_logger, setup_logging
+
+    envs.ensure_valid()
+    setup_logging("APIServer")
+    for sentence in envs.without_effect():
+        get_logger(__name__).warning(sentence)
+    # A wrong path is told at once, not after a process was started for it.
+    engine.resolve(ModelShape.from_folder(engine.model.folder))
+
+    from quire.serving.server import run_server
+
+    return run_server(engine, server)

@@ -1,0 +1,93 @@
+"""Where the replies of `quire chat` come from: what a talker is, and the one that asks a server.
+
+The one with an engine of its own is `quire.cli.engine_talker`. Talkers give a plain iterator of
+text pieces; they know nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass
+class Turn:
+    """What one reply said and took. Seconds are monotonic."""
+
+    text: str = ""
+    num_tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    last: float | None = None
+
+    def add(self, text: str, num_tokens: int) -> None:
+        """Note a piece that came just now."""
+        self.last = time.monotonic()
+        if self.first is None:
+            self.first = self.last
+        self.text += text
+        self.num_tokens += num_tokens
+
+    def footer(self) -> str:
+        """Tokens, tokens per second after the first, time to first token."""
+        if self.first is None or self.last is None:
+            return "[no tokens]"
+        seconds = self.last - self.first
+        speed = f"{(self.num_tokens - 1) / seconds:.1f} tokens/s, " if seconds > 0 else ""
+        return f"[{self.num_tokens} tokens, {speed}TTFT {self.first - self.started:.3f} s]"
+
+
+class Talker(Protocol):
+    """Something that answers a conversation."""
+
+    def reply(
+        self, messages: list[dict[str, Any]], options: dict[str, Any], turn: Turn
+    ) -> Iterator[str]:
+        """Yield the reply piece by piece, noting each in `turn`.
+
+        Closing the iterator ends the request.
+
+        Raises:
+            RequestError: this request is refused; another may succeed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class ServerTalker:
+    """A running server, over HTTP."""
+
+    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+        """Raises StartupError if the server cannot be reached."""
+        from quire.cli.http import Client
+
+        self._client = Client(url, api_key)
+        self._model = model or self._client.model()
+
+    def reply(
+        self, messages: list[dict[str, Any]], options: dict[str, Any], turn: Turn
+    ) -> Iterator[str]:
+        """See `Talker`."""
+        body = {
+            "model": self._model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **options,
+        }
+        for event in self._client.stream("/v1/chat/completions", body):
+            for choice in event.get("choices", ()):
+                piece = choice.get("delta", {}).get("content") or ""
+                if piece:
+                    turn.add(piece, 1)
+                    yield piece
+            if event.get("usage"):  # a chunk may hold several tokens; the server counts them
+                turn.num_tokens = event["usage"]["completion_tokens"]
+
+    def close(self) -> None:
+        """Nothing is held between requests."""

@@ -1,0 +1,95 @@
+"""Which model `chat` and `complete` ask: an engine started here, or the one behind `--url`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from quire.cli.parser import Parser
+from quire.config import EngineConfig
+from quire.config.cli import add_engine_flags, engine_config, flags
+from quire.config.shape import ModelShape
+from quire.errors import ConfigError
+
+_SAMPLING = ("seed",)
+"""Engine flags whose name means the request's own option in these commands."""
+_FOR_A_SERVER = ("api_key", "model_name")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server, as the flags describe it."""
+
+    url: str
+    api_key: str | None
+    model: str | None
+
+
+def add_target_flags(parser: Parser, *, positional: bool) -> None:
+    """Add the flags of both targets; `positional` adds the MODEL argument."""
+    group = parser.add_argument_group("Running server")
+    for flag, text in (
+        ("--url", "Ask this server instead of starting an engine; engine flags are refused then."),
+        ("--api-key", "Its key. Default: QUIRE_API_KEY."),
+        ("--model-name", "Model at the server. Default: MODEL, else the first it lists."),
+    ):
+        group.add_argument(flag, metavar="TEXT", default=argparse.SUPPRESS, help=text)
+    add_engine_flags(parser, positional=positional, without=_SAMPLING)
+
+
+def server_target(namespace: argparse.Namespace) -> Server | None:
+    """The server to ask, or None for an engine of our own.
+
+    Raises:
+        ConfigError: flags of the other target are given; they would have no effect.
+    """
+    from quire import envs
+
+    url = getattr(namespace, "url", None)
+    if url is None:
+        unused = [name for name in _FOR_A_SERVER if hasattr(namespace, name)]
+        if unused:
+            raise ConfigError(f"{_flag(unused[0])} is for a running server: give --url too")
+        return None
+    names = {flag.field for flag in flags(EngineConfig)} - {"model", *_SAMPLING}
+    unused = sorted(name for name in names if hasattr(namespace, name))
+    if unused:
+        raise ConfigError(
+            f"{_flag(unused[0])} is for an engine started here: leave it out, or --url"
+        )
+    model = getattr(namespace, "model_name", None) or getattr(namespace, "model", None)
+    return Server(url, getattr(namespace, "api_key", None) or envs.API_KEY, model)
+
+
+def engine_target(namespace: argparse.Namespace) -> EngineConfig:
+    """The engine to start. A missing model folder is told here, before anything heavy is loaded.
+
+    Raises:
+        StartupError: a flag is wrong, or the model folder is missing or incomplete.
+    """
+    config = engine_config(namespace)
+    config.resolve(ModelShape.from_folder(config.model.folder))
+    return config
+
+
+def quiet_logs() -> None:
+    """Log warnings only, in this process and those it starts, unless a variable sets the level.
+
+    What these commands print is for reading.
+
+    Raises:
+        ConfigError: an environment variable has a bad value.
+    """
+    import os
+
+    from quire import envs
+    from quire.logger import setup_logging
+
+    envs.ensure_valid()
+    if envs.source("LOGGING_LEVEL") is None:
+        os.environ["QUIRE_LOGGING_LEVEL"] = "WARNING"
+    setup_logging("Main")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

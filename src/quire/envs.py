@@ -1,0 +1,213 @@
+"""Every environment variable, in one typed table.
+
+`envs.LOGGING_LEVEL` reads `QUIRE_LOGGING_LEVEL`, else `VLLM_LOGGING_LEVEL`, else the default, at
+the moment of access. An empty value counts as unset. A bad value raises `ConfigError`, which
+names the variable, the value and what is allowed. `ensure_valid()` reads them all, so that a bad
+one is an error at start and not an hour later.
+
+The annotations below are the table: mypy takes the type from them, `table()` the rest. (That is
+why this module does not postpone the evaluation of annotations.) Nothing here knows what the
+variables are for.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
+
+from quire.errors import ConfigError
+
+PREFIXES = ("QUIRE_", "VLLM_")
+"""Spellings of each variable; the first that is set wins."""
+_SWITCH = {"1": True, "true": True, "on": True, "yes": True}
+_SWITCH |= {"0": False, "false": False, "off": False, "no": False}
+_STREAMS = {"stderr": "stderr", "stdout": "stdout"}
+_STREAMS |= {f"ext://sys.{name}": name for name in ("stderr", "stdout")}
+
+
+class _Bad(Exception):
+    """A value is refused; the text says what is allowed."""
+
+
+@dataclass(frozen=True)
+class Var:
+    """One row: how the text is read, and what holds without it."""
+
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+
+
+def _one_of(table: dict[str, Any]) -> Callable[[str], Any]:
+    lower = {key.lower(): value for key, value in table.items()}
+
+    def parse(text: str) -> Any:
+        if text.lower() not in lower:
+            raise _Bad("one of " + ", ".join(table))
+        return lower[text.lower()]
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not -1e15 < value < 1e15:
+        raise _Bad("a number")
+    return value
+
+
+def _interval(text: str) -> float:
+    """Zero and less fall back to the default, as in vLLM."""
+    value = _number(text)
+    return value if value > 0 else 10.0
+
+
+def _gib(text: str) -> float:
+    value = _number(text)
+    if value < 0:
+        raise _Bad("a number of GiB of at least 0 (0: the default)")
+    return value
+
+
+def _one_engine(text: str) -> bool:
+    if not _one_of(_SWITCH)(text):
+        raise _Bad("1: quire has one engine, the V1 one")
+    return True
+
+
+LOGGING_LEVEL: Annotated[
+    str,
+    Var(
+        _one_of({name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}),
+        "INFO",
+        "Level of the `quire` logger: `DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`. With "
+        "`DEBUG`, errors of the command line show their traceback.",
+    ),
+]
+LOGGING_STREAM: Annotated[
+    str, Var(_one_of(_STREAMS), "stderr", "Where log lines go: `stderr` or `stdout`.")
+]
+LOGGING_COLOR: Annotated[
+    str,
+    Var(
+        _one_of({"auto": "auto", "1": "1", "0": "0"}),
+        "auto",
+        "Colour of the level in log lines: `auto` (on a terminal, unless `NO_COLOR` is set), "
+        "`1`, `0`.",
+    ),
+]
+CONFIGURE_LOGGING: Annotated[
+    bool,
+    Var(_one_of(_SWITCH), True, "`0` leaves the handlers and level of the `quire` logger alone."),
+]
+LOGGING_CONFIG_PATH: Annotated[
+    str | None,
+    Var(str, None, "JSON file for `logging.config.dictConfig`, instead of quire's own handler."),
+]
+LOG_STATS_INTERVAL: Annotated[
+    float,
+    Var(_interval, 10.0, "Seconds between two stat lines; 0 and less mean 10."),
+]
+CPU_KVCACHE_SPACE: Annotated[
+    float,
+    Var(
+        _gib,
+        0.0,
+        "GiB for the KV cache on a CPU, if `--kv-cache-memory-bytes` does not say; 0 means the "
+        "default.",
+    ),
+]
+API_KEY: Annotated[
+    str | None,
+    Var(str, None, "Key that clients must send, if `--api-key` gives none; `chat` and `complete` "
+        "send it."),
+]  # fmt: skip
+KERNELS: Annotated[
+    str,
+    Var(
+        _one_of({"auto": "auto", "reference": "reference"}),
+        "auto",
+        "`auto`: the fastest kernels this machine can run; `reference`: plain torch.",
+    ),
+]
+TORCH_PROFILER_DIR: Annotated[
+    str | None,
+    Var(str, None, "Folder for the traces of `start_profile()`; profiling is off without it."),
+]
+USE_V1: Annotated[
+    bool,
+    Var(_one_engine, True, "`1` is accepted, `0` is refused: there is one engine."),
+]
+
+
+def table() -> dict[str, Var]:
+    """The rows by name, without prefix, in the order of the documentation."""
+    rows = sys.modules[__name__].__annotations__
+    return {name: get_args(row)[1] for name, row in rows.items() if name.isupper()}
+
+
+def source(name: str) -> str | None:
+    """The variable that decides `name` (`QUIRE_X` or `VLLM_X`), or `None` if neither is set."""
+    for prefix in PREFIXES:
+        if os.environ.get(prefix + name):
+            return prefix + name
+    return None
+
+
+def get(name: str) -> Any:
+    """The value of a variable, read now.
+
+    Raises:
+        ConfigError: the value is not allowed.
+        KeyError: there is no such row.
+    """
+    row = table()[name]
+    variable = source(name)
+    if variable is None:
+        return row.default
+    text = os.environ[variable].strip()
+    try:
+        return row.parse(text)
+    except _Bad as allowed:
+        raise ConfigError(f"{variable} must be {allowed}, got {text!r}", param=variable) from None
+
+
+def __getattr__(name: str) -> Any:
+    if name.isupper() and name in table():
+        return get(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def ensure_valid() -> None:
+    """Read every variable.
+
+    Raises:
+        ConfigError: the first bad value.
+    """
+    for name in table():
+        get(name)
+
+
+def without_effect() -> list[str]:
+    """A sentence for each `QUIRE_…` or `VLLM_…` variable that is set and that no row reads.
+
+    Only a warning, never an error: Kubernetes sets `QUIRE_PORT` and the like for a service called
+    quire. Those are left out.
+    """
+    from quire.registry import did_you_mean
+
+    known = {prefix + name for prefix in PREFIXES for name in table()}
+    return [
+        f"{name} is set, but quire reads no such variable{did_you_mean(name, known) or '.'}"
+        for name in sorted(os.environ)
+        if name.startswith(PREFIXES) and name not in known and not _from_kubernetes(name)
+    ]
+
+
+def _from_kubernetes(name: str) -> bool:
+    rest = name.split("_", 1)[1]
+    return rest in ("PORT", "HOST") or rest.startswith(("SERVICE_", "PORT_"))

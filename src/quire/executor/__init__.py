@@ -1,0 +1,1 @@
+"""One step on all ranks of a model: who runs the workers, and where."""

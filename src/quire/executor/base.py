@@ -1,0 +1,83 @@
+"""What an engine core asks of an executor, and the table of executors.
+
+Importing this module loads no torch: an executor is imported when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from quire.config import EngineConfig, ModelShape
+from quire.core.batch import BatchResult, ScheduledBatch
+from quire.registry import Registry
+
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, done, total) while loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What became of the configuration on this machine."""
+
+    num_blocks: int
+    """KV blocks, the null block included."""
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_cache_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for messages."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ExecutorInfo:
+        """The inverse of `to_dict`."""
+        return cls(**data)
+
+
+class Executor(Protocol):
+    """Runs batches on a model."""
+
+    def start(self, progress: Progress | None = None) -> ExecutorInfo:
+        """Load the model.
+
+        Raises:
+            StartupError: configuration, files or memory do not allow it.
+        """
+        ...
+
+    def execute(self, batch: ScheduledBatch) -> BatchResult:
+        """Run one step. Requests that fail alone are named in the result; nothing is raised for
+        them."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all requests; the model stays loaded."""
+        ...
+
+    def shutdown(self) -> None:
+        """Let go of the model. Safe to call twice."""
+        ...
+
+
+ExecutorFactory = Callable[[EngineConfig, ModelShape], Executor]
+
+EXECUTORS: Final[Registry[ExecutorFactory]] = Registry(
+    "executor", {"inline": "quire.executor.inline:InlineExecutor"}
+)
+
+
+def make_executor(config: EngineConfig, shape: ModelShape) -> Executor:
+    """The executor for a configuration: one process runs the model, so the inline one.
+
+    Args:
+        config: Resolved.
+        shape: The model's sizes.
+    """
+    return EXECUTORS.get("inline")(config, shape)

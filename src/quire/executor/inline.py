@@ -1,0 +1,58 @@
+"""The executor without processes: one worker, called directly.
+
+`LLM` uses it in the caller's process, so that a profiler sees the work; the engine-core process
+uses it in its own.
+"""
+
+from __future__ import annotations
+
+from quire.config import EngineConfig, ModelShape
+from quire.core.batch import BatchResult, ScheduledBatch
+from quire.executor.base import ExecutorInfo, Progress
+from quire.worker.worker import Worker
+
+
+class InlineExecutor:
+    """Runs one worker in this process.
+
+    Args:
+        config: Resolved.
+        shape: The model's sizes.
+
+    Raises:
+        ConfigError: the device or type asked for cannot be had here.
+    """
+
+    def __init__(self, config: EngineConfig, shape: ModelShape) -> None:
+        self._worker = Worker(config, shape)
+
+    def start(self, progress: Progress | None = None) -> ExecutorInfo:
+        """Load the model and allocate the KV cache.
+
+        Raises:
+            StartupError: configuration, files or memory do not allow it.
+        """
+        worker = self._worker
+        plan = worker.load(progress)
+        return ExecutorInfo(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            max_model_len=worker.max_model_len,
+            vocab_size=worker.shape.vocab_size,
+            device=worker.device.name,
+            dtype=worker.dtype,
+            weight_bytes=worker.weight_bytes,
+            kv_cache_bytes=plan.bytes,
+        )
+
+    def execute(self, batch: ScheduledBatch) -> BatchResult:
+        """Run one step."""
+        return self._worker.execute(batch)
+
+    def reset(self) -> None:
+        """Forget all requests; the model stays loaded."""
+        self._worker.reset()
+
+    def shutdown(self) -> None:
+        """Let go of the model. Safe to call twice."""
+        self._worker.shutdown()

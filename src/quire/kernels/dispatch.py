@@ -1,0 +1,88 @@
+"""Which implementation of the operations runs: chosen once, at start.
+
+`ops.linear(...)` and its siblings call the chosen implementation; the first use chooses by
+`QUIRE_KERNELS` if nobody called `select` before. An implementation is a module with a table
+`OPS` of operation name to function and, optionally, `unavailable() -> str | None`, the reason
+why this machine cannot run it. Knows no operation itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import Tensor
+
+from quire import envs
+from quire.errors import ConfigError
+from quire.registry import did_you_mean
+
+IMPLEMENTATIONS: Final = {
+    "reference": "quire.kernels.reference",
+}
+"""Name to module, fastest first: `auto` takes the first one that this machine can run."""
+
+
+class Ops:
+    """The chosen operations, as attributes. Shapes and meaning: `quire.kernels.reference`."""
+
+    name: str
+    """Name of the implementation."""
+    embedding: Callable[[Tensor, Tensor], Tensor]
+    exp: Callable[[Tensor], Tensor]
+    linear: Callable[..., Tensor]
+    log: Callable[[Tensor], Tensor]
+    log_softmax: Callable[[Tensor], Tensor]
+    paged_attention: Callable[..., Tensor]
+    prepare_linear: Callable[..., Any]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rms_norm_add: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    silu_and_mul: Callable[[Tensor], Tensor]
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Reached only while nothing is chosen (or for a name that no operation has)."""
+        if attribute not in Ops.__annotations__ or "name" in self.__dict__:
+            raise AttributeError(f"there is no operation {attribute!r}")
+        select()
+        return self.__dict__[attribute]
+
+
+ops: Final = Ops()
+
+
+def select(name: str | None = None) -> str:
+    """Choose the implementation; `None` and `"auto"` mean as `QUIRE_KERNELS` says.
+
+    Weights prepared before belong to the implementation of that time: choose, then load.
+
+    Returns:
+        The name of the implementation.
+
+    Raises:
+        ConfigError: there is no such implementation, or this machine cannot run it.
+    """
+    wanted = name or envs.KERNELS
+    candidates = list(IMPLEMENTATIONS) if wanted == "auto" else [wanted]
+    reasons = []
+    for candidate in candidates:
+        table, reason = _load(candidate)
+        if reason is None:
+            ops.__dict__.update(table, name=candidate)
+            return candidate
+        reasons.append(f"{candidate}: {reason}")
+    raise ConfigError(f"no kernels can run here ({'; '.join(reasons)})")
+
+
+def _load(name: str) -> tuple[dict[str, Any], str | None]:
+    if name not in IMPLEMENTATIONS:
+        known = ", ".join(["auto", *IMPLEMENTATIONS])
+        hint = did_you_mean(name, IMPLEMENTATIONS)
+        raise ConfigError(f"kernels must be one of {known}, got {name!r}{hint}")
+    module = importlib.import_module(IMPLEMENTATIONS[name])
+    reason = getattr(module, "unavailable", lambda: None)()
+    missing = set(Ops.__annotations__) - {"name"} - set(module.OPS)
+    assert not missing, f"{name} lacks operations {sorted(missing)}"
+    return module.OPS, reason

@@ -1,0 +1,126 @@
+"""Linear layers in tiles of a fixed number of rows.
+
+A matrix product's bits depend on the number of rows, because the library picks its algorithm by
+it. Here every call has the same shape: 8 rows, filled up with zeros. That leaves the place of a
+row within the tile, which is tried out once per weight shape (`rows_interchangeable`); a library
+that fails the trial is called row by row instead.
+
+Knows nothing of what the matrices mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from quire.logger import get_logger
+from quire.utils.math import align_up
+
+logger = get_logger(__name__)
+
+TILE_ROWS: Final = 8
+"""A lone decode row pays for all of them; a prefill gains little from more."""
+_ALIGNMENT: Final = 64
+"""Bytes. torch allocates so; a tile's address must not be what changes the bits either."""
+_trials: dict[tuple[int, int, str, int], bool] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedLinear:
+    """A weight in the layout that `linear` of the same implementation reads."""
+
+    weight: Tensor
+    """Contiguous float32 `[N, K]`."""
+    bias: Tensor | None
+    """float32 `[N]`."""
+    tiled: bool
+    """Whether rows of a tile are interchangeable here; else each row is a call of its own."""
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.weight.shape[0]
+
+
+def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> PreparedLinear:
+    """Copy a weight `[N, K]` (and bias `[N]`) of any float type, exactly, for `linear`."""
+    matrix = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).copy_(weight)
+    shift = None if bias is None else bias.to(torch.float32, copy=True)
+    return PreparedLinear(matrix, shift, rows_interchangeable(matrix))
+
+
+def linear(x: Tensor, layer: PreparedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
+    """`x @ weight.T + bias` for `[T, K]`, summed in float32, rounded once.
+
+    The result `[T, N]` has `out_dtype`, by default the type of `x`.
+    """
+    multiply = _by_tiles if layer.tiled else _by_rows
+    out = multiply(x, layer.weight)
+    if layer.bias is not None:
+        out.add_(layer.bias)
+    return out.to(out_dtype or x.dtype)
+
+
+def _by_tiles(x: Tensor, weight: Tensor) -> Tensor:
+    rows = x.shape[0]
+    x = _padded(x, align_up(rows, TILE_ROWS))
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    transposed = weight.t()
+    for tile, result in zip(x.split(TILE_ROWS), out.split(TILE_ROWS), strict=True):
+        torch.mm(tile, transposed, out=result)
+    return out[:rows]
+
+
+def _by_rows(x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    for row, result in zip(x, out, strict=True):
+        # A fresh tensor each time: rows inside `x` need not be aligned alike.
+        result.copy_(torch.mv(weight, row.to(torch.float32, copy=True)))
+    return out
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    """`x` as aligned float32 with `rows` rows, the new ones zero; a copy only if needed."""
+    ready = x.dtype == torch.float32 and x.is_contiguous() and x.data_ptr() % _ALIGNMENT == 0
+    if ready and x.shape[0] == rows:
+        return x
+    out = torch.empty(rows, x.shape[1], dtype=torch.float32, device=x.device)
+    out[: x.shape[0]].copy_(x)
+    out[x.shape[0] :].zero_()
+    return out
+
+
+def rows_interchangeable(weight: Tensor) -> bool:
+    """Whether a row's result is the same at every place in a tile and beside any other rows.
+
+    Tried once per shape, device and number of threads. Logs one line if it is not so.
+    """
+    key = (*weight.shape, str(weight.device), torch.get_num_threads())
+    if key not in _trials:
+        _trials[key] = _try_rows(weight)
+        if not _trials[key]:
+            logger.warning(
+                "this machine's matrix product depends on a row's place in a tile "
+                "(weights %d x %d): computing row by row, which is slower but exact",
+                *weight.shape,
+            )
+    return _trials[key]
+
+
+def _try_rows(weight: Tensor) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    size = (2, TILE_ROWS, weight.shape[1])
+    rows, strangers = torch.randn(size, generator=generator).to(weight.device)
+    order = torch.randperm(TILE_ROWS, generator=generator).to(weight.device)
+    want = _by_tiles(rows, weight)
+    if not torch.equal(_by_tiles(rows[order].contiguous(), weight), want[order]):
+        return False
+    half = torch.arange(TILE_ROWS, device=weight.device).remainder(2).bool().unsqueeze(1)
+    mixed = _by_tiles(torch.where(half, rows, strangers), weight)
+    if not torch.equal(mixed[1::2], want[1::2]):
+        return False
+    alone = _by_tiles(rows[TILE_ROWS - 1 :], weight)
+    return torch.equal(alone[0], want[TILE_ROWS - 1])

@@ -1,0 +1,1 @@
+"""Building blocks that model families share. They know weights and operations, no family."""

@@ -1,0 +1,38 @@
+"""A place where a checkpoint tensor goes. Knows neither files nor names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tensor a layer waits for."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    load: Callable[[Tensor], None]
+    """Takes the whole tensor, in the model's type and on its device, and keeps a copy."""
+    parts: tuple[int, ...] = ()
+    """Rows of each part, if checkpoints keep it in parts that are stacked."""
+
+    def also(self, other: Parameter) -> Parameter:
+        """This parameter, whose tensor `other` (of the same shape) gets as well."""
+
+        def load(tensor: Tensor) -> None:
+            self.load(tensor)
+            other.load(tensor)
+
+        return Parameter(self.shape, load, self.parts)
+
+
+Parameters = dict[str, Parameter]
+"""Parameters by name."""
+
+
+def prefixed(prefix: str, parameters: Parameters) -> Parameters:
+    """The same parameters under `prefix.name`."""
+    return {f"{prefix}.{name}": parameter for name, parameter in parameters.items()}

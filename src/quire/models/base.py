@@ -1,0 +1,46 @@
+"""What a runner may expect of a model. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.attention.base import KVCache
+from quire.attention.metadata import AttentionMetadata
+from quire.config.shape import ModelShape
+
+
+class CausalLM(Protocol):
+    """A decoder over a flat token batch: requests one after another, no padding.
+
+    A token's hidden state and logits depend only on the tokens of its own request up to itself,
+    bit for bit. Results are inference tensors: change them in place only under
+    `torch.inference_mode()`.
+    """
+
+    shape: ModelShape
+    dtype: torch.dtype
+    """Type of activations and KV cache."""
+    device: torch.device
+    num_parameters: int
+    """Weights in the checkpoint that are used (a tied head counts once)."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Ids and positions `[T]` int64 to hidden states `[T, H]` after the final norm.
+
+        Writes this step's keys and values into `kv_caches`, one pair per layer.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states `[R, H]` to float32 logits `[R, vocab_size]`."""
+        ...

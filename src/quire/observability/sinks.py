@@ -1,0 +1,106 @@
+"""Where facts about steps go: the sink contract, and the fan-out that shields the engine from it.
+
+Knows nothing of what a sink does with the facts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, runtime_checkable
+
+from quire.core.stats import IterationStats, StepStats
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
+
+HIT_RATE_LOOKUPS: Final = 1000
+"""How many recent lookups the prefix hit rate covers."""
+
+
+class StatSink(Protocol):
+    """Anything that wants the facts of every step."""
+
+    def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
+        """Take what one step did (`step`) and what it meant to callers (`iteration`).
+
+        Called on the engine's own thread: must return in microseconds. Either may be missing.
+        """
+        ...
+
+
+@runtime_checkable
+class TimedSink(Protocol):
+    """A sink that also wants to be woken while no step runs."""
+
+    def tick(self) -> None:
+        """Do what is due by the clock."""
+        ...
+
+
+class StatSinks:
+    """Hands every fact to every sink. A sink that raises is logged once and kept."""
+
+    def __init__(self, sinks: Iterable[StatSink] = ()) -> None:
+        self._sinks: list[StatSink] = list(sinks)
+        self._reported: set[int] = set()
+
+    def add(self, sink: StatSink) -> None:
+        """Let one more sink have all facts from now on."""
+        self._sinks.append(sink)
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
+        """Hand over the facts of one step; never raises."""
+        for sink in self._sinks:
+            self._shield(sink, lambda sink=sink: sink.record(step, iteration))  # type: ignore[misc]
+
+    def tick(self) -> None:
+        """Wake the sinks that live by the clock; never raises."""
+        for sink in self._sinks:
+            if isinstance(sink, TimedSink):
+                self._shield(sink, sink.tick)
+
+    def _shield(self, sink: object, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            if id(sink) not in self._reported:
+                self._reported.add(id(sink))
+                logger.exception(
+                    "statistics sink %s failed; its further failures are not logged",
+                    type(sink).__name__,
+                )
+
+
+class HitRate:
+    """Share of looked-up prefix tokens that were cached, over the last lookups.
+
+    One entry is one step's lookups: a step admits few requests, so a thousand entries cover at
+    least the last thousand requests that were looked up.
+    """
+
+    def __init__(self, lookups: int = HIT_RATE_LOOKUPS) -> None:
+        self._window: deque[tuple[int, int]] = deque()
+        self._limit = lookups
+        self._queries = 0
+        self._hits = 0
+
+    def add(self, queries: int, hits: int) -> None:
+        """Count one step's tokens; steps without a lookup leave the window alone."""
+        if queries <= 0:
+            return
+        self._window.append((queries, hits))
+        self._queries += queries
+        self._hits += hits
+        if len(self._window) > self._limit:
+            old_queries, old_hits = self._window.popleft()
+            self._queries -= old_queries
+            self._hits -= old_hits
+
+    @property
+    def value(self) -> float:
+        """0 to 1; 0 before the first lookup."""
+        return self._hits / self._queries if self._queries else 0.0

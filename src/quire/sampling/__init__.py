@@ -1,0 +1,17 @@
+"""Logits to tokens: one ordered list of steps, each a pure function of a request and its row.
+
+Nothing here knows requests' ids, steps of the engine or how logits came about.
+"""
+
+from quire.sampling.logprobs import LogprobRow, gather_logprobs
+from quire.sampling.metadata import RequestSampling, SamplingMetadata
+from quire.sampling.sampler import Sampler, SamplerOutput
+
+__all__ = [
+    "LogprobRow",
+    "RequestSampling",
+    "Sampler",
+    "SamplerOutput",
+    "SamplingMetadata",
+    "gather_logprobs",
+]

@@ -1,0 +1,110 @@
+"""Steps after the greedy pick: temperature, then min-p, top-k, top-p, each on rows that need it.
+
+A filter only ever sets logits to -inf. Ties are broken by token id: of equal logits at the edge
+of top-k or top-p, those with the lowest ids stay, so `top_k=1` is the greedy token. Sums run in
+float64 along one row in a fixed order (`cumsum`), never as a free reduction, whose order could
+depend on the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from quire.kernels.dispatch import ops
+from quire.sampling.metadata import SamplerState
+
+NUCLEUS: Final = 256
+"""Likeliest tokens that top-p looks at first; a row that needs more is sorted as a whole. The
+result is the same: only the time differs."""
+
+
+def temperature(state: SamplerState) -> None:
+    """Divide by the temperature, after subtracting the row's largest logit.
+
+    The shift does not change probabilities, and nothing can overflow afterwards: the largest
+    value is 0.
+    """
+    picked = state.select("temperature")
+    if picked is None:
+        return
+    rows, logits = picked
+    divisor = state.column([state.meta.requests[r].params.temperature for r in rows])
+    state.store(rows, (logits - logits.amax(1, keepdim=True)) / divisor)
+
+
+def min_p(state: SamplerState) -> None:
+    """Drop tokens less likely than `min_p` times the likeliest, whose logit is now 0."""
+    picked = state.select("min_p")
+    if picked is None:
+        return
+    rows, logits = picked
+    least = state.column([math.log(state.meta.requests[r].params.min_p) for r in rows])
+    state.store(rows, logits.masked_fill(logits < least, -math.inf))
+
+
+def top_k(state: SamplerState) -> None:
+    """Keep the `top_k` likeliest tokens."""
+    picked = state.select("top_k")
+    if picked is None:
+        return
+    rows, logits = picked
+    counts = [min(state.meta.requests[r].params.top_k, logits.shape[1]) for r in rows]
+    keep = state.column(counts, torch.int64)
+    # Values of top-k are exact whatever k is; its order of equals is not used.
+    values = torch.topk(logits, max(counts), dim=1).values
+    state.store(rows, keep_first(logits, keep, values.gather(1, keep - 1)))
+
+
+def top_p(state: SamplerState) -> None:
+    """Keep the smallest set of likeliest tokens whose probability reaches `top_p`."""
+    picked = state.select("top_p")
+    if picked is None:
+        return
+    rows, logits = picked
+    share = state.column([state.meta.requests[r].params.top_p for r in rows], torch.float64)
+    target = share * cumulative(logits)[:, -1:]
+    keep, least, short = _nucleus(logits, target, min(NUCLEUS, logits.shape[1]))
+    if short:
+        keep[short], least[short], _ = _nucleus(logits[short], target[short], logits.shape[1])
+    state.store(rows, keep_first(logits, keep, least))
+
+
+def _nucleus(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor, list[int]]:
+    """How many of the `width` likeliest tokens are needed to reach a mass.
+
+    Returns:
+        Number to keep `[n, 1]`, the smallest logit kept `[n, 1]`, and the rows whose `width`
+        likeliest tokens do not reach it.
+    """
+    values = torch.topk(logits, width, dim=1).values
+    mass = cumulative(values)
+    # A token stays if those before it do not reach the target; the first one always does.
+    keep = 1 + (mass[:, :-1] < target).sum(1, keepdim=True)
+    is_short = mass[:, -1] < target[:, 0]
+    short = is_short.nonzero().flatten().tolist() if width < logits.shape[1] else []
+    return keep, values.gather(1, keep - 1), short
+
+
+def cumulative(logits: Tensor) -> Tensor:
+    """Running sums of `exp(logits)` along each row, in float64, first to last."""
+    return torch.cumsum(ops.exp(logits), dim=1, dtype=torch.float64)
+
+
+def keep_first(logits: Tensor, keep: Tensor, least: Tensor) -> Tensor:
+    """Mask all but the first `keep` tokens by (falling logit, rising id).
+
+    Args:
+        logits: `[n, vocab]`.
+        keep: int64 `[n, 1]`, how many stay.
+        least: `[n, 1]`, the logit of the last one that stays.
+    """
+    stays = logits > least
+    edge = logits == least
+    room = keep - stays.sum(1, keepdim=True)
+    if bool((edge.sum(1, keepdim=True) > room).any()):
+        edge &= torch.cumsum(edge, dim=1) <= room
+    return logits.masked_fill(~(stays | edge), -math.inf)

@@ -1,0 +1,156 @@
+"""What the sampler knows of each row: parameters, output so far, and which steps apply.
+
+`RequestSampling` is computed once per request; `SamplingMetadata` is put together for each batch
+and lists, for every step, only the rows that need it. Token ids outside the vocabulary are left
+out here, so that no later index can be out of bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.params import SamplingParams
+from quire.sampling.logprobs import LogprobRow
+
+ALL_LOGPROBS = -1
+"""Value of `logprobs` that asks for the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSampling:
+    """The sampling side of one request, fixed at admission."""
+
+    params: SamplingParams
+    seed: int
+    active: tuple[str, ...]
+    """Names of the steps that this request needs, beyond those that every row goes through."""
+    allowed_ids: np.ndarray
+    bad_words: tuple[tuple[tuple[int, ...], int], ...]
+    """Sequences as (all but the last token, last token)."""
+    stop_ids: np.ndarray
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
+    prompt_ids: np.ndarray
+    """Distinct prompt tokens; filled only when the repetition penalty needs them."""
+
+    @classmethod
+    def from_params(
+        cls, params: SamplingParams, prompt_token_ids: Sequence[int], vocab_size: int
+    ) -> RequestSampling:
+        """Work out which steps a request needs, and the ids they touch.
+
+        Raises:
+            ValueError: `params.seed` is not set; admission chooses one for every request.
+        """
+        if params.seed is None:
+            raise ValueError("a request must have a seed when it reaches the sampler")
+        bias = {i: v for i, v in (params.logit_bias or {}).items() if i < vocab_size}
+        words = [w for w in params.bad_words_token_ids or () if w and w[-1] < vocab_size]
+        repeats = params.repetition_penalty != 1.0
+        return cls(
+            params=params,
+            seed=params.seed,
+            active=tuple(_active(params, vocab_size)),
+            allowed_ids=_ids(params.allowed_token_ids or (), vocab_size),
+            bad_words=tuple((tuple(w[:-1]), w[-1]) for w in words),
+            stop_ids=_ids(params.all_stop_token_ids, vocab_size),
+            bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
+            bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
+            prompt_ids=_ids(prompt_token_ids if repeats else (), vocab_size),
+        )
+
+
+def _ids(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
+    """Distinct ids of the vocabulary, ascending."""
+    ids = np.unique(np.asarray(list(token_ids), dtype=np.int64))
+    return ids[(ids >= 0) & (ids < vocab_size)]
+
+
+def _active(p: SamplingParams, vocab_size: int) -> Iterable[str]:
+    """Names of the optional steps whose effect on this request is not nothing."""
+    needs = (
+        ("raw_logprobs", p.logprobs is not None),
+        ("allowed_token_ids", p.allowed_token_ids is not None),
+        ("bad_words", bool(p.bad_words_token_ids)),
+        ("min_tokens", p.min_tokens > 0 and bool(p.all_stop_token_ids)),
+        ("logit_bias", bool(p.logit_bias)),
+        ("repetition_penalty", p.repetition_penalty != 1.0),
+        ("frequency_penalty", p.frequency_penalty != 0.0),
+        ("presence_penalty", p.presence_penalty != 0.0),
+        ("temperature", not p.greedy),
+        ("min_p", not p.greedy and p.min_p > 0.0),
+        ("top_k", not p.greedy and 0 < p.top_k < vocab_size),
+        ("top_p", not p.greedy and p.top_p < 1.0),
+    )
+    return (name for name, needed in needs if needed)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMetadata:
+    """The rows of one batch."""
+
+    requests: Sequence[RequestSampling]
+    outputs: Sequence[np.ndarray]
+    """Output token ids so far, for each row; their number is the row's output position."""
+    rows: dict[str, list[int]]
+    """By step name: the rows that need the step. Steps nobody needs are absent."""
+    grammar_bitmask: Tensor | None = None
+    """int32 `[rows, ceil(vocab / 32)]`, bit set: token allowed. `None`: no row has a grammar."""
+
+    @classmethod
+    def build(
+        cls,
+        requests: Sequence[RequestSampling],
+        outputs: Sequence[np.ndarray],
+        grammar_bitmask: Tensor | None = None,
+    ) -> SamplingMetadata:
+        """Collect the rows by step."""
+        rows: dict[str, list[int]] = {}
+        for row, request in enumerate(requests):
+            for name in request.active:
+                rows.setdefault(name, []).append(row)
+        return cls(requests, outputs, rows, grammar_bitmask)
+
+
+@dataclass(slots=True)
+class SamplerState:
+    """What the steps hand on: logits that change, and results that fill up."""
+
+    logits: Tensor
+    """`[rows, vocab]`; steps overwrite it."""
+    meta: SamplingMetadata
+    token_ids: Tensor
+    """int64 `[rows]`."""
+    raw_logprobs: Tensor | None = None
+    """float32 `[rows that asked, vocab]`, of the logits as the model gave them."""
+    logprobs: dict[int, LogprobRow] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Reason by row."""
+
+    def fail(self, row: int, reason: str) -> None:
+        """Give up on a row; its logits become zeros so that later steps see plain numbers."""
+        self.failed.setdefault(row, reason)
+        self.logits[row] = 0.0
+
+    def select(self, step: str) -> tuple[list[int], Tensor] | None:
+        """Rows of a step and their logits `[n, vocab]` (a view if that is all rows), or `None`."""
+        rows = self.meta.rows.get(step)
+        if rows is None:
+            return None
+        return rows, self.logits if len(rows) == len(self.logits) else self.logits[rows]
+
+    def store(self, rows: list[int], logits: Tensor) -> None:
+        """Put back what `select` gave."""
+        if len(rows) == len(self.logits):
+            self.logits = logits
+        else:
+            self.logits[rows] = logits
+
+    def column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        """One value per row as `[n, 1]` on the logits' device."""
+        return torch.tensor(values, dtype=dtype, device=self.logits.device).unsqueeze(1)

@@ -1,0 +1,89 @@
+"""Steps that forbid tokens or shift their logits, before anything is picked.
+
+Each is a pure function of a request's parameters and its output so far. `allowed_token_ids`, the
+grammar and `bad_words` always hold: a request they leave without any token fails (see
+`check_candidates` in the sampler). `min_tokens` yields: where masking end-of-sequence and stop
+ids would leave nothing, the mask is not applied at that position.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.sampling.metadata import SamplerState
+
+NEVER = float("-inf")
+
+
+def allowed_token_ids(state: SamplerState) -> None:
+    """Only these ids can be sampled."""
+    for row in state.meta.rows.get("allowed_token_ids", ()):
+        ids = torch.from_numpy(state.meta.requests[row].allowed_ids).to(state.logits.device)
+        kept = state.logits[row, ids]
+        state.logits[row] = NEVER
+        state.logits[row, ids] = kept
+
+
+def grammar_bitmask(state: SamplerState) -> None:
+    """Only tokens whose bit is set can be sampled; rows without a grammar have all bits set."""
+    bits = state.meta.grammar_bitmask
+    if bits is None:
+        return
+    ids = torch.arange(state.logits.shape[1], device=state.logits.device)
+    allowed = (bits.to(state.logits.device)[:, ids // 32] >> (ids % 32)) & 1
+    state.logits.masked_fill_(allowed == 0, NEVER)
+
+
+def bad_words(state: SamplerState) -> None:
+    """Ban the last token of a sequence whose other tokens end the output so far."""
+    rows: list[int] = []
+    banned: list[int] = []
+    for row in state.meta.rows.get("bad_words", ()):
+        output = state.meta.outputs[row]
+        for start, last in state.meta.requests[row].bad_words:
+            if _ends_with(output, start):
+                rows.append(row)
+                banned.append(last)
+    if rows:
+        state.logits[rows, banned] = NEVER
+
+
+def _ends_with(output: np.ndarray, start: tuple[int, ...]) -> bool:
+    if len(start) > len(output):
+        return False
+    return not start or tuple(output[-len(start) :].tolist()) == start
+
+
+def min_tokens(state: SamplerState) -> None:
+    """Mask end-of-sequence and stop ids until there are enough output tokens."""
+    for row in state.meta.rows.get("min_tokens", ()):
+        request = state.meta.requests[row]
+        if len(state.meta.outputs[row]) >= request.params.min_tokens:
+            continue
+        ids = torch.from_numpy(request.stop_ids).to(state.logits.device)
+        saved = state.logits[row, ids]
+        state.logits[row, ids] = NEVER
+        if bool(state.logits[row].max() == NEVER):
+            state.logits[row, ids] = saved
+
+
+def logit_bias(state: SamplerState) -> None:
+    """Add the request's bias to the logits of its ids."""
+    rows = state.meta.rows.get("logit_bias")
+    if rows is None:
+        return
+    requests = [state.meta.requests[row] for row in rows]
+    where, ids = flat_index(state, rows, [r.bias_ids for r in requests])
+    values = torch.from_numpy(np.concatenate([r.bias_values for r in requests]))
+    state.logits[where, ids] += values.to(state.logits.device)
+
+
+def flat_index(
+    state: SamplerState, rows: list[int], ids: list[np.ndarray]
+) -> tuple[Tensor, Tensor]:
+    """Row and column of every (row, id) pair; `ids` is parallel to `rows`."""
+    where = np.repeat(np.asarray(rows, np.int64), [len(i) for i in ids])
+    device = state.logits.device
+    return torch.from_numpy(where).to(device), torch.from_numpy(np.concatenate(ids)).to(device)

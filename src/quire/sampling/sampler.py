@@ -1,0 +1,187 @@
+"""The sampler: an ordered tuple of steps from logits to tokens.
+
+Every step does the same to a row whatever else is in the batch: it is elementwise, or sums along
+the row in a fixed order. There is no generator: the random number of a position follows from the
+request's seed and the position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from quire.kernels.dispatch import ops
+from quire.sampling.filters import cumulative, min_p, temperature, top_k, top_p
+from quire.sampling.logprobs import LogprobRow, gather_logprobs
+from quire.sampling.metadata import SamplerState, SamplingMetadata
+from quire.sampling.penalties import frequency_penalty, presence_penalty, repetition_penalty
+from quire.sampling.philox import uniforms
+from quire.sampling.processors import (
+    allowed_token_ids,
+    bad_words,
+    grammar_bitmask,
+    logit_bias,
+    min_tokens,
+)
+
+Step = Callable[[SamplerState], None]
+
+NOT_A_NUMBER: Final = "numerical: the model's output is not a finite number"
+OVERFLOW: Final = "numerical: penalties or bias push a logit out of range"
+NOTHING_LEFT: Final = (
+    "no token can be sampled: allowed_token_ids, bad_words and the grammar exclude every one"
+)
+_SLAB: Final = 2**22
+"""Elements of a float64 CDF held at once; more rows are sampled one slab after the other."""
+_RESHAPING: Final = frozenset(
+    ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "repetition_penalty")
+    + ("frequency_penalty", "presence_penalty")
+)
+"""Steps after which a row may have no candidate, or a number out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """One entry per row."""
+
+    token_ids: list[int]
+    logprobs: list[LogprobRow | None]
+    """Only rows whose request asked for them."""
+    failed: dict[int, str]
+    """Reason by row; the row's token means nothing."""
+
+
+def check_finite(state: SamplerState) -> None:
+    """Fail rows in which the model produced NaN or infinity."""
+    # NaN and infinity both reach the extremes of a row.
+    low, high = state.logits.amin(1), state.logits.amax(1)
+    bad = ~(torch.isfinite(low) & torch.isfinite(high))
+    if bool(bad.any()):
+        for row in bad.nonzero().flatten().tolist():
+            state.fail(row, NOT_A_NUMBER)
+
+
+def raw_logprobs(state: SamplerState) -> None:
+    """Log-softmax of the model's own logits, for the rows that asked for log-probabilities."""
+    picked = state.select("raw_logprobs")
+    if picked is not None:
+        state.raw_logprobs = ops.log_softmax(picked[1].float())
+
+
+def to_float32(state: SamplerState) -> None:
+    """All later arithmetic is in float32."""
+    state.logits = state.logits.float()
+
+
+def check_candidates(state: SamplerState) -> None:
+    """Fail rows in which the steps before left no token, or overflowed."""
+    if state.meta.grammar_bitmask is None and _RESHAPING.isdisjoint(state.meta.rows):
+        return
+    best = state.logits.amax(1)
+    for row in (~torch.isfinite(best)).nonzero().flatten().tolist():
+        state.fail(row, NOTHING_LEFT if best[row] == float("-inf") else OVERFLOW)
+
+
+def greedy_pick(state: SamplerState) -> None:
+    """The likeliest token of every row, the lowest id among equals; random rows are overwritten
+    later."""
+    random = state.meta.rows.get("temperature", ())
+    if len(random) < len(state.logits):
+        state.token_ids = state.logits.argmax(1)
+
+
+def random_pick(state: SamplerState) -> None:
+    """Inverse CDF in order of token id, with the random number of the row's output position.
+
+    The token is the first whose running sum of `exp(logit)` (float64) exceeds the number times
+    the row's total.
+    """
+    rows = state.meta.rows.get("temperature")
+    if rows is None:
+        return
+    meta = state.meta
+    numbers = uniforms([meta.requests[r].seed for r in rows], [len(meta.outputs[r]) for r in rows])
+    at_once = max(1, _SLAB // state.logits.shape[1])
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
+        every = len(some) == len(state.logits)
+        cdf = cumulative(state.logits if every else state.logits[some])
+        target = cdf[:, -1:] * state.column(numbers[start : start + at_once], torch.float64)
+        found = torch.searchsorted(cdf, target, right=True).flatten()
+        state.token_ids[some] = found.clamp_(max=cdf.shape[1] - 1)
+
+
+def pick_logprobs(state: SamplerState) -> None:
+    """Log-probability and rank of each picked token, and the likeliest ones."""
+    if state.raw_logprobs is None:
+        return
+    rows = state.meta.rows["raw_logprobs"]
+    counts = [state.meta.requests[row].params.logprobs or 0 for row in rows]
+    found = gather_logprobs(state.raw_logprobs, state.token_ids[rows], counts)
+    state.logprobs = dict(zip(rows, found, strict=True))
+
+
+class Sampler:
+    """Turns logits into tokens, in this order:
+
+    1. `check_finite`: a row with NaN or infinity fails alone
+    2. `raw_logprobs`: log-softmax of the logits as they came
+    3. `to_float32`
+    4. `allowed_token_ids`
+    5. `grammar_bitmask`
+    6. `bad_words`
+    7. `min_tokens`: end-of-sequence and stop ids masked
+    8. `logit_bias`
+    9. `repetition_penalty`
+    10. `frequency_penalty`
+    11. `presence_penalty`
+    12. `check_candidates`: a row without any token left fails alone
+    13. `greedy_pick`: where the temperature is 0
+    14. `temperature`
+    15. `min_p`
+    16. `top_k`
+    17. `top_p`
+    18. `random_pick`
+    19. `pick_logprobs`
+    """
+
+    steps: tuple[Step, ...] = (
+        check_finite,
+        raw_logprobs,
+        to_float32,
+        allowed_token_ids,
+        grammar_bitmask,
+        bad_words,
+        min_tokens,
+        logit_bias,
+        repetition_penalty,
+        frequency_penalty,
+        presence_penalty,
+        check_candidates,
+        greedy_pick,
+        temperature,
+        min_p,
+        top_k,
+        top_p,
+        random_pick,
+        pick_logprobs,
+    )
+
+    def __call__(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+        """Sample one token per row.
+
+        Args:
+            logits: `[rows, vocab]`; overwritten.
+            metadata: One entry per row.
+        """
+        ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        state = SamplerState(logits, metadata, ids)
+        for step in self.steps:
+            step(state)
+        rows = range(len(logits))
+        logprobs = [state.logprobs.get(row) for row in rows]
+        return SamplerOutput(state.token_ids.tolist(), logprobs, state.failed)

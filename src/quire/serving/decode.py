@@ -1,0 +1,208 @@
+"""Bodies to typed records, and what is wrong with them in words: field, rule, given value.
+
+msgspec checks the types while it parses. Only when it refuses is the body looked at again, to
+name the value, to suggest a field, or to let through a field that we lack at the value that means
+"not used". Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeVar, get_args
+
+import msgspec
+
+from quire.errors import InvalidRequest
+
+MAX_DEPTH: Final = 64
+"""Deepest nesting of objects and arrays in a body."""
+MAX_FREE_NODES: Final = 100_000
+"""Most objects and arrays in the fields whose content is free (tools, template arguments)."""
+_TYPES: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+_EXPECTED: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(.*)`")
+_AT: Final = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$", re.DOTALL)
+_CONTAINERS: Final = (dict, list, msgspec.Struct)
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A field that clients know and quire lacks."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+    """Values that mean "not used", besides null."""
+
+
+def refused(why: str, *neutral: Any) -> Unsupported:
+    """A row of a table of unsupported fields."""
+    return Unsupported(why, neutral)
+
+
+@functools.cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def decode(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupported]) -> T:
+    """The record in a JSON body.
+
+    Raises:
+        InvalidRequest: the body is not JSON, or a field is unknown, unsupported or of a wrong
+            type; `param` is the field.
+    """
+    try:
+        record: T = _decoder(kind).decode(body)
+    except msgspec.ValidationError:
+        record = _second_look(kind, body, unsupported)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _not_json(error)
+    _check_depth(record)
+    return record
+
+
+def _not_json(error: Exception) -> NoReturn:
+    if isinstance(error, RecursionError):
+        raise _too_deep()
+    if isinstance(error, UnicodeDecodeError):
+        what = "it is not UTF-8"
+    elif "truncated" in str(error):
+        what = "it ends too early"
+    else:
+        # msgspec's own fixed words, ending in "(byte 12)".
+        what = str(error).removeprefix("JSON is malformed: ")
+    raise InvalidRequest(f"The body is not valid JSON: {what}.") from None
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"The body may be nested at most {MAX_DEPTH} levels deep.")
+
+
+def _second_look(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupported]) -> T:
+    """Name what is wrong, or drop unsupported fields at their neutral values and go on."""
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _not_json(error)
+    if not isinstance(raw, dict):
+        raise InvalidRequest(f"The body must be a JSON object, got {show(raw)}.")
+    known = kind.__struct_fields__
+    kept = {}
+    for name, value in raw.items():
+        if name in known:
+            kept[name] = value
+        elif name not in unsupported:
+            raise InvalidRequest(_unknown(name, (*known, *unsupported)), param=name[:200])
+        elif value is not None and not _among(value, unsupported[name].neutral):
+            raise InvalidRequest(f"{name} is not supported: {unsupported[name].why}.", param=name)
+    try:
+        return msgspec.convert(kept, kind, strict=True, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kept, kind) from None
+
+
+def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Membership that tells `1` from `true`."""
+    return any(type(value) is type(other) and value == other for other in neutral)
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name[:64], known, n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    return f"Unknown field `{name[:200]}`.{hint}"
+
+
+def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
+    """msgspec's error in our words."""
+    at = _AT.search(text)
+    path = at.group(1) if at else ""
+    param = path.removeprefix(".").replace("[...]", "") or None
+    if match := _UNKNOWN.match(text):
+        name = match.group(1)
+        nested = _struct_at(kind, path)
+        known = nested.__struct_fields__ if nested else ()
+        return InvalidRequest(_unknown(name, known), param=f"{param}.{name[:200]}")
+    if match := _MISSING.match(text):
+        name = f"{param}.{match.group(1)}" if param else match.group(1)
+        return InvalidRequest(f"{name} is required.", param=name)
+    if "`key` in" in text:
+        return InvalidRequest(f"{param} must be keyed by integers.", param=param)
+    if match := _EXPECTED.match(text):
+        wanted = [_TYPES.get(word, word) for word in match.group(1).split(" | ")]
+        rule = " or ".join(word for word in wanted if word != "null")
+        got = "" if "[...]" in path else f", got {show(_value_at(raw, path))}"
+        inner = " made of values that are" if "[...]" in path else ""
+        return InvalidRequest(f"{param} must be{inner} {rule}{got}.", param=param)
+    return InvalidRequest(f"{param} has a value out of range.", param=param)
+
+
+def _value_at(raw: Any, path: str) -> Any:
+    for name, index in _STEP.findall(path):
+        raw = raw[name] if name else raw[int(index)]
+    return raw
+
+
+def _struct_at(kind: type[msgspec.Struct], path: str) -> type[msgspec.Struct] | None:
+    """The record type at a path, to know which fields exist there."""
+    here: Any = kind
+    for name, _ in _STEP.findall(path):
+        if not name:
+            continue
+        types = {f.name: f.type for f in msgspec.structs.fields(here)}
+        here = _find_struct(types.get(name))
+        if here is None:
+            return None
+    return here  # type: ignore[no-any-return]
+
+
+def _find_struct(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return annotation
+    found: list[Any] = [_find_struct(inner) for inner in get_args(annotation)]
+    return next((inner for inner in found if inner is not None), None)
+
+
+def show(value: Any, limit: int = 60) -> str:
+    """A JSON value for an error message, cut short."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _check_depth(record: msgspec.Struct) -> None:
+    """Refuse deep or huge free-form content; typed fields cannot be deep."""
+    layer = [getattr(record, name) for name in getattr(record, "FREE_FORM", ())]
+    nodes, depth = 0, 1
+    while layer := [value for value in layer if isinstance(value, _CONTAINERS)]:
+        depth += 1
+        nodes += len(layer)
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        if nodes > MAX_FREE_NODES:
+            raise InvalidRequest(
+                f"Free-form fields may hold at most {MAX_FREE_NODES} objects and arrays in all."
+            )
+        layer = [inner for value in layer for inner in _children(value)]
+
+
+def _children(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, msgspec.Struct):
+        return (getattr(value, name) for name in value.__struct_fields__)
+    return value

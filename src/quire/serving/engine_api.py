@@ -1,0 +1,145 @@
+"""What the server needs of an engine and its tokenizer, as protocols.
+
+`quire.engine.async_llm.AsyncLLM` has this shape, and so has the fake of the tests. Nothing here
+knows HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from quire.config import EngineConfig
+from quire.outputs import RequestOutput
+from quire.params import SamplingParams
+
+
+class TokenizerLike(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        ...
+
+    def id_to_text(self, token_id: int) -> str:
+        """Text of one token."""
+        ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """Render a conversation as a prompt.
+
+        Raises:
+            InvalidRequest: the template refuses the conversation, or there is none.
+        """
+        ...
+
+
+class OutputStream(Protocol):
+    """The outputs of one submitted request."""
+
+    @property
+    def seed(self) -> int:
+        """The seed in force."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has finished. May be called again."""
+        ...
+
+
+class EngineClient(Protocol):
+    """The engine as the server sees it."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """With everything settled that the model's shape settles."""
+        ...
+
+    @property
+    def tokenizer(self) -> TokenizerLike:
+        """The model's tokenizer."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output, in tokens."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits: ids below it are valid."""
+        ...
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What holds where a request says nothing."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready` or `dead`."""
+        ...
+
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """While loading: phase, done, total."""
+        ...
+
+    async def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> OutputStream:
+        """Admit a request.
+
+        Raises:
+            RequestError: the request is invalid or a queue limit is reached.
+            EngineDead: the engine cannot take it.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early; its stream yields a last output. Unknown ids are ignored."""
+        ...
+
+    def last_step_age(self) -> float | None:
+        """Seconds since a busy core last proved progress; `None` while it has nothing to do."""
+        ...
+
+    def metrics_text(self) -> bytes:
+        """Prometheus text."""
+        ...
+
+    async def wait_ready(self) -> None:
+        """Return when the model is loaded.
+
+        Raises:
+            StartupError: it cannot be loaded.
+        """
+        ...
+
+    async def shutdown(self) -> None:
+        """Stop the core and free everything."""
+        ...

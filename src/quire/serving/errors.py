@@ -1,0 +1,114 @@
+"""Errors only a server has, and the one place where an error becomes bytes.
+
+Texts come from the error classes: what the code did not raise on purpose is never shown, only an
+id under which the log has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import EngineError, PayloadTooLarge, QuireError, RequestError, TooManyRequests
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class MethodNotAllowed(RequestError):
+    """The route exists, but not for this method."""
+
+    status = 405
+    type = "MethodNotAllowed"
+
+    def __init__(self, method: str, allowed: str) -> None:
+        super().__init__(f"The method {method} is not allowed here; allowed: {allowed}.")
+        self.allowed = allowed
+
+
+class RequestTimeout(RequestError):
+    """The body did not arrive in time."""
+
+    status = 408
+    type = "RequestTimeout"
+
+
+class ServiceUnavailable(EngineError):
+    """Not now; trying again later can succeed."""
+
+    status = 503
+    type = "ServiceUnavailable"
+
+
+class EngineLoading(ServiceUnavailable):
+    """The model is being loaded."""
+
+    code = "engine_loading"
+
+    def __init__(self, phase: str, percent: int) -> None:
+        super().__init__(f"The model is loading: {phase}, {percent} %.")
+        self.extra = {"phase": phase, "percent": percent}
+
+
+class EngineStalled(ServiceUnavailable):
+    """The engine shows no progress."""
+
+    code = "engine_stalled"
+
+    def __init__(self) -> None:
+        super().__init__("The engine shows no progress.")
+
+
+class ShuttingDown(ServiceUnavailable):
+    """The server is going down and takes no new requests."""
+
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.")
+
+
+class InternalError(QuireError):
+    """Something that was not raised on purpose; the log has it under `error_id`."""
+
+    code = "internal_error"
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"The server failed on this request. The log has more under {error_id}.")
+
+
+def envelope(error: QuireError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code or error.status,
+            **getattr(error, "extra", {}),
+        }
+    }
+
+
+def encode(error: QuireError) -> bytes:
+    """The envelope as JSON."""
+    return msgspec.json.encode(envelope(error))
+
+
+def headers(error: QuireError) -> Headers:
+    """Advice to clients: when to try again, or that it is useless."""
+    result: Headers = []
+    if isinstance(error, TooManyRequests) or error.status == 503:
+        seconds = max(0.001, float(getattr(error, "retry_after", 1.0)))
+        result.append((b"retry-after", str(max(1, round(seconds))).encode()))
+        result.append((b"retry-after-ms", str(round(1000 * seconds)).encode()))
+    elif 400 <= error.status < 500 and error.status != 408:
+        result.append((b"x-should-retry", b"false"))
+    if error.status == 401:
+        result.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        result.append((b"allow", error.allowed.encode()))
+    if isinstance(error, (PayloadTooLarge, RequestTimeout)):
+        # What is left of the body would otherwise be read only to be thrown away.
+        result.append((b"connection", b"close"))
+    return result

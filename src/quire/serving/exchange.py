@@ -1,0 +1,160 @@
+"""One HTTP request and its reply, straight on ASGI: read the body under limits, reply, stream.
+
+Knows no route and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Coroutine, MutableMapping
+from typing import Any, Final
+
+from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
+from quire.serving import errors
+from quire.serving.errors import RequestTimeout
+from quire.serving.state import ServerState
+
+Scope = MutableMapping[str, Any]
+KEY: Final = "quire.exchange"
+"""Where the scope carries the exchange."""
+JSON: Final = b"application/json"
+BODY_SECONDS: Final = 60.0
+"""How long a whole body may take to arrive."""
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_EVENT_STREAM: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Exchange:
+    """A request being answered."""
+
+    def __init__(self, scope: Scope, receive: Any, send: Any, state: ServerState) -> None:
+        self.scope = scope
+        self.state = state
+        self.request_id = uuid.uuid4().hex
+        self.status: int | None = None
+        """Status of the reply once it has started."""
+        self.finished = False
+        self._receive = receive
+        self._send = send
+
+    def header(self, name: bytes) -> bytes | None:
+        """First value of a request header; `name` in lower case."""
+        return next((value for key, value in self.scope["headers"] if key == name), None)
+
+    def adopt_request_id(self) -> None:
+        """Take the caller's `X-Request-Id`, if there is one.
+
+        Raises:
+            InvalidRequest: it is too long or not made of visible ASCII.
+        """
+        given = self.header(b"x-request-id")
+        if given is None:
+            return
+        if not _REQUEST_ID.fullmatch(given):
+            raise InvalidRequest(
+                "X-Request-Id must be 1 to 128 visible ASCII characters without spaces, got "
+                f"{len(given)} bytes.",
+                param="X-Request-Id",
+            )
+        self.request_id = given.decode("ascii")
+
+    async def body(self) -> bytes:
+        """The request's body.
+
+        Raises:
+            PayloadTooLarge: it is longer than the server reads; noticed while it arrives.
+            RequestTimeout: it takes more than a minute to arrive.
+            ClientDisconnect: the caller is gone.
+        """
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._read()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"The body must arrive within {BODY_SECONDS:.0f} seconds."
+            ) from None
+
+    async def _read(self) -> bytes:
+        limit = self.state.config.max_body_bytes
+        declared = self.header(b"content-length") or b"0"
+        if declared.isdigit() and int(declared[:20]) > limit:
+            raise PayloadTooLarge(f"The body may have at most {limit} bytes, got {int(declared)}.")
+        chunks, size, more = [], 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk = message.get("body", b"")
+            more = message.get("more_body", False)
+            size += len(chunk)
+            if size > limit:
+                raise PayloadTooLarge(f"The body may have at most {limit} bytes, got more.")
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def reply(
+        self,
+        body: bytes = b"",
+        status: int = 200,
+        content_type: bytes = JSON,
+        headers: errors.Headers | None = None,
+    ) -> None:
+        """Send a whole reply."""
+        head = [(b"content-length", str(len(body)).encode()), *(headers or ())]
+        if body:
+            head.append((b"content-type", content_type))
+        await self._start(status, head)
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: QuireError) -> None:
+        """Reply with an error envelope."""
+        await self.reply(errors.encode(error), error.status, headers=errors.headers(error))
+
+    async def start_stream(self) -> None:
+        """Start a stream of server-sent events."""
+        await self._start(200, list(_EVENT_STREAM))
+
+    async def write(self, frames: bytes) -> None:
+        """Send finished frames of the stream; waits while the client reads too slowly."""
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def end_stream(self, frames: bytes = b"") -> None:
+        """Send the last frames."""
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": frames})
+
+    async def _start(self, status: int, headers: errors.Headers) -> None:
+        self.status = status
+        if self.state.config.enable_request_id_headers:
+            headers.append((b"x-request-id", self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, and cancel it as soon as the client is gone. To be called after `body()`."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            # A complete reply also counts as a disconnect: then let `work` clean up in peace.
+            if task.done() or self.finished:
+                await task
+        finally:
+            gone.cancel()
+            if not task.done():
+                task.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class ClientDisconnect(Exception):
+    """The caller went away; nobody is left to reply to."""

@@ -1,0 +1,95 @@
+"""The outermost layer: keys, request id, mount path, access log, and every error's last stop.
+
+Denies by default: a path that is not on the open list needs a key before it is even routed, so an
+unknown path answers 401 and not 404 to a caller without one. Decides on the raw ASGI path; the
+Host header plays no part. Knows no handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+from urllib.parse import quote
+
+from quire.errors import QuireError
+from quire.logger import get_logger
+from quire.serving.errors import InternalError
+from quire.serving.exchange import KEY, ClientDisconnect, Exchange, Scope
+from quire.serving.state import ServerState
+
+logger = get_logger(__name__)
+
+
+class Gate:
+    """ASGI middleware around all routes.
+
+    Args:
+        app: What is behind the gate.
+        state: The server's state.
+        open_paths: Paths that need no key.
+    """
+
+    def __init__(self, app: Any, state: ServerState, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._state = state
+        self._open = open_paths
+        self._root = state.config.root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(self._unmounted(scope), receive, send, self._state)
+        exchange.scope[KEY] = exchange
+        try:
+            await self._serve(exchange, receive, send)
+        except ClientDisconnect:
+            pass
+        finally:
+            self._log(exchange)
+
+    async def _serve(self, exchange: Exchange, receive: Any, send: Any) -> None:
+        try:
+            if exchange.scope["path"] not in self._open:
+                exchange.adopt_request_id()
+                self._state.keys.check(exchange.scope["headers"])
+            await self._app(exchange.scope, receive, send)
+        except ClientDisconnect:
+            raise
+        except QuireError as error:
+            await self._fail(exchange, error)
+        except Exception:
+            error_id = uuid.uuid4().hex[:12]
+            logger.exception("request %s failed, error id %s", exchange.request_id, error_id)
+            await self._fail(exchange, InternalError(error_id))
+
+    async def _fail(self, exchange: Exchange, error: QuireError) -> None:
+        if exchange.status is None:
+            await exchange.fail(error)
+        elif not exchange.finished:
+            # Too late for a status, and only streams can carry an error: cut the connection.
+            raise error
+
+    def _unmounted(self, scope: Scope) -> Scope:
+        """The scope as seen from inside the mount path, if a proxy left that path in place."""
+        path = scope["path"]
+        if self._root and path.startswith(self._root + "/"):
+            path = path[len(self._root) :]
+        return {**scope, "path": path, "root_path": ""}
+
+    def _log(self, exchange: Exchange) -> None:
+        scope = exchange.scope
+        client = scope.get("client") or ("local", 0)
+        logger.log(
+            logging.DEBUG if scope["path"] in self._open else logging.INFO,
+            '%s:%d - "%s %s HTTP/%s" %s %s',
+            client[0],
+            client[1],
+            scope["method"],
+            quote(scope["path"]),
+            scope.get("http_version", "1.1"),
+            exchange.status or "disconnected",
+            exchange.request_id,
+        )

@@ -1,0 +1,256 @@
+"""`POST /v1/chat/completions`, whole and streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.serving.decode import decode, show
+from quire.serving.engine_api import EngineClient
+from quire.serving.exchange import Exchange
+from quire.serving.generation import Call, Generation, generate
+from quire.serving.openai.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
+from quire.serving.openai.prompts import encode, render_chat
+from quire.serving.openai.reply import Chunks, Head, Usage
+from quire.serving.openai.sampling import build_params, check_common, truncate
+from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
+from quire.serving.sse import send_stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A checked request and how its reply looks."""
+
+    request: ChatRequest
+    call: Call
+    head: Head
+    texts: TokenTexts
+    prefix: str
+    """With `echo`: the unfinished assistant turn that the reply continues."""
+
+
+async def chat_completions(exchange: Exchange) -> None:
+    """Answer one conversation.
+
+    Raises:
+        RequestError: the request is invalid; nothing has been sent yet.
+    """
+    engine = exchange.state.ready_engine()
+    request = decode(ChatRequest, await exchange.body(), CHAT_UNSUPPORTED)
+    chat = await _prepare(exchange, engine, request)
+    await exchange.while_connected(_answer(exchange, engine, chat))
+
+
+async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatRequest) -> _Chat:
+    model = exchange.state.check_model(request.model, engine)
+    check_common(request, engine)
+    max_tokens, logprobs, tools = _max_tokens(request), _logprobs(request), _tools(request)
+    params = build_params(request, engine.default_params, max_tokens=max_tokens, logprobs=logprobs)
+    prompt = render_chat(
+        engine,
+        request.messages,
+        tools,
+        request.add_generation_prompt,
+        request.continue_final_message,
+        request.chat_template_kwargs,
+    )
+    cut = request.truncate_prompt_tokens is not None
+    ids = await encode(engine, prompt, bool(request.add_special_tokens), cut=cut)
+    ids = truncate(ids, request, engine.max_model_len - (max_tokens or 1))
+    request_id = f"chatcmpl-{request.request_id or exchange.request_id}"
+    head = Head(request_id, "chat.completion.chunk", model, exchange.state.fingerprint(engine))
+    call = Call(
+        [exchange.state.unused_id(request_id)],
+        [ids],
+        params,
+        request.priority or 0,
+        request.cache_salt,
+    )
+    texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
+    return _Chat(request, call, head, texts, _echoed(request))
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    """The newer name or the older one; neither means up to the context."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequest(
+            f"max_tokens ({old}) and max_completion_tokens ({new}) are two names of one limit: "
+            "give one of them.",
+            param="max_tokens",
+        )
+    if new is not None and new < 1:
+        raise InvalidRequest(
+            f"max_completion_tokens must be at least 1, got {new}.", param="max_completion_tokens"
+        )
+    return old if new is None else new
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    """How many candidates to ask for: chat says so in two fields."""
+    if not request.logprobs:
+        if request.top_logprobs is not None:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        return None
+    top = request.top_logprobs or 0
+    if top < -1:
+        raise InvalidRequest(
+            f"top_logprobs must be at least 0 (-1: whole vocabulary), got {top}.",
+            param="top_logprobs",
+        )
+    return top
+
+
+def _tools(request: ChatRequest) -> list[dict[str, Any]] | None:
+    """The tools the template is to show."""
+    choice = request.tool_choice
+    if isinstance(choice, dict) or choice not in (None, "none", "auto"):
+        raise InvalidRequest(
+            'tool_choice must be "none" or "auto": forcing a call needs constrained decoding, '
+            f"which is not available yet, got {show(choice)}.",
+            param="tool_choice",
+        )
+    if not request.tools:
+        if choice == "auto":
+            raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
+        return None
+    for i, tool in enumerate(request.tools):
+        _check_tool(tool, f"tools[{i}]")
+    return None if choice == "none" else request.tools
+
+
+def _check_tool(tool: dict[str, Any], where: str) -> None:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(
+            f'{where} must be {{"type": "function", "function": {{...}}}}, got {show(tool)}.',
+            param=where,
+        )
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(
+            f"{where}.function.name must be a non-empty string.", param=f"{where}.function.name"
+        )
+    if function.get("strict"):
+        raise InvalidRequest(
+            f"{where}.function.strict is not supported: constrained decoding is not available yet.",
+            param=f"{where}.function.strict",
+        )
+
+
+def _echoed(request: ChatRequest) -> str:
+    last = request.messages[-1]
+    if not request.echo or last.role != "assistant":
+        return ""
+    return last.content if isinstance(last.content, str) else ""
+
+
+async def _answer(exchange: Exchange, engine: EngineClient, chat: _Chat) -> None:
+    async with generate(exchange.state, engine, chat.call) as generation:
+        if chat.request.stream:
+            await send_stream(exchange, _frames(chat, generation))
+        else:
+            await exchange.reply(await _whole(chat, generation))
+
+
+async def _whole(chat: _Chat, generation: Generation) -> bytes:
+    """The reply in one piece."""
+    usage, final = Usage(), None
+    async for _, final in generation.outputs():  # noqa: B007 - only the last one is wanted
+        pass
+    assert final is not None, "a stream ended without an output"
+    usage.add(0, final)
+    reply = chat.head.to_dict("chat.completion") | {
+        "choices": [_choice(chat, completion) for completion in final.outputs],
+        "usage": usage.to_dict(),
+        "seed": generation.seed,
+        **_prompt_extras(chat, final),
+    }
+    return msgspec.json.encode(reply)
+
+
+def _choice(chat: _Chat, completion: CompletionOutput) -> dict[str, Any]:
+    text = chat.prefix + completion.text
+    return {
+        "index": completion.index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": _choice_logprobs(chat, completion),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        **({"token_ids": completion.token_ids} if chat.request.return_token_ids else {}),
+    }
+
+
+def _choice_logprobs(chat: _Chat, completion: CompletionOutput) -> dict[str, Any] | None:
+    if completion.logprobs is None or not chat.request.logprobs:
+        return None
+    top = chat.request.top_logprobs or 0
+    return chat_logprobs(completion.token_ids, completion.logprobs, top, chat.texts)
+
+
+def _prompt_extras(chat: _Chat, output: RequestOutput) -> dict[str, Any]:
+    """What the client asked to know of the prompt."""
+    extras: dict[str, Any] = {}
+    if chat.request.return_token_ids:
+        extras["prompt_token_ids"] = output.prompt_token_ids
+    if chat.request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+        extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+    return extras
+
+
+async def _frames(chat: _Chat, generation: Generation) -> AsyncGenerator[bytes]:
+    """Role chunk, text chunks and finish chunk of each choice, then the usage chunk."""
+    chunks = Chunks(chat.head, chat.request, b'"delta":{"content":', b"}")
+    plain = not (chat.request.logprobs or chat.request.return_token_ids or chunks.usage_each)
+    usage, started = Usage(), set[int]()
+    async for index, output in generation.outputs():
+        usage.add(index, output)
+        frames = []
+        for completion in output.outputs:
+            if completion.index not in started:
+                extra = {"seed": generation.seed, **_prompt_extras(chat, output)}
+                frames.append(
+                    _role(chat, chunks, completion.index, usage, {} if started else extra)
+                )
+                started.add(completion.index)
+            if not plain and completion.token_ids:
+                frames.append(chunks.full(_delta(chat, completion), usage))
+            elif completion.text:
+                frames.append(chunks.text(completion.index, completion.text))
+            if completion.finish_reason is not None:
+                frames.append(chunks.full(_finish(completion), usage))
+        if frames:
+            yield b"".join(frames)
+    if chunks.usage_last:
+        yield chunks.usage(usage)
+
+
+def _role(chat: _Chat, chunks: Chunks, index: int, usage: Usage, extra: dict[str, Any]) -> bytes:
+    delta = {"role": "assistant", "content": chat.prefix}
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return chunks.full(choice, usage, extra)
+
+
+def _delta(chat: _Chat, completion: CompletionOutput) -> dict[str, Any]:
+    """A text chunk with everything that was asked for."""
+    return {
+        "index": completion.index,
+        "delta": {"content": completion.text},
+        "logprobs": _choice_logprobs(chat, completion),
+        "finish_reason": None,
+        **({"token_ids": completion.token_ids} if chat.request.return_token_ids else {}),
+    }
+
+
+def _finish(completion: CompletionOutput) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }

@@ -1,0 +1,272 @@
+"""`POST /v1/completions`, whole and streamed: several prompts, `echo`, the old logprobs format."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from quire.serving.decode import decode
+from quire.serving.engine_api import EngineClient
+from quire.serving.exchange import Exchange
+from quire.serving.generation import Call, Generation, generate
+from quire.serving.openai.logprobs import TextLogprobs, TokenTexts, join, prompt_logprobs
+from quire.serving.openai.prompts import encode
+from quire.serving.openai.reply import Chunks, Head, Usage
+from quire.serving.openai.sampling import build_params, check_common, truncate
+from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
+from quire.serving.sse import send_stream
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's default on this endpoint."""
+MAX_CHOICES: Final = 1024
+"""Most completions one HTTP request may ask for: prompts times `n`."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What has been sent of one choice."""
+
+    logprobs: TextLogprobs
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """A checked request and how its reply looks."""
+
+    request: CompletionRequest
+    call: Call
+    head: Head
+    texts: TokenTexts
+    echoes: list[str]
+    """With `echo`: the text of each prompt."""
+    n: int
+    choices: dict[int, _Choice] = field(default_factory=dict)
+
+    @property
+    def prompt_only(self) -> bool:
+        """`max_tokens` 0 with `echo`: one token is computed and dropped."""
+        return self.request.max_tokens == 0
+
+    def choice(self, index: int) -> _Choice:
+        """State of a choice, made on first use."""
+        if index not in self.choices:
+            self.choices[index] = _Choice(TextLogprobs(self.texts))
+        return self.choices[index]
+
+
+async def completions(exchange: Exchange) -> None:
+    """Continue one or more texts.
+
+    Raises:
+        RequestError: the request is invalid; nothing has been sent yet.
+    """
+    engine = exchange.state.ready_engine()
+    request = decode(CompletionRequest, await exchange.body(), COMPLETION_UNSUPPORTED)
+    completion = await _prepare(exchange, engine, request)
+    await exchange.while_connected(_answer(exchange, engine, completion))
+
+
+async def _prepare(
+    exchange: Exchange, engine: EngineClient, request: CompletionRequest
+) -> _Completion:
+    model = exchange.state.check_model(request.model, engine)
+    check_common(request, engine)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise InvalidRequest(
+            f"best_of is not supported: leave it out or set it to n ({request.n or 1}), "
+            f"got {request.best_of}.",
+            param="best_of",
+        )
+    max_tokens = _max_tokens(request)
+    params = build_params(
+        request, engine.default_params, max_tokens=max_tokens, logprobs=request.logprobs
+    ).replace(prompt_logprobs=_prompt_logprobs(request))
+    prompts = _prompts(request, params.n)
+    room = engine.max_model_len - max_tokens
+    ids = [truncate(await _encode(engine, p, request), request, room) for p in prompts]
+    request_id = f"cmpl-{request.request_id or exchange.request_id}"
+    call = Call(
+        [exchange.state.unused_id(f"{request_id}-{i}") for i in range(len(ids))],
+        ids,
+        params,
+        request.priority or 0,
+        request.cache_salt,
+    )
+    head = Head(request_id, "text_completion", model, exchange.state.fingerprint(engine))
+    texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
+    pairs = zip(prompts, ids, strict=True)
+    echoes = [_echo(engine, request, prompt, cut) for prompt, cut in pairs]
+    return _Completion(request, call, head, texts, echoes, params.n)
+
+
+def _max_tokens(request: CompletionRequest) -> int:
+    if request.max_tokens is None:
+        return DEFAULT_MAX_TOKENS
+    return 1 if request.max_tokens == 0 and request.echo else request.max_tokens
+
+
+def _prompt_logprobs(request: CompletionRequest) -> int | None:
+    """Echoed logprobs need those of the prompt, and at least as many as the output's."""
+    asked, echoed = request.prompt_logprobs, request.logprobs if request.echo else None
+    if asked is None or echoed is None:
+        return echoed if asked is None else asked
+    return -1 if -1 in (asked, echoed) else max(asked, echoed)
+
+
+def _prompts(request: CompletionRequest, n: int) -> list[str | list[int]]:
+    """The four shapes of `prompt` as a list of texts and token lists."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if not prompt or len(kinds) > 1:
+        raise InvalidRequest(
+            "prompt must be a string, a list of strings, a list of token ids, or a list of such "
+            f"lists, got {'an empty' if not prompt else 'a mixed'} list.",
+            param="prompt",
+        )
+    if kinds == {int}:
+        return [[item for item in prompt if isinstance(item, int)]]
+    if len(prompt) * n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"A request may ask for at most {MAX_CHOICES} completions (prompts times n), "
+            f"got {len(prompt) * n}.",
+            param="prompt",
+        )
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+async def _encode(
+    engine: EngineClient, prompt: str | list[int], request: CompletionRequest
+) -> list[int]:
+    if isinstance(prompt, list):
+        for token_id in prompt:
+            if not 0 <= token_id < engine.vocab_size:
+                raise InvalidRequest(
+                    f"prompt must hold token ids from 0 to {engine.vocab_size - 1}, "
+                    f"got {token_id}.",
+                    param="prompt",
+                )
+        return prompt
+    cut = request.truncate_prompt_tokens is not None
+    return await encode(engine, prompt, request.add_special_tokens is not False, cut=cut)
+
+
+def _echo(
+    engine: EngineClient, request: CompletionRequest, prompt: str | list[int], ids: list[int]
+) -> str:
+    if not request.echo:
+        return ""
+    if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+        return prompt
+    return engine.tokenizer.decode(
+        ids, skip_special_tokens=request.skip_special_tokens is not False
+    )
+
+
+async def _answer(exchange: Exchange, engine: EngineClient, completion: _Completion) -> None:
+    async with generate(exchange.state, engine, completion.call) as generation:
+        if completion.request.stream:
+            await send_stream(exchange, _frames(completion, generation))
+        else:
+            await exchange.reply(await _whole(completion, generation))
+
+
+async def _whole(completion: _Completion, generation: Generation) -> bytes:
+    """The reply in one piece, choices in the order of the prompts."""
+    usage, finals = Usage(), dict[int, RequestOutput]()
+    async for prompt_index, output in generation.outputs():
+        finals[prompt_index] = output
+    choices = []
+    for prompt_index, output in sorted(finals.items()):
+        _drop_output(completion, output)
+        usage.add(prompt_index, output)
+        choices += [_piece(completion, prompt_index, output, c) for c in output.outputs]
+    reply = completion.head.to_dict() | {
+        "choices": choices,
+        "usage": usage.to_dict(),
+        "seed": generation.seed,
+    }
+    return msgspec.json.encode(reply)
+
+
+def _drop_output(completion: _Completion, output: RequestOutput) -> None:
+    """Forget the one token that had to be computed when only the prompt was wanted."""
+    if not completion.prompt_only:
+        return
+    for c in output.outputs:
+        c.text, c.token_ids, c.stop_reason = "", [], None
+        c.logprobs = None if c.logprobs is None else []
+        c.finish_reason = c.finish_reason and "length"
+
+
+def _piece(
+    completion: _Completion, prompt_index: int, output: RequestOutput, c: CompletionOutput
+) -> dict[str, Any]:
+    """A whole choice, or the next piece of one: the first begins with the echoed prompt."""
+    index = prompt_index * completion.n + c.index
+    choice = completion.choice(index)
+    first, choice.started = not choice.started, True
+    piece = {
+        "index": index,
+        "text": (completion.echoes[prompt_index] if first else "") + c.text,
+        "logprobs": _logprobs(completion, choice, output, c, first),
+        "finish_reason": c.finish_reason,
+        "stop_reason": c.stop_reason,
+    }
+    if completion.request.return_token_ids:
+        piece["token_ids"] = c.token_ids
+        if first:
+            piece["prompt_token_ids"] = output.prompt_token_ids
+    if first and completion.request.prompt_logprobs is not None and output.prompt_logprobs:
+        piece["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+    return piece
+
+
+def _logprobs(
+    completion: _Completion,
+    choice: _Choice,
+    output: RequestOutput,
+    c: CompletionOutput,
+    first: bool,
+) -> dict[str, list[Any]] | None:
+    if completion.request.logprobs is None:
+        return None
+    pieces = []
+    if first and completion.request.echo and output.prompt_logprobs is not None:
+        pieces.append(choice.logprobs.piece(output.prompt_token_ids, output.prompt_logprobs))
+    positions: list[PositionLogprobs] = c.logprobs or []
+    pieces.append(choice.logprobs.piece(c.token_ids, positions))
+    return join(pieces)
+
+
+async def _frames(completion: _Completion, generation: Generation) -> AsyncGenerator[bytes]:
+    """Chunks of all choices as they come, then the usage chunk."""
+    request = completion.request
+    chunks = Chunks(completion.head, request, b'"text":', b"")
+    plain = request.logprobs is None and not request.return_token_ids and not chunks.usage_each
+    usage, extra = Usage(), {"seed": generation.seed}
+    async for prompt_index, output in generation.outputs():
+        _drop_output(completion, output)
+        usage.add(prompt_index, output)
+        frames = []
+        for c in output.outputs:
+            index = prompt_index * completion.n + c.index
+            started = completion.choice(index).started
+            if plain and started and c.finish_reason is None:
+                if c.text:
+                    frames.append(chunks.text(index, c.text))
+                continue
+            piece = _piece(completion, prompt_index, output, c)
+            frames.append(chunks.full(piece, usage, extra))
+            extra = {}
+        if frames:
+            yield b"".join(frames)
+    if chunks.usage_last:
+        yield chunks.usage(usage)

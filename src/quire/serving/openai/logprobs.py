@@ -1,0 +1,118 @@
+"""Log-probabilities in OpenAI's two formats and in vLLM's for prompts.
+
+JSON has no infinity: impossible tokens are given as -9999.0, as vLLM does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from quire.outputs import Logprob, PositionLogprobs
+from quire.serving.engine_api import TokenizerLike
+
+FLOOR: Final = -9999.0
+
+
+def _finite(value: float) -> float:
+    return value if value > FLOOR else FLOOR
+
+
+class TokenTexts:
+    """How tokens are spelled in a reply: their text, or `token_id:N`."""
+
+    def __init__(self, tokenizer: TokenizerLike, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def spell(self, token_id: int, logprob: Logprob | None = None) -> str:
+        """One token."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        if logprob is not None and logprob.decoded_token is not None:
+            return logprob.decoded_token
+        return self._tokenizer.id_to_text(token_id)
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], positions: Sequence[PositionLogprobs], top: int, texts: TokenTexts
+) -> dict[str, Any]:
+    """The `logprobs` object of a chat choice. `top` < 0 lists every candidate given."""
+    content = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
+        ranked = ranked if top < 0 else ranked[:top]
+        entry = _chat_entry(token_id, position[token_id], texts)
+        entry["top_logprobs"] = [_chat_entry(i, logprob, texts) for i, logprob in ranked]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token_id: int, logprob: Logprob, texts: TokenTexts) -> dict[str, Any]:
+    text = texts.spell(token_id, logprob)
+    return {
+        "token": text,
+        "logprob": _finite(logprob.logprob),
+        "bytes": list(text.encode("utf-8", "replace")),
+    }
+
+
+class TextLogprobs:
+    """The `logprobs` object of a text completion, built piece by piece.
+
+    `token_logprobs[i]` and the matching value in `top_logprobs[i]` come from the same number, so
+    that comparing them for equality tells whether a token was the likeliest.
+    """
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._offset = 0
+
+    def piece(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
+    ) -> dict[str, list[Any]]:
+        """The next tokens. `text_offset` goes on where the last piece ended."""
+        result: dict[str, list[Any]] = {
+            "text_offset": [],
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [],
+        }
+        for token_id, position in zip(token_ids, positions, strict=True):
+            own = position[token_id] if position else None
+            text = self._texts.spell(token_id, own)
+            result["tokens"].append(text)
+            result["text_offset"].append(self._offset)
+            result["token_logprobs"].append(_finite(own.logprob) if own else None)
+            result["top_logprobs"].append(self._top(position) if position else None)
+            self._offset += len(text)
+        return result
+
+    def _top(self, position: PositionLogprobs) -> dict[str, float]:
+        """Candidates by text. Ids may share a text (parts of a character): the likeliest counts."""
+        top: dict[str, float] = {}
+        for token_id, logprob in position.items():
+            text = self._texts.spell(token_id, logprob)
+            top[text] = max(_finite(logprob.logprob), top.get(text, FLOOR))
+        return top
+
+
+def join(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Successive pieces as one object."""
+    return {key: [value for piece in pieces for value in piece[key]] for key in pieces[0]}
+
+
+def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[Any]:
+    """vLLM's `prompt_logprobs`: per position null, or an object by token id."""
+    return [
+        position
+        and {
+            str(token_id): {
+                "logprob": _finite(logprob.logprob),
+                "rank": logprob.rank,
+                "decoded_token": logprob.decoded_token,
+            }
+            for token_id, logprob in position.items()
+        }
+        for position in positions
+    ]

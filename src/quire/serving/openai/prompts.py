@@ -1,0 +1,157 @@
+"""Conversations and texts to token ids. Long inputs are tokenised in a thread, off the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from quire.errors import ContextLengthExceeded, InvalidRequest
+from quire.serving.decode import show
+from quire.serving.engine_api import EngineClient
+from quire.serving.openai.schema import ChatMessage
+from quire.tokenizer.chat_template import check_template_kwargs
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+TEXT_MARGIN: Final = 4
+"""A text may have this many times the characters that the longest tokens could cover within the
+context, because normalisers may shorten it."""
+INLINE_CHARACTERS: Final = 8192
+"""Texts up to this length are tokenised on the event loop: a thread costs more."""
+
+
+async def encode(
+    engine: EngineClient, text: str, add_special_tokens: bool, *, cut: bool = False
+) -> list[int]:
+    """Token ids of a text. `cut`: the caller shortens them, so a long text is welcome.
+
+    Raises:
+        ContextLengthExceeded: the text is so long that it is not worth tokenising.
+    """
+    limit = TEXT_MARGIN * engine.max_model_len * engine.tokenizer.longest_token
+    if len(text) > limit and not cut:
+        raise ContextLengthExceeded(
+            f"The prompt has {len(text)} characters; more than {limit} cannot fit the model's "
+            f"context of {engine.max_model_len} tokens."
+        )
+    if len(text) <= INLINE_CHARACTERS:
+        return engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(
+        engine.tokenizer.encode, text, add_special_tokens=add_special_tokens
+    )
+
+
+def render_chat(
+    engine: EngineClient,
+    messages: list[ChatMessage],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any] | None,
+) -> str:
+    """The prompt that the model's template makes of a conversation.
+
+    Raises:
+        InvalidRequest: a message or option is wrong, or the template refuses.
+    """
+    if not messages:
+        raise InvalidRequest("messages must not be empty.", param="messages")
+    if add_generation_prompt and continue_final_message:
+        raise InvalidRequest(
+            "add_generation_prompt and continue_final_message exclude each other.",
+            param="continue_final_message",
+        )
+    kwargs = check_template_kwargs(template_kwargs or {})
+    if "self" in kwargs:  # the one name that Python itself would stumble over
+        raise InvalidRequest(
+            "chat_template_kwargs must not set 'self'.", param="chat_template_kwargs"
+        )
+    goes_on = bool(continue_final_message)
+    turns = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return engine.tokenizer.apply_chat_template(
+        turns,
+        tools=tools or None,
+        add_generation_prompt=not goes_on
+        if add_generation_prompt is None
+        else add_generation_prompt,
+        continue_final_message=goes_on,
+        **kwargs,
+    )
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+    """A turn as templates expect it: only the keys that are set."""
+    if message.role not in ROLES:
+        raise InvalidRequest(
+            f"{where}.role must be one of {', '.join(ROLES)}, got {show(message.role)}.",
+            param=f"{where}.role",
+        )
+    if message.audio or message.function_call or message.annotations or message.refusal:
+        name = next(
+            name
+            for name in ("audio", "function_call", "annotations", "refusal")
+            if getattr(message, name)
+        )
+        raise InvalidRequest(f"{where}.{name} is not supported.", param=f"{where}.{name}")
+    # `developer` is OpenAI's newer name of `system`, which is the one that templates know.
+    role = "system" if message.role == "developer" else message.role
+    turn: dict[str, Any] = {"role": role, "content": _content(message, where)}
+    for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
+    if message.tool_calls:
+        if role != "assistant":
+            raise InvalidRequest(
+                f"{where}.tool_calls belongs to assistant messages only.",
+                param=f"{where}.tool_calls",
+            )
+        turn["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{i}]")
+            for i, call in enumerate(message.tool_calls)
+        ]
+    return turn
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role == "assistant":
+            return ""
+        raise InvalidRequest(f"{where}.content is required.", param=f"{where}.content")
+    texts = []
+    for i, part in enumerate(content):
+        kind, text = part.get("type"), part.get("text")
+        if kind != "text":
+            raise InvalidRequest(
+                f'{where}.content[{i}]: only parts of type "text" are supported, got {show(kind)}.',
+                param=f"{where}.content[{i}].type",
+            )
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"{where}.content[{i}].text must be a string, got {show(text)}.",
+                param=f"{where}.content[{i}].text",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """A tool call with its arguments as an object: templates print them with `tojson`."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function.name must be a string.", param=where)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(
+            f"{where}.function.arguments must be a JSON object in a string.",
+            param=f"{where}.function.arguments",
+        )
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,112 @@
+"""What chat and text replies share: head, usage, and chunks made of prepared bytes.
+
+A streamed token costs one JSON string and one join: everything around it is encoded once per
+request. Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from quire.outputs import RequestOutput
+from quire.serving.openai.schema import GenerateRequest
+
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one HTTP request, over all its prompts and choices."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    _seen: set[int] = field(default_factory=set)
+
+    def add(self, prompt_index: int, output: RequestOutput) -> None:
+        """Count an output: its prompt once, its tokens each time."""
+        if prompt_index not in self._seen:
+            self._seen.add(prompt_index)
+            self.prompt_tokens += len(output.prompt_token_ids)
+            self.cached_tokens += output.num_cached_tokens
+        for completion in output.outputs:
+            self.completion_tokens += len(completion.token_ids)
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every reply and chunk of one request begins with."""
+
+    id: str
+    object: str
+    model: str
+    system_fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def to_dict(self, object_name: str | None = None) -> dict[str, Any]:
+        """The head of a whole reply."""
+        return {
+            "id": self.id,
+            "object": object_name or self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+class Chunks:
+    """Builds the frames of one stream.
+
+    Args:
+        head: Head of every chunk.
+        request: Says which usage the client wants.
+        text_open: JSON between the choice's index and its text, such as `"text":`.
+        text_close: JSON after the text, without the brace that closes the choice.
+    """
+
+    def __init__(
+        self, head: Head, request: GenerateRequest, text_open: bytes, text_close: bytes
+    ) -> None:
+        options = request.stream_options
+        self.usage_last = bool(options and options.include_usage)
+        self.usage_each = bool(options and options.continuous_usage_stats)
+        # OpenAI: with include_usage, the other chunks have a usage field too, and it is null.
+        self._tail = b',"usage":null}\n\n' if self.usage_last else b"}\n\n"
+        self._head = b"data: " + encode(head.to_dict())[:-1] + b',"choices":['
+        self._before = self._head + b'{"index":'
+        self._open = b"," + text_open
+        self._close = text_close + b',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk with nothing but text: the hot path."""
+        return b"%b%d%b%b%b" % (self._before, index, self._open, encode(text), self._close)
+
+    def full(
+        self, choice: dict[str, Any], usage: Usage, extra: dict[str, Any] | None = None
+    ) -> bytes:
+        """A chunk with any choice; `extra` goes to its top level."""
+        parts = [self._head, encode(choice), b"]"]
+        if extra:
+            parts += [b",", encode(extra)[1:-1]]
+        if self.usage_each:
+            parts += [b',"usage":', encode(usage.to_dict()), b"}\n\n"]
+        else:
+            parts.append(self._tail)
+        return b"".join(parts)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk, without choices."""
+        return b'%b],"usage":%b}\n\n' % (self._head, encode(usage.to_dict()))

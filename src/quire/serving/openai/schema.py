@@ -1,0 +1,201 @@
+"""The request bodies of the OpenAI surface: typed records, and tables of what is not supported.
+
+A field is `None` when it is absent or null. Nothing here computes; rules between fields are in
+`sampling.py`, `chat.py` and `completions.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from quire.serving.decode import Unsupported, refused
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Extras of a stream."""
+
+    include_usage: bool | None = None
+    """A last chunk without choices carries the token counts."""
+    continuous_usage_stats: bool | None = None
+    """Every chunk carries the token counts so far."""
+    include_obfuscation: bool | None = None
+    """OpenAI's padding against traffic analysis; only false."""
+
+
+class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both generation endpoints take."""
+
+    FREE_FORM: ClassVar[tuple[str, ...]] = ("response_format", "metadata")
+
+    model: str | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    response_format: dict[str, Any] | None = None
+    # Labels a client may attach. By OpenAI's definition none of them changes the reply.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    # vLLM's additions.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep only this many prompt tokens; -1: as many as leave room for the output."""
+    truncation_side: str | None = None
+    """`left` (the default) drops the beginning, `right` the end."""
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One turn. The fields after `tool_call_id` are those that replies carry, so that a reply can
+    be sent back as it came."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class ChatRequest(GenerateRequest, kw_only=True):
+    """Body of `POST /v1/chat/completions`."""
+
+    FREE_FORM: ClassVar[tuple[str, ...]] = (
+        *GenerateRequest.FREE_FORM,
+        "messages",
+        "tools",
+        "tool_choice",
+        "chat_template_kwargs",
+    )
+
+    messages: list[ChatMessage]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerateRequest, kw_only=True):
+    """Body of `POST /v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /tokenize`: either `prompt`, or `messages` with the fields after it."""
+
+    FREE_FORM: ClassVar[tuple[str, ...]] = ("messages", "tools", "chat_template_kwargs")
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+_TEXT_ONLY: Final = "this server takes and gives text only"
+_GRAMMAR: Final = "constrained decoding is not available yet"
+
+_BOTH: Final[dict[str, Unsupported]] = {
+    "service_tier": refused("there are no tiers", "auto", "default"),
+    "store": refused("nothing is stored", False),
+    "prompt_cache_retention": refused("how long prompts stay cached depends on memory alone"),
+    "use_beam_search": refused("beam search is not available", False),
+    "length_penalty": refused("it belongs to beam search, which is not available", 1.0, 1),
+    "structured_outputs": refused(_GRAMMAR),
+    "guided_json": refused(_GRAMMAR),
+    "guided_regex": refused(_GRAMMAR),
+    "guided_choice": refused(_GRAMMAR),
+    "guided_grammar": refused(_GRAMMAR),
+    "logprob_token_ids": refused("use logprobs, which gives the likeliest tokens", []),
+    "kv_transfer_params": refused("KV transfer between servers is not available"),
+    "ec_transfer_params": refused("KV transfer between servers is not available"),
+    "vllm_xargs": refused("there are no custom processors", {}),
+    "repetition_detection": refused("use repetition_penalty or max_tokens"),
+    "stream_interval": refused("every token is streamed at once", 1),
+    "thinking_token_budget": refused("use max_tokens"),
+    "watermarking": refused("the output is not marked"),
+    "return_prompt_text": refused("use echo", False),
+    "return_token_offsets": refused("use return_token_ids", False),
+    "mm_processor_kwargs": refused(_TEXT_ONLY, {}),
+    "media_io_kwargs": refused(_TEXT_ONLY, {}),
+}
+
+CHAT_UNSUPPORTED: Final[dict[str, Unsupported]] = _BOTH | {
+    "audio": refused(_TEXT_ONLY),
+    "modalities": refused(_TEXT_ONLY, ["text"]),
+    "prediction": refused("predicted outputs are not available"),
+    "reasoning_effort": refused("no model here takes it; use chat_template_kwargs"),
+    "include_reasoning": refused("reasoning is not split from the text yet", True),
+    "verbosity": refused("no model here takes it", "medium"),
+    "web_search_options": refused("the server does not reach out to the web"),
+    "functions": refused("use tools"),
+    "function_call": refused("use tool_choice"),
+    "parallel_tool_calls": refused("the number of tool calls is the model's choice", True),
+    "documents": refused("put them into the messages, or into chat_template_kwargs"),
+    "chat_template": refused("a template is code; the operator sets it with --chat-template"),
+    "best_of": refused("use n", 1),
+    "suffix": refused("it belongs to /v1/completions, and no model here can infill"),
+}
+
+COMPLETION_UNSUPPORTED: Final[dict[str, Unsupported]] = _BOTH | {
+    "suffix": refused("no model here can infill", ""),
+    "prompt_embeds": refused("send text or token ids"),
+    "max_completion_tokens": refused("on this endpoint it is called max_tokens"),
+    "messages": refused("send them to /v1/chat/completions"),
+}
+
+TOKENIZE_UNSUPPORTED: Final[dict[str, Unsupported]] = {
+    "chat_template": CHAT_UNSUPPORTED["chat_template"],
+    "mm_processor_kwargs": refused(_TEXT_ONLY, {}),
+}

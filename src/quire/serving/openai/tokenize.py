@@ -1,0 +1,73 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.serving.decode import decode
+from quire.serving.engine_api import EngineClient
+from quire.serving.exchange import Exchange
+from quire.serving.openai.prompts import encode, render_chat
+from quire.serving.openai.schema import (
+    TOKENIZE_UNSUPPORTED,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+_CHAT_ONLY = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+async def tokenize(exchange: Exchange) -> None:
+    """Token ids of a text or of a rendered conversation."""
+    engine = exchange.state.ready_engine()
+    request = decode(TokenizeRequest, await exchange.body(), TOKENIZE_UNSUPPORTED)
+    exchange.state.check_model(request.model, engine)
+    ids = await _ids(engine, request)
+    strings = [engine.tokenizer.id_to_text(i) for i in ids] if request.return_token_strs else None
+    reply = {
+        "count": len(ids),
+        "max_model_len": engine.max_model_len,
+        "tokens": ids,
+        "token_strs": strings,
+    }
+    await exchange.reply(msgspec.json.encode(reply))
+
+
+async def _ids(engine: EngineClient, request: TokenizeRequest) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("Give either prompt or messages.", param="prompt")
+    special = request.add_special_tokens
+    if request.messages is None:
+        for name in _CHAT_ONLY:
+            if getattr(request, name) is not None:
+                raise InvalidRequest(f"{name} needs messages, not prompt.", param=name)
+        return await encode(engine, request.prompt or "", special is not False, cut=True)
+    text = render_chat(
+        engine,
+        request.messages,
+        request.tools,
+        request.add_generation_prompt,
+        request.continue_final_message,
+        request.chat_template_kwargs,
+    )
+    return await encode(engine, text, bool(special), cut=True)
+
+
+async def detokenize(exchange: Exchange) -> None:
+    """Text of token ids, special tokens included.
+
+    Raises:
+        InvalidRequest: an id is outside the vocabulary.
+    """
+    engine = exchange.state.ready_engine()
+    request = decode(DetokenizeRequest, await exchange.body(), {})
+    exchange.state.check_model(request.model, engine)
+    for token_id in request.tokens:
+        if not 0 <= token_id < engine.vocab_size:
+            raise InvalidRequest(
+                f"tokens must be ids from 0 to {engine.vocab_size - 1}, got {token_id}.",
+                param="tokens",
+            )
+    text = engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    await exchange.reply(msgspec.json.encode({"prompt": text}))

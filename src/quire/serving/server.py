@@ -1,0 +1,345 @@
+"""The server process: bind, serve while the engine loads, shut down in order.
+
+The socket comes first, so that a taken port is told at once and not after loading a model. HTTP
+answers from then on: probes say how far loading is. The one door to uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.config import EngineConfig, ServerConfig
+from quire.errors import EngineDead, QuireError, StartupError
+from quire.logger import get_logger
+from quire.serving.app import build_app
+from quire.serving.engine_api import EngineClient
+from quire.serving.state import ServerState
+
+logger = get_logger(__name__)
+
+EngineFactory = Callable[[EngineConfig], Awaitable[EngineClient]]
+
+MAX_HEADER_BYTES: Final = 32 * 1024
+HEADER_SECONDS: Final = 30.0
+"""How long a new connection may take to send its first request line and headers."""
+KEEP_ALIVE_SECONDS: Final = 65
+WATCH_SECONDS: Final = 0.1
+"""How often the engine is asked whether it lives, and a drain whether it is done."""
+FLUSH_SECONDS: Final = 0.5
+"""What aborted requests get to write their last words."""
+STOP_SECONDS: Final = 2.0
+"""What the engine gets to stop its core."""
+
+
+def run_server(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    engine_factory: EngineFactory | None = None,
+) -> int:
+    """Serve until a signal or the engine's end; returns the exit code of the process.
+
+    0 after SIGTERM or SIGINT; otherwise the code of the error, which has been printed in one line
+    (a taken port, a model that cannot be loaded, an engine that died).
+
+    Args:
+        engine_config: What the engine runs.
+        server_config: Where to listen and who may call.
+        engine_factory: Starts an engine and returns it at once; `AsyncLLM.start` if left out.
+    """
+    try:
+        listener = bind(server_config)
+    except StartupError as error:
+        return _give_up(error)
+    _adopt_uvicorn_logs()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            supervisor = _Supervisor(listener, server_config)
+            return runner.run(supervisor.run(engine_config, engine_factory or _start_engine))
+    finally:
+        listener.close()
+        if server_config.uds:
+            with contextlib.suppress(OSError):
+                os.unlink(server_config.uds)
+
+
+async def _start_engine(config: EngineConfig) -> EngineClient:
+    from quire.engine.async_llm import AsyncLLM
+
+    return await AsyncLLM.start(config)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not made for every platform; asyncio's own loop does the same, slower
+        return None
+    return uvloop.new_event_loop
+
+
+def _give_up(error: QuireError) -> int:
+    print(f"quire serve: {error.message}", file=sys.stderr, flush=True)
+    return getattr(error, "exit_code", 1)
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        StartupError: the address is taken, not ours, or not allowed.
+    """
+    if config.uds:
+        return _bind_unix(config.uds)
+    where = f"port {config.port} on {config.host}"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise StartupError(f"--host {config.host} is not an address: {error.strerror}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on {where}: {_remedy(error)}") from None
+    return listener
+
+
+def _remedy(error: OSError) -> str:
+    return {
+        errno.EADDRINUSE: "it is in use; stop what listens there, or choose another with --port "
+        "(0 picks a free one)",
+        errno.EACCES: "that needs privileges; choose a --port of at least 1024",
+        errno.EADDRNOTAVAIL: "this machine does not have that address; choose another --host",
+    }.get(error.errno or 0, error.strerror or "unknown reason")
+
+
+def _bind_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path):
+            _remove_stale(path)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on --uds {path}: {error.strerror or error}") from None
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that is gone; leave everything else alone."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise OSError(errno.EEXIST, "the file exists and is not a socket; choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError(errno.EADDRINUSE, "another server listens there; choose another path")
+    os.unlink(path)
+
+
+def _adopt_uvicorn_logs() -> None:
+    """uvicorn's warnings go where ours go; its greetings nowhere."""
+    logs = logging.getLogger("uvicorn")
+    logs.handlers = list(logging.getLogger("quire").handlers)
+    logs.propagate = not logs.handlers
+    logs.setLevel(logging.WARNING)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP with limits on headers: their size, and the time the first may take."""
+
+    _header_bytes = 0
+    _in_headers = True
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(HEADER_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._in_headers, self._header_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_headers and not self.transport.is_closing():
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self.send_400_response("The request's headers are too large.")
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the supervisor has them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Supervisor:
+    """Runs HTTP and engine side by side and ends both."""
+
+    def __init__(self, listener: socket.socket, config: ServerConfig) -> None:
+        self._listener = listener
+        self._config = config
+        self._state = ServerState(config)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._http = _HttpServer(
+            uvicorn.Config(
+                build_app(self._state),
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    async def run(self, config: EngineConfig, start: EngineFactory) -> int:
+        """Serve; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.ensure_future(self._http.serve([self._listener]))
+        try:
+            code = await self._supervise(config, start)
+        except QuireError as error:
+            code = _give_up(error)
+        except Exception:
+            logger.exception("the server stops because of an unexpected error")
+            code = 1
+        await self._shut_down(serving)
+        return code
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def _supervise(self, config: EngineConfig, start: EngineFactory) -> int:
+        """Load, announce, and wait for a reason to end.
+
+        Raises:
+            StartupError: the engine cannot start.
+            EngineDead: it died.
+        """
+        engine = await self._unless_stopped(start(config))
+        if engine is None:
+            return 0
+        self._state.engine = engine
+        await self._unless_stopped(engine.wait_ready())
+        if not self._stop.is_set():
+            print(greeting(self._config, self._listener, engine), flush=True)
+        while not self._stop.is_set():
+            if engine.state == "dead":
+                raise EngineDead("the engine died; its last words are in the log above")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), WATCH_SECONDS)
+        return 0
+
+    async def _unless_stopped(self, work: Awaitable[Any]) -> Any:
+        """The result of `work`, or `None` if a signal comes first."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            return await task if task.done() else None
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _shut_down(self, serving: asyncio.Future[None]) -> None:
+        """Unready, drain, abort the rest, then HTTP and the core."""
+        state, engine = self._state, self._state.engine
+        state.draining = True
+        await self._drained(self._config.shutdown_timeout)
+        if engine is not None:
+            for request_id in tuple(state.active_ids):
+                with contextlib.suppress(QuireError):
+                    await engine.abort(request_id)
+        await self._drained(FLUSH_SECONDS, hurry=False)
+        self._http.should_exit = True
+        self._http.force_exit = not state.in_flight or self._hurry.is_set()
+        stopping = [asyncio.ensure_future(_bounded(serving))]
+        if engine is not None:
+            stopping.append(asyncio.ensure_future(_bounded(engine.shutdown())))
+        await asyncio.gather(*stopping)
+
+    async def _drained(self, seconds: float, hurry: bool = True) -> None:
+        """Wait until nothing is in flight, at most so long; a second signal ends the patience."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while self._state.in_flight and loop.time() < end:
+            if hurry and self._hurry.is_set():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def _bounded(work: Awaitable[None]) -> None:
+    """Let a part stop, but not for ever, and not at the cost of the others."""
+    try:
+        await asyncio.wait_for(work, STOP_SECONDS)
+    except TimeoutError:
+        logger.warning("a part of the server did not stop within %.0f s", STOP_SECONDS)
+    except Exception:
+        logger.exception("a part of the server failed while stopping")
+
+
+def greeting(config: ServerConfig, listener: socket.socket, engine: EngineClient) -> str:
+    """What is printed when the server is ready: where it is, and a request to paste."""
+    if config.uds:
+        place, options = "http://localhost", f" --unix-socket {config.uds}"
+        shown = config.uds
+    else:
+        host, port = listener.getsockname()[:2]
+        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+        name = f"[{name}]" if ":" in name and not name.startswith("[") else name
+        shown = place = f"http://{name}:{port}"
+        options = ""
+    key = ' \\\n    -H "Authorization: Bearer $QUIRE_API_KEY"' if config.api_key else ""
+    body = (
+        f'{{"model": "{engine.config.model.names[0]}", "messages": '
+        '[{"role": "user", "content": "What is the capital of France?"}]}'
+    )
+    return (
+        f"quire is ready at {shown}\n\n"
+        f"  curl{options} {place}/v1/chat/completions \\\n"
+        f"    -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n"
+    )

@@ -1,0 +1,235 @@
+"""Incremental detokenisation: tokens in, text out, stopped at stop strings.
+
+Every rule is a function of the token sequence alone: how the tokens were grouped into updates
+never shows in the text. That is why stop strings are searched after each token, and why of
+several stop strings the one that is complete first wins.
+
+Knows tokens and text; not which request they belong to, nor how the result is delivered.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.outputs import FinishReason
+from quire.params import SamplingParams
+from quire.tokenizer.tokenizer import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+CONTEXT_TOKENS = 6
+"""Most prompt tokens that a decoder which looks at neighbours gets to see."""
+MAX_PENDING_TOKENS = 8
+"""A character is at most four bytes: after this many tokens it will not become complete."""
+
+
+class TextStream(Protocol):
+    """Turns one token after the other into text."""
+
+    def feed(self, token_id: int) -> str:
+        """Text that this token completes; possibly empty."""
+        ...
+
+    def flush(self) -> str:
+        """Text still held back, at the end of the output."""
+        ...
+
+
+class NullStream:
+    """No text at all: there is no tokenizer, or the request wants ids only."""
+
+    def feed(self, token_id: int) -> str:
+        """Nothing."""
+        return ""
+
+    def flush(self) -> str:
+        """Nothing."""
+        return ""
+
+
+class ByteStream:
+    """For tokenizers that are exact in bytes: a UTF-8 decoder fed with each token's bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, skip: frozenset[int], leading_spaces: int) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip
+        self._leading_spaces = leading_spaces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_id: int) -> str:
+        """Text that is complete with this token."""
+        if token_id in self._skip:
+            return ""
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id) or b"")
+        return self._strip(text) if self._leading_spaces and text else text
+
+    def flush(self) -> str:
+        """U+FFFD for a character whose end never came."""
+        return self._decoder.decode(b"", final=True)
+
+    def _strip(self, text: str) -> str:
+        spaces = min(self._leading_spaces, len(text) - len(text.lstrip(" ")))
+        self._leading_spaces = 0 if spaces < len(text) else self._leading_spaces - spaces
+        return text[spaces:]
+
+
+class WindowStream:
+    """For decoders that look at neighbouring tokens: decode a short window twice and subtract.
+
+    The window starts with a few prompt tokens, so that the first output token is spaced rightly;
+    their text is subtracted, never shown.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip: frozenset[int],
+        prompt: Sequence[int],
+        spaces_between_special_tokens: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip
+        spaced = skip or spaces_between_special_tokens
+        self._joined = frozenset[int]() if spaced else tokenizer.added_ids
+        self._window = self._context([token for token in prompt if token not in skip])
+        self._read = len(self._window)
+        self._last: int | None = None
+
+    def feed(self, token_id: int) -> str:
+        """Text that this token adds, unless it ends inside a character."""
+        if token_id in self._skip:
+            return ""
+        neighbours, self._last = (self._last, token_id), token_id
+        self._window.append(token_id)
+        text = self._new_text()
+        incomplete = not text or text.endswith(REPLACEMENT)
+        if incomplete and len(self._window) - self._read < MAX_PENDING_TOKENS:
+            return ""
+        self._advance(drop=not text)
+        both_added = all(token in self._joined for token in neighbours)
+        return text.lstrip(" ") if both_added else text
+
+    def flush(self) -> str:
+        """Text of the tokens held back."""
+        text = self._new_text() if len(self._window) > self._read else ""
+        self._advance(drop=not text)
+        return text
+
+    def _new_text(self) -> str:
+        known = self._tokenizer.decode(self._window[: self._read], skip_special_tokens=False)
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)[len(known) :]
+
+    def _advance(self, drop: bool) -> None:
+        """What was new is the context of the next token: it starts where a character does.
+        Tokens without text are no context."""
+        self._window = self._window[: self._read] if drop else self._window[self._read :]
+        self._read = len(self._window)
+
+    def _context(self, prompt: list[int]) -> list[int]:
+        """The shortest end of the prompt that is whole characters."""
+        for length in range(1, min(CONTEXT_TOKENS, len(prompt)) + 1):
+            text = self._tokenizer.decode(prompt[-length:], skip_special_tokens=False)
+            if text and REPLACEMENT not in text:
+                return prompt[-length:]
+        return []
+
+
+def text_stream(
+    tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int]
+) -> TextStream:
+    """The stream that fits the tokenizer."""
+    if tokenizer is None or not params.detokenize:
+        return NullStream()
+    skip = tokenizer.all_special_ids if params.skip_special_tokens else frozenset[int]()
+    if tokenizer.token_bytes(0) is None:
+        spaces = params.spaces_between_special_tokens
+        return WindowStream(tokenizer, skip, prompt_token_ids, spaces)
+    # SentencePiece's extra space belongs to the start of the whole text, prompt included
+    starts = tokenizer.leading_spaces > 0 and not any(
+        tokenizer.token_bytes(token) for token in prompt_token_ids if token not in skip
+    )
+    return ByteStream(tokenizer, skip, tokenizer.leading_spaces if starts else 0)
+
+
+class IncrementalDetokenizer:
+    """Text of one completion, grown token by token.
+
+    Concatenated deltas equal the final text, which equals `Tokenizer.decode` of the tokens up to
+    the stop (a prompt that ends without a space keeps SentencePiece's leading one).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+    ) -> None:
+        self.token_ids: list[int] = []
+        """All tokens of the output; none after the one that completed a stop string."""
+        self.text = ""
+        """All text so far, held-back characters included, cut at the stop string."""
+        self.stop_string: str | None = None
+        """The stop string that ended the output."""
+        self._stops = params.stop_strings
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._searched = 0
+        self._sent = 0
+        held = self._stops and not self._include_stop
+        self._holdback = max(map(len, self._stops)) - 1 if held else 0
+        self._stream = text_stream(tokenizer, params, prompt_token_ids)
+
+    def update(
+        self, new_token_ids: Sequence[int], finish_reason: FinishReason | None = None
+    ) -> str | None:
+        """Take new tokens; `finish_reason` is the core's, if it ended the completion with them.
+
+        Returns the stop string that is hit. Tokens after the one that completes it are dropped.
+        A stop token (reason `STOP`) adds no text, unless `include_stop_str_in_output`.
+        """
+        if self.stop_string is not None:
+            return self.stop_string
+        silent = finish_reason is FinishReason.STOP and not self._include_stop
+        last = len(new_token_ids) - 1
+        for i, token in enumerate(new_token_ids):
+            self.token_ids.append(token)
+            if not (silent and i == last) and self._grow(self._stream.feed(token)):
+                return self.stop_string
+        if finish_reason is not None:
+            self._grow(self._stream.flush())
+        return self.stop_string
+
+    def take(self, finished: bool, delta: bool) -> str:
+        """Text to deliver: all of it or, with `delta`, what no earlier `delta` call returned.
+
+        While unfinished, as many characters are held back as a stop string could still cut off.
+        """
+        if finished and self.stop_string is None:
+            self.text += self._stream.flush()
+        end = len(self.text) if finished else max(0, len(self.text) - self._holdback)
+        if not delta:
+            return self.text[:end]
+        start, self._sent = self._sent, max(self._sent, end)
+        return self.text[start:end]
+
+    def _grow(self, new: str) -> bool:
+        """Append text and look for stop strings that end in it."""
+        self.text += new
+        if not self._stops:
+            return False
+        if len(self.token_ids) > self._min_tokens and new:
+            self._cut_at_stop()
+        self._searched = len(self.text)
+        return self.stop_string is not None
+
+    def _cut_at_stop(self) -> None:
+        """Of the stop strings in reach take the one complete first, of equals the longest."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            start = self.text.find(stop, max(0, self._searched - len(stop) + 1))
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        if best is not None:
+            end, start, self.stop_string = best
+            self.text = self.text[: end if self._include_stop else start]

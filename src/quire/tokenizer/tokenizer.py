@@ -1,0 +1,285 @@
+"""Tokenizer façade over the `tokenizers` library: one model folder, text to ids and back.
+
+Loads `tokenizer.json` and `tokenizer_config.json`; the library is imported only then, templates
+are compiled only when used. Knows nothing of requests or of a model's logits width: ids that the
+tokenizer has no entry for (padding of the vocabulary) stand for the empty text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import InvalidRequest, ModelLoadError
+from quire.tokenizer.chat_template import ChatTemplate
+from quire.tokenizer.vocabulary import ByteSpelling, byte_spelling
+
+if TYPE_CHECKING:
+    import tokenizers
+
+CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_MAX_LIBRARY_ID = 2**32 - 1
+
+
+class Tokenizer:
+    """Text to token ids and back. Immutable after loading; safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: dict[str, Any] | None = None,
+        templates: dict[str, str] | None = None,
+    ) -> None:
+        self._backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        self._named = _named_tokens(config or {})
+        self._mark_special()
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        self._spelling = _spelling_of(backend)
+        self._bytes: dict[int, bytes] = {}
+        self.chat_template = ChatTemplate(templates, self._named) if templates else None
+        """The model's chat template, if it has one."""
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Load the tokenizer of a model folder.
+
+        Raises:
+            ModelLoadError: a file is missing or cannot be read; the message names it.
+        """
+        config = _read_config(folder / CONFIG_FILE)
+        return cls(_read_backend(folder / TOKENIZER_FILE), config, _read_templates(folder, config))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Upper bound of the characters one token can stand for."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the beginning-of-sequence token named by the configuration."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the end-of-sequence token named by the configuration."""
+        return self._id_of("eos_token")
+
+    @property
+    def all_special_ids(self) -> frozenset[int]:
+        """Ids that `skip_special_tokens` leaves out."""
+        return self._special_ids
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of all added tokens, special or not."""
+        return self._added_ids
+
+    @property
+    def leading_spaces(self) -> int:
+        """Spaces that are cut from the start of a whole decoded text."""
+        return self._spelling.leading_spaces if self._spelling else 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; with the special tokens the tokenizer puts around it, if asked.
+
+        Raises:
+            InvalidRequest: the text holds lone surrogates, which no UTF-8 text can.
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError):
+            if not isinstance(text, str):
+                raise
+            raise InvalidRequest(
+                "the text must be valid Unicode, but it holds lone surrogates (half characters)."
+            ) from None
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Bytes that are no valid UTF-8 become U+FFFD."""
+        kept = [i for i in ids if not (skip_special_tokens and i in self._special_ids)]
+        if self._spelling is None:
+            return self._decode_with_library(kept)
+        text = b"".join(map(self._spell, kept)).decode("utf-8", "replace")
+        spaces = len(text) - len(text.lstrip(" "))
+        return text[min(spaces, self._spelling.leading_spaces) :]
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Bytes one token stands for; `None` if the tokenizer is not exact in bytes."""
+        return None if self._spelling is None else self._spell(token_id)
+
+    def id_to_text(self, token_id: int) -> str:
+        """Text of one token, special ones included, as shown beside a log-probability.
+
+        A token that is only a part of a character shows as U+FFFD; `token_bytes` has the truth.
+        Any id is allowed: one the tokenizer does not know gives the empty text.
+        """
+        if self._spelling is None:
+            return self._decode_with_library([token_id])
+        return self._spell(token_id).decode("utf-8", "replace")
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Render a conversation with the model's chat template, or with the one given.
+
+        Further keywords reach the template as variables; check keywords that come from a client
+        with `check_template_kwargs` first.
+
+        Raises:
+            InvalidRequest: there is no template, or it cannot render these messages.
+        """
+        template = self.chat_template
+        if template is None:
+            if chat_template is None:
+                raise InvalidRequest(
+                    "this model has no chat template: start with --chat-template, or send a "
+                    "plain prompt instead of messages.",
+                    param="messages",
+                )
+            template = ChatTemplate({}, self._named)
+        return template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            variables=kwargs,
+        )
+
+    def _id_of(self, name: str) -> int | None:
+        token = self._named.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _mark_special(self) -> None:
+        """Tokens the configuration names are special even where tokenizer.json forgot to say."""
+        added = self._backend.get_added_tokens_decoder().values()
+        marked = {token.content for token in added if token.special}
+        for token in dict.fromkeys(self._named.values()):
+            if token not in marked and self._backend.token_to_id(token) is not None:
+                self._backend.add_special_tokens([token])
+
+    def _spell(self, token_id: int) -> bytes:
+        spelled = self._bytes.get(token_id)
+        if spelled is None:
+            assert self._spelling is not None
+            entry = self._entry(token_id)
+            if entry is None:
+                return b""
+            spelled = self._bytes[token_id] = self._spelling.spell(entry)
+        return spelled
+
+    def _entry(self, token_id: int) -> str | None:
+        if not 0 <= token_id <= _MAX_LIBRARY_ID:
+            return None
+        entry: str | None = self._backend.id_to_token(token_id)
+        return entry
+
+    def _decode_with_library(self, ids: Iterable[int]) -> str:
+        known = [i for i in ids if 0 <= i <= _MAX_LIBRARY_ID]
+        text: str = self._backend.decode(known, skip_special_tokens=False)
+        return text
+
+
+def _spelling_of(backend: tokenizers.Tokenizer) -> ByteSpelling | None:
+    decoder = backend.decoder
+    # the library hands out a decoder's JSON under the name that copying uses
+    return None if decoder is None else byte_spelling(json.loads(decoder.__getstate__()))
+
+
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Tokens the configuration gives a role, as text; entries are strings or objects."""
+    found: dict[str, str] = {}
+    for name in NAMED_TOKENS:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and text:
+            found[name] = text
+    return found
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    if not path.is_file():
+        raise ModelLoadError(
+            f"there is no {str(path)!r}: give a model folder in Hugging Face format, or point "
+            "--tokenizer at a folder that has tokenizer.json (save it from a fast tokenizer)"
+        )
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for every kind of bad file
+        raise ModelLoadError(
+            f"cannot read {str(path)!r}: {error}; fetch the file again or save it with a "
+            "current version of the tokenizers library"
+        ) from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"there is no {str(path)!r}: copy the file from the model's repository; an empty "
+            "object {} is enough for a tokenizer without special tokens and chat template"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(f"cannot read {str(path)!r}: {error}; fetch the file again") from None
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{str(path)!r} must hold a JSON object, got {type(config).__name__}")
+    return config
+
+
+def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name: the configuration's, then files, which win."""
+    entry = config.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(entry, str):
+        templates["default"] = entry
+    elif isinstance(entry, list):
+        templates = {e["name"]: e["template"] for e in entry if _is_named_template(e)}
+    files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    for name, path in files.items():
+        try:
+            templates[name] = path.read_text("utf-8")
+        except (ValueError, OSError) as error:
+            raise ModelLoadError(f"cannot read {str(path)!r}: {error}; fetch it again") from None
+    return templates
+
+
+def _is_named_template(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("template"), str)
+    )

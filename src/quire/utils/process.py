@@ -1,0 +1,82 @@
+"""Processes of one machine: their titles, their ends, and children that outlive nobody.
+
+Uses the Linux calls where they exist and says so where they do not. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from typing import Any, Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_NAME_BYTES: Final = 15
+"""Linux keeps 15 bytes of a name and a final zero (prctl(2))."""
+
+
+def _prctl(option: int, argument: Any) -> bool:
+    """Call prctl(2); False where it does not exist or the kernel refuses."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return bool(libc.prctl(option, argument, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def set_process_title(title: str) -> bool:
+    """Name this process for `ps`, `top` and profilers; True if at least the short name took.
+
+    The short name (`comm`) is cut at 15 bytes. The long one is written over the memory of the
+    command line, cut at its length, for Linux shows that memory as the command.
+    """
+    name = title.encode()[:_NAME_BYTES]
+    done = _prctl(_PR_SET_NAME, ctypes.c_char_p(name))
+    if done:
+        _overwrite_command_line(title.encode())
+    return done
+
+
+def _overwrite_command_line(title: bytes) -> None:
+    """Replace what /proc/self/cmdline shows. Field numbers: proc_pid_stat(5)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[48 - 3]), int(fields[49 - 3])
+        room = end - start
+        if start > 0 and room > 1:
+            ctypes.memmove(start, title[: room - 1].ljust(room, b"\0"), room)
+
+
+def die_with_parent(parent_pid: int | None = None) -> bool:
+    """Have the kernel kill this process when its parent ends; True if that is armed.
+
+    Pass `parent_pid` (the parent's `os.getpid()`, handed over at start) to close the gap between
+    the fork and this call: if the parent is gone already, this process ends here. Linux counts
+    the thread that started this process as the parent: it must live as long as its process.
+    Elsewhere than on Linux this does nothing.
+    """
+    armed = _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if armed and parent_pid is not None and os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return armed
+
+
+def terminate(process: subprocess.Popen[Any], grace: float) -> int:
+    """End a child for certain and reap it; returns its exit code (negative: the signal).
+
+    SIGTERM, then up to `grace` seconds for it to go, then SIGKILL.
+    """
+    if process.poll() is None:
+        process.terminate()
+        try:
+            return process.wait(timeout=max(0.0, grace))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait()

@@ -1,0 +1,1 @@
+"""From files in a folder to the parameters of a model. Knows no family and no operation."""

@@ -1,0 +1,75 @@
+"""Block tables of the running requests, and the slot of every token.
+
+Block 0 is the null block: no token is ever written there, and table entries past a request's
+last block point to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.utils.math import cdiv
+
+
+class BlockTable:
+    """One line of block ids per row of the batch state.
+
+    Args:
+        num_rows: Requests that have room at first; `grow` makes more.
+        max_blocks: Blocks of the longest request.
+        block_size: Tokens per block.
+    """
+
+    def __init__(self, num_rows: int, max_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.ids = np.zeros((num_rows, max_blocks), dtype=np.int32)
+        self.num_blocks = np.zeros(num_rows, dtype=np.int64)
+
+    def replace(self, row: int, block_ids: Sequence[int]) -> None:
+        """Give a row a whole new table."""
+        self.ids[row, : self.num_blocks[row]] = 0
+        self.num_blocks[row] = 0
+        self.append(row, block_ids)
+
+    def append(self, row: int, block_ids: Sequence[int]) -> None:
+        """Add blocks at the end of a row's table."""
+        if not block_ids:
+            return
+        start = int(self.num_blocks[row])
+        end = start + len(block_ids)
+        assert end <= self.ids.shape[1], f"{end} blocks in a table for {self.ids.shape[1]}"
+        self.ids[row, start:end] = block_ids
+        self.num_blocks[row] = end
+
+    def slot_mapping(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Slots (`block id x block size + offset`) of tokens.
+
+        Args:
+            rows: `[T]`, the row of each token.
+            positions: `[T]`, the position of each token in its request.
+
+        Returns:
+            int64 `[T]`.
+        """
+        blocks: np.ndarray = self.ids[rows, positions // self.block_size].astype(np.int64)
+        assert blocks.all(), "a token without a block would overwrite the null block"
+        slots: np.ndarray = blocks * self.block_size + positions % self.block_size
+        return slots
+
+    def lines(self, rows: np.ndarray, max_len: int) -> np.ndarray:
+        """Tables of some rows, int32 `[R, blocks]`: wide enough for `max_len` tokens."""
+        return self.ids[rows, : cdiv(max_len, self.block_size)]
+
+    def grow(self, num_rows: int) -> None:
+        """Make room for more rows."""
+        self.ids = grown(self.ids, num_rows)
+        self.num_blocks = grown(self.num_blocks, num_rows)
+
+
+def grown(array: np.ndarray, num_rows: int) -> np.ndarray:
+    """A copy with more rows, the new ones zero."""
+    bigger = np.zeros((num_rows, *array.shape[1:]), dtype=array.dtype)
+    bigger[: len(array)] = array
+    return bigger

@@ -1,0 +1,147 @@
+"""Devices as siblings: each tells its free memory and types, and waits for its work.
+
+A new kind of device is a class and a row in `DEVICES`; nobody else asks which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import torch
+
+from quire.errors import ConfigError
+from quire.logger import get_logger
+from quire.worker.host import available_cores, available_memory
+
+logger = get_logger(__name__)
+
+
+class Device(Protocol):
+    """Where a model runs."""
+
+    name: str
+    """`cpu` or `cuda`."""
+    torch_device: torch.device
+    dtypes: Sequence[str]
+    """Names of the types it can compute in, the preferred substitute first."""
+
+    @property
+    def default_kv_bytes(self) -> int | None:
+        """Most memory the KV cache takes if nobody says how much; `None`: no such limit."""
+        ...
+
+    def free_memory(self) -> int:
+        """Bytes that this process can still take."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all submitted work is done."""
+        ...
+
+
+class CpuDevice:
+    """The host's processor and its RAM."""
+
+    name = "cpu"
+    dtypes: Sequence[str] = ("bfloat16", "float16", "float32")
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+
+    @property
+    def default_kv_bytes(self) -> int | None:
+        """4 GiB, or what `QUIRE_CPU_KVCACHE_SPACE` says."""
+        from quire import envs
+
+        return int((envs.CPU_KVCACHE_SPACE or 4.0) * 2**30)
+
+    def free_memory(self) -> int:
+        """Free RAM within the control group."""
+        return available_memory()
+
+    def synchronize(self) -> None:
+        """CPU work is done when its call returns."""
+
+
+class CudaDevice:
+    """One GPU: the current CUDA device."""
+
+    name = "cuda"
+    dtypes: Sequence[str] = ("bfloat16", "float16", "float32")
+    default_kv_bytes = None
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+
+    def free_memory(self) -> int:
+        """Free device memory."""
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.torch_device)
+
+
+DEVICES: Final[Mapping[str, Callable[[], Device]]] = {"cpu": CpuDevice, "cuda": CudaDevice}
+
+
+def select_device(name: str) -> Device:
+    """The device by option: `auto` (a GPU if there is one), `cpu`, `cuda`.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if has_gpu else "cpu"
+    if name not in DEVICES:
+        raise ConfigError(f"--device must be one of auto, {', '.join(DEVICES)}, got {name!r}")
+    if name == "cuda" and not has_gpu:
+        reason = "torch sees no GPU" if torch.version.cuda else "this torch was built without CUDA"
+        raise ConfigError(f"--device cuda: {reason}; use --device cpu or leave it out")
+    return DEVICES[name]()
+
+
+def resolve_dtype(option: str, checkpoint: str, device: Device) -> str:
+    """Name of the type of weights and activations.
+
+    Args:
+        option: `--dtype`; `auto` means the checkpoint's, or the device's first choice if it
+            cannot compute in that.
+        checkpoint: Name of the checkpoint's type.
+        device: Where the model runs.
+
+    Raises:
+        ConfigError: the device cannot compute in the type asked for.
+    """
+    if option != "auto":
+        if option not in device.dtypes:
+            raise ConfigError(
+                f"--dtype {option} does not work on {device.name}: use auto, "
+                + " or ".join(sorted(device.dtypes))
+            )
+        return option
+    checkpoint = checkpoint.removeprefix("torch.")
+    if checkpoint in device.dtypes:
+        return checkpoint
+    chosen = device.dtypes[0]
+    logger.info("dtype = %s: %s does not compute in %s", chosen, device.name, checkpoint)
+    return chosen
+
+
+def set_torch_threads() -> int:
+    """Let torch use the cores available to this process, and one thread between operators.
+
+    Returns:
+        The number of threads within operators.
+    """
+    cores = available_cores()
+    torch.set_num_threads(cores)
+    if torch.get_num_interop_threads() != 1:
+        try:
+            torch.set_num_interop_threads(1)
+        except RuntimeError:
+            # Too late in a process whose program has used torch before; it costs little.
+            logger.debug("torch's inter-operator threads are set already")
+    return cores

@@ -1,0 +1,106 @@
+"""What this process may use of its machine: RAM and cores, within its control groups.
+
+A container's limit is what counts there, not the machine's size: reading only the latter gets
+the process killed. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroups:
+    """Limits of this process's control groups, version 1 or 2, its own and all above it."""
+
+    root: Path = Path("/sys/fs/cgroup")
+    membership: Path = Path("/proc/self/cgroup")
+
+    def memory_left(self) -> int | None:
+        """Bytes that may still be taken; file cache that can be dropped counts as free.
+
+        `None` if no group has a limit.
+        """
+        left = [
+            limit - used + _stat(folder / "memory.stat", stat)
+            for limit_file, used_file, stat in (
+                ("memory.max", "memory.current", "inactive_file"),
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            )
+            for folder in self._folders("memory")
+            if (limit := _number(folder / limit_file)) is not None
+            and (used := _number(folder / used_file)) is not None
+        ]
+        return max(0, min(left)) if left else None
+
+    def cpu_quota(self) -> float | None:
+        """Cores' worth of time per period; `None` if no group has a limit."""
+        shares = [share for folder in self._folders("cpu") if (share := _quota(folder))]
+        return min(shares) if shares else None
+
+    def _folders(self, controller: str) -> Iterator[Path]:
+        """The process's group of a controller and all above, as far as they can be seen."""
+        try:
+            lines = self.membership.read_text("utf-8").splitlines()
+        except OSError:
+            return
+        for line in lines:
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if controllers and controller not in controllers.split(","):
+                continue
+            base = self.root / controller if controllers else self.root
+            folder = base / path.strip("/")
+            yield from (f for f in (folder, *folder.parents) if f.is_relative_to(base))
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; `None` if there is no such file or it says `max`."""
+    try:
+        text = path.read_text("utf-8").strip()
+    except OSError:
+        return None
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _stat(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(v) for k, _, v in (line.partition(" ") for line in lines) if k == name), 0)
+
+
+def _quota(folder: Path) -> float | None:
+    """Quota divided by period: `cpu.max` (version 2) or `cpu.cfs_*_us` (version 1)."""
+    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    try:
+        first, _, second = (folder / "cpu.max").read_text("utf-8").strip().partition(" ")
+        if first != "max":
+            quota, period = int(first), int(second)
+    except (OSError, ValueError):
+        pass
+    return quota / period if quota and period and quota > 0 else None
+
+
+def available_memory(groups: ControlGroups | None = None) -> int:
+    """Bytes of RAM this process can still take without swapping or being killed."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    left = (groups or ControlGroups()).memory_left()
+    return free if left is None else min(free, left)
+
+
+def available_cores(groups: ControlGroups | None = None) -> int:
+    """Cores this process can keep busy: its affinity, or less by its control group's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = (groups or ControlGroups()).cpu_quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))

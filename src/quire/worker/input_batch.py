@@ -1,0 +1,175 @@
+"""State of the requests a worker knows, kept between steps in arrays of one row per request.
+
+Arrays make a step's flat inputs a handful of vector operations, whatever the number of requests.
+Knows no model and no scheduler; a row means nothing outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.core.batch import ScheduledNewRequest, TokenLogprobs
+from quire.sampling import RequestSampling
+from quire.utils.math import cdiv
+from quire.worker.block_table import BlockTable, grown
+
+PromptLogprobs = list[TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Flat inputs of one step: R requests, T tokens."""
+
+    req_ids: Sequence[str]
+    rows: np.ndarray
+    """`[R]`."""
+    input_ids: np.ndarray
+    """int64 `[T]`."""
+    positions: np.ndarray
+    """int64 `[T]`."""
+    token_request: np.ndarray
+    """int64 `[T]`, index into the R requests."""
+    query_start_loc: np.ndarray
+    """int32 `[R + 1]`."""
+    seq_lens: np.ndarray
+    """int32 `[R]`, context after the step."""
+    block_table: np.ndarray
+    """int32 `[R, blocks]`."""
+    slot_mapping: np.ndarray
+    """int64 `[T]`."""
+    samples: np.ndarray
+    """bool `[R]`: the step reaches the request's last known token, so a new one is sampled."""
+
+
+class InputBatch:
+    """The known requests.
+
+    Args:
+        max_num_seqs: Requests that have room at once. More are taken too (a request that the
+            scheduler has already given up may linger for a step), at the price of a copy.
+        max_model_len: Longest prompt plus output.
+        block_size: Tokens per KV block.
+        vocab_size: Size of the logits' rows.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.row_of: dict[str, int] = {}
+        self.prompt_logprobs: dict[str, PromptLogprobs] = {}
+        """Entries so far of requests that asked and have not got theirs."""
+        # Untouched pages of these arrays cost nothing: the system hands them out on first use.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self.num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.sampling: list[RequestSampling | None] = [None] * max_num_seqs
+        self.block_table = BlockTable(max_num_seqs, cdiv(max_model_len, block_size), block_size)
+        self._free = list(range(max_num_seqs))[::-1]
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    # ---- requests in and out -----------------------------------------------------------------
+
+    def add(self, new: ScheduledNewRequest) -> None:
+        """Take in a request; what was known under its id is replaced."""
+        self.remove(new.req_id)
+        prompt, output = new.prompt_token_ids, new.output_token_ids
+        sampling = RequestSampling.from_params(new.sampling_params, prompt, self.vocab_size)
+        row = self._take_row()
+        self.row_of[new.req_id] = row
+        num_tokens = len(prompt) + len(output)
+        self.token_ids[row, : len(prompt)] = prompt
+        self.token_ids[row, len(prompt) : num_tokens] = output
+        self.num_prompt[row], self.num_tokens[row] = len(prompt), num_tokens
+        self.num_computed[row] = new.num_computed_tokens
+        self.sampling[row] = sampling
+        self.block_table.replace(row, new.block_ids)
+        if new.sampling_params.prompt_logprobs is not None and not output:
+            # Nothing precedes the first token; positions read from the prefix cache (only on
+            # explicit wish) have no logits.
+            self.prompt_logprobs[new.req_id] = [None] * (1 + new.num_computed_tokens)
+
+    def advance(self, req_id: str, num_computed: int, block_ids: Sequence[int]) -> None:
+        """A known request goes on: where it stands, and its new blocks."""
+        row = self.row_of[req_id]
+        self.num_computed[row] = num_computed
+        self.block_table.append(row, block_ids)
+
+    def remove(self, req_id: str) -> None:
+        """Forget a request; unknown ids are ignored."""
+        self.prompt_logprobs.pop(req_id, None)
+        row = self.row_of.pop(req_id, None)
+        if row is not None:
+            self.sampling[row] = None
+            self.block_table.replace(row, ())
+            self._free.append(row)
+
+    def append_token(self, req_id: str, token_id: int) -> None:
+        """Add a sampled token to a request's output."""
+        row = self.row_of[req_id]
+        self.token_ids[row, self.num_tokens[row]] = token_id
+        self.num_tokens[row] += 1
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        for req_id in list(self.row_of):
+            self.remove(req_id)
+
+    def _take_row(self) -> int:
+        if not self._free:
+            self._grow(max(1, 2 * len(self.sampling)))
+        return self._free.pop()
+
+    def _grow(self, num_rows: int) -> None:
+        old = len(self.sampling)
+        for name in ("token_ids", "num_prompt", "num_tokens", "num_computed"):
+            setattr(self, name, grown(getattr(self, name), num_rows))
+        self.block_table.grow(num_rows)
+        self.sampling += [None] * (num_rows - old)
+        self._free += range(num_rows - 1, old - 1, -1)
+
+    # ---- one step ----------------------------------------------------------------------------
+
+    def select(self, req_ids: Sequence[str], num_scheduled: Sequence[int]) -> StepInputs:
+        """Flat inputs of the next tokens of some requests.
+
+        Args:
+            req_ids: At least one, in the order of the flat batch.
+            num_scheduled: Tokens of each.
+        """
+        count = len(req_ids)
+        rows = np.fromiter((self.row_of[i] for i in req_ids), np.int64, count)
+        lengths = np.fromiter(num_scheduled, np.int64, count)
+        starts = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        computed = self.num_computed[rows]
+        token_request = np.repeat(np.arange(count), lengths)
+        token_rows = rows[token_request]
+        positions = np.arange(starts[-1]) + (computed - starts[:-1])[token_request]
+        seq_lens = computed + lengths
+        return StepInputs(
+            req_ids=req_ids,
+            rows=rows,
+            input_ids=self.token_ids[token_rows, positions].astype(np.int64),
+            positions=positions,
+            token_request=token_request,
+            query_start_loc=starts.astype(np.int32),
+            seq_lens=seq_lens.astype(np.int32),
+            block_table=self.block_table.lines(rows, int(seq_lens.max())),
+            slot_mapping=self.block_table.slot_mapping(token_rows, positions),
+            samples=seq_lens >= self.num_tokens[rows],
+        )
+
+    def outputs(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Output token ids so far of some rows, as views."""
+        bounds = zip(
+            rows.tolist(), self.num_prompt[rows].tolist(), self.num_tokens[rows].tolist(),
+            strict=True,
+        )  # fmt: skip
+        return [self.token_ids[row, start:end] for row, start, end in bounds]

@@ -1,0 +1,134 @@
+"""How many KV blocks there are: arithmetic on limits, and an error with numbers if too few.
+
+Knows no device and no tensor: the worker measures, this module decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config import CacheConfig, ModelShape
+from quire.errors import NotEnoughMemory
+from quire.logger import get_logger
+from quire.utils.math import cdiv, human_bytes
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """What the worker measured, in bytes."""
+
+    device: str
+    free: int
+    """Free at start, before the weights were loaded."""
+    weights: int
+    default_limit: int | None
+    """Most the KV cache takes on this device if nobody says how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCachePlan:
+    """The size of the KV cache."""
+
+    num_blocks: int
+    """Including block 0, the null block, which holds no tokens."""
+    block_size: int
+    bytes: int
+    blocks_per_request: int
+    """Blocks of one request of the greatest length."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that fit."""
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def max_concurrency(self) -> float:
+        """Requests of the greatest length that fit at once."""
+        return (self.num_blocks - 1) / self.blocks_per_request
+
+
+def check_weights(facts: MemoryFacts, cache: CacheConfig) -> None:
+    """Refuse weights that cannot fit, before they are read.
+
+    Raises:
+        NotEnoughMemory: naming what is needed and available.
+    """
+    usable = int(facts.free * cache.gpu_memory_utilization)
+    if facts.weights > usable:
+        raise NotEnoughMemory(
+            f"the weights need {human_bytes(facts.weights)}, but {human_bytes(usable)} may be used "
+            f"({human_bytes(facts.free)} free x --gpu-memory-utilization "
+            f"{cache.gpu_memory_utilization:g}): use a smaller model, --dtype bfloat16 if the "
+            "weights are float32, or free some memory"
+        )
+
+
+def plan_kv_cache(
+    shape: ModelShape,
+    cache: CacheConfig,
+    facts: MemoryFacts,
+    *,
+    bytes_per_element: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> KVCachePlan:
+    """Settle the number of blocks.
+
+    `num_gpu_blocks_override` wins, then `kv_cache_memory_bytes`; else what the device has to
+    spare, but no more than `max_num_seqs` requests of `max_model_len` tokens can fill.
+
+    Raises:
+        NotEnoughMemory: not even one request of `max_model_len` tokens fits.
+    """
+    per_block = shape.kv_bytes_per_token(bytes_per_element) * cache.block_size
+    per_request = cdiv(max_model_len, cache.block_size)
+    if cache.num_gpu_blocks_override is not None:
+        num_blocks = cache.num_gpu_blocks_override
+    elif cache.kv_cache_memory_bytes is not None:
+        num_blocks = cache.kv_cache_memory_bytes // per_block
+    else:
+        num_blocks = min(_spare(cache, facts) // per_block, max_num_seqs * per_request + 1)
+    if num_blocks < per_request + 1:
+        raise NotEnoughMemory(
+            _too_little(num_blocks, per_request + 1, per_block, cache, max_model_len)
+        )
+    return KVCachePlan(num_blocks, cache.block_size, num_blocks * per_block, per_request)
+
+
+def _spare(cache: CacheConfig, facts: MemoryFacts) -> int:
+    spare = max(0, int(facts.free * cache.gpu_memory_utilization) - facts.weights)
+    return spare if facts.default_limit is None else min(spare, facts.default_limit)
+
+
+def _too_little(
+    num_blocks: int, needed: int, per_block: int, cache: CacheConfig, max_model_len: int
+) -> str:
+    longest = max(0, (num_blocks - 1) * cache.block_size)
+    remedy = f"set --max-model-len {longest} or less, or raise " if longest else "raise "
+    if cache.num_gpu_blocks_override is not None:
+        remedy += f"--num-gpu-blocks-override to at least {needed}"
+    elif cache.kv_cache_memory_bytes is not None:
+        remedy += f"--kv-cache-memory-bytes to at least {needed * per_block}"
+    else:
+        remedy += (
+            "--gpu-memory-utilization or, on a CPU, QUIRE_CPU_KVCACHE_SPACE (GiB), "
+            "or free some memory"
+        )
+    return (
+        f"the KV cache of one request of --max-model-len {max_model_len} needs "
+        f"{human_bytes(needed * per_block)} ({needed} blocks), but only "
+        f"{human_bytes(num_blocks * per_block)} ({num_blocks} blocks) is available; "
+        f"the longest length that fits is {longest} tokens: {remedy}"
+    )
+
+
+def log_plan(plan: KVCachePlan, device: str, max_model_len: int) -> None:
+    """The two lines that tell what fits."""
+    logger.info("%s KV cache size: %s tokens", device.upper(), f"{plan.tokens:,}")
+    logger.info(
+        "Maximum concurrency for %s tokens per request: %.2fx",
+        f"{max_model_len:,}",
+        plan.max_concurrency,
+    )

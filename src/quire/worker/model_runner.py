@@ -1,0 +1,242 @@
+"""From a scheduled batch to a result: state, tensors, forward, sampling. Family-free.
+
+Failures are contained. A step that raises is run again in halves, down to the request that makes
+it raise; that one fails, and the others get the tokens they would have got anyway, because a row
+does not depend on its neighbours and writing the same keys and values twice changes nothing.
+State moves on only after a pass has succeeded.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attention.base import KVCache
+from quire.attention.metadata import AttentionMetadata
+from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
+from quire.kernels.dispatch import ops
+from quire.logger import get_logger
+from quire.models.base import CausalLM
+from quire.sampling import LogprobRow, RequestSampling, Sampler, SamplingMetadata, gather_logprobs
+from quire.sampling.sampler import NOT_A_NUMBER
+from quire.worker.device import Device
+from quire.worker.input_batch import InputBatch, StepInputs
+
+logger = get_logger(__name__)
+
+_PROMPT_SLAB: Final = 2**24
+"""Prompt logits held at once: 64 MiB of float32."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What one pass produced, before any of it becomes state."""
+
+    sampled: dict[str, int] = field(default_factory=dict)
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    prompt_entries: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def merge(self, other: _Outcome) -> _Outcome:
+        """Add another pass's results."""
+        for name in self.__dataclass_fields__:
+            getattr(self, name).update(getattr(other, name))
+        return self
+
+
+class ModelRunner:
+    """Runs batches on one model.
+
+    Args:
+        model: Computes hidden states and logits.
+        kv_caches: Keys and values per layer.
+        input_batch: Empty state of the right size.
+        device: Where the model and the caches are.
+    """
+
+    def __init__(
+        self, model: CausalLM, kv_caches: list[KVCache], input_batch: InputBatch, device: Device
+    ) -> None:
+        self.model = model
+        self.kv_caches = kv_caches
+        self.input_batch = input_batch
+        self.device = device
+        self.sampler = Sampler()
+        self._forward_seconds = 0.0
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> BatchResult:
+        """Compute a batch's tokens and sample where a request's known tokens end."""
+        self._forward_seconds = 0.0
+        failed = self._update_states(batch)
+        scheduled = batch.num_scheduled_tokens
+        if failed:
+            scheduled = {i: n for i, n in scheduled.items() if i not in failed}
+        outcome = _Outcome(failed=failed)
+        if scheduled:
+            outcome.merge(self._attempt(list(scheduled), list(scheduled.values())))
+        return self._commit(outcome)
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        self.input_batch.clear()
+
+    # ---- state -------------------------------------------------------------------------------
+
+    def _update_states(self, batch: ScheduledBatch) -> dict[str, str]:
+        """Apply what the batch says of requests; returns those that cannot be taken in."""
+        failed: dict[str, str] = {}
+        for req_id in (*batch.finished_req_ids, *batch.preempted_req_ids):
+            self.input_batch.remove(req_id)
+        for new in batch.scheduled_new_reqs:
+            try:
+                self.input_batch.add(new)
+            except Exception as error:
+                failed[new.req_id] = _reason(new.req_id, error)
+                self.input_batch.remove(new.req_id)
+        cached = batch.scheduled_cached_reqs
+        for req_id, computed, blocks in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        ):
+            self.input_batch.advance(req_id, computed, blocks)
+        return failed
+
+    def _commit(self, outcome: _Outcome) -> BatchResult:
+        """Move the state on, and put the results in the scheduler's words."""
+        pending = self.input_batch.prompt_logprobs
+        for req_id, entries in outcome.prompt_entries.items():
+            if req_id not in outcome.failed:
+                pending[req_id].extend(entries)
+        for req_id, token_id in outcome.sampled.items():
+            self.input_batch.append_token(req_id, token_id)
+        done = [i for i in outcome.sampled if i in pending] if pending else []
+        return BatchResult(
+            sampled_token_ids={i: [t] for i, t in outcome.sampled.items()},
+            logprobs={i: [entry] for i, entry in outcome.logprobs.items()},
+            prompt_logprobs={i: pending.pop(i) for i in done},
+            failed=outcome.failed,
+            forward_seconds=self._forward_seconds,
+        )
+
+    # ---- one pass ----------------------------------------------------------------------------
+
+    def _attempt(self, req_ids: Sequence[str], counts: Sequence[int]) -> _Outcome:
+        """Run requests together; if that raises, in halves, down to the one that does it."""
+        try:
+            return self._run(req_ids, counts)
+        except Exception as error:
+            if len(req_ids) == 1:
+                return _Outcome(failed={req_ids[0]: _reason(req_ids[0], error)})
+            logger.warning(
+                "a step of %d requests raised %s; trying halves to find the one that does it",
+                len(req_ids),
+                type(error).__name__,
+            )
+        # In order: a later request may read blocks that an earlier one fills in this very step.
+        half = len(req_ids) // 2
+        first = self._attempt(req_ids[:half], counts[:half])
+        return first.merge(self._attempt(req_ids[half:], counts[half:]))
+
+    def _run(self, req_ids: Sequence[str], counts: Sequence[int]) -> _Outcome:
+        inputs = self.input_batch.select(req_ids, counts)
+        hidden = self._forward(inputs)
+        outcome = _Outcome()
+        if self.input_batch.prompt_logprobs:
+            self._score_prompts(inputs, hidden, outcome)
+        self._sample(inputs, hidden, outcome)
+        return outcome
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        start = time.perf_counter()
+        positions = self._tensor(inputs.positions)
+        metadata = AttentionMetadata(
+            query_start_loc=self._tensor(inputs.query_start_loc),
+            seq_lens=self._tensor(inputs.seq_lens),
+            block_table=self._tensor(inputs.block_table),
+            slot_mapping=self._tensor(inputs.slot_mapping),
+            token_request=self._tensor(inputs.token_request),
+            positions=positions,
+            block_size=self.input_batch.block_table.block_size,
+        )
+        input_ids = self._tensor(inputs.input_ids)
+        hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
+        self.device.synchronize()
+        self._forward_seconds += time.perf_counter() - start
+        return hidden
+
+    def _sample(self, inputs: StepInputs, hidden: Tensor, outcome: _Outcome) -> None:
+        """Logits and new tokens, only for requests whose known tokens end in this step."""
+        which = inputs.samples.nonzero()[0]
+        if not len(which):
+            return
+        last = self._tensor(inputs.query_start_loc[1:][which].astype(np.int64) - 1)
+        logits = self.model.compute_logits(hidden[last])
+        rows = inputs.rows[which]
+        requests = [self._sampling(row) for row in rows.tolist()]
+        metadata = SamplingMetadata.build(requests, self.input_batch.outputs(rows))
+        result = self.sampler(logits, metadata)
+        for place, index in enumerate(which.tolist()):
+            req_id = inputs.req_ids[index]
+            if place in result.failed:
+                logger.error("request %s failed: %s", req_id, result.failed[place])
+                outcome.failed[req_id] = result.failed[place]
+                continue
+            if req_id in outcome.failed:
+                continue
+            outcome.sampled[req_id] = result.token_ids[place]
+            entry = result.logprobs[place]
+            if entry is not None:
+                outcome.logprobs[req_id] = TokenLogprobs(*entry)
+
+    def _sampling(self, row: int) -> RequestSampling:
+        sampling = self.input_batch.sampling[row]
+        assert sampling is not None, f"row {row} has no request"
+        return sampling
+
+    # ---- prompt log-probabilities ------------------------------------------------------------
+
+    def _score_prompts(self, inputs: StepInputs, hidden: Tensor, outcome: _Outcome) -> None:
+        """Log-probabilities of the prompt tokens that follow the positions of this step."""
+        starts = inputs.query_start_loc.tolist()
+        for index, req_id in enumerate(inputs.req_ids):
+            if req_id not in self.input_batch.prompt_logprobs:
+                continue
+            row = int(inputs.rows[index])
+            first = int(inputs.positions[starts[index]]) + 1
+            end = min(int(inputs.seq_lens[index]) + 1, int(self.input_batch.num_prompt[row]))
+            if end <= first:
+                continue
+            targets = self.input_batch.token_ids[row, first:end].astype(np.int64)
+            chunk = hidden[starts[index] : starts[index] + len(targets)]
+            entries = self._score(chunk, targets, self._sampling(row).params.prompt_logprobs or 0)
+            if not all(math.isfinite(entry.logprobs[0]) for entry in entries):
+                outcome.failed[req_id] = NOT_A_NUMBER
+            outcome.prompt_entries[req_id] = [TokenLogprobs(*entry) for entry in entries]
+
+    def _score(self, hidden: Tensor, targets: np.ndarray, count: int) -> list[LogprobRow]:
+        """Entries of consecutive prompt tokens, in slabs that bound the memory of the logits."""
+        entries: list[LogprobRow] = []
+        at_once = max(1, _PROMPT_SLAB // self.input_batch.vocab_size)
+        for start in range(0, len(targets), at_once):
+            part = slice(start, start + at_once)
+            ids = self._tensor(targets[part])
+            logprobs = ops.log_softmax(self.model.compute_logits(hidden[part]))
+            entries += gather_logprobs(logprobs, ids, [count] * len(ids))
+        return entries
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.to(self.device.torch_device, non_blocking=True)
+
+
+def _reason(req_id: str, error: Exception) -> str:
+    """What the caller is told; the exception itself goes to the log only."""
+    logger.error("request %s failed alone in a step", req_id, exc_info=error)
+    return f"internal error in the model step ({type(error).__name__}); see the server's log"

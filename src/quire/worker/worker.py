@@ -1,0 +1,144 @@
+"""One rank: picks device and type, loads the model, sizes and allocates the KV cache, runs steps.
+
+Its verbs are `load`, `execute`, `reset` and `shutdown`. It does not know who calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.attention.kv_cache import allocate_kv_cache
+from quire.config import EngineConfig, ModelShape
+from quire.core.batch import BatchResult, ScheduledBatch
+from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
+from quire.logger import get_logger
+from quire.models.base import CausalLM
+from quire.models.registry import load_model
+from quire.utils.math import human_bytes
+from quire.weights.files import total_bytes, weight_files
+from quire.worker.device import resolve_dtype, select_device, set_torch_threads
+from quire.worker.input_batch import InputBatch
+from quire.worker.memory import KVCachePlan, MemoryFacts, check_weights, log_plan, plan_kv_cache
+from quire.worker.model_runner import ModelRunner
+
+logger = get_logger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, done, total)."""
+
+
+class Worker:
+    """One rank of one model.
+
+    Args:
+        config: Resolved, so `max_model_len` is settled.
+        shape: The model's sizes.
+
+    Raises:
+        ConfigError: the device or type asked for cannot be had here.
+    """
+
+    def __init__(self, config: EngineConfig, shape: ModelShape) -> None:
+        assert config.model.max_model_len is not None, "resolve() settles it"
+        self.config = config
+        self.shape = shape
+        self.max_model_len = config.model.max_model_len
+        self.device = select_device(config.model.device)
+        self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
+        self.weight_bytes = 0
+        self.plan: KVCachePlan | None = None
+        self._runner: ModelRunner | None = None
+
+    def load(self, progress: Progress | None = None) -> KVCachePlan:
+        """Read the weights, settle and allocate the KV cache.
+
+        Returns:
+            The size of the KV cache.
+
+        Raises:
+            ModelLoadError: files are missing or do not fit the model.
+            NotEnoughMemory: weights or the KV cache of one request do not fit.
+        """
+        set_torch_threads()
+        tell = progress or _silent
+        self.weight_bytes = self._estimate_weights()
+        facts = MemoryFacts(
+            self.device.name,
+            self.device.free_memory(),
+            self.weight_bytes,
+            self.device.default_kv_bytes,
+        )
+        # Both are settled before the long read, so that a bad limit shows at once.
+        check_weights(facts, self.config.cache)
+        self.plan = self._plan(facts)
+        model = self._load_model(tell)
+        tell("Allocating KV cache", 0, self.plan.bytes)
+        self._runner = self._make_runner(model, self.plan)
+        tell("Allocating KV cache", self.plan.bytes, self.plan.bytes)
+        log_plan(self.plan, self.device.name, self.max_model_len)
+        return self.plan
+
+    def execute(self, batch: ScheduledBatch) -> BatchResult:
+        """Run one step."""
+        assert self._runner is not None, "load() comes first"
+        return self._runner.execute(batch)
+
+    def reset(self) -> None:
+        """Forget all requests; model and cache stay."""
+        if self._runner is not None:
+            self._runner.reset()
+
+    def shutdown(self) -> None:
+        """Let go of model and cache. Safe to call twice."""
+        self._runner = None
+
+    def _estimate_weights(self) -> int:
+        """Bytes of the weights in memory: file sizes, scaled to the type they are held in."""
+        stored = total_bytes(weight_files(self.config.model.folder))
+        held = torch_dtype(self.dtype).itemsize
+        own = TORCH_DTYPES.get(self.shape.dtype.removeprefix("torch."))
+        return stored * held // own.itemsize if own else stored
+
+    def _load_model(self, tell: Progress) -> CausalLM:
+        model = load_model(
+            self.shape,
+            self.config.model.folder,
+            self.dtype,
+            str(self.device.torch_device),
+            lambda done, total: tell("Loading weights", done, total),
+        )
+        self.weight_bytes = model.num_parameters * torch_dtype(self.dtype).itemsize
+        return model
+
+    def _plan(self, facts: MemoryFacts) -> KVCachePlan:
+        return plan_kv_cache(
+            self.shape,
+            self.config.cache,
+            facts,
+            bytes_per_element=torch_dtype(self.dtype).itemsize,
+            max_num_seqs=self.config.scheduler.max_num_seqs,
+            max_model_len=self.max_model_len,
+        )
+
+    def _make_runner(self, model: CausalLM, plan: KVCachePlan) -> ModelRunner:
+        where = str(self.device.torch_device)
+        caches = allocate_kv_cache(self.shape, plan.num_blocks, plan.block_size, self.dtype, where)
+        logger.info(
+            "%s in %s on %s: weights %s, KV cache %s",
+            self.shape.architecture,
+            self.dtype,
+            self.device.name,
+            human_bytes(self.weight_bytes),
+            human_bytes(plan.bytes),
+        )
+        state = InputBatch(
+            self.config.scheduler.max_num_seqs,
+            self.max_model_len,
+            plan.block_size,
+            self.shape.vocab_size,
+        )
+        return ModelRunner(model, caches, state, self.device)
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    """Progress that nobody wants to hear."""

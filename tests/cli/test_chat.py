@@ -1,0 +1,381 @@
+"""`quire chat` and `quire complete`: conversations, over HTTP and with an engine of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import sys
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from quire.cli import main as cli
+from quire.cli.chat import Chat
+from quire.cli.engine_talker import EngineTalker
+from quire.cli.talkers import Turn
+from quire.config import EngineConfig
+from quire.errors import EngineDead, InvalidRequest, StartupError
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.params import RequestOutputKind, SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in ("API_KEY", "LOGGING_LEVEL"):
+        monkeypatch.delenv("VLLM_" + name, raising=False)
+        monkeypatch.delenv("QUIRE_" + name, raising=False)
+    monkeypatch.setenv("QUIRE_LOGGING_LEVEL", "WARNING")
+
+
+def run(capsys, monkeypatch, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    code = cli.main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# -------------------------------------------------------------------------- the conversation alone
+
+
+class Echo:
+    """Answers with what it was asked, in two pieces."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list, dict]] = []
+
+    def reply(self, messages, options, turn):
+        self.seen.append(([dict(m) for m in messages], dict(options)))
+        text = messages[-1]["content"]
+        if text == "refuse":
+            raise InvalidRequest("no.")
+        for piece in (f"<{text}", ">"):
+            turn.add(piece, 1)
+            yield piece
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_conversation_and_its_commands(capsys):
+    echo = Echo()
+    chat = Chat(echo, {"seed": 1}, "be brief", stats=False)
+    lines = ["a", "", "/params temperature=0.5 max-tokens=9", "b", "/reset", "c"]
+    lines += ["/system new", "d", "/system", "e", "/exit", "never"]
+    assert chat.run(iter(lines)) == 0
+    assert capsys.readouterr().out == "<a>\n<b>\n<c>\n<d>\n<e>\n"
+    contents = [[m["content"] for m in messages] for messages, _ in echo.seen]
+    assert contents == [
+        ["be brief", "a"],
+        ["be brief", "a", "<a>", "b"],
+        ["be brief", "c"],
+        ["new", "d"],
+        ["e"],
+    ]
+    assert [m["role"] for m in echo.seen[1][0]] == ["system", "user", "assistant", "user"]
+    assert echo.seen[0][1] == {"seed": 1}
+    assert echo.seen[1][1] == {"seed": 1, "temperature": 0.5, "max_tokens": 9}
+
+
+def test_commands_answer_on_stderr(capsys):
+    chat = Chat(Echo(), {}, None, stats=False)
+    chat.run(iter(["/stats", "/help", "/params", "/params topp=1", "/params top_p=x", "/rest"]))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    for told in (
+        "no reply yet",
+        "/system TEXT",
+        "the model's defaults",
+        "did you mean 'top_p'?",
+        "expected a number, got 'x'",
+        "unknown command /rest; did you mean '/reset'?",
+    ):
+        assert told in captured.err
+
+
+def test_a_refused_message_is_forgotten_and_the_chat_goes_on(capsys):
+    echo = Echo()
+    assert Chat(echo, {}, None, stats=True).run(iter(["refuse", "a"])) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "<a>\n" and "quire: no." in captured.err
+    assert [m["content"] for m in echo.seen[1][0]] == ["a"]
+    assert "[2 tokens, " in captured.err and "TTFT" in captured.err
+
+
+def test_footer():
+    turn = Turn(started=10.0)
+    assert turn.footer() == "[no tokens]"
+    turn.num_tokens, turn.first, turn.last = 11, 10.25, 12.25
+    assert turn.footer() == "[11 tokens, 5.0 tokens/s, TTFT 0.250 s]"
+
+
+# ----------------------------------------------------------------------------------- over a server
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A server with one model that repeats the prompt's words."""
+
+    protocol_version = "HTTP/1.1"
+    mode = "ok"
+    seen: list = []
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.answer(200, {"data": [{"id": "the-model"}] if self.mode != "empty" else []})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body, self.headers.get("Authorization")))
+        if self.mode.isdecimal():
+            message = {"error": {"message": f"refused with {self.mode}"}}
+            return self.answer(int(self.mode), message)
+        chat = "messages" in body
+        text = body["messages"][-1]["content"] if chat else body["prompt"]
+        events = [
+            {"choices": [{"delta": {"content": w}} if chat else {"text": w}]} for w in text.split()
+        ]
+        events.append({"choices": [], "usage": {"completion_tokens": 42}})
+        if self.mode == "error":
+            events = [events[0], {"error": {"message": "it went wrong"}}]
+        lines = [b"data: " + json.dumps(e).encode() + b"\n\n" for e in events]
+        if self.mode == "ok":
+            lines.append(b"data: [DONE]\n\n")
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for line in [b": a comment\n\n", *lines]:
+            self.wfile.write(line)
+        self.close_connection = True
+
+    def answer(self, status, data):
+        body = json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(Handler, "mode", "ok")
+    monkeypatch.setattr(Handler, "seen", [])
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1"])
+def test_chat_over_http(capsys, monkeypatch, server, suffix):
+    code, out, err = run(
+        capsys, monkeypatch, "chat", "--url", server + suffix, "--api-key", "k", "--stats",
+        "--system-prompt", "short", "--max-tokens", "5", "--stop", "x", "y", "--seed", "3",
+        stdin="good day\n/stats\n",
+    )  # fmt: skip
+    assert (code, out) == (0, "goodday\n") and err.count("[42 tokens") == 2
+    path, body, key = Handler.seen[0]
+    assert (path, key) == ("/v1/chat/completions", "Bearer k")
+    assert body["model"] == "the-model" and body["stream"] is True
+    assert (body["max_tokens"], body["stop"], body["seed"]) == (5, ["x", "y"], 3)
+    assert [m["content"] for m in body["messages"]] == ["short", "good day"]
+    assert "temperature" not in body
+
+
+def test_quick_turn_and_key_of_the_environment(capsys, monkeypatch, server):
+    monkeypatch.setenv("QUIRE_API_KEY", "env-key")
+    arguments = ("chat", "other-model", "--url", server, "-q", "hello you")
+    assert run(capsys, monkeypatch, *arguments, stdin="not read\n")[:2] == (0, "helloyou\n")
+    assert Handler.seen[0][2] == "Bearer env-key" and Handler.seen[0][1]["model"] == "other-model"
+
+
+def test_complete_over_http(capsys, monkeypatch, server):
+    code, out, err = run(capsys, monkeypatch, "complete", "one two", "--url", server)
+    assert (code, out, err) == (0, "onetwo\n", "")
+    path, body, _ = Handler.seen[0]
+    assert path == "/v1/completions" and body["prompt"] == "one two"
+    assert (body["max_tokens"], body["temperature"]) == (16, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "told"),
+    [
+        ("400", 1, "answers 400: refused with 400"),
+        ("401", 1, "answers 401: refused with 401"),
+        ("503", 1, "answers 503: refused with 503"),
+        ("error", 1, "it went wrong"),
+        ("cut", 1, "broke off before its end"),
+        ("empty", 1, "lists no model"),
+    ],
+)
+def test_what_a_server_can_do_wrong(capsys, monkeypatch, server, mode, code, told):
+    monkeypatch.setattr(Handler, "mode", mode)
+    for command in (["chat", "-q", "hi"], ["complete", "hi"]):
+        got, _, err = run(capsys, monkeypatch, *command, "--url", server)
+        last = err.splitlines()[-1]
+        assert got == code and last.startswith("quire: ") and told in last
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["chat", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9"),
+        (["chat", "--url", "ftp://x"], "--url must look like"),
+        (["chat", "--url", "http://h:port"], "no port"),
+        (["chat", "--url", "http://h", "--block-size", "16"], "--block-size is for an engine"),
+        (["chat", "--api-key", "k"], "--api-key is for a running server"),
+        (["chat", "/no/such"], "there is no model folder '/no/such'"),
+        (["complete", "a", "-q", "b"], "two prompts"),
+        (["complete", "a", "--model", "/no/such"], "there is no model folder '/no/such'"),
+    ],
+)
+def test_wrong_usage(capsys, monkeypatch, arguments, told):
+    code, out, err = run(capsys, monkeypatch, *arguments)
+    assert code in (1, 2) and out == "" and told in err and err.count("\n") == 1
+
+
+# ---------------------------------------------------------------------- with an engine of our own
+
+
+class FakeEngine:
+    """What `AsyncLLM` promises to a talker."""
+
+    def __init__(self, config) -> None:
+        self.config = config
+        self.default_params = SamplingParams(top_p=0.5)
+        self.tokenizer = self
+        self.submitted: list = []
+        self.closed: list[str] = []
+        self.down = False
+
+    @classmethod
+    async def start(cls, config):
+        engine = cls(config)
+        cls.last = engine
+        return engine
+
+    async def wait_ready(self):
+        if self.config.model.dtype == "float16":
+            raise StartupError("cannot")
+
+    def apply_chat_template(self, messages, chat_template=None):
+        return "|".join(m["content"] for m in messages)
+
+    def encode(self, text, add_special_tokens=True):
+        assert not add_special_tokens
+        return list(text.encode())
+
+    async def submit(self, prompt, params, request_id):
+        text = bytes(prompt["prompt_token_ids"]).decode()
+        self.submitted.append((text, params, request_id))
+        if text.endswith("refuse"):
+            raise InvalidRequest("no.")
+        return Stream(self, request_id)
+
+    async def shutdown(self):
+        self.down = True
+
+
+class Stream:
+    def __init__(self, engine, request_id) -> None:
+        self.engine, self.request_id, self.left = engine, request_id, ["ab", "c"]
+
+    async def __anext__(self):
+        await asyncio.sleep(0)
+        if "die" in self.engine.submitted[-1][0]:
+            raise EngineDead("it died")
+        piece = self.left.pop(0)
+        output = CompletionOutput(0, piece, list(piece.encode()))
+        return RequestOutput(self.request_id, None, [], [output], finished=not self.left)
+
+    async def aclose(self):
+        self.engine.closed.append(self.request_id)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    fake = types.ModuleType("quire.engine.async_llm")
+    fake.AsyncLLM = FakeEngine
+    monkeypatch.setitem(sys.modules, "quire.engine.async_llm", fake)
+
+
+def test_chat_with_an_engine(capsys, monkeypatch, engine):
+    arguments = ("chat", "--max-num-seqs", "3", "--temperature", "0.25", "--stats")
+    code, out, err = run(capsys, monkeypatch, *arguments, stdin="x\nrefuse\ny\n")
+    fake = FakeEngine.last
+    assert (code, out) == (1, "abc\nabc\n") and "quire: no." in err and "[3 tokens" in err
+    assert fake.config.scheduler.max_num_seqs == 3 and fake.down
+    assert fake.config.observability.disable_log_stats
+    prompts = [prompt for prompt, _, _ in fake.submitted]
+    assert prompts == ["x", "x|abc|refuse", "x|abc|y"]
+    params = fake.submitted[0][1]
+    assert (params.temperature, params.top_p, params.max_tokens) == (0.25, 0.5, None)
+    assert params.output_kind is RequestOutputKind.DELTA
+    assert len(fake.closed) == 2 and len(set(fake.closed)) == 2
+
+
+def test_a_dead_engine_ends_the_chat(capsys, monkeypatch, engine):
+    code, _, err = run(capsys, monkeypatch, "chat", "-q", "die")
+    assert code == 1 and "quire: it died\n" in err and FakeEngine.last.down
+
+
+def test_an_engine_that_cannot_start(capsys, monkeypatch, engine):
+    before = threading.active_count()
+    code, _, err = run(capsys, monkeypatch, "chat", "--dtype", "float16", "-q", "x")
+    assert (code, err) == (1, "quire: cannot\n") and threading.active_count() == before
+
+
+def test_stopping_a_reply_closes_its_stream(engine):
+    with contextlib.closing(EngineTalker(EngineConfig())) as talker:
+        turn = Turn()
+        pieces = talker.reply([{"role": "user", "content": "x"}], {}, turn)
+        assert next(pieces) == "ab" and FakeEngine.last.closed == []
+        pieces.close()
+        assert FakeEngine.last.closed == ["chat-0"] and turn.text == "ab"
+
+
+def test_logs_stay_out_of_the_way_unless_asked_for(capsys, monkeypatch, engine):
+    import os
+
+    monkeypatch.setenv("QUIRE_LOGGING_LEVEL", "")
+    run(capsys, monkeypatch, "chat", "-q", "x")
+    assert os.environ["QUIRE_LOGGING_LEVEL"] == "WARNING"  # the engine core inherits it
+
+
+def test_complete_with_an_engine(capsys, monkeypatch):
+    import quire
+
+    class FakeLLM:
+        def __init__(self, **options):
+            FakeLLM.options = options
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def get_default_sampling_params(self):
+            return SamplingParams(top_k=7)
+
+        def generate(self, prompts, params, use_tqdm):
+            FakeLLM.call = (prompts, params)
+            output = CompletionOutput(0, " Paris", [1])
+            return [RequestOutput("0", prompts[0], [], [output], finished=True)]
+
+    monkeypatch.setattr(quire, "LLM", FakeLLM, raising=False)
+    arguments = ("complete", "--seed", "4", "--max-num-seqs", "2", "--stop", "a")
+    code, out, err = run(capsys, monkeypatch, *arguments, stdin="The capital\n")
+    assert (code, out, err) == (0, " Paris\n", "")
+    assert FakeLLM.options["max_num_seqs"] == 2
+    prompts, params = FakeLLM.call
+    assert prompts == ["The capital"] and params.greedy and params.max_tokens == 16
+    assert (params.seed, params.stop, params.top_k) == (4, ["a"], 0)

@@ -1,0 +1,86 @@
+"""Child processes: titles, certain ends, and no orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quire.utils.process import terminate
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="uses prctl")
+HEAD = "import os, signal, sys, time; from quire.utils.process import *; "
+
+
+def start(code: str, **how) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", HEAD + code], stdout=subprocess.PIPE, **how)
+
+
+def gone(pid: int) -> bool:
+    """True once the process has ended (a zombie of another parent counts as ended)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_until(condition, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_terminate_lets_a_child_end_itself():
+    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True); "
+    with start(code + "time.sleep(60)") as child:
+        child.stdout.readline()
+        assert terminate(child, grace=10) == 7
+        assert terminate(child, grace=0) == 7  # ended already
+
+
+def test_terminate_kills_a_child_that_will_not_go():
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+    with start(code + "time.sleep(60)") as child:
+        child.stdout.readline()
+        assert terminate(child, grace=0.1) == -signal.SIGKILL
+        assert not Path(f"/proc/{child.pid}").exists()  # reaped
+
+
+@linux
+def test_a_child_dies_with_its_parent():
+    grandchild = HEAD + "print(die_with_parent(os.getppid()), os.getpid(), flush=True)"
+    code = f"import subprocess; subprocess.Popen([sys.executable, '-c', {grandchild!r} + "
+    code += "'; time.sleep(60)']); time.sleep(60)"
+    with start(code) as parent:
+        armed, pid = parent.stdout.readline().split()
+        assert armed == b"True" and not gone(int(pid))
+        parent.kill()
+    assert wait_until(lambda: gone(int(pid)))
+
+
+@linux
+def test_a_child_whose_parent_is_gone_already_ends_at_once():
+    with start("die_with_parent(parent_pid=999999999); print('alive')") as child:
+        assert child.stdout.read() == b"" and child.wait() == -signal.SIGKILL
+    with start(f"die_with_parent({os.getpid()}); print('alive')") as child:
+        assert child.stdout.read() == b"alive\n" and child.wait() == 0
+
+
+@linux
+def test_titles():
+    code = "print(set_process_title('quire::EngineCore'), flush=True); time.sleep(60)"
+    with start(code) as child:
+        assert child.stdout.readline() == b"True\n"
+        comm = Path(f"/proc/{child.pid}/comm").read_text()
+        line = Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        terminate(child, 5)
+    assert comm == "quire::EngineCo\n"  # what the kernel keeps
+    assert line.rstrip(b"\0") == b"quire::EngineCore"

@@ -1,0 +1,57 @@
+"""The registry: lazy rows, and errors that help."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.errors import ConfigError, ModelLoadError
+from quire.registry import Registry, did_you_mean, load, nearest
+
+
+def test_rows_are_imported_on_first_use_only():
+    registry: Registry[object] = Registry(
+        "thing", {"good": "fractions:Fraction", "bad": "no.such.module:X"}
+    )
+    assert "bad" in registry and list(registry) == ["good", "bad"] and len(registry) == 2
+    from fractions import Fraction
+
+    assert registry.get("good") is Fraction
+    assert registry.target("bad") == "no.such.module:X"
+    with pytest.raises(ModuleNotFoundError):
+        registry.get("bad")
+
+
+def test_unknown_names():
+    registry: Registry[int] = Registry("policy", {"fcfs": 1, "priority": 2}, error=ModelLoadError)
+    with pytest.raises(ModelLoadError) as caught:
+        registry.get("fifs")
+    assert str(caught.value) == (
+        "unknown policy 'fifs'; did you mean 'fcfs'? Known: fcfs, priority"
+    )
+    with pytest.raises(ConfigError, match="Known: none"):
+        Registry[int]("x").get("y")
+
+
+def test_rows_are_not_replaced():
+    registry: Registry[int] = Registry("number", {"one": 1})
+    registry.register("two", 2)
+    assert registry.get("two") == 2
+    with pytest.raises(ValueError, match="'one' is registered already"):
+        registry.register("one", 3)
+
+
+def test_targets():
+    assert load("os.path:join") is __import__("os").path.join
+    for bad in ("os.path", ":join", "os.path:"):
+        with pytest.raises(ValueError, match=r"package\.module:attribute"):
+            load(bad)
+    with pytest.raises(ImportError, match="has no attribute 'nothing'"):
+        load("os.path:nothing")
+
+
+def test_near_names():
+    assert nearest("LlamaForCasualLM", ["LlamaForCausalLM", "Qwen2ForCausalLM"]) == (
+        "LlamaForCausalLM"
+    )
+    assert nearest("zzz", ["abc"]) is None
+    assert did_you_mean("abd", ["abc"]) == "; did you mean 'abc'?" and did_you_mean("z", []) == ""

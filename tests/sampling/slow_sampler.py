@@ -1,0 +1,107 @@
+"""The sampler once more, slowly: one row, lists, float64, no torch. Tests compare against it."""
+
+import math
+
+from quire.params import SamplingParams
+from quire.sampling.philox import uniform
+
+CLEAR = 1e-5
+"""A decision closer than this to its limit may fall either way in float32."""
+
+
+class Unclear(Exception):
+    """Rounding could decide; such a case proves nothing."""
+
+
+def by_rank(logits: list[float]) -> list[int]:
+    """Token ids by falling logit, equal ones by rising id."""
+    return sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+
+
+def sample(
+    logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
+) -> int | None:
+    """The token, or `None` if the request must fail for want of any candidate."""
+    x = penalise(mask_and_bias(logits, params, output), params, prompt, output)
+    if max(x) == -math.inf:
+        return None
+    _check_gaps(x)
+    if params.greedy:
+        return by_rank(x)[0]
+    best = max(x)
+    x = filter_all([(v - best) / params.temperature for v in x], params)
+    return draw(x, uniform(params.seed, len(output)))
+
+
+def mask_and_bias(logits: list[float], params: SamplingParams, output: list[int]) -> list[float]:
+    x = list(logits)
+    if params.allowed_token_ids is not None:
+        x = [v if i in params.allowed_token_ids else -math.inf for i, v in enumerate(x)]
+    for word in params.bad_words_token_ids or []:
+        start, last = word[:-1], word[-1]
+        if output[len(output) - len(start) :] == start and len(start) <= len(output):
+            x[last] = -math.inf
+    if len(output) < params.min_tokens:
+        stops = params.all_stop_token_ids
+        masked = [-math.inf if i in stops else v for i, v in enumerate(x)]
+        if max(masked) > -math.inf:
+            x = masked
+    for i, bias in (params.logit_bias or {}).items():
+        x[i] += bias
+    return x
+
+
+def penalise(
+    x: list[float], params: SamplingParams, prompt: list[int], output: list[int]
+) -> list[float]:
+    for i in set(prompt) | set(output):
+        x[i] = x[i] / params.repetition_penalty if x[i] > 0 else x[i] * params.repetition_penalty
+    for i in set(output):
+        x[i] -= params.frequency_penalty * output.count(i)
+        x[i] -= params.presence_penalty
+    return x
+
+
+def filter_all(x: list[float], params: SamplingParams) -> list[float]:
+    """min-p, top-k, top-p; the largest of `x` is 0."""
+    if params.min_p:
+        least = math.log(params.min_p)
+        _check(*(v - least for v in x))
+        x = [v if v >= least else -math.inf for v in x]
+    if params.top_k:
+        kept = by_rank(x)[: params.top_k]
+        x = [v if i in kept else -math.inf for i, v in enumerate(x)]
+    if params.top_p < 1:
+        total = sum(map(math.exp, x))
+        before, kept = 0.0, []
+        for i in by_rank(x):
+            _check((before - params.top_p * total) / total)
+            if before < params.top_p * total:
+                kept.append(i)
+            before += math.exp(x[i])
+        x = [v if i in kept else -math.inf for i, v in enumerate(x)]
+    return x
+
+
+def draw(x: list[float], number: float) -> int:
+    """First token, in order of id, whose running sum exceeds the number's share of the total."""
+    total = sum(map(math.exp, x))
+    running = 0.0
+    for i, v in enumerate(x):
+        running += math.exp(v)
+        if v > -math.inf:
+            _check(running / total - number)
+        if running > number * total:
+            return i
+    raise AssertionError("a uniform number is below 1")
+
+
+def _check(*distances: float) -> None:
+    # Exactly 0 comes from equal inputs and is equal in float32 too.
+    if any(0 < abs(d) < CLEAR for d in distances):
+        raise Unclear
+
+
+def _check_gaps(x: list[float]) -> None:
+    finite = sorted({v for v in x if v > -math.inf})
+    _check(*(b - a for a, b in zip(finite, finite[1:], strict=False)))

@@ -1,0 +1,258 @@
+"""The sampler against its slow twin, alone against in a batch, and at its edges."""
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from quire.params import SamplingParams
+from quire.sampling import RequestSampling, Sampler, SamplingMetadata
+from quire.sampling.sampler import NOT_A_NUMBER, NOTHING_LEFT
+
+sys.path.insert(0, str(Path(__file__).parent))
+import slow_sampler
+
+sampler = Sampler()
+
+
+def ids_array(ids):
+    return np.array(ids, dtype=np.int32)
+
+
+def run(rows):
+    """Sample rows of (logits, params, prompt, output)."""
+    logits = torch.tensor([r[0] for r in rows], dtype=torch.float32)
+    requests = [RequestSampling.from_params(p, prompt, logits.shape[1]) for _, p, prompt, _ in rows]
+    return sampler(logits, SamplingMetadata.build(requests, [ids_array(r[3]) for r in rows]))
+
+
+def one(logits, output=(), prompt=(), **params):
+    """Token of one row, or the reason why there is none."""
+    params.setdefault("seed", 1)
+    result = run([(logits, SamplingParams(**params), list(prompt), list(output))])
+    return result.failed.get(0, result.token_ids[0])
+
+
+@st.composite
+def row(draw, vocab, exact=True):
+    """Logits on a coarse grid (ties are common), parameters, prompt, output."""
+    token = st.integers(0, vocab - 1)
+    eighths = st.integers(-40, 40).map(lambda i: i / 8)
+    element = eighths if exact else st.floats(-30, 30, width=32)
+    history = st.lists(token, max_size=6)
+    params = SamplingParams(
+        seed=draw(st.integers(0, 2**63 - 1)),
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.5, 0.7, 1.0, 2.0])),
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 1000])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 1e-6, 0.3, 0.9, 0.99])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.03, 0.4, 1.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.5, 2.0, 1.25])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.5, -1.0, 2.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.25, -2.0])),
+        logit_bias=draw(st.none() | st.dictionaries(token, eighths, max_size=3)),
+        allowed_token_ids=draw(st.none() | st.none() | st.lists(token, min_size=1, max_size=5)),
+        bad_words_token_ids=draw(
+            st.none() | st.lists(st.lists(token, min_size=1, max_size=3), max_size=3)
+        ),
+        min_tokens=draw(st.sampled_from([0, 0, 3])),
+        max_tokens=100,
+        stop_token_ids=draw(st.lists(token, max_size=2)),
+        eos_token_ids=draw(st.lists(token, max_size=1)),
+        ignore_eos=draw(st.booleans()),
+        logprobs=draw(st.sampled_from([None, 0, 1, 3, -1])),
+    )
+    logits = draw(st.lists(element, min_size=vocab, max_size=vocab))
+    return logits, params, draw(history), draw(history)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.integers(2, 24).flatmap(row))
+def test_chooses_as_the_slow_twin_does(case):
+    try:
+        expected = slow_sampler.sample(*case)
+    except slow_sampler.Unclear:
+        assume(False)
+    result = run([case])
+    if expected is None:
+        assert result.failed == {0: NOTHING_LEFT}
+    else:
+        assert result.failed == {}
+        assert result.token_ids[0] == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([3, 16, 33, 300]).flatmap(
+        lambda vocab: st.lists(row(vocab, exact=False), min_size=2, max_size=9)
+    )
+)
+def test_a_row_does_not_feel_the_others(rows):
+    together = run(rows)
+    for i, case in enumerate(rows):
+        alone = run([case])
+        assert alone.failed.get(0) == together.failed.get(i)
+        if i not in together.failed:
+            assert alone.token_ids[0] == together.token_ids[i]
+            assert alone.logprobs[0] == together.logprobs[i]  # equal floats: equal bits
+
+
+def test_large_vocabulary_random_rows_do_not_feel_the_others():
+    generator = torch.Generator().manual_seed(5)
+    logits = (torch.randn(37, 5003, generator=generator) * 3).tolist()
+    rows = [
+        (x, SamplingParams(seed=i, temperature=0.9, top_p=(1.0, 0.999, 0.5)[i % 3],
+                           top_k=(0, 900)[i % 2], logprobs=i % 4), [], [1] * i)
+        for i, x in enumerate(logits)
+    ]  # fmt: skip
+    together = run(rows)
+    for i in range(37):
+        alone = run([rows[i]])
+        assert (alone.token_ids[0], alone.logprobs[0]) == (
+            together.token_ids[i],
+            together.logprobs[i],
+        )
+
+
+def test_slabs_do_not_change_anything(monkeypatch):
+    rows = [([0.1 * j for j in range(50)], SamplingParams(seed=i), [], []) for i in range(20)]
+    expected = run(rows).token_ids
+    monkeypatch.setattr("quire.sampling.sampler._SLAB", 150)
+    assert run(rows).token_ids == expected
+    assert len(set(expected)) > 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(2, 24).flatmap(row))
+def test_logprobs_are_those_of_the_raw_logits(case):
+    logits, params, _, _ = case
+    result = run([case])
+    asked = params.logprobs
+    if asked is None:
+        assert result.logprobs == [None]
+        return
+    if result.failed:
+        return
+    ids, values, rank = result.logprobs[0]
+    total = math.fsum(map(math.exp, logits))
+    ranking = slow_sampler.by_rank(logits)
+    assert ids == [result.token_ids[0], *ranking[: len(logits) if asked < 0 else asked]]
+    assert values == pytest.approx([logits[i] - math.log(total) for i in ids], abs=1e-5)
+    assert rank == ranking.index(ids[0]) + 1
+
+
+def test_the_docstring_lists_the_steps_in_order():
+    named = re.findall(r"^\s*\d+\. `(\w+)`", Sampler.__doc__, re.MULTILINE)
+    assert named == [step.__name__ for step in Sampler.steps]
+    # The order users rely on (semantics of vLLM's sampler).
+    order = ["raw_logprobs", "allowed_token_ids", "grammar_bitmask", "bad_words", "min_tokens",
+             "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty",
+             "greedy_pick", "temperature", "min_p", "top_k", "top_p", "random_pick",
+             "pick_logprobs"]  # fmt: skip
+    assert [name for name in named if name in order] == order
+
+
+class TestEdges:
+    def test_ties_go_to_the_lowest_id(self):
+        assert one([1.0, 5.0, 5.0, 5.0], temperature=0) == 1
+        assert one([1.0, 5.0, 5.0, 5.0], temperature=2.0, top_k=1) == 1
+        assert one([1.0, 5.0, 5.0, 5.0], temperature=2.0, top_p=1e-9) == 1
+        picks = {one([5.0] * 8, temperature=2.0, top_k=3, seed=s) for s in range(60)}
+        assert picks == {0, 1, 2}
+
+    def test_top_p_keeps_the_smallest_set_that_reaches_it(self):
+        logits = [math.log(p) for p in (0.1, 0.5, 0.15, 0.25)]
+        picks = [
+            {one(logits, temperature=1.0, top_p=p, seed=s) for s in range(200)}
+            for p in (0.49, 0.51, 0.74, 0.76, 0.91)
+        ]
+        assert picks == [{1}, {1, 3}, {1, 3}, {1, 2, 3}, {0, 1, 2, 3}]
+
+    def test_top_p_beyond_the_first_look(self):
+        # A flat row: half the mass needs half of 2000 tokens, more than the first look takes.
+        logits = [(-1e-4) * i for i in range(2000)]
+        picks = [one(logits, temperature=1.0, top_p=0.5, seed=s) for s in range(100)]
+        assert 256 < max(picks) < 1000
+        mixed = run([(logits, SamplingParams(seed=s, top_p=(0.5, 1e-3)[s % 2]), [], [])
+                     for s in range(100)]).token_ids  # fmt: skip
+        assert mixed[::2] == picks[::2]
+        assert max(mixed[1::2]) <= 2
+
+    def test_top_k_larger_than_the_vocabulary(self):
+        assert one([0.0, 9.0], temperature=1.0, top_k=2**31 - 1) in (0, 1)
+
+    def test_everything_excluded_fails_with_a_reason(self):
+        reason = one([1.0, 2.0], allowed_token_ids=[1], bad_words_token_ids=[[1]])
+        assert reason == NOTHING_LEFT
+        assert one([1.0, 2.0], allowed_token_ids=[7], temperature=0) == NOTHING_LEFT
+
+    def test_min_tokens_yields_when_nothing_else_is_left(self):
+        params = {"eos_token_ids": [1], "min_tokens": 2, "temperature": 0}
+        assert one([1.0, 2.0], **params) == 0
+        assert one([1.0, 2.0], allowed_token_ids=[1], **params) == 1
+        assert one([1.0, 2.0], output=[0, 0], **params) == 1
+
+    def test_bad_words_look_at_the_output_only(self):
+        words = {"bad_words_token_ids": [[0, 1]], "temperature": 0}
+        assert one([1.0, 2.0, 0.0], **words) == 1
+        assert one([1.0, 2.0, 0.0], prompt=[0], **words) == 1
+        assert one([1.0, 2.0, 0.0], output=[0], **words) == 0
+
+    def test_repetition_counts_the_prompt_frequency_only_the_output(self):
+        assert one([2.0, 1.9], prompt=[0], temperature=0, repetition_penalty=2.0) == 1
+        assert one([2.0, 1.9], prompt=[0], temperature=0, frequency_penalty=2.0) == 0
+        assert one([2.0, 1.9], output=[0], temperature=0, frequency_penalty=2.0) == 1
+        assert one([2.0, 1.9], prompt=[0], temperature=0, presence_penalty=2.0) == 0
+
+    def test_ids_outside_the_vocabulary_touch_nothing(self):
+        token = one(
+            [1.0, 2.0], temperature=0, logit_bias={9: 100.0}, stop_token_ids=[9], min_tokens=1,
+            bad_words_token_ids=[[9]], prompt=[9], output=[9], repetition_penalty=2.0,
+            presence_penalty=1.0, frequency_penalty=1.0, allowed_token_ids=[0, 9],
+        )  # fmt: skip
+        assert token == 0
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_only_the_row_with_a_bad_number_fails(self, value, temperature):
+        params = SamplingParams(seed=3, temperature=temperature, logprobs=1, top_p=0.9, top_k=2)
+        good, bad = [0.5, 1.0, 3.0], [0.5, value, 3.0]
+        result = run([(x, params, [], []) for x in (good, bad, good)])
+        assert result.failed == {1: NOT_A_NUMBER}
+        alone = run([(good, params, [], [])])
+        for i in (0, 2):
+            assert result.token_ids[i] == alone.token_ids[0]
+            assert result.logprobs[i] == alone.logprobs[0]
+
+    def test_extreme_logits_at_the_smallest_temperature(self):
+        assert one([-3e38, 3e38, 1.0], temperature=0.01) == 1
+
+    def test_a_penalty_that_overflows_fails_only_its_request(self):
+        reason = one([3e38, 1.0], prompt=[0], repetition_penalty=1e-30, temperature=0)
+        assert reason.startswith("numerical:")
+
+    def test_a_seed_is_required(self):
+        with pytest.raises(ValueError, match="seed"):
+            RequestSampling.from_params(SamplingParams(), [], 4)
+
+    def test_grammar_bitmask(self):
+        params = SamplingParams(seed=1, temperature=0)
+        request = RequestSampling.from_params(params, [], 40)
+        bits = torch.tensor([[-1, -1], [1 << 5, 1 << 2], [0, 0]], dtype=torch.int32)
+        logits = torch.arange(40.0).expand(3, -1).clone()
+        meta = SamplingMetadata.build([request] * 3, [ids_array([])] * 3, bits)
+        result = sampler(logits, meta)
+        assert result.token_ids[:2] == [39, 34]
+        assert result.failed == {2: NOTHING_LEFT}
+
+    def test_position_and_seed_decide_not_the_call(self):
+        logits = [0.0] * 100
+        first = [one(logits, output=[1] * i, seed=5) for i in range(20)]
+        assert first == [one(logits, output=[1] * i, seed=5) for i in range(20)]
+        assert first != [one(logits, output=[1] * i, seed=6) for i in range(20)]
+        assert len(set(first)) > 10

@@ -1,0 +1,54 @@
+"""Choice of device and type."""
+
+import pytest
+import torch
+
+from quire.errors import ConfigError
+from quire.worker.device import CpuDevice, resolve_dtype, select_device, set_torch_threads
+
+
+def test_cpu_is_there():
+    device = select_device("cpu")
+    assert device.name == "cpu"
+    assert device.free_memory() > 2**20
+    device.synchronize()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu():
+    assert select_device("auto").name == "cpu"
+    with pytest.raises(ConfigError, match="--device cuda: .*use --device cpu"):
+        select_device("cuda")
+
+
+def test_an_unknown_device():
+    with pytest.raises(ConfigError, match="one of auto, cpu, cuda, got 'tpu'"):
+        select_device("tpu")
+
+
+def test_dtype():
+    device = CpuDevice()
+    assert resolve_dtype("auto", "torch.float32", device) == "float32"
+    assert resolve_dtype("auto", "float8_e4m3fn", device) == "bfloat16"
+    assert resolve_dtype("float32", "bfloat16", device) == "float32"
+    with pytest.raises(ConfigError, match="--dtype float64 does not work on cpu"):
+        resolve_dtype("float64", "float32", device)
+
+
+def test_kv_space(monkeypatch):
+    assert CpuDevice().default_kv_bytes == 4 * 2**30
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.5")
+    assert CpuDevice().default_kv_bytes == 2**29
+    monkeypatch.setenv("QUIRE_CPU_KVCACHE_SPACE", "2")
+    assert CpuDevice().default_kv_bytes == 2**31
+
+
+def test_threads(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr("quire.worker.device.available_cores", lambda: 3)
+    try:
+        assert set_torch_threads() == 3
+        assert torch.get_num_threads() == 3
+        assert set_torch_threads() == 3  # a second engine in one process
+    finally:
+        torch.set_num_threads(before)

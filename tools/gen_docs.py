@@ -1,0 +1,160 @@
+"""Writes docs/cli.md and docs/config.md from the tables that the program itself uses.
+
+`python tools/gen_docs.py` writes, `--check` fails if a file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire import envs
+from quire.cli.main import COMMANDS, overview
+from quire.cli.parser import Parser
+from quire.config import EngineConfig, ServerConfig
+from quire.config.cli import ALIASES, NOT_YET, RENAMED, flags, sections, show
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+GENERATED = "<!-- Written by tools/gen_docs.py: change the source, then run it. -->"
+TYPES = {
+    "bool": "switch",
+    "int": "whole number",
+    "int | None": "whole number",
+    "float": "number",
+    "float | None": "number",
+    "str": "text",
+    "str | None": "text",
+    "list[str]": "one or more texts",
+    "dict[str, Any]": "JSON object",
+}
+SECTIONS = {name.capitalize() for root in (EngineConfig, ServerConfig) for name in sections(root)}
+
+
+def cell(text: str) -> str:
+    """Text that cannot break a table row."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def config_page() -> Iterator[str]:
+    yield "# Configuration\n"
+    yield GENERATED + "\n"
+    yield (
+        "Each setting is a flag of `quire serve`, an argument of `LLM(...)` with the same name in "
+        "`snake_case`, and a key of a `--config` file. The command line wins over the file, the "
+        "file over the default. Whole numbers may be written `8k` (8000) or `8K` (8192). Switches "
+        "have a `--no-…` form. JSON flags also take `--flag.key value`.\n"
+    )
+    yield "```yaml\n# quire serve --config server.yaml\nmodel: ./my-model\nmax-num-seqs: 64"
+    yield "cache:            # sections may be nested\n  block_size: 32\nport: 9000\n```"
+    for root in (EngineConfig, ServerConfig):
+        for name, section in sections(root).items():
+            yield f"\n## {name.capitalize()}\n"
+            yield (section.__doc__ or "").split("\n")[0] + "\n"
+            yield "| Flag | Type | Default | Meaning |\n| --- | --- | --- | --- |"
+            for flag in flags(root):
+                if flag.section == name:
+                    spellings = ", ".join(f"`{spelling}`" for spelling in flag.spellings)
+                    empty = flag.default in (None, "", [], {})
+                    default = "" if empty else f"`{show(flag.default)}`"
+                    kind = TYPES[flag.annotation]
+                    yield f"| {spellings} | {kind} | {default} | {cell(flag.help)} |"
+    yield from environment_part()
+    yield from old_flags_part()
+
+
+def environment_part() -> Iterator[str]:
+    yield "\n## Environment variables\n"
+    yield (
+        "Each is also read with the prefix `VLLM_`; `QUIRE_` wins. An empty value counts as unset; "
+        "a bad one is an error at start.\n"
+    )
+    yield "| Variable | Default | Meaning |\n| --- | --- | --- |"
+    for name, row in envs.table().items():
+        default = "" if row.default is None else f"`{show(row.default)}`"
+        yield f"| `QUIRE_{name}` | {default} | {cell(row.help)} |"
+
+
+def old_flags_part() -> Iterator[str]:
+    yield "\n## Other names of vLLM's flags\n"
+    yield "Underscores may stand for dashes. These mean the same as the flag beside them:\n"
+    yield "| Spelling | Flag |\n| --- | --- |"
+    for field, spellings in ALIASES.items():
+        for spelling in spellings:
+            yield f"| `{spelling}` | `--{field.replace('_', '-')}` |"
+    for old, new in RENAMED.items():
+        yield f"| `{old}` | `{new}` |"
+    yield "\nThese are refused for now, with the remedy beside them:\n"
+    yield "| Flag | Instead |\n| --- | --- |"
+    for flag, remedy in NOT_YET.items():
+        yield f"| `{flag}` | {cell(remedy)} |"
+
+
+def cli_page() -> Iterator[str]:
+    yield "# Command line\n"
+    yield GENERATED + "\n"
+    yield f"```\n{overview()}\n```\n"
+    yield (
+        "Errors are one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 "
+        "interrupted. `QUIRE_LOGGING_LEVEL=DEBUG` shows tracebacks."
+    )
+    for name in COMMANDS:
+        module = importlib.import_module(COMMANDS.target(name).partition(":")[0])
+        yield from command_part(name, module.build_parser())
+
+
+def command_part(name: str, parser: Parser) -> Iterator[str]:
+    yield f"\n## quire {name}\n"
+    yield f"{parser.description}\n"
+    yield "| Argument | Meaning |\n| --- | --- |"
+    borrowed = []
+    for group in parser._action_groups:
+        if group.title in SECTIONS:
+            borrowed.append(group.title)
+            continue
+        for action in group._group_actions:
+            names = ", ".join(f"`{flag}`" for flag in action.option_strings)
+            value = action.metavar or action.dest.upper()
+            names = names or f"`{value}`"
+            takes = f" `{value}`" if action.option_strings and action.nargs != 0 else ""
+            yield f"| {names}{takes} | {cell((action.help or '').replace('%%', '%'))} |"
+    if borrowed:
+        links = ", ".join(f"[{title}](config.md#{title.lower()})" for title in borrowed)
+        yield f"\nAnd the flags of these sections: {links}."
+    if name == "chat":
+        from quire.cli.chat import HELP
+
+        yield f"\nInside:\n\n```\n{HELP}\n```"
+    elif name == "run":
+        from quire.cli.run import MODULES
+
+        yield "\nWhat `import vllm` offers:\n\n| Module | Names |\n| --- | --- |"
+        for module, names in MODULES.items():
+            yield f"| `{module}` | {', '.join(f'`{n}`' for n in names)} |"
+
+
+PAGES = {"cli.md": cli_page, "config.md": config_page}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on differences")
+    check = parser.parse_args().check
+    stale = []
+    for name, page in PAGES.items():
+        text = "\n".join(page()).rstrip() + "\n"
+        path = DOCS / name
+        if not path.exists() or path.read_text("utf-8") != text:
+            stale.append(name)
+            if not check:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, "utf-8")
+    if stale and check:
+        print(f"stale: {', '.join(stale)}; run python tools/gen_docs.py", file=sys.stderr)
+    return int(bool(stale) and check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
