@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -58,12 +58,13 @@ def test_unknown_names_are_attribute_errors():
 
 
 def test_importing_quire_is_fast():
-    """The whole process, `import quire` included."""
+    """The whole process, in processor seconds: a wall clock would measure the neighbours."""
     best = float("inf")
     for _ in range(10):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert python("import quire").returncode == 0
-        best = min(best, time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, sum(after[:2]) - sum(before[:2]))
         if best < IMPORT_SECONDS:
             break
     assert best < IMPORT_SECONDS
