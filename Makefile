@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install serve test check fix bench demo clean
+.PHONY: install serve test check fix demo clean help
 .DEFAULT_GOAL := help
 
 help:

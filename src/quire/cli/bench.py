@@ -26,5 +26,5 @@ def main(arguments: Sequence[str]) -> int:
     if BENCHMARKS:
         print("\n".join(BENCHMARKS))
     else:
-        print("This version ships no benchmark. A source checkout runs its own with `make bench`.")
+        print("This version has no benchmark yet.")
     return 0

@@ -29,6 +29,22 @@ SECTIONS: dict[str, Any] = {
 """Fields of `EngineConfig` and their classes."""
 
 
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "data_parallel_size": (1,),
+    "enable_lora": (False,),
+    "kv_cache_dtype": ("auto",),
+    "load_format": ("auto", "safetensors"),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),
+    "swap_space": (0,),
+    "tensor_parallel_size": (1,),
+    "tokenizer_mode": ("auto",),
+    "trust_remote_code": (False,),
+}
+"""Options that scripts for vLLM pass, and the values that ask for nothing beyond what happens
+anyway. Any other value is refused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One automatic choice, for the start-up log and for questions later."""
@@ -57,9 +73,13 @@ class EngineConfig:
         owner = {f.name: s for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
         given: dict[str, dict[str, Any]] = {s: {} for s in SECTIONS}
         for name, value in options.items():
-            if name not in owner:
+            if name in owner:
+                given[owner[name]][name] = value
+            elif name not in NEUTRAL:
                 raise ConfigError(_unknown(name, list(owner)))
-            given[owner[name]][name] = value
+            elif value not in NEUTRAL[name]:
+                allowed = " or ".join(map(repr, NEUTRAL[name]))
+                raise ConfigError(f"{name} can only be {allowed} in this version, got {value!r}")
         return cls(**{s: kind(**given[s]) for s, kind in SECTIONS.items()})
 
     def resolve(self, shape: ModelShape) -> tuple[EngineConfig, list[Decision]]:

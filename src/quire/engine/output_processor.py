@@ -7,7 +7,6 @@ ended. Knows nothing of how outputs reach their callers, of scheduling, or of th
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -196,13 +195,12 @@ class OutputProcessor:
         Raises:
             AssertionError: they do not; a bug in this module.
         """
-        held = {c.internal_id for r in self._requests.values() for c in r.completions}
-        active = {i for i, c in self._completions.items() if c.finish_reason is None}
-        assert set(self._completions) == active, "an ended completion is still known"
-        assert active <= held, "a completion has lost its request"
+        completions = [c for r in self._requests.values() for c in r.completions]
+        running = {c.internal_id for c in completions if c.finish_reason is None}
+        assert set(self._completions) == running, "known completions are not the running ones"
         for external_id, request in self._requests.items():
-            running = [c for c in request.completions if c.finish_reason is None]
-            assert request.num_open == len(running) > 0, f"{external_id}: ended, but still known"
+            num_open = sum(c.finish_reason is None for c in request.completions)
+            assert request.num_open == num_open > 0, f"{external_id} ended, but is still known"
 
     def _completion(self, request: _Request, core_request: EngineCoreRequest) -> _Completion:
         params = core_request.sampling_params
@@ -352,7 +350,7 @@ class OutputProcessor:
             outputs=[_completion_output(c, delta) for c in shown],
             finished=ended,
             prompt_logprobs=scores,
-            metrics=dataclasses.replace(request.metrics),
+            metrics=_snapshot(request.metrics),
             num_cached_tokens=request.num_cached_tokens or 0,
             seed=request.processed.seed,
             error=request.error,
@@ -398,6 +396,20 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
         num_preemptions=completion.num_preemptions,
         n=params.n,
         max_tokens=params.max_tokens,
+    )
+
+
+def _snapshot(now: RequestMetrics) -> RequestMetrics:
+    """A copy for one output; field by field, as it is made for every one of them."""
+    return RequestMetrics(
+        now.arrival_time,
+        now.queued_ts,
+        now.scheduled_ts,
+        now.first_token_ts,
+        now.last_token_ts,
+        now.finished_ts,
+        now.num_generation_tokens,
+        now.num_preemptions,
     )
 
 

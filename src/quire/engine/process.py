@@ -34,7 +34,7 @@ from quire.engine.messages import (
 )
 from quire.errors import QuireError
 from quire.logger import get_logger, setup_logging
-from quire.utils.process import die_with_parent
+from quire.utils.process import die_with_parent, set_process_title
 
 logger = get_logger(__name__)
 
@@ -141,6 +141,7 @@ class EngineCoreProcess:
 def main(argv: list[str]) -> int:
     """Entry point."""
     die_with_parent()
+    set_process_title("quire::EngineCore")
     # The frontend decides when to end; a Ctrl-C in the terminal reaches every process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup_logging("EngineCore")
