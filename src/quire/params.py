@@ -131,7 +131,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _fail(param: str, rule: str, given: object) -> NoReturn:
-    raise InvalidRequest(f"{param} must be {rule}, got {given!r}.", param=param)
+    raise InvalidRequest(f"{param} must be {rule}, got {_show(given)}.", param=param)
+
+
+def _show(value: object) -> str:
+    """A value for an error message: short, and never an error itself."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _is_int(value: object) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from quire.config import ModelConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import QUIRE  # noqa: E402
+from conftest import QUIRE
 
 
 @pytest.fixture

@@ -61,7 +61,19 @@ def sentencepiece_backend() -> Backend:
 
 
 def word_piece_backend() -> Backend:
-    pieces = ["[UNK]", "[CLS]", "[SEP]", "hello", "world", "##ing", "play", ",", "!", "##s", "do"]
+    pieces = [
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "hello",
+        "world",
+        "##ing",
+        "play",
+        ",",
+        "!",
+        "##s",
+        "\ufffd",
+    ]
     backend = Backend(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(cleanup=False)

@@ -232,7 +232,7 @@ def test_named_templates() -> None:
         ChatTemplate({"rag": "r"}, {}).render(USER)
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "add_generation_prompt"])
+@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "self"])
 def test_client_variables_cannot_go_around_fields(name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
         check_template_kwargs({"ok": 1, name: "x"})
@@ -260,6 +260,16 @@ def test_templates_of_a_folder(folder: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelLoadError, match=r"chat_template\.jinja"):
         Tokenizer.from_folder(folder)
+
+
+def test_the_option_takes_the_place_of_the_models_templates(folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").write_text("the model's")
+    (tmp_path / "own.jinja").write_text("own {{ eos_token }}")
+    tokenizer = Tokenizer.from_folder(folder, chat_template=str(tmp_path / "own.jinja"))
+    assert tokenizer.apply_chat_template(USER) == "own <|end|>"
+    assert Tokenizer.from_folder(folder, "{{ 1 }}").apply_chat_template(USER, tools=[{}]) == "1"
+    with pytest.raises(ModelLoadError, match=r"no\.jinja"):
+        Tokenizer.from_folder(folder, chat_template="no.jinja")
 
 
 def test_without_a_template(byte_level: Tokenizer) -> None:

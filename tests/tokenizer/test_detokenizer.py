@@ -143,6 +143,15 @@ def test_a_window_decoder_does_not_hold_forever(word_piece: Tokenizer) -> None:
     assert "".join(deltas) == " hello world"
 
 
+def test_a_window_decoder_does_not_wait_for_a_broken_character_forever(
+    word_piece: Tokenizer,
+) -> None:
+    (broken,) = word_piece.encode("\ufffd")
+    detokenizer = IncrementalDetokenizer(word_piece, SamplingParams(), [3])
+    detokenizer.update([broken] * 20)
+    assert len(detokenizer.text) >= len(" \ufffd") * 12
+
+
 @given(text=texts, stops=stop_sets, pattern=sizes, include=st.booleans())
 @example(text="abc", stops=["abc", "b"], pattern=[3], include=False)
 @example(text="aab", stops=["ab", "b"], pattern=[1], include=True)
@@ -177,6 +186,31 @@ def test_grouping_never_shows(
     b, deltas_b = run(byte_level, ids, second, **fields)
     assert (a.text, a.token_ids, a.stop_string) == (b.text, b.token_ids, b.stop_string)
     assert "".join(deltas_a) == "".join(deltas_b) == a.text
+
+
+@pytest.mark.parametrize(
+    ("stops", "stop", "text"),
+    [
+        (["two w", "o"], "o", "tw"),
+        (["o", "two w"], "o", "tw"),
+        (["o", "wo", "xo"], "wo", "t"),
+        (["rds", "words", "s"], "words", "two "),
+    ],
+)
+def test_stops_within_one_token(
+    byte_level: Tokenizer, stops: list[str], stop: str, text: str
+) -> None:
+    """Complete first wins, of equals the longest, whatever the order of the list."""
+    (token,) = byte_level.encode("two words", add_special_tokens=False)
+    detokenizer, _ = run(byte_level, [token], stop=stops)
+    assert (detokenizer.stop_string, detokenizer.text) == (stop, text)
+
+
+def test_a_stop_string_can_be_the_broken_character_at_the_end(byte_level: Tokenizer) -> None:
+    by_bytes = {byte_level.token_bytes(i): i for i in range(byte_level.vocab_size)}
+    ids = [by_bytes[b"a"], by_bytes[b"\xf0"]]
+    assert run(byte_level, ids, stop="\ufffd")[0].stop_string == "\ufffd"
+    assert run(byte_level, [*ids, ids[0]], stop="\ufffd")[0].text == "a"
 
 
 def test_tokens_after_the_stop_are_dropped(byte_level: Tokenizer) -> None:

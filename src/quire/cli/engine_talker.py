@@ -80,8 +80,7 @@ class EngineTalker:
             **{"max_tokens": None, **options}, output_kind=kind
         )
         tokenizer = self._engine.tokenizer
-        template = self._config.model.chat_template
-        prompt = tokenizer.apply_chat_template(messages, chat_template=template)
+        prompt = tokenizer.apply_chat_template(messages)
         ids = tokenizer.encode(prompt, add_special_tokens=False)
         return await self._engine.submit({"prompt_token_ids": ids}, chosen, request_id)
 

@@ -95,12 +95,15 @@ class AsyncLLM:
         assert self.config.model.max_model_len is not None
         self.max_model_len: int = self.config.model.max_model_len
         self.vocab_size = shape.vocab_size
-        self.tokenizer = Tokenizer.from_folder(self.config.model.tokenizer_folder)
+        self.tokenizer = Tokenizer.from_folder(
+            config.model.tokenizer_folder, config.model.chat_template
+        )
         self.input = InputProcessor(
             self.config.model,
             shape,
             self.tokenizer,
             max_model_len=self.max_model_len,
+            block_size=self.config.cache.block_size,
             generation_defaults=read_generation_config(self.config.model),
             entropy=entropy,
         )

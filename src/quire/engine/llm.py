@@ -115,7 +115,7 @@ class LLM:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                chat_template=chat_template or self.llm_engine.config.model.chat_template,
+                chat_template=chat_template,
                 **(chat_template_kwargs or {}),
             )
             ids = tokenizer.encode(text, add_special_tokens=False)

@@ -36,7 +36,9 @@ class LLMEngine:
         progress: ProgressCallback | None = None,
     ) -> None:
         self.clock = clock or RealClock()
-        self.tokenizer = Tokenizer.from_folder(config.model.tokenizer_folder)
+        self.tokenizer = Tokenizer.from_folder(
+            config.model.tokenizer_folder, config.model.chat_template
+        )
         self.core = EngineCore(config, executor=executor, clock=self.clock, progress=progress)
         self.config = self.core.config
         model = self.config.model
@@ -47,6 +49,7 @@ class LLMEngine:
             self.tokenizer,
             max_model_len=model.max_model_len,
             kv_capacity_tokens=self.core.kv.capacity_tokens,
+            block_size=self.config.cache.block_size,
             generation_defaults=read_generation_config(model),
         )
         self.output = OutputProcessor(self.tokenizer, self.clock)

@@ -61,6 +61,22 @@ class Executor(Protocol):
         """Forget all requests; the model stays loaded."""
         ...
 
+    def start_profile(self) -> None:
+        """Begin a profiler recording.
+
+        Raises:
+            ConfigError: no folder is set for it, or one runs already.
+        """
+        ...
+
+    def stop_profile(self) -> None:
+        """End the recording and write it.
+
+        Raises:
+            ConfigError: none runs.
+        """
+        ...
+
     def shutdown(self) -> None:
         """Let go of the model. Safe to call twice."""
         ...

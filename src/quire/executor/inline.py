@@ -53,6 +53,14 @@ class InlineExecutor:
         """Forget all requests; the model stays loaded."""
         self._worker.reset()
 
+    def start_profile(self) -> None:
+        """Begin a recording of this process."""
+        self._worker.start_profile()
+
+    def stop_profile(self) -> None:
+        """End the recording and write it."""
+        self._worker.stop_profile()
+
     def shutdown(self) -> None:
         """Let go of the model. Safe to call twice."""
         self._worker.shutdown()

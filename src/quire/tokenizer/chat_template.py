@@ -38,6 +38,7 @@ RESERVED_VARIABLES = frozenset(
         "continue_final_message",
         "chat_template",
         "tokenize",
+        "self",
     )
 )
 """Names that keywords from a client must not carry: they have fields and checks of their own."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidRequest, ModelLoadError
-from quire.tokenizer.chat_template import ChatTemplate
+from quire.tokenizer.chat_template import ChatTemplate, read_chat_template
 from quire.tokenizer.vocabulary import ByteSpelling, byte_spelling
 
 if TYPE_CHECKING:
@@ -57,14 +57,20 @@ class Tokenizer:
         """The model's chat template, if it has one."""
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
+    def from_folder(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
         """Load the tokenizer of a model folder.
+
+        `chat_template` is the option of that name: a file or a template that takes the place of
+        the model's own ones.
 
         Raises:
             ModelLoadError: a file is missing or cannot be read; the message names it.
         """
         config = _read_config(folder / CONFIG_FILE)
-        return cls(_read_backend(folder / TOKENIZER_FILE), config, _read_templates(folder, config))
+        backend = _read_backend(folder / TOKENIZER_FILE)
+        if chat_template is None:
+            return cls(backend, config, _read_templates(folder, config))
+        return cls(backend, config, {"default": read_chat_template(chat_template)})
 
     @property
     def vocab_size(self) -> int:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import torch
 
+from quire import envs
 from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.worker.host import available_cores, available_memory
@@ -52,8 +53,6 @@ class CpuDevice:
     @property
     def default_kv_bytes(self) -> int | None:
         """4 GiB, or what `QUIRE_CPU_KVCACHE_SPACE` says."""
-        from quire import envs
-
         return int((envs.CPU_KVCACHE_SPACE or 4.0) * 2**30)
 
     def free_memory(self) -> int:

@@ -1,6 +1,6 @@
 """One rank: picks device and type, loads the model, sizes and allocates the KV cache, runs steps.
 
-Its verbs are `load`, `execute`, `reset` and `shutdown`. It does not know who calls them.
+Its verbs are `load`, `execute`, `reset`, `start_profile`, `stop_profile` and `shutdown`. It does not know who calls them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from quire.worker.device import resolve_dtype, select_device, set_torch_threads
 from quire.worker.input_batch import InputBatch
 from quire.worker.memory import KVCachePlan, MemoryFacts, check_weights, log_plan, plan_kv_cache
 from quire.worker.model_runner import ModelRunner
+from quire.worker.profile import TorchProfiler
 
 logger = get_logger(__name__)
 
@@ -48,6 +49,7 @@ class Worker:
         self.weight_bytes = 0
         self.plan: KVCachePlan | None = None
         self._runner: ModelRunner | None = None
+        self._profiler = TorchProfiler(with_cuda=self.device.name == "cuda")
 
     def load(self, progress: Progress | None = None) -> KVCachePlan:
         """Read the weights, settle and allocate the KV cache.
@@ -87,6 +89,22 @@ class Worker:
         """Forget all requests; model and cache stay."""
         if self._runner is not None:
             self._runner.reset()
+
+    def start_profile(self) -> None:
+        """Begin a recording of this process.
+
+        Raises:
+            ConfigError: no folder is set for it, or one runs already.
+        """
+        self._profiler.start()
+
+    def stop_profile(self) -> None:
+        """End the recording and write it.
+
+        Raises:
+            ConfigError: none runs.
+        """
+        self._profiler.stop()
 
     def shutdown(self) -> None:
         """Let go of model and cache. Safe to call twice."""

@@ -1,0 +1,38 @@
+"""`LLM` runs in the caller's process, so profilers see the kernels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError
+
+PARAMS = SamplingParams(temperature=0, max_tokens=2)
+
+
+def test_start_and_stop_write_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM() as llm:
+        monkeypatch.delenv("QUIRE_TORCH_PROFILER_DIR", raising=False)
+        with pytest.raises(ConfigError, match="QUIRE_TORCH_PROFILER_DIR"):
+            llm.start_profile()
+        monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
+        with pytest.raises(ConfigError, match="start it first"):
+            llm.stop_profile()
+        llm.start_profile()
+        llm.generate("Hello", PARAMS, use_tqdm=False)
+        llm.stop_profile()
+    (trace,) = (tmp_path / "traces").glob("*.pt.trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert any(e.get("name") == "aten::mm" for e in events)
+
+
+def test_a_profiler_around_generate_sees_the_work() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with LLM() as llm, profile(activities=[ProfilerActivity.CPU]) as seen:
+        llm.generate("Hello", PARAMS, use_tqdm=False)
+    assert any(e.key == "aten::mm" for e in seen.key_averages())
