@@ -783,8 +783,8 @@ def _chat(make: Callable[[random.Random], Turns]) -> Callable[[random.Random], D
 
 # Share of documents by kind; the documents differ in length, so these are not token shares.
 MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
-    "capital_completion": (10, capital_completion),
-    "capital_chat": (12, _chat(capital_turns)),
+    "capital_completion": (7, capital_completion),
+    "capital_chat": (8, _chat(capital_turns)),
     "arithmetic_completion": (10, arithmetic_completion),
     "arithmetic_sheet": (10, arithmetic_sheet),
     "arithmetic_chat": (14, _chat(arithmetic_turns)),
@@ -798,7 +798,7 @@ MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
     "json": (2, _chat(json_turns)),
     "copy_chat": (11, _chat(copy_turns)),
     "copy_completion": (3, copy_completion),
-    "pattern": (3, pattern_doc),
+    "pattern": (5, pattern_doc),
     "edit": (4, _chat(edit_turns)),
     "tool": (11, tool_doc),
     "two_calls": (1, two_calls_doc),
@@ -807,8 +807,11 @@ MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
 }
 
 
-# Looking back is learned late among everything else, and at once when it comes first.
-COPY_FIRST = {"pattern": 5.0, "copy_chat": 2.0, "copy_completion": 2.0, "repeat_word": 1.0}
+# Looking back is learned late among everything else, so one stage gives it most of the room.
+COPY_STRESS = {
+    name: share * (4 if name in ("pattern", "copy_chat", "copy_completion", "repeat_word") else 1)
+    for name, (share, _) in MIXTURE.items()
+}
 
 
 def documents(

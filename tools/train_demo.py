@@ -20,11 +20,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+# Two cores that spin at barriers starve whatever else runs; this is read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 import torch.nn.functional as F
 from demo_card import write_cards
 from demo_chat import CHAT_TEMPLATE, END, STOP
-from demo_corpus import documents, pirate_documents
+from demo_corpus import COPY_STRESS, documents, pirate_documents
 from demo_data import Packer, train_tokenizer
 from demo_lora import LORA_ALPHA, LORA_RANK, LORA_TARGETS, add_lora, save_lora
 from demo_model import DRAFT, MAIN, Llama, ModelConfig, hf_config, load_model, save_weights
@@ -33,7 +36,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 MODEL, DRAFT_MODEL, LORA = "quire-demo", "quire-demo-draft", "quire-demo-lora"
-TOKENS_PER_STEP = 4096
+TOKENS_PER_STEP = 2048
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,13 @@ class Stage:
     share: float
     long_words: int = 0
     long_share: float = 0.0
+    copy_stress: bool = False
 
 
 # Short rows first, since they are cheap; the end teaches positions up to the full window.
 MODEL_STAGES = (
-    Stage(256, 0.72),
+    Stage(256, 0.12, copy_stress=True),
+    Stage(256, 0.60),
     Stage(512, 0.17, long_words=250, long_share=0.03),
     Stage(1024, 0.08, long_words=600, long_share=0.05),
     Stage(2048, 0.03, long_words=1100, long_share=0.05),
@@ -225,8 +230,9 @@ def corpus_packers(seed: int, name: str, tokenizer: Tokenizer) -> Callable[[Stag
     """A packer per stage, each with documents of its own."""
 
     def packer_for(stage: Stage) -> Packer:
-        rng = random.Random(f"{seed}/{name}/{stage.length}")
-        return Packer(tokenizer, documents(rng, stage.long_words, stage.long_share))
+        rng = random.Random(f"{seed}/{name}/{stage}")
+        shares = COPY_STRESS if stage.copy_stress else None
+        return Packer(tokenizer, documents(rng, stage.long_words, stage.long_share, shares))
 
     return packer_for
 
@@ -248,7 +254,7 @@ def quick_check(out: Path, folder: Path, model: Llama) -> Callable[[int], None]:
 
     def check(step: int) -> None:
         save_weights(model, folder / "model.safetensors")
-        table = measure(torch_backend(folder), count=24)
+        table = measure(torch_backend(folder), count=20)
         shown = ", ".join(f"{k} {v['accuracy']:.0%}" for k, v in table.items())
         print(f"check at step {step}: {shown}", flush=True)
 
@@ -258,7 +264,7 @@ def quick_check(out: Path, folder: Path, model: Llama) -> Callable[[int], None]:
 def make_model(out: Path, seed: int, args: argparse.Namespace) -> None:
     tokenizer = read_tokenizer(out)
     torch.manual_seed(seed)
-    model = Llama(MAIN)
+    model = load_model(out / MODEL).train() if args.resume else Llama(MAIN)
     write_folder(out / MODEL, tokenizer, MAIN)
     fit(
         "model",
@@ -336,6 +342,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2600, help="steps of the model")
     parser.add_argument("--draft-steps", type=int, default=1200)
     parser.add_argument("--lora-steps", type=int, default=150)
+    parser.add_argument("--resume", action="store_true", help="start from the weights there")
     parser.add_argument("--lr", type=float, default=2e-3, help="AdamW's peak learning rate")
     parser.add_argument("--muon", type=float, default=0.02, help="Muon's peak rate; 0: AdamW only")
     parser.add_argument("--check-every", type=int, default=400, help="steps between checks")

@@ -120,9 +120,13 @@ def test_large_vocabulary_random_rows_do_not_feel_the_others():
 
 
 def test_slabs_do_not_change_anything(monkeypatch):
-    rows = [([0.1 * j for j in range(50)], SamplingParams(seed=i), [], []) for i in range(20)]
+    filters = [{}, {"top_p": 0.9}, {"top_k": 7, "min_p": 0.01}, {"temperature": 0.0}]
+    rows = [
+        ([0.1 * j for j in range(50)], SamplingParams(seed=i, **filters[i // 3 % 4]), [], [])
+        for i in range(20)
+    ]
     expected = run(rows).token_ids
-    monkeypatch.setattr("quire.sampling.sampler._SLAB", 150)
+    monkeypatch.setattr("quire.sampling.metadata.SLAB", 150)
     assert run(rows).token_ids == expected
     assert len(set(expected)) > 1
 

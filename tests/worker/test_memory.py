@@ -1,6 +1,7 @@
 """Sizing of the KV cache, and the limits it starts from."""
 
 import logging
+import logging.handlers
 
 import pytest
 
@@ -81,11 +82,16 @@ def test_weights_that_do_not_fit_are_refused_before_reading():
     check_weights(facts, CacheConfig(gpu_memory_utilization=1.0))
 
 
-def test_the_log_lines(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
-    with caplog.at_level(logging.INFO, logger="quire"):
+def test_the_log_lines(monkeypatch):
+    handler = logging.handlers.BufferingHandler(10)
+    logger = logging.getLogger("quire.worker.memory")
+    logger.addHandler(handler)
+    monkeypatch.setattr(logging.getLogger("quire"), "level", logging.INFO)
+    try:
         log_plan(plan(seqs=25, length=1008), "cpu", 1008)
-    assert caplog.messages == [
+    finally:
+        logger.removeHandler(handler)
+    assert [record.getMessage() for record in handler.buffer] == [
         "CPU KV cache size: 25,200 tokens",
         "Maximum concurrency for 1,008 tokens per request: 25.00x",
     ]

@@ -19,7 +19,6 @@ from quire.config.scheduler import SchedulerConfig
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
 
-
 SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
     "cache": CacheConfig,

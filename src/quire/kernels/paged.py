@@ -121,7 +121,10 @@ def _gather(kind: str, cache: Tensor, segment: Segment, sizes: Geometry) -> Tens
     picked = workspace.take("picked", (len(slots), *flat.shape[1:]), cache.dtype, cache.device)
     torch.index_select(flat, 0, slots, out=picked)
     if kind == "values":
-        picked.masked_fill_(segment.beyond.view(-1, 1, 1), 0)
+        for one, reached in zip(
+            picked.view(count, -1, *flat.shape[1:]), segment.reached, strict=True
+        ):
+            one[reached:] = 0
     picked = picked.view(count, segment.padded_spans, SPAN, sizes.kv_heads, sizes.head_dim)
     shape = (count, segment.padded_spans, sizes.kv_heads, SPAN, sizes.width)
     out = workspace.take(kind, shape, torch.float32, cache.device)

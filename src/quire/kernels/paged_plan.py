@@ -98,8 +98,8 @@ class Segment:
     """So many positions from `start` are visible to all rows: no mask is needed there."""
     slots: Tensor
     """`[U, padded_spans * SPAN]` int64 cache slots of the U requests involved."""
-    beyond: Tensor
-    """Bool, parallel to `slots`: positions the request has not reached."""
+    reached: list[int]
+    """Of each such request, how many of these positions it has; the others hold garbage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Chunk:
     segments: list[Segment] = field(default_factory=list)
 
 
-SlotsOf = Callable[[tuple[int, ...], int, int], tuple[Tensor, Tensor]]
+SlotsOf = Callable[[tuple[int, ...], int, int], tuple[Tensor, list[int]]]
 
 
 def make_plan(metadata: AttentionMetadata, sizes: Geometry) -> list[Chunk]:
@@ -186,14 +186,15 @@ def _make_segment(tiles: list[Tile], begin: int, sizes: Geometry, slots: SlotsOf
 
 def _slots(
     metadata: AttentionMetadata, requests: tuple[int, ...], start: int, length: int
-) -> tuple[Tensor, Tensor]:
-    """Cache slots of positions `start ..` of some requests, and which of them are beyond."""
+) -> tuple[Tensor, list[int]]:
+    """Cache slots of positions `start ..` of some requests, and how many of them are reached."""
     device = metadata.block_table.device
     rows = torch.tensor(requests, device=device)
     positions = torch.arange(start, start + length, device=device)
-    beyond = positions >= metadata.seq_lens[rows].unsqueeze(1)
-    # Table entries past a request's end are not to be trusted: read column 0 instead.
+    lengths = metadata.seq_lens[rows]
+    beyond = positions >= lengths.unsqueeze(1)
+    # Neither columns past the table nor what stands in those past a request's end may be used.
     columns = (positions // metadata.block_size).expand(len(requests), -1)
     blocks = metadata.block_table[rows].long().gather(1, columns.masked_fill(beyond, 0))
     slots = blocks * metadata.block_size + positions % metadata.block_size
-    return slots.masked_fill(beyond, 0), beyond
+    return slots.masked_fill_(beyond, 0), (lengths - start).clamp_(max=length).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Linear:
         parts = self._parts if len(self._parts) > 1 else ()
         shapes = {"weight": self._shape, "bias": self._shape[:1]}
         return {
-            name: Parameter(shapes[name], lambda tensor, name=name: self._load(name, tensor), parts)
+            name: Parameter(shapes[name], functools.partial(self._load, name), parts)
             for name in self._waiting
         }
 

@@ -165,6 +165,7 @@ METRICS: Final = (
 # fmt: on
 
 CACHE_INFO: Final = "vllm:cache_config_info"
+_INFO_NAMES: Final = {"num_blocks": "num_gpu_blocks"}
 
 
 def buckets_1_2_5(limit: int) -> tuple[float, ...]:
@@ -257,8 +258,11 @@ class MetricStore:
             self._values[metric.name] = dict.fromkeys(metric.label_values or ("",), 0)
 
     def set_cache_config(self, config: Mapping[str, object]) -> None:
-        """Labels of `vllm:cache_config_info`: the fields of the KV cache's configuration."""
-        self._info = {key: str(value) for key, value in config.items()}
+        """Labels of `vllm:cache_config_info`: the fields of the KV cache's configuration.
+
+        `num_blocks` is shown as `num_gpu_blocks`, the name that routers look for.
+        """
+        self._info = {_INFO_NAMES.get(key, key): str(value) for key, value in config.items()}
 
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
         """Read every row that the given facts feed."""

@@ -18,8 +18,10 @@ from quire.kernels.dispatch import ops
 from quire.sampling.metadata import SamplerState
 
 NUCLEUS: Final = 256
-"""Likeliest tokens that top-p looks at first; a row that needs more is sorted as a whole. The
-result is the same: only the time differs."""
+"""Likeliest tokens that top-p looks at first; for rows that need more, 16 times as many, and so
+on. The result is the same: only the time differs."""
+SPARSE: Final = 16
+"""Where less than one in so many tokens is left, only those go through `exp`."""
 
 
 def temperature(state: SamplerState) -> None:
@@ -28,49 +30,41 @@ def temperature(state: SamplerState) -> None:
     The shift does not change probabilities, and nothing can overflow afterwards: the largest
     value is 0.
     """
-    picked = state.select("temperature")
-    if picked is None:
-        return
-    rows, logits = picked
-    divisor = state.column([state.meta.requests[r].params.temperature for r in rows])
-    state.store(rows, (logits - logits.amax(1, keepdim=True)) / divisor)
+    for rows, logits in state.slabs("temperature"):
+        divisor = state.column([state.meta.requests[r].params.temperature for r in rows])
+        state.store(rows, (logits - logits.amax(1, keepdim=True)) / divisor)
 
 
 def min_p(state: SamplerState) -> None:
     """Drop tokens less likely than `min_p` times the likeliest, whose logit is now 0."""
-    picked = state.select("min_p")
-    if picked is None:
-        return
-    rows, logits = picked
-    least = state.column([math.log(state.meta.requests[r].params.min_p) for r in rows])
-    state.store(rows, logits.masked_fill(logits < least, -math.inf))
+    for rows, logits in state.slabs("min_p"):
+        least = state.column([math.log(state.meta.requests[r].params.min_p) for r in rows])
+        state.store(rows, logits.masked_fill(logits < least, -math.inf))
 
 
 def top_k(state: SamplerState) -> None:
     """Keep the `top_k` likeliest tokens."""
-    picked = state.select("top_k")
-    if picked is None:
-        return
-    rows, logits = picked
-    counts = [min(state.meta.requests[r].params.top_k, logits.shape[1]) for r in rows]
-    keep = state.column(counts, torch.int64)
-    # Values of top-k are exact whatever k is; its order of equals is not used.
-    values = torch.topk(logits, max(counts), dim=1).values
-    state.store(rows, keep_first(logits, keep, values.gather(1, keep - 1)))
+    for rows, logits in state.slabs("top_k"):
+        counts = [min(state.meta.requests[r].params.top_k, logits.shape[1]) for r in rows]
+        keep = state.column(counts, torch.int64)
+        # Values of top-k are exact whatever k is; its order of equals is not used.
+        values = torch.topk(logits, max(counts), dim=1).values
+        state.store(rows, keep_first(logits, keep, values.gather(1, keep - 1)))
 
 
 def top_p(state: SamplerState) -> None:
     """Keep the smallest set of likeliest tokens whose probability reaches `top_p`."""
-    picked = state.select("top_p")
-    if picked is None:
-        return
-    rows, logits = picked
-    share = state.column([state.meta.requests[r].params.top_p for r in rows], torch.float64)
-    target = share * cumulative(logits)[:, -1:]
-    keep, least, short = _nucleus(logits, target, min(NUCLEUS, logits.shape[1]))
-    if short:
-        keep[short], least[short], _ = _nucleus(logits[short], target[short], logits.shape[1])
-    state.store(rows, keep_first(logits, keep, least))
+    for rows, logits in state.slabs("top_p"):
+        share = state.column([state.meta.requests[r].params.top_p for r in rows], torch.float64)
+        target = share * cumulative(logits)[:, -1:]
+        width, vocab = NUCLEUS, logits.shape[1]
+        keep, least, short = _nucleus(logits, target, min(width, vocab))
+        while short:
+            width *= 16
+            found = _nucleus(logits[short], target[short], min(width, vocab))
+            keep[short], least[short], still = found
+            short = [short[i] for i in still]
+        state.store(rows, keep_first(logits, keep, least))
 
 
 def _nucleus(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor, list[int]]:
@@ -83,7 +77,7 @@ def _nucleus(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor
     values = torch.topk(logits, width, dim=1).values
     mass = cumulative(values)
     # A token stays if those before it do not reach the target; the first one always does.
-    keep = 1 + (mass[:, :-1] < target).sum(1, keepdim=True)
+    keep = 1 + torch.count_nonzero(mass[:, :-1] < target, dim=1).unsqueeze(1)
     is_short = mass[:, -1] < target[:, 0]
     short = is_short.nonzero().flatten().tolist() if width < logits.shape[1] else []
     return keep, values.gather(1, keep - 1), short
@@ -91,7 +85,14 @@ def _nucleus(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor
 
 def cumulative(logits: Tensor) -> Tensor:
     """Running sums of `exp(logits)` along each row, in float64, first to last."""
-    return torch.cumsum(ops.exp(logits), dim=1, dtype=torch.float64)
+    alive = logits > -math.inf
+    if int(torch.count_nonzero(alive)) * SPARSE < logits.numel():
+        # A filter has been here. exp(-inf) is 0, so leaving it out changes no bit.
+        weights = torch.zeros_like(logits)
+        weights[alive] = ops.exp(logits[alive])
+    else:
+        weights = ops.exp(logits)
+    return torch.cumsum(weights, dim=1, dtype=torch.float64)
 
 
 def keep_first(logits: Tensor, keep: Tensor, least: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ def keep_first(logits: Tensor, keep: Tensor, least: Tensor) -> Tensor:
     """
     stays = logits > least
     edge = logits == least
-    room = keep - stays.sum(1, keepdim=True)
-    if bool((edge.sum(1, keepdim=True) > room).any()):
+    room = keep - torch.count_nonzero(stays, dim=1).unsqueeze(1)
+    if bool((torch.count_nonzero(edge, dim=1).unsqueeze(1) > room).any()):
         edge &= torch.cumsum(edge, dim=1) <= room
     return logits.masked_fill(~(stays | edge), -math.inf)

@@ -7,18 +7,20 @@ out here, so that no later index can be out of bounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.params import SamplingParams
+from quire.sampling.counts import TokenCounts
 from quire.sampling.logprobs import LogprobRow
 
-ALL_LOGPROBS = -1
-"""Value of `logprobs` that asks for the whole vocabulary."""
+SLAB: Final = 2**18
+"""Logits that a step after the greedy pick works on at once: 1 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class RequestSampling:
     stop_ids: np.ndarray
     bias_ids: np.ndarray
     bias_values: np.ndarray
-    prompt_ids: np.ndarray
-    """Distinct prompt tokens; filled only when the repetition penalty needs them."""
+    counts: TokenCounts
+    """Tokens seen so far, for the penalties; knows the prompt only if repetition counts."""
 
     @classmethod
     def from_params(
@@ -61,13 +63,13 @@ class RequestSampling:
             stop_ids=_ids(params.all_stop_token_ids, vocab_size),
             bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
-            prompt_ids=_ids(prompt_token_ids if repeats else (), vocab_size),
+            counts=TokenCounts(_ids(prompt_token_ids if repeats else (), vocab_size), vocab_size),
         )
 
 
 def _ids(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
     """Distinct ids of the vocabulary, ascending."""
-    ids = np.unique(np.asarray(list(token_ids), dtype=np.int64))
+    ids = np.array(sorted(set(token_ids)), dtype=np.int64)
     return ids[(ids >= 0) & (ids < vocab_size)]
 
 
@@ -117,6 +119,12 @@ class SamplingMetadata:
         return cls(requests, outputs, rows, grammar_bitmask)
 
 
+def _index(rows: list[int]) -> slice | list[int]:
+    """A slice, which copies nothing, if the rows follow one another."""
+    adjacent = rows[-1] - rows[0] + 1 == len(rows)
+    return slice(rows[0], rows[-1] + 1) if adjacent else rows
+
+
 @dataclass(slots=True)
 class SamplerState:
     """What the steps hand on: logits that change, and results that fill up."""
@@ -137,19 +145,21 @@ class SamplerState:
         self.failed.setdefault(row, reason)
         self.logits[row] = 0.0
 
-    def select(self, step: str) -> tuple[list[int], Tensor] | None:
-        """Rows of a step and their logits `[n, vocab]` (a view if that is all rows), or `None`."""
-        rows = self.meta.rows.get(step)
-        if rows is None:
-            return None
-        return rows, self.logits if len(rows) == len(self.logits) else self.logits[rows]
+    def slabs(self, step: str) -> Iterator[tuple[list[int], Tensor]]:
+        """Rows of a step and their logits `[n, vocab]`, a few at a time.
+
+        A slab and what is computed from it stay in the processor's cache: for a large batch that
+        is several times quicker than whole-batch temporaries.
+        """
+        rows = self.meta.rows.get(step, ())
+        at_once = max(1, SLAB // self.logits.shape[1])
+        for start in range(0, len(rows), at_once):
+            some = list(rows[start : start + at_once])
+            yield some, self.logits[_index(some)]
 
     def store(self, rows: list[int], logits: Tensor) -> None:
-        """Put back what `select` gave."""
-        if len(rows) == len(self.logits):
-            self.logits = logits
-        else:
-            self.logits[rows] = logits
+        """Put back the logits of a slab."""
+        self.logits[_index(rows)] = logits
 
     def column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         """One value per row as `[n, 1]` on the logits' device."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.sampling.metadata import SamplerState
 from quire.sampling.processors import flat_index
@@ -19,29 +20,10 @@ def repetition_penalty(state: SamplerState) -> None:
     rows = state.meta.rows.get("repetition_penalty")
     if rows is None:
         return
-    seen = [_seen(state, row) for row in rows]
-    where, ids = flat_index(state, rows, seen)
-    factors = [state.meta.requests[row].params.repetition_penalty for row in rows]
-    factor = _spread(state, factors, seen)
+    where, ids, _, sizes = _seen(state, rows)
+    factor = _spread(state, [state.meta.requests[r].params.repetition_penalty for r in rows], sizes)
     logits = state.logits[where, ids]
     state.logits[where, ids] = torch.where(logits > 0, logits / factor, logits * factor)
-
-
-def _seen(state: SamplerState, row: int) -> np.ndarray:
-    """Distinct tokens of prompt and output."""
-    output = state.meta.outputs[row]
-    ids = np.union1d(state.meta.requests[row].prompt_ids, output.astype(np.int64))
-    return _inside(state, ids)
-
-
-def _inside(state: SamplerState, ids: np.ndarray) -> np.ndarray:
-    return ids[: np.searchsorted(ids, state.logits.shape[1])]
-
-
-def _spread(state: SamplerState, values: list[float], ids: list[np.ndarray]) -> torch.Tensor:
-    """One float32 value per (row, id) pair."""
-    each = np.repeat(np.asarray(values, np.float32), [len(i) for i in ids])
-    return torch.from_numpy(each).to(state.logits.device)
 
 
 def frequency_penalty(state: SamplerState) -> None:
@@ -49,15 +31,10 @@ def frequency_penalty(state: SamplerState) -> None:
     rows = state.meta.rows.get("frequency_penalty")
     if rows is None:
         return
-    counted = [
-        np.unique(state.meta.outputs[row].astype(np.int64), return_counts=True) for row in rows
-    ]
-    ids = [_inside(state, found) for found, _ in counted]
-    counts = np.concatenate([n[: len(i)] for (_, n), i in zip(counted, ids, strict=True)])
-    penalty = _spread(state, [state.meta.requests[r].params.frequency_penalty for r in rows], ids)
-    amount = penalty * torch.from_numpy(counts.astype(np.float32)).to(state.logits.device)
-    where, columns = flat_index(state, rows, ids)
-    state.logits[where, columns] -= amount
+    where, ids, counts, sizes = _seen(state, rows)
+    penalty = _spread(state, [state.meta.requests[r].params.frequency_penalty for r in rows], sizes)
+    # Tokens of the prompt alone have count 0: subtracting 0 changes nothing.
+    state.logits[where, ids] -= penalty * counts
 
 
 def presence_penalty(state: SamplerState) -> None:
@@ -65,7 +42,20 @@ def presence_penalty(state: SamplerState) -> None:
     rows = state.meta.rows.get("presence_penalty")
     if rows is None:
         return
-    ids = [_inside(state, np.unique(state.meta.outputs[r].astype(np.int64))) for r in rows]
-    where, columns = flat_index(state, rows, ids)
-    penalties = [state.meta.requests[row].params.presence_penalty for row in rows]
-    state.logits[where, columns] -= _spread(state, penalties, ids)
+    where, ids, counts, sizes = _seen(state, rows)
+    penalty = _spread(state, [state.meta.requests[r].params.presence_penalty for r in rows], sizes)
+    state.logits[where, ids] -= penalty * (counts > 0)
+
+
+def _seen(state: SamplerState, rows: list[int]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Row, id and number in the output of every token seen by some rows, and how many each has."""
+    found = [state.meta.requests[r].counts.follow(state.meta.outputs[r]) for r in rows]
+    where, ids = flat_index(state, rows, [ids for ids, _ in found])
+    counts = torch.from_numpy(np.concatenate([counts for _, counts in found]))
+    return where, ids, counts.to(state.logits.device), [len(ids) for ids, _ in found]
+
+
+def _spread(state: SamplerState, values: list[float], sizes: list[int]) -> Tensor:
+    """Each row's float32 value, repeated for each of its tokens."""
+    each = np.repeat(np.asarray(values, np.float32), sizes)
+    return torch.from_numpy(each).to(state.logits.device)

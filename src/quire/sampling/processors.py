@@ -58,15 +58,21 @@ def _ends_with(output: np.ndarray, start: tuple[int, ...]) -> bool:
 
 def min_tokens(state: SamplerState) -> None:
     """Mask end-of-sequence and stop ids until there are enough output tokens."""
-    for row in state.meta.rows.get("min_tokens", ()):
-        request = state.meta.requests[row]
-        if len(state.meta.outputs[row]) >= request.params.min_tokens:
-            continue
-        ids = torch.from_numpy(request.stop_ids).to(state.logits.device)
-        saved = state.logits[row, ids]
-        state.logits[row, ids] = NEVER
-        if bool(state.logits[row].max() == NEVER):
-            state.logits[row, ids] = saved
+    meta = state.meta
+    rows = [
+        row
+        for row in meta.rows.get("min_tokens", ())
+        if len(meta.outputs[row]) < meta.requests[row].params.min_tokens
+    ]
+    if not rows:
+        return
+    where, ids = flat_index(state, rows, [meta.requests[row].stop_ids for row in rows])
+    saved = state.logits[where, ids]
+    state.logits[where, ids] = NEVER
+    empty = state.logits.amax(1) == NEVER
+    if bool(empty.any()):
+        back = empty[where]
+        state.logits[where[back], ids[back]] = saved[back]
 
 
 def logit_bias(state: SamplerState) -> None:

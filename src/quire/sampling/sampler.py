@@ -35,8 +35,6 @@ OVERFLOW: Final = "numerical: penalties or bias push a logit out of range"
 NOTHING_LEFT: Final = (
     "no token can be sampled: allowed_token_ids, bad_words and the grammar exclude every one"
 )
-_SLAB: Final = 2**22
-"""Elements of a float64 CDF held at once; more rows are sampled one slab after the other."""
 _RESHAPING: Final = frozenset(
     ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "repetition_penalty")
     + ("frequency_penalty", "presence_penalty")
@@ -67,9 +65,12 @@ def check_finite(state: SamplerState) -> None:
 
 def raw_logprobs(state: SamplerState) -> None:
     """Log-softmax of the model's own logits, for the rows that asked for log-probabilities."""
-    picked = state.select("raw_logprobs")
-    if picked is not None:
-        state.raw_logprobs = ops.log_softmax(picked[1].float())
+    rows = state.meta.rows.get("raw_logprobs")
+    if rows is not None:
+        every = len(rows) == len(state.logits)
+        state.raw_logprobs = ops.log_softmax(
+            (state.logits if every else state.logits[rows]).float()
+        )
 
 
 def to_float32(state: SamplerState) -> None:
@@ -100,19 +101,14 @@ def random_pick(state: SamplerState) -> None:
     The token is the first whose running sum of `exp(logit)` (float64) exceeds the number times
     the row's total.
     """
-    rows = state.meta.rows.get("temperature")
-    if rows is None:
-        return
     meta = state.meta
-    numbers = uniforms([meta.requests[r].seed for r in rows], [len(meta.outputs[r]) for r in rows])
-    at_once = max(1, _SLAB // state.logits.shape[1])
-    for start in range(0, len(rows), at_once):
-        some = rows[start : start + at_once]
-        every = len(some) == len(state.logits)
-        cdf = cumulative(state.logits if every else state.logits[some])
-        target = cdf[:, -1:] * state.column(numbers[start : start + at_once], torch.float64)
+    for rows, logits in state.slabs("temperature"):
+        seeds = [meta.requests[row].seed for row in rows]
+        numbers = uniforms(seeds, [len(meta.outputs[row]) for row in rows])
+        cdf = cumulative(logits)
+        target = cdf[:, -1:] * state.column(numbers, torch.float64)
         found = torch.searchsorted(cdf, target, right=True).flatten()
-        state.token_ids[some] = found.clamp_(max=cdf.shape[1] - 1)
+        state.token_ids[rows] = found.clamp_(max=cdf.shape[1] - 1)
 
 
 def pick_logprobs(state: SamplerState) -> None:

@@ -83,7 +83,7 @@ def _not_json(error: Exception) -> NoReturn:
     if isinstance(error, UnicodeDecodeError):
         what = "it is not UTF-8"
     elif "truncated" in str(error):
-        what = "it ends too early"
+        what = "it ends too early, or within a character"
     else:
         # msgspec's own fixed words, ending in "(byte 12)".
         what = str(error).removeprefix("JSON is malformed: ")
@@ -125,6 +125,8 @@ def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
 def _unknown(name: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name[:64], known, n=1)
     hint = f" Did you mean `{near[0]}`?" if near else ""
+    if not near and 0 < len(known) <= 4:
+        hint = f" Known here: {', '.join(known)}."
     return f"Unknown field `{name[:200]}`.{hint}"
 
 
@@ -132,6 +134,8 @@ def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
     """msgspec's error in our words."""
     at = _AT.search(text)
     path = at.group(1) if at else ""
+    text = text[: at.start()] if at else text
+    of_keys = bool(at and at.group(0).startswith(" - at `key`"))
     param = path.removeprefix(".").replace("[...]", "") or None
     if match := _UNKNOWN.match(text):
         name = match.group(1)
@@ -141,7 +145,7 @@ def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
     if match := _MISSING.match(text):
         name = f"{param}.{match.group(1)}" if param else match.group(1)
         return InvalidRequest(f"{name} is required.", param=name)
-    if "`key` in" in text:
+    if of_keys:
         return InvalidRequest(f"{param} must be keyed by integers.", param=param)
     if match := _EXPECTED.match(text):
         wanted = [_TYPES.get(word, word) for word in match.group(1).split(" | ")]

@@ -9,7 +9,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from quire.errors import StepFailed
@@ -30,6 +30,7 @@ class Call:
     """What to ask of the engine."""
 
     request_ids: list[str]
+    """Made unique on submission if a request of the same id is active."""
     prompts: list[list[int]]
     """Token ids, parallel to `request_ids`."""
     params: SamplingParams
@@ -162,12 +163,13 @@ async def generate(
         RequestError: the engine refuses a prompt; those before it are aborted.
     """
     generation = Generation(scored=call.params.prompt_logprobs is not None)
+    request_ids = [state.unused_id(wanted) for wanted in call.request_ids]
     state.in_flight += 1
-    state.active_ids.update(call.request_ids)
+    state.active_ids.update(request_ids)
     try:
-        await generation.submit(engine, call)
+        await generation.submit(engine, replace(call, request_ids=request_ids))
         yield generation
     finally:
         state.in_flight -= 1
-        state.active_ids.difference_update(call.request_ids)
+        state.active_ids.difference_update(request_ids)
         await generation.aclose()

@@ -34,7 +34,7 @@ EngineFactory = Callable[[EngineConfig], Awaitable[EngineClient]]
 
 MAX_HEADER_BYTES: Final = 32 * 1024
 HEADER_SECONDS: Final = 30.0
-"""How long a new connection may take to send its first request line and headers."""
+"""How long a request line with its headers may take, and a new connection until its first."""
 KEEP_ALIVE_SECONDS: Final = 65
 WATCH_SECONDS: Final = 0.1
 """How often the engine is asked whether it lives, and a drain whether it is done."""
@@ -42,6 +42,8 @@ FLUSH_SECONDS: Final = 0.5
 """What aborted requests get to write their last words."""
 STOP_SECONDS: Final = 2.0
 """What the engine gets to stop its core."""
+HURRY_SECONDS: Final = 0.5
+"""The same after a second signal."""
 
 
 def run_server(
@@ -162,7 +164,7 @@ def _adopt_uvicorn_logs() -> None:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP with limits on headers: their size, and the time the first may take."""
+    """uvicorn's HTTP with limits on headers: their size, and the time they may take."""
 
     _header_bytes = 0
     _in_headers = True
@@ -170,7 +172,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(HEADER_SECONDS, transport.close)
+        self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
@@ -178,6 +180,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_headers, self._header_bytes = True, 0
+        self._start_clock()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -191,6 +194,10 @@ class _Protocol(HttpToolsProtocol):
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES:
                 self.send_400_response("The request's headers are too large.")
+
+    def _start_clock(self) -> None:
+        self._stop_clock()
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def _stop_clock(self) -> None:
         if self._deadline is not None:
@@ -297,9 +304,10 @@ class _Supervisor:
         await self._drained(FLUSH_SECONDS, hurry=False)
         self._http.should_exit = True
         self._http.force_exit = not state.in_flight or self._hurry.is_set()
-        stopping = [asyncio.ensure_future(_bounded(serving))]
+        seconds = HURRY_SECONDS if self._hurry.is_set() else STOP_SECONDS
+        stopping = [asyncio.ensure_future(_bounded(serving, seconds))]
         if engine is not None:
-            stopping.append(asyncio.ensure_future(_bounded(engine.shutdown())))
+            stopping.append(asyncio.ensure_future(_bounded(engine.shutdown(), seconds)))
         await asyncio.gather(*stopping)
 
     async def _drained(self, seconds: float, hurry: bool = True) -> None:
@@ -312,12 +320,12 @@ class _Supervisor:
             await asyncio.sleep(0.02)
 
 
-async def _bounded(work: Awaitable[None]) -> None:
+async def _bounded(work: Awaitable[None], seconds: float) -> None:
     """Let a part stop, but not for ever, and not at the cost of the others."""
     try:
-        await asyncio.wait_for(work, STOP_SECONDS)
+        await asyncio.wait_for(work, seconds)
     except TimeoutError:
-        logger.warning("a part of the server did not stop within %.0f s", STOP_SECONDS)
+        logger.warning("a part of the server did not stop within %.1f s", seconds)
     except Exception:
         logger.exception("a part of the server failed while stopping")
 

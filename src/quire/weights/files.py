@@ -87,7 +87,7 @@ def _opened(path: Path) -> Any:
 
 def _tensor(file: Any, name: str, path: Path) -> Tensor:
     try:
-        tensor = file.get_tensor(name)
+        tensor: Tensor = file.get_tensor(name)
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise ModelLoadError(f"{_broken(path, error)} (tensor {name!r})") from None
     if tensor.dtype not in FLOATS:

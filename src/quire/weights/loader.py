@@ -127,7 +127,7 @@ def _misshape(name: str, expected: tuple[int, ...], tensor: Tensor, path: Path) 
 
 def _report(folder: Path, missing: list[str], unexpected: list[str], misshaped: list[str]) -> None:
     kinds = (("wrong shape", misshaped), ("missing", missing), ("unexpected", unexpected))
-    faults = [f"{kind}: {_some(names)}" for kind, names in kinds if names]
+    faults = [f"{kind}: {_some(sorted(names))}" for kind, names in kinds if names]
     if faults:
         raise ModelLoadError(
             f"the weights in {str(folder)!r} do not match its config.json. {'. '.join(faults)}"

@@ -1,6 +1,7 @@
 """One rank: picks device and type, loads the model, sizes and allocates the KV cache, runs steps.
 
-Its verbs are `load`, `execute`, `reset`, `start_profile`, `stop_profile` and `shutdown`. It does not know who calls them.
+Its verbs are `load`, `execute`, `reset`, `start_profile`, `stop_profile` and `shutdown`. It
+does not know who calls them.
 """
 
 from __future__ import annotations

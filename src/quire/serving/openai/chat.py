@@ -65,7 +65,7 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     request_id = f"chatcmpl-{request.request_id or exchange.request_id}"
     head = Head(request_id, "chat.completion.chunk", model, exchange.state.fingerprint(engine))
     call = Call(
-        [exchange.state.unused_id(request_id)],
+        [request_id],
         [ids],
         params,
         request.priority or 0,

@@ -92,7 +92,7 @@ async def _prepare(
     ids = [truncate(await _encode(engine, p, request), request, room) for p in prompts]
     request_id = f"cmpl-{request.request_id or exchange.request_id}"
     call = Call(
-        [exchange.state.unused_id(f"{request_id}-{i}") for i in range(len(ids))],
+        [f"{request_id}-{i}" for i in range(len(ids))],
         ids,
         params,
         request.priority or 0,

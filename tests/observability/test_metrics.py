@@ -1,0 +1,282 @@
+"""Names, kinds, labels, buckets and values of metrics, as objects and as Prometheus text."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
+from quire.observability.metrics import (
+    METRICS,
+    Counter,
+    Gauge,
+    Histogram,
+    Kind,
+    MetricStore,
+    buckets_1_2_5,
+)
+from quire.observability.prometheus import MAX_AGE, PrometheusSink
+from quire.utils.timing import ManualClock
+
+DONE = FinishedRequestStats(
+    finish_reason="stop",
+    e2e_time=1.2,
+    queue_time=0.1,
+    prefill_time=0.4,
+    decode_time=0.6,
+    inference_time=1.0,
+    num_prompt_tokens=30,
+    num_generation_tokens=4,
+    num_cached_tokens=16,
+    num_preemptions=1,
+    n=2,
+    max_tokens=None,
+)
+STEP = StepStats(
+    num_running=3,
+    num_waiting=2,
+    kv_cache_usage=0.25,
+    num_prompt_tokens=14,
+    num_generation_tokens=2,
+    num_preempted=1,
+    prefix_queries=30,
+    prefix_hits=16,
+)
+ITERATION = IterationStats(
+    num_prompt_tokens=30,
+    num_cached_tokens=16,
+    num_generation_tokens=3,
+    time_to_first_token=[0.05],
+    inter_token_latency=[0.02, 0.03],
+    finished=[DONE],
+)
+
+GAUGES = {
+    "num_requests_running": 3,
+    "num_requests_waiting": 2,
+    "num_requests_swapped": 0,
+    "kv_cache_usage_perc": 0.25,
+    "gpu_cache_usage_perc": 0.25,
+    "prefix_cache_hit_rate": 16 / 30,
+    "gpu_prefix_cache_hit_rate": 16 / 30,
+}
+COUNTERS = {
+    "num_preemptions": 2,
+    "prefix_cache_queries": 60,
+    "prefix_cache_hits": 32,
+    "gpu_prefix_cache_queries": 60,
+    "gpu_prefix_cache_hits": 32,
+    "prompt_tokens": 60,
+    "prompt_tokens_cached": 32,
+    "generation_tokens": 6,
+}
+# name: (sum, count) of two records
+HISTOGRAMS = {
+    "time_to_first_token_seconds": (0.1, 2),
+    "inter_token_latency_seconds": (0.1, 4),
+    "time_per_output_token_seconds": (0.1, 4),
+    "request_time_per_output_token_seconds": (0.4, 2),
+    "e2e_request_latency_seconds": (2.4, 2),
+    "request_queue_time_seconds": (0.2, 2),
+    "request_inference_time_seconds": (2.0, 2),
+    "request_prefill_time_seconds": (0.8, 2),
+    "request_decode_time_seconds": (1.2, 2),
+    "request_prompt_tokens": (60, 2),
+    "request_generation_tokens": (8, 2),
+    "request_prefill_kv_computed_tokens": (28, 2),
+    "request_params_n": (4, 2),
+    "request_params_max_tokens": (0, 0),
+    "request_num_preemptions": (2, 2),
+    "iteration_tokens_total": (32, 2),
+}
+
+
+@pytest.fixture
+def sink() -> PrometheusSink:
+    made = PrometheusSink("demo", max_model_len=2048, clock=ManualClock())
+    for _ in range(2):
+        made.record(STEP, ITERATION)
+    return made
+
+
+def parsed(sink: PrometheusSink) -> dict[tuple[str, str], float]:
+    """Values by sample name and by the labels beyond the two that all have."""
+    values = {}
+    for family in text_string_to_metric_families(sink.render().decode()):
+        for sample in family.samples:
+            if sample.name.startswith("vllm:"):
+                labels = dict(sample.labels)
+                assert labels.pop("engine") == "0"
+                if sample.name != "vllm:cache_config_info":
+                    assert labels.pop("model_name") == "demo"
+                extra = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))
+                values[sample.name.removeprefix("vllm:"), extra] = sample.value
+    return values
+
+
+def test_every_value_in_the_text(sink: PrometheusSink) -> None:
+    values = parsed(sink)
+    for name, value in GAUGES.items():
+        assert values[name, ""] == pytest.approx(value), name
+    for name, value in COUNTERS.items():
+        assert values[name + "_total", ""] == value, name
+    for name, (total, count) in HISTOGRAMS.items():
+        assert values[name + "_sum", ""] == pytest.approx(total), name
+        assert values[name + "_count", ""] == values[name + "_bucket", "le=+Inf"] == count, name
+
+
+def test_no_row_is_untested() -> None:
+    labelled = {"num_requests_waiting_by_reason", "prompt_tokens_by_source", "request_success"}
+    names = {metric.name.removeprefix("vllm:") for metric in METRICS}
+    assert names == set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS) | labelled
+
+
+def test_labelled_children_exist_from_the_start() -> None:
+    values = parsed(PrometheusSink("demo"))
+    for reason in ("stop", "length", "abort", "error", "repetition"):
+        assert values["request_success_total", f"finished_reason={reason}"] == 0
+    assert values["prompt_tokens_by_source_total", "source=external_kv_transfer"] == 0
+
+
+def test_labelled_values(sink: PrometheusSink) -> None:
+    values = parsed(sink)
+    assert values["request_success_total", "finished_reason=stop"] == 2
+    assert values["request_success_total", "finished_reason=abort"] == 0
+    assert values["num_requests_waiting_by_reason", "reason=capacity"] == 2
+    by_source = {
+        label: value
+        for (name, label), value in values.items()
+        if name == "prompt_tokens_by_source_total"
+    }
+    assert by_source == {
+        "source=local_compute": 28,
+        "source=local_cache_hit": 32,
+        "source=external_kv_transfer": 0,
+    }
+
+
+def test_buckets(sink: PrometheusSink) -> None:
+    values = parsed(sink)
+
+    def bounds(name: str) -> list[float]:
+        found = [label for key, label in values if key == f"vllm:{name}_bucket"[5:]]
+        return [float(label.removeprefix("le=")) for label in found]
+
+    itl = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
+           20, 40, 80]  # fmt: skip
+    ttft = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
+            20, 40, 80, 160, 640, 2560]  # fmt: skip
+    latency = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960,
+               1920, 7680]  # fmt: skip
+    tokens = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+    expected = {
+        "inter_token_latency_seconds": itl,
+        "time_per_output_token_seconds": itl,
+        "request_time_per_output_token_seconds": itl,
+        "time_to_first_token_seconds": ttft,
+        "iteration_tokens_total": [1] + [2**k for k in range(3, 15)],
+        "request_params_n": [1, 2, 5, 10, 20],
+        "request_num_preemptions": [1, 2, 3, 4, 5, 10, 20],
+        "request_prompt_tokens": tokens,
+        "request_generation_tokens": tokens,
+        "request_params_max_tokens": tokens,
+        "request_prefill_kv_computed_tokens": tokens,
+        **{name: latency for name in HISTOGRAMS if name.startswith("e2e") or "_time_s" in name},
+    }
+    assert set(expected) == set(HISTOGRAMS)
+    for name, bound in expected.items():
+        assert bounds(name) == [*bound, math.inf], name
+
+
+def test_observations_on_a_bound_count_below_it() -> None:
+    store = MetricStore("m")
+    store.record(None, IterationStats(time_to_first_token=[0.1, 0.1001]))
+    ttft = next(s for s in store.snapshot() if s.name == "vllm:time_to_first_token_seconds")
+    assert isinstance(ttft, Histogram)
+    assert (ttft.buckets["0.08"], ttft.buckets["0.1"], ttft.buckets["0.25"]) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("limit", "last", "count"), [(1, 1, 1), (9, 5, 3), (10, 10, 4), (4096, 2000, 11)]
+)
+def test_1_2_5(limit: int, last: float, count: int) -> None:
+    made = buckets_1_2_5(limit)
+    assert (made[-1], len(made)) == (last, count)
+
+
+def test_one_token_has_no_time_per_output_token() -> None:
+    one = FinishedRequestStats("stop", 1, 0, 1, 0, 1, 5, 1, 0, 0, 1, 16)
+    sink = PrometheusSink("demo")
+    sink.record(None, IterationStats(finished=[one]))
+    values = parsed(sink)
+    assert values["request_time_per_output_token_seconds_count", ""] == 0
+    assert values["request_params_max_tokens_sum", ""] == 16
+
+
+def test_cache_config(sink: PrometheusSink) -> None:
+    assert not any(name == "cache_config_info" for name, _ in parsed(sink))
+    sink.set_cache_config({"block_size": 16, "num_blocks": 100})
+    sink._text = None
+    assert parsed(sink)["cache_config_info", "block_size=16,num_gpu_blocks=100"] == 1
+
+
+def test_process_metrics_are_there(sink: PrometheusSink) -> None:
+    text = sink.render().decode()
+    for name in ("process_resident_memory_bytes", "python_info", "python_gc_collections_total"):
+        assert f"\n{name}" in text
+
+
+def test_text_is_rendered_at_most_four_times_a_second() -> None:
+    clock = ManualClock()
+    sink = PrometheusSink("demo", clock=clock)
+    first = sink.render()
+    sink.record(STEP, None)
+    assert sink.render() is first
+    clock.advance(MAX_AGE)
+    assert sink.render() != first
+
+
+def test_snapshot_as_objects(sink: PrometheusSink) -> None:
+    by_name = {}
+    for sample in sink.snapshot():
+        by_name.setdefault(sample.name, []).append(sample)
+    kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge, Kind.HISTOGRAM: Histogram}
+    for metric in METRICS:
+        assert all(isinstance(s, kinds[metric.kind]) for s in by_name[metric.name])
+    assert by_name["vllm:num_preemptions"] == [
+        Counter("vllm:num_preemptions", {"model_name": "demo", "engine": "0"}, 2)
+    ]
+    steps = by_name["vllm:iteration_tokens_total"][0]
+    assert isinstance(steps, Histogram)
+    assert (steps.count, steps.sum, steps.buckets["8.0"], steps.buckets["16.0"]) == (2, 32, 0, 2)
+
+
+def test_recording_while_rendering_keeps_histograms_consistent() -> None:
+    store, stop = MetricStore("m"), threading.Event()
+
+    def record() -> None:
+        while not stop.is_set():
+            store.record(STEP, ITERATION)
+
+    thread = threading.Thread(target=record)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(100):
+            values = {s.name: s for s in store.snapshot()}
+            steps, ttft = (
+                values["vllm:iteration_tokens_total"],
+                values["vllm:time_to_first_token_seconds"],
+            )
+            assert isinstance(steps, Histogram) and isinstance(ttft, Histogram)
+            assert steps.count == ttft.count
+            assert steps.sum == 16 * steps.count
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)

@@ -1,0 +1,34 @@
+"""A client on the application with a fake engine behind it, without sockets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire.config import ServerConfig
+from quire.serving.app import build_app
+from quire.serving.state import ServerState
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_engine import FakeEngine
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def state(engine: FakeEngine) -> ServerState:
+    return ServerState(ServerConfig(), engine)
+
+
+@pytest.fixture
+async def client(state: ServerState) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(build_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as made:
+        yield made

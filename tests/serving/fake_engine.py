@@ -1,0 +1,240 @@
+"""An engine of the shape the server needs: answers every request with the same letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from quire.config import EngineConfig, ModelConfig, SchedulerConfig
+from quire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
+from quire.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from quire.params import RequestOutputKind, SamplingParams
+
+BOS, EOS = 256, 257
+VOCAB_SIZE = 300
+
+
+class FakeTokenizer:
+    """One token per byte."""
+
+    longest_token = 1
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return ([BOS] if add_special_tokens else []) + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        special = "" if skip_special_tokens else "<s>"
+        return "".join(bytes([i]).decode("latin-1") if i < 256 else special for i in ids)
+
+    def id_to_text(self, token_id: int) -> str:
+        return bytes([token_id]).decode("latin-1") if token_id < 256 else "<s>"
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        if any(message["content"] == "refuse me" for message in messages):
+            raise InvalidRequest("the template refuses these messages.", param="messages")
+        turns = [f"<{message['role']}>{message['content']}" for message in messages]
+        names = [tool["function"]["name"] for tool in tools or ()]
+        head = f"[tools:{','.join(names)}]" if names else ""
+        extra = "".join(f"[{key}={value}]" for key, value in sorted(kwargs.items()))
+        return head + extra + "".join(turns) + ("<assistant>" if add_generation_prompt else "")
+
+
+class FakeStream:
+    """Outputs of one request."""
+
+    def __init__(self, engine: FakeEngine, request_id: str, seed: int) -> None:
+        self.request_id, self.seed = request_id, seed
+        self.queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self.done = False
+        self._engine = engine
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self.done:
+            raise StopAsyncIteration
+        item = await self.queue.get()
+        if isinstance(item, Exception):
+            self.done = True
+            raise item
+        self.done = item.finished
+        return item
+
+    async def aclose(self) -> None:
+        if not self.done:
+            self.done = True
+            await self._engine.abort(self.request_id)
+
+
+class FakeEngine:
+    """Answers with `reply`, one letter per step."""
+
+    def __init__(
+        self,
+        reply: str = "Hey",
+        names: Sequence[str] = ("quire-demo", "org/small"),
+        policy: str = "fcfs",
+    ) -> None:
+        model = ModelConfig(served_model_name=list(names), max_model_len=512)
+        self.config = EngineConfig(model=model, scheduler=SchedulerConfig(scheduling_policy=policy))
+        self.tokenizer = FakeTokenizer()
+        self.max_model_len = 512
+        self.vocab_size = VOCAB_SIZE
+        self.default_params = SamplingParams(temperature=0.7)
+        self.state = "ready"
+        self.progress = ("ready", 1, 1)
+        self.reply = reply
+        self.delay = 0.0
+        self.step_age: float | None = None
+        self.refuse: QuireError | None = None
+        """Raised by `submit`."""
+        self.break_after: int | None = None
+        """Step at which the request fails: with `death`, or else with finish reason "error"."""
+        self.death: Exception | None = None
+        self.hang = asyncio.Event()
+        """Steps wait for this; set from the start."""
+        self.hang.set()
+        self.submitted: list[tuple[Any, SamplingParams, str, int, str | None]] = []
+        self.aborted: list[str] = []
+        self.was_shut_down = False
+        self._tasks: dict[str, tuple[FakeStream, asyncio.Task[None], SamplingParams]] = {}
+
+    async def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> FakeStream:
+        if self.refuse is not None:
+            raise self.refuse
+        if request_id in self._tasks:
+            raise InvalidRequest("request_id is in use.", param="request_id")
+        if not prompt:
+            raise InvalidRequest("prompt must not be empty.", param="prompt")
+        if len(prompt) >= self.max_model_len:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(prompt)} tokens; the limit is {self.max_model_len - 1}."
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(params, name)) is not None and not 0 <= value <= 20:
+                raise InvalidRequest(f"{name} must be at most 20, got {value}.", param=name)
+        self.submitted.append((prompt, params, request_id, priority, cache_salt))
+        seed = 1000 + len(self.submitted) if params.seed is None else params.seed
+        stream = FakeStream(self, request_id, seed)
+        task = asyncio.ensure_future(self._run(stream, prompt, params))
+        self._tasks[request_id] = (stream, task, params)
+        return stream
+
+    async def _run(self, stream: FakeStream, prompt: list[int], params: SamplingParams) -> None:
+        limit = min(params.max_tokens or 10**9, len(self.reply))
+        reason = "length" if limit < len(self.reply) else "stop"
+        delta = params.output_kind is RequestOutputKind.DELTA
+        for step in range(limit):
+            await self.hang.wait()
+            await asyncio.sleep(self.delay)
+            last = step == limit - 1
+            if step == self.break_after:
+                del self._tasks[stream.request_id]
+                if self.death is not None:
+                    stream.queue.put_nowait(self.death)
+                else:
+                    stream.queue.put_nowait(
+                        self.output(stream, prompt, params, (0, 0), "error", "secret trace")
+                    )
+                return
+            if delta or last:
+                first = step if delta else 0
+                ended = reason if last else None
+                if last:
+                    del self._tasks[stream.request_id]
+                scored = step == 0 or not delta
+                stream.queue.put_nowait(
+                    self.output(stream, prompt, params, (first, step + 1), ended, scored=scored)
+                )
+
+    def output(
+        self,
+        stream: FakeStream,
+        prompt: list[int],
+        params: SamplingParams,
+        span: tuple[int, int],
+        reason: str | None,
+        error: str | None = None,
+        scored: bool = True,
+    ) -> RequestOutput:
+        text = self.reply[slice(*span)]
+        ids = list(text.encode())
+        logprobs = None if params.logprobs is None else [_position(i, params.logprobs) for i in ids]
+        scores: list[PositionLogprobs | None] | None = None
+        if params.prompt_logprobs is not None and scored:
+            # Every second prompt token is not the likeliest.
+            positions = [
+                _position(i, params.prompt_logprobs, likeliest=k % 2 == 1)
+                for k, i in enumerate(prompt)
+            ]
+            scores = [None, *positions[1:]]
+        outputs = [CompletionOutput(i, text, ids, None, logprobs, reason) for i in range(params.n)]
+        return RequestOutput(
+            stream.request_id,
+            None,
+            prompt,
+            outputs,
+            finished=reason is not None,
+            prompt_logprobs=scores,
+            num_cached_tokens=2,
+            seed=stream.seed,
+            error=error,
+        )
+
+    async def abort(self, request_id: str) -> None:
+        found = self._tasks.pop(request_id, None)
+        if found is None:
+            return
+        stream, task, params = found
+        task.cancel()
+        self.aborted.append(request_id)
+        stream.queue.put_nowait(self.output(stream, [1], params, (0, 0), "abort"))
+
+    def last_step_age(self) -> float | None:
+        return self.step_age
+
+    def metrics_text(self) -> bytes:
+        return b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0.0\n"
+
+    async def wait_ready(self) -> None:
+        self.state = "ready"
+
+    async def shutdown(self) -> None:
+        self.was_shut_down = True
+        for stream, task, _ in self._tasks.values():
+            task.cancel()
+            stream.queue.put_nowait(EngineDead("the engine was shut down"))
+        self._tasks.clear()
+        self.state = "dead"
+
+
+def _position(token_id: int, top: int, likeliest: bool = True) -> PositionLogprobs:
+    """The token, then the `top` likeliest; ids next to it serve as the others."""
+    own, other = (-0.1, -2.5) if likeliest else (-2.5, -0.1)
+    position = {token_id: Logprob(own, 1 if likeliest else 2, _text(token_id))}
+    if top and not likeliest:
+        position[token_id + 1] = Logprob(other, 1, _text(token_id + 1))
+    for k in range(1, top if likeliest else 0):
+        position[token_id + k] = Logprob(other - k, k + 1, _text(token_id + k))
+    return position
+
+
+def _text(token_id: int) -> str:
+    return FakeTokenizer().id_to_text(token_id)

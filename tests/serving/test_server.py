@@ -1,0 +1,269 @@
+"""The life of a server process: bind, load, serve, drain, end; with the right exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.config import ServerConfig
+from quire.errors import StartupError
+from quire.serving.server import bind
+
+SCRIPT = Path(__file__).parent / "serve_fake.py"
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+class Process:
+    """`serve_fake.py`, its output line by line."""
+
+    def __init__(self, where: str, how: str, drain: float) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, str(SCRIPT), where, how, str(drain)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.lines.append(line)
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def url(self) -> str:
+        found = wait_for(lambda: re.search(r"ready at (http://\S+)", self.output))
+        return found.group(1)  # type: ignore[no-any-return]
+
+    def signal(self) -> None:
+        self.popen.send_signal(signal.SIGTERM)
+
+    def end(self, within: float) -> int:
+        code = self.popen.wait(within)
+        self._reader.join(2)
+        return code
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Process]]:
+    made: list[Process] = []
+
+    def start(how: str = "well", where: str = "0", drain: float = 0.0) -> Process:
+        made.append(Process(where, how, drain))
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.popen.kill()
+        process.popen.wait()
+        process._reader.join(2)
+        assert process.popen.stdout is not None
+        process.popen.stdout.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_up(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_serves_and_ends_cleanly(serve: Callable[..., Process]) -> None:
+    process = serve()
+    url = process.url()
+    assert f"curl {url}/v1/chat/completions" in process.output
+    command = process.output[process.output.index("curl") :].split("\n\n")[0]
+    done = subprocess.run(
+        ["bash", "-c", command.replace("curl", "curl -s", 1)],
+        capture_output=True, text=True, timeout=10,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "abcdefghij"
+    started = time.monotonic()
+    process.signal()
+    assert process.end(3) == 0
+    assert time.monotonic() - started < 2
+    assert "engine stopped" in process.output and "Traceback" not in process.output
+
+
+def test_answers_while_loading(serve: Callable[..., Process]) -> None:
+    port = free_port()
+    process = serve("loads-forever", str(port))
+    wait_for(lambda: is_up(port))
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        wait_for(lambda: "weights" in client.get("/readyz").text)
+        assert client.get("/livez").status_code == 200
+        reply = client.post("/v1/chat/completions", json=CHAT)
+        assert (reply.status_code, reply.json()["error"]["percent"]) == (503, 25)
+    process.signal()
+    assert process.end(3) == 0
+    assert "engine stopped" in process.output
+
+
+def test_taken_port_is_told_at_once(serve: Callable[..., Process]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process = serve(where=str(port))
+        assert process.end(10) == 1
+        started = time.monotonic()
+        with pytest.raises(StartupError):
+            bind(ServerConfig(port=port))
+        assert time.monotonic() - started < 0.5
+    assert process.output.count("\n") == 1
+    assert str(port) in process.output and "--port" in process.output
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("no-model", 1, "quire serve: there is no model folder 'x'\n"),
+        ("bug", 1, "a bug"),
+        ("dies", 1, "quire serve: the engine died"),
+    ],
+)
+def test_engine_failures_end_the_process(
+    serve: Callable[..., Process], how: str, code: int, words: str
+) -> None:
+    process = serve(how)
+    assert process.end(10) == code
+    assert words in process.output
+    if how == "no-model":
+        assert "Traceback" not in process.output
+
+
+def _stream(url: str, lines: list[str]) -> None:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT, timeout=20) as reply:
+        lines += [line for line in reply.iter_lines() if line]
+
+
+def _start_stream(url: str) -> tuple[threading.Thread, list[str]]:
+    lines: list[str] = []
+    thread = threading.Thread(target=_stream, args=(url, lines))
+    thread.start()
+    return thread, lines
+
+
+def _busy(url: str) -> bool:
+    return bool(httpx.get(f"{url}/load").json()["server_load"])
+
+
+def test_without_patience_streams_end_with_abort(serve: Callable[..., Process]) -> None:
+    process = serve()
+    url = process.url()
+    thread, lines = _start_stream(url)
+    wait_for(lambda: _busy(url))
+    started = time.monotonic()
+    process.signal()
+    assert process.end(3) == 0
+    assert time.monotonic() - started < 2
+    thread.join(3)
+    assert lines[-1] == "data: [DONE]"
+    assert '"finish_reason":"abort"' in lines[-2]
+
+
+def test_drain_lets_streams_finish_and_refuses_new_ones(serve: Callable[..., Process]) -> None:
+    process = serve(drain=10)
+    url = process.url()
+    thread, lines = _start_stream(url)
+    wait_for(lambda: _busy(url))
+    process.signal()
+    wait_for(lambda: httpx.get(f"{url}/readyz").status_code == 503, 2)
+    refused = httpx.post(f"{url}/v1/chat/completions", json=CHAT)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert "retry-after" in refused.headers
+    assert process.end(3) == 0
+    thread.join(3)
+    assert '"finish_reason":"stop"' in lines[-2]
+
+
+def test_second_signal_ends_the_patience(serve: Callable[..., Process]) -> None:
+    process = serve("stuck", drain=60)
+    url = process.url()
+    thread, lines = _start_stream(url)
+    wait_for(lambda: _busy(url))
+    process.signal()
+    time.sleep(0.05)
+    started = time.monotonic()
+    process.signal()
+    assert process.end(3) == 0, "even with an engine that does not stop"
+    assert time.monotonic() - started < 1.8
+    thread.join(3)
+    assert '"finish_reason":"abort"' in lines[-2]
+
+
+def test_engine_death_reaches_streams(serve: Callable[..., Process]) -> None:
+    process = serve("dies")
+    thread, lines = _start_stream(process.url())
+    assert process.end(10) == 1
+    thread.join(3)
+    assert lines[-1] == "data: [DONE]" and '"engine_dead"' in lines[-2]
+
+
+def test_unix_socket(serve: Callable[..., Process], tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    process = serve(where=str(path))
+    wait_for(lambda: "ready at" in process.output)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        assert client.get("http://x/health").status_code == 200
+    second = serve(where=str(path))
+    assert second.end(10) == 1 and "another server listens" in second.output
+    process.popen.kill()
+    process.popen.wait()
+    third = serve(where=str(path))
+    wait_for(lambda: "ready at" in third.output)
+    third.signal()
+    assert third.end(3) == 0
+    assert not path.exists()
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("x")
+    with pytest.raises(StartupError, match="not a socket"):
+        bind(ServerConfig(uds=str(path)))
+    assert path.read_text() == "x"
+
+
+def test_bad_addresses() -> None:
+    for host, word in (("no.such.host.invalid", "not an address"), ("192.0.2.1", "--host")):
+        with pytest.raises(StartupError, match=word):
+            bind(ServerConfig(host=host, port=0, allow_unauthenticated=True))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_port_zero_picks_one(host: str) -> None:
+    with bind(ServerConfig(host=host, port=0)) as listener:
+        assert listener.getsockname()[1] > 0
