@@ -176,6 +176,22 @@ def arithmetic_sheet(rng: random.Random) -> Doc:
     return [*doc, (END, False)]
 
 
+def arithmetic_drill(rng: random.Random) -> Doc:
+    """Equations with small operands: single digits carry what the longer sums are made of."""
+    doc: Doc = [("Exercises:\n", False)]
+    tops = rng.choice(((9, 9), (9, 9), (99, 9), (9, 99), (19, 19)))
+    for _ in range(rng.randint(8, 16)):
+        a, sign, b = _until(
+            rng,
+            lambda r: (r.randint(0, tops[0]), r.choice("+-"), r.randint(0, tops[1])),
+            lambda pair: held_out_pair(*pair),
+        )
+        if sign == "-" and a < b and rng.random() < 0.7:
+            a, b = b, a
+        doc += [(f"{a} {sign} {b} =", False), (f" {result(a, sign, b)}\n", True)]
+    return [*doc, (END, False)]
+
+
 def arithmetic_question(rng: random.Random, a: int, sign: str, b: int) -> str:
     if rng.random() < 0.15:
         expression = f"{a} {'plus' if sign == '+' else 'minus'} {b}"
@@ -786,7 +802,8 @@ MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
     "capital_completion": (7, capital_completion),
     "capital_chat": (8, _chat(capital_turns)),
     "arithmetic_completion": (10, arithmetic_completion),
-    "arithmetic_sheet": (10, arithmetic_sheet),
+    "arithmetic_sheet": (12, arithmetic_sheet),
+    "arithmetic_drill": (3, arithmetic_drill),
     "arithmetic_chat": (14, _chat(arithmetic_turns)),
     "story_completion": (2, story_completion),
     "story_chat": (2.5, _chat(story_turns)),
@@ -807,10 +824,15 @@ MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
 }
 
 
-# Looking back is learned late among everything else, so one stage gives it most of the room.
-COPY_STRESS = {
-    name: share * (4 if name in ("pattern", "copy_chat", "copy_completion", "repeat_word") else 1)
-    for name, (share, _) in MIXTURE.items()
+# Looking back and adding are learned late among everything else, so a stage each gives them
+# most of the room.
+_STRESSED = {
+    "copy": {"pattern": 4, "copy_chat": 4, "copy_completion": 4, "repeat_word": 4},
+    "arithmetic": {"arithmetic_sheet": 5, "arithmetic_drill": 10},
+}
+STRESS: dict[str, dict[str, float]] = {
+    stage: {name: share * factors.get(name, 1) for name, (share, _) in MIXTURE.items()}
+    for stage, factors in {"": {}, **_STRESSED}.items()
 }
 
 
@@ -818,10 +840,10 @@ def documents(
     rng: random.Random,
     long_words: int = 0,
     long_share: float = 0.0,
-    shares: dict[str, float] | None = None,
+    stress: str = "",
 ) -> Iterator[Doc]:
     """Endless training documents; long ones only where the caller has room for them."""
-    shares = shares or {name: share for name, (share, _) in MIXTURE.items()}
+    shares = STRESS[stress]
     names, weights = list(shares), list(shares.values())
     while True:
         if long_words and rng.random() < long_share:

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from demo_card import write_cards
 from demo_chat import CHAT_TEMPLATE, END, STOP
-from demo_corpus import COPY_STRESS, documents, pirate_documents
+from demo_corpus import documents, pirate_documents
 from demo_data import Packer, train_tokenizer
 from demo_lora import LORA_ALPHA, LORA_RANK, LORA_TARGETS, add_lora, save_lora
 from demo_model import DRAFT, MAIN, Llama, ModelConfig, hf_config, load_model, save_weights
@@ -47,13 +47,14 @@ class Stage:
     share: float
     long_words: int = 0
     long_share: float = 0.0
-    copy_stress: bool = False
+    stress: str = ""
 
 
 # Short rows first, since they are cheap; the end teaches positions up to the full window.
 MODEL_STAGES = (
-    Stage(256, 0.12, copy_stress=True),
-    Stage(256, 0.60),
+    Stage(256, 0.14, stress="copy"),
+    Stage(256, 0.20, stress="arithmetic"),
+    Stage(256, 0.38),
     Stage(512, 0.17, long_words=250, long_share=0.03),
     Stage(1024, 0.08, long_words=600, long_share=0.05),
     Stage(2048, 0.03, long_words=1100, long_share=0.05),
@@ -231,8 +232,8 @@ def corpus_packers(seed: int, name: str, tokenizer: Tokenizer) -> Callable[[Stag
 
     def packer_for(stage: Stage) -> Packer:
         rng = random.Random(f"{seed}/{name}/{stage}")
-        shares = COPY_STRESS if stage.copy_stress else None
-        return Packer(tokenizer, documents(rng, stage.long_words, stage.long_share, shares))
+        source = documents(rng, stage.long_words, stage.long_share, stage.stress)
+        return Packer(tokenizer, source)
 
     return packer_for
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -25,7 +28,17 @@ def allocate_kv_cache(
     """
     size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
     kind = torch_dtype(dtype)
-    return [
-        (torch.zeros(size, dtype=kind, device=device), torch.zeros(size, dtype=kind, device=device))
-        for _ in range(shape.num_layers)
-    ]
+
+    def zeros() -> Tensor:
+        if torch.device(device).type == "cpu":
+            return _untouched_zeros(size, kind)
+        return torch.zeros(size, dtype=kind, device=device)
+
+    return [(zeros(), zeros()) for _ in range(shape.num_layers)]
+
+
+def _untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros on pages that the system provides when they are first written: a large cache costs
+    neither start-up time nor memory before it is used."""
+    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(size)
