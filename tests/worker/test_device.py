@@ -47,8 +47,9 @@ def test_threads(monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.setattr("quire.worker.device.available_cores", lambda: 3)
     try:
-        assert set_torch_threads() == 3
+        assert set_torch_threads(hidden_size=2048) == 3
         assert torch.get_num_threads() == 3
-        assert set_torch_threads() == 3  # a second engine in one process
+        assert set_torch_threads(hidden_size=256) == 1, "small operators gain nothing from more"
+        assert set_torch_threads(hidden_size=2048) == 3  # a second engine in one process
     finally:
         torch.set_num_threads(before)
