@@ -187,6 +187,19 @@ class TestEdges:
         assert mixed[::2] == picks[::2]
         assert max(mixed[1::2]) <= 2
 
+    def test_top_p_needs_nearly_all_of_a_large_flat_vocabulary(self):
+        logits = [(-1e-6) * i for i in range(9000)]
+        picks = [one(logits, temperature=1.0, top_p=0.9, seed=s) for s in range(60)]
+        assert 7000 < max(picks) < 8110
+        few = [one(logits, temperature=1.0, top_p=0.1, seed=s) for s in range(60)]
+        assert 500 < max(few) < 910
+
+    @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+    def test_the_ends_of_the_unit_interval_pick_allowed_tokens(self, number, monkeypatch):
+        monkeypatch.setattr("quire.sampling.sampler.uniforms", lambda s, p: [number] * len(s))
+        token = one([9.0, 1.0, 1.0, 9.0], temperature=1.0, allowed_token_ids=[1, 2])
+        assert token == (1 if number == 0.0 else 2)
+
     def test_top_k_larger_than_the_vocabulary(self):
         assert one([0.0, 9.0], temperature=1.0, top_k=2**31 - 1) in (0, 1)
 

@@ -16,6 +16,7 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata, gather_logprobs
+from quire.worker.block_table import BlockTable
 from quire.worker.device import CpuDevice
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_runner import ModelRunner
@@ -356,6 +357,34 @@ def test_a_request_that_shares_blocks_with_the_one_that_fails():
     check_request(engine, "good", [*head, 1, 2], params)
 
 
+def test_halves_run_in_order():
+    # The second request reads a block that the first fills in the very same step.
+    engine = Engine(make_runner(Faulty(POISON, error=RuntimeError())), 40, 200, 8)
+    head = list(range(BLOCK))
+    params = SamplingParams(seed=1, temperature=0.0, max_tokens=4)
+    requests = {"writer": [*head, 1], "reader": [*head, 2], "bad": [POISON]}
+    for key, prompt in requests.items():
+        engine.add(key, prompt, params)
+    batch, result = engine.step()
+    assert batch.prefix_hits == BLOCK
+    assert list(result.failed) == ["bad"]
+    engine.run()
+    for key in ("writer", "reader"):
+        check_request(engine, key, requests[key], params)
+
+
+def test_a_bad_number_in_a_prompt_chunk_fails_the_request_that_asked_for_its_logprobs():
+    runner = make_runner(Faulty(POISON, value=math.nan))
+    prompt = [1, POISON, *range(10)]
+    news = [
+        new_request("asked", prompt, [1, 2], prompt_logprobs=1),
+        new_request("other", range(12), [3, 4], prompt_logprobs=1),
+    ]
+    result = runner.execute(batch_of(news, counts={"asked": 6, "other": 6}))
+    assert list(result.failed) == ["asked"]
+    assert result.failed["asked"].startswith("numerical:")
+
+
 def test_a_step_too_large_for_memory_is_done_in_parts():
     class Tight(FakeModel):
         def forward(self, input_ids, *rest):
@@ -385,9 +414,26 @@ def test_a_request_that_cannot_be_taken_in_fails_alone():
 
 
 def test_a_token_without_a_block_is_noticed():
-    runner = make_runner()
-    result = runner.execute(batch_of([new_request("a", list(range(9)), [1])], counts={"a": 9}))
-    assert "AssertionError" in result.failed["a"] or "IndexError" in result.failed["a"]
+    table = BlockTable(num_rows=1, max_blocks=4, block_size=BLOCK)
+    table.append(0, [3])
+    rows = np.zeros(2, dtype=np.int64)
+    assert table.slot_mapping(rows, np.array([0, 7])).tolist() == [24, 31]
+    with pytest.raises(AssertionError, match="null block"):
+        table.slot_mapping(rows, np.array([7, 8]))
+    with pytest.raises(AssertionError, match="5 blocks in a table for 4"):
+        table.append(0, [4, 5, 6, 7])
+
+
+def test_preempted_requests_are_forgotten_and_rows_used_again():
+    runner = make_runner(max_num_seqs=2)
+    for i in range(10):
+        new = new_request("a", [i, 1], [1])
+        result = runner.execute(batch_of([new], counts={"a": 2}))
+        assert result.sampled_token_ids["a"] == [int(logits_of(fold([i, 1])).argmax())]
+        if i % 2:
+            runner.execute(batch_of(preempted=["a"]))
+            assert len(runner.input_batch) == 0
+    assert len(runner.input_batch.sampling) == 2
 
 
 def test_reset_forgets_everything():

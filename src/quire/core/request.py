@@ -47,17 +47,20 @@ class Request:
         "block_hashes",
         "cache_salt",
         "error",
+        "length_limit",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_quiet_tokens",
         "priority",
         "queued_ts",
         "request_id",
         "sampling_params",
         "scheduled_ts",
         "status",
+        "stop_ids",
         "stop_reason",
     )
 
@@ -85,6 +88,17 @@ class Request:
         """Tokens that have KV, or will once the step that was scheduled has run."""
         self.block_hashes: list[bytes] = []
         """Hashes of the full blocks of `all_token_ids`, kept up by the KV manager."""
+        self.num_quiet_tokens = 0
+        """Up to this many computed tokens the KV manager has nothing to do: there is a slot, and
+        no block becomes full. Kept by the KV manager; 0 while the request holds no blocks."""
+        self.stop_ids = frozenset(sampling_params.stop_token_ids).union(
+            () if sampling_params.ignore_eos else sampling_params.eos_token_ids
+        )
+        """Ids that end the request."""
+        self.length_limit = (
+            2**62 if self.max_tokens is None else self.num_prompt_tokens + self.max_tokens
+        )
+        """Number of tokens at which `max_tokens` is reached."""
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.error: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.batch import (
@@ -27,6 +28,9 @@ from quire.core.stop import check_stop
 from quire.logger import get_logger
 from quire.utils.timing import Clock, RealClock
 
+if TYPE_CHECKING:
+    from quire.core.kv.block import KVBlock
+
 logger = get_logger(__name__)
 
 
@@ -36,7 +40,10 @@ class StepPlan:
     __slots__ = (
         "admitted",
         "budget",
-        "cached",
+        "cached_ids",
+        "computed",
+        "new_blocks",
+        "num_prompt_tokens",
         "preempted",
         "prefix_hits",
         "prefix_queries",
@@ -47,24 +54,36 @@ class StepPlan:
         self.budget = budget
         self.scheduled: dict[str, int] = {}
         self.admitted: list[ScheduledNewRequest] = []
-        self.cached: dict[str, tuple[list[int], int]] = {}
-        """By request id: new block ids, and computed tokens before this step."""
+        self.cached_ids: list[str] = []
+        self.new_blocks: list[list[int]] = []
+        self.computed: list[int] = []
         self.preempted: list[str] = []
+        self.num_prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
 
-    def take(self, request_id: str, num_tokens: int) -> None:
-        """Spend budget on a request."""
-        self.scheduled[request_id] = num_tokens
+    def take(self, request: Request, num_tokens: int) -> None:
+        """Spend budget on a request and advance it."""
+        computed = request.num_computed_tokens
+        if computed < request.num_prompt_tokens:
+            self.num_prompt_tokens += min(num_tokens, request.num_prompt_tokens - computed)
+        self.scheduled[request.request_id] = num_tokens
         self.budget -= num_tokens
+        request.num_computed_tokens = computed + num_tokens
 
-    def give_back(self, request_id: str) -> bool:
-        """Undo `take` for a request that loses its place; False if it had none."""
-        num_tokens = self.scheduled.pop(request_id, None)
+    def give_back(self, request: Request) -> bool:
+        """Undo `take` for a running request that loses its place; False if it had none."""
+        num_tokens = self.scheduled.pop(request.request_id, None)
         if num_tokens is None:
             return False
+        index = self.cached_ids.index(request.request_id)
+        computed = self.computed[index]
+        for parallel in (self.cached_ids, self.new_blocks, self.computed):
+            del parallel[index]
+        if computed < request.num_prompt_tokens:
+            self.num_prompt_tokens -= min(num_tokens, request.num_prompt_tokens - computed)
         self.budget += num_tokens
-        del self.cached[request_id]
+        request.num_computed_tokens = computed
         return True
 
 
@@ -136,8 +155,8 @@ class Scheduler:
         """Pick the tokens of the next step.
 
         There are no prefill or decode phases: every request lets `num_computed_tokens` catch up
-        with `num_tokens`, within the budget. Computed tokens are advanced here, before the step
-        runs.
+        with `num_tokens`, within the budget. `num_computed_tokens` is advanced here, before the
+        step runs.
         """
         self.step += 1
         plan = StepPlan(self.config.max_num_batched_tokens)
@@ -148,29 +167,46 @@ class Scheduler:
 
     def _continue_running(self, plan: StepPlan) -> None:
         """Decodes and unfinished prompts, oldest first; may preempt to find room."""
+        running = self.running
+        chunk = self._chunk_limit()
         index = 0
-        while index < len(self.running) and plan.budget > 0:
-            request = self.running[index]
+        while index < len(running) and plan.budget > 0:
+            request = running[index]
             index += 1
-            num_new = self._num_new_tokens(request, plan)
+            computed = request.num_computed_tokens
+            num_new = min(len(request.all_token_ids) - computed, chunk, plan.budget)
             if num_new == 0:
                 continue
-            computed = request.num_computed_tokens
-            while (blocks := self.kv.allocate_slots(request, num_new)) is None:
-                victim = self._preempt_one(plan)
-                if victim is request:
+            new_blocks: list[int] = []
+            if computed + num_new > request.num_quiet_tokens:
+                blocks = self._find_room(request, num_new, plan)
+                if blocks is None:
                     return
-                # Taking a victim from before this request moves everything up by one.
-                index = self.running.index(request) + 1
-            plan.take(request.request_id, num_new)
-            plan.cached[request.request_id] = ([b.block_id for b in blocks], computed)
+                new_blocks = [b.block_id for b in blocks]
+                if plan.preempted:
+                    # Taking a victim from before this request has moved everything up.
+                    index = running.index(request) + 1
+            plan.cached_ids.append(request.request_id)
+            plan.new_blocks.append(new_blocks)
+            plan.computed.append(computed)
+            plan.take(request, num_new)
 
-    def _num_new_tokens(self, request: Request, plan: StepPlan) -> int:
-        num_new = request.num_tokens - request.num_computed_tokens
+    def _find_room(self, request: Request, num_new: int, plan: StepPlan) -> list[KVBlock] | None:
+        """Allocate for a running request, preempting others as long as it takes.
+
+        Returns:
+            The new blocks, or None if the request itself was the one to give way.
+        """
+        while (blocks := self.kv.allocate_slots(request, num_new)) is None:
+            if self._preempt_one(plan) is request:
+                return None
+        return blocks
+
+    def _chunk_limit(self) -> int:
+        """Most prompt tokens of one request in this step, besides the budget."""
         threshold = self.config.long_prefill_token_threshold
-        if threshold and len(self.running) + len(self.waiting) > 1:
-            num_new = min(num_new, threshold)
-        return min(num_new, plan.budget)
+        alone = len(self.running) + len(self.waiting) <= 1
+        return threshold if threshold and not alone else 2**62
 
     def _preempt_one(self, plan: StepPlan) -> Request:
         """Take the blocks of the request that has least right to them."""
@@ -179,7 +215,7 @@ class Scheduler:
             self.running.remove(victim)
         else:
             victim = self.running.pop()
-        if plan.give_back(victim.request_id):
+        if plan.give_back(victim):
             # Its blocks were registered for a computation that will not happen.
             self.kv.uncache_from(victim, victim.num_computed_tokens)
         self._preempt(victim, plan.preempted)
@@ -196,13 +232,11 @@ class Scheduler:
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         """Waiting requests, strictly in order: the first that does not fit ends the search."""
+        chunk = self._chunk_limit()
         while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek_request()
             hit_blocks, num_hit = self.kv.get_computed_blocks(request)
-            num_new = request.num_tokens - num_hit
-            threshold = self.config.long_prefill_token_threshold
-            if threshold and len(self.running) + len(self.waiting) > 1:
-                num_new = min(num_new, threshold)
+            num_new = min(request.num_tokens - num_hit, chunk)
             if num_new > plan.budget and not self.config.enable_chunked_prefill:
                 return
             num_new = min(num_new, plan.budget)
@@ -221,7 +255,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_hit
         self.running.append(request)
-        plan.take(request.request_id, num_new)
+        plan.take(request, num_new)
         plan.admitted.append(
             ScheduledNewRequest(
                 req_id=request.request_id,
@@ -234,26 +268,20 @@ class Scheduler:
         )
 
     def _freeze(self, plan: StepPlan) -> ScheduledBatch:
-        """Turn the plan into a batch and advance every request in it."""
-        num_prompt_tokens = 0
-        for request_id, num_tokens in plan.scheduled.items():
-            request = self.requests[request_id]
-            left_of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
-            num_prompt_tokens += min(num_tokens, left_of_prompt)
-            request.num_computed_tokens += num_tokens
+        """Turn the plan into a batch."""
         batch = ScheduledBatch(
             step=self.step,
             scheduled_new_reqs=plan.admitted,
             scheduled_cached_reqs=ScheduledCachedRequests(
-                req_ids=list(plan.cached),
-                new_block_ids=[blocks for blocks, _ in plan.cached.values()],
-                num_computed_tokens=[computed for _, computed in plan.cached.values()],
+                req_ids=plan.cached_ids,
+                new_block_ids=plan.new_blocks,
+                num_computed_tokens=plan.computed,
             ),
             num_scheduled_tokens=plan.scheduled,
-            total_num_scheduled_tokens=sum(plan.scheduled.values()),
+            total_num_scheduled_tokens=self.config.max_num_batched_tokens - plan.budget,
             preempted_req_ids=plan.preempted,
             finished_req_ids=self.finished_req_ids,
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=plan.num_prompt_tokens,
             prefix_queries=plan.prefix_queries,
             prefix_hits=plan.prefix_hits,
         )
@@ -288,14 +316,30 @@ class Scheduler:
         """
         outputs: list[EngineCoreOutput] = []
         distrusted = self._fail_requests(batch, result, outputs)
-        for request_id in batch.num_scheduled_tokens:
-            request = self.requests.get(request_id)
+        finished = bool(outputs)
+        requests, max_model_len = self.requests, self.max_model_len
+        for request_id, tokens in result.sampled_token_ids.items():
+            request = requests.get(request_id)
             if request is None or request_id in distrusted:
                 continue
-            tokens = result.sampled_token_ids.get(request_id)
-            if tokens:
-                outputs.append(self._append_tokens(request, tokens, result))
-        if any(o.finish_reason is not None for o in outputs):
+            everything = request.all_token_ids
+            num_tokens = len(everything) + 1
+            if (
+                len(tokens) == 1
+                and request.num_prompt_tokens < num_tokens - 1
+                and num_tokens < request.length_limit
+                and num_tokens < max_model_len
+                and tokens[0] not in request.stop_ids
+                and request_id not in result.logprobs
+            ):
+                # The common case: one more token, nothing to report but it.
+                everything.append(tokens[0])
+                outputs.append(EngineCoreOutput(request_id, tokens))
+                continue
+            output = self._append_tokens(request, tokens, result)
+            finished |= output.finish_reason is not None
+            outputs.append(output)
+        if finished:
             self._drop_finished_from_running()
         return outputs
 

@@ -81,7 +81,9 @@ class KVCacheManager:
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVBlock] = (),
     ) -> list[KVBlock] | None:
-        """Make room for the next `num_new_tokens` of a request.
+        """Make room for the next `num_new_tokens` of a request, and register the blocks they fill.
+
+        Not needed while computed plus new tokens stay within `request.num_quiet_tokens`.
 
         Args:
             request: With `num_computed_tokens` as before this step; for a request that comes in
@@ -112,8 +114,11 @@ class KVCacheManager:
         if request.request_id not in self._tables:
             self._tables[request.request_id] = table
         table.extend(appended)
+        request.num_quiet_tokens = len(table) * self.block_size
         if self.enable_caching:
-            self._cache_full_blocks(request, min(total, request.num_tokens))
+            full = self._cache_full_blocks(request, min(total, request.num_tokens))
+            next_full = (full + 1) * self.block_size
+            request.num_quiet_tokens = min(request.num_quiet_tokens, next_full - 1)
         if logger.isEnabledFor(10):
             self._log_allocation(request, num_new_tokens, new_computed_blocks)
         return appended
@@ -123,6 +128,7 @@ class KVCacheManager:
         the head, which more requests may share."""
         table = self._tables.pop(request.request_id, [])
         self._num_cached.pop(request.request_id, None)
+        request.num_quiet_tokens = 0
         self.block_pool.free_blocks(reversed(table))
 
     def uncache_from(self, request: Request, num_tokens: int) -> list[int]:
@@ -155,18 +161,22 @@ class KVCacheManager:
             ids = [b.block_id for b in table if not b.is_null]
             assert len(ids) == len(set(ids)), f"{request_id} holds a block twice: {ids}"
 
-    def _cache_full_blocks(self, request: Request, num_tokens: int) -> None:
+    def _cache_full_blocks(self, request: Request, num_tokens: int) -> int:
         """Register the blocks that will be full after this step, before it runs: requests
-        admitted later in the same step can already share them."""
+        admitted later in the same step can already share them.
+
+        Returns:
+            How many blocks of the request are registered.
+        """
         full = num_tokens // self.block_size
         done = self._num_cached.get(request.request_id, 0)
-        if full <= done:
-            return
-        extend_block_hashes(request, self.block_size)
-        table = self._tables[request.request_id]
-        for index in range(done, full):
-            self.block_pool.cache(table[index], request.block_hashes[index])
-        self._num_cached[request.request_id] = full
+        if full > done:
+            extend_block_hashes(request, self.block_size)
+            table = self._tables[request.request_id]
+            for index in range(done, full):
+                self.block_pool.cache(table[index], request.block_hashes[index])
+            self._num_cached[request.request_id] = done = full
+        return done
 
     def _log_allocation(
         self, request: Request, num_new_tokens: int, hits: Sequence[KVBlock]
