@@ -6,27 +6,34 @@ tokens goes in as extra keys: the `cache_salt` in the first block, from where ch
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from array import array
+from hashlib import sha256
 
 from quire.core.request import Request
 
-NONE_HASH = hashlib.sha256(b"quire-none-hash").digest()
+NONE_HASH = sha256(b"quire-none-hash").digest()
 """Parent of a first block."""
 
 
 def hash_block(parent: bytes, token_ids: list[int], extra: bytes = b"") -> bytes:
-    """SHA-256 over parent, tokens and extra keys.
+    """Hash of one block: SHA-256 over parent, tokens and extra keys.
 
-    The parent has 32 bytes and the token count is written before the extra keys, so no two
-    different inputs make the same byte string. Token ids are 32-bit, little-endian.
+    The parent has 32 bytes and the length of the tokens comes before them, so no two different
+    inputs make the same byte string. Token ids are 32-bit, little-endian.
     """
+    return _digest(parent, _to_bytes(token_ids), extra)
+
+
+def _to_bytes(token_ids: list[int]) -> bytes:
     tokens = array("I", token_ids)
     if sys.byteorder == "big":
         tokens.byteswap()
-    body = tokens.tobytes()
-    return hashlib.sha256(b"".join((parent, len(body).to_bytes(8, "little"), body, extra))).digest()
+    return tokens.tobytes()
+
+
+def _digest(parent: bytes, tokens: bytes, extra: bytes = b"") -> bytes:
+    return sha256(parent + len(tokens).to_bytes(8, "little") + tokens + extra).digest()
 
 
 def extend_block_hashes(request: Request, block_size: int) -> None:
@@ -34,12 +41,22 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
 
     Generated tokens count too, so a follow-up that repeats an answer finds its blocks.
     """
-    hashes, tokens = request.block_hashes, request.all_token_ids
-    full = len(tokens) // block_size
-    for index in range(len(hashes), full):
-        parent = hashes[-1] if hashes else NONE_HASH
-        extra = b""
-        if index == 0 and request.cache_salt is not None:
-            extra = b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
-        start = index * block_size
-        hashes.append(hash_block(parent, tokens[start : start + block_size], extra))
+    hashes = request.block_hashes
+    first, full = len(hashes), len(request.all_token_ids) // block_size
+    if first >= full:
+        return
+    # One conversion for all blocks: most of the work is hashing then.
+    tokens = _to_bytes(request.all_token_ids[first * block_size : full * block_size])
+    width = len(tokens) // (full - first)
+    parent = hashes[-1] if hashes else NONE_HASH
+    for start in range(0, len(tokens), width):
+        extra = _first_block_keys(request) if not hashes else b""
+        parent = _digest(parent, tokens[start : start + width], extra)
+        hashes.append(parent)
+
+
+def _first_block_keys(request: Request) -> bytes:
+    """What separates equal tokens from the first block on."""
+    if request.cache_salt is None:
+        return b""
+    return b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
