@@ -112,24 +112,23 @@ class QuireBackend(_Tokens):
         return SamplingParams(temperature=0, max_tokens=max_tokens)
 
     def complete(self, prompts: list[str], max_tokens: int) -> list[str]:
-        outputs = self.llm.generate(prompts, self._params(max_tokens))
+        outputs = self.llm.generate(prompts, self._params(max_tokens), use_tqdm=False)
         return [output.outputs[0].text for output in outputs]
 
     def chat(self, items: list[Item], max_tokens: int) -> list[str]:
-        """Conversations with the same tools go together, since one call has one tool list."""
-        groups: dict[str, list[int]] = {}
-        for index, item in enumerate(items):
-            groups.setdefault(json.dumps(item.get("tools")), []).append(index)
-        texts = [""] * len(items)
-        for tools, members in groups.items():
-            outputs = self.llm.chat(
-                [items[i]["messages"] for i in members],
-                self._params(max_tokens),
-                tools=json.loads(tools),
+        if not any(item.get("tools") for item in items):
+            talks = [item["messages"] for item in items]
+            outputs = self.llm.chat(talks, self._params(max_tokens), use_tqdm=False)
+            return [output.outputs[0].text for output in outputs]
+        # One chat call has one list of tools; rendering first lets all items run together.
+        tokenizer = self.llm.get_tokenizer()
+        prompts = [
+            tokenizer.apply_chat_template(
+                item["messages"], tools=item.get("tools"), add_generation_prompt=True
             )
-            for index, output in zip(members, outputs, strict=True):
-                texts[index] = output.outputs[0].text
-        return texts
+            for item in items
+        ]
+        return self.complete(prompts, max_tokens)
 
 
 def torch_backend(folder: Path) -> TorchBackend:
