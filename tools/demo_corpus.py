@@ -430,7 +430,11 @@ def copy_text(rng: random.Random, words: int) -> str:
     if style < 0.3:
         return sentences(rng, words)
     if style < 0.65:
-        text = " ".join(rng.choice(facts.WORDS) for _ in range(words))
+        # Half of these repeat no word, which is the easier half to copy.
+        if rng.random() < 0.5:
+            text = " ".join(rng.sample(facts.WORDS, words))
+        else:
+            text = " ".join(rng.choice(facts.WORDS) for _ in range(words))
         return upper_first(text) + "." if rng.random() < 0.3 else text
     if style < 0.85:
         marks = ("", "", "", "", ",", ".", "!", ";", ":", "?")
@@ -801,23 +805,23 @@ def _chat(make: Callable[[random.Random], Turns]) -> Callable[[random.Random], D
 MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
     "capital_completion": (7, capital_completion),
     "capital_chat": (8, _chat(capital_turns)),
-    "arithmetic_completion": (10, arithmetic_completion),
+    "arithmetic_completion": (14, arithmetic_completion),
     "arithmetic_sheet": (12, arithmetic_sheet),
     "arithmetic_drill": (3, arithmetic_drill),
     "arithmetic_chat": (14, _chat(arithmetic_turns)),
-    "story_completion": (2, story_completion),
-    "story_chat": (2.5, _chat(story_turns)),
+    "story_completion": (1.5, story_completion),
+    "story_chat": (1.5, _chat(story_turns)),
     "talk": (4, _chat(talk_turns)),
     "name": (2, _chat(name_turns)),
     "count": (1, _chat(count_turns)),
     "list": (1.5, _chat(list_turns)),
     "repeat_word": (1, _chat(repeat_word_turns)),
     "json": (2, _chat(json_turns)),
-    "copy_chat": (11, _chat(copy_turns)),
+    "copy_chat": (12, _chat(copy_turns)),
     "copy_completion": (3, copy_completion),
     "pattern": (5, pattern_doc),
-    "edit": (4, _chat(edit_turns)),
-    "tool": (11, tool_doc),
+    "edit": (5, _chat(edit_turns)),
+    "tool": (12, tool_doc),
     "two_calls": (1, two_calls_doc),
     "no_tool": (1, _chat(no_tool_turns)),
     "chat": (3, chat_doc),
@@ -827,7 +831,7 @@ MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
 # Looking back and adding are learned late among everything else, so a stage each gives them
 # most of the room.
 _STRESSED = {
-    "copy": {"pattern": 4, "copy_chat": 4, "copy_completion": 4, "repeat_word": 4},
+    "copy": {"pattern": 6, "copy_chat": 4, "copy_completion": 4, "repeat_word": 4},
     "arithmetic": {"arithmetic_sheet": 5, "arithmetic_drill": 10},
 }
 STRESS: dict[str, dict[str, float]] = {

@@ -13,20 +13,26 @@ from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from demo_chat import END, MARKER_TOKENS, SPECIAL_TOKENS
 from demo_corpus import Doc, documents
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB_SIZE = 2048
 
+# Letters, one digit, one space or a run of marks.  Spaces stand alone, unlike in GPT-2's
+# pattern: a word is then the same token after a space, a quote or a line's start, and a tiny
+# model copies it from any of these to any other.
+WORD_PATTERN = r"\p{L}+|\p{N}|\s|[^\s\p{L}\p{N}]+"
+
 
 def train_tokenizer(seed: int, size: int = VOCAB_SIZE, sample: int = 12000) -> Tokenizer:
-    """Byte-level BPE over corpus documents; every digit stays a token of its own."""
+    """Byte-level BPE over corpus documents; digits and spaces stay tokens of their own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()

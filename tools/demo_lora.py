@@ -10,8 +10,9 @@ import math
 from pathlib import Path
 
 import torch
-from demo_model import Llama
 from torch import nn
+
+from demo_model import Llama
 
 LORA_RANK = 8
 LORA_ALPHA = 16

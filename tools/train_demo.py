@@ -25,6 +25,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import nn
+
 from demo_card import write_cards
 from demo_chat import CHAT_TEMPLATE, END, STOP
 from demo_corpus import documents, pirate_documents
@@ -32,8 +35,6 @@ from demo_data import Packer, train_tokenizer
 from demo_lora import LORA_ALPHA, LORA_RANK, LORA_TARGETS, add_lora, save_lora
 from demo_model import DRAFT, MAIN, Llama, ModelConfig, hf_config, load_model, save_weights
 from demo_optim import Muon
-from tokenizers import Tokenizer
-from torch import nn
 
 MODEL, DRAFT_MODEL, LORA = "quire-demo", "quire-demo-draft", "quire-demo-lora"
 TOKENS_PER_STEP = 2048
@@ -52,10 +53,10 @@ class Stage:
 
 # Short rows first, since they are cheap; the end teaches positions up to the full window.
 MODEL_STAGES = (
-    Stage(256, 0.14, stress="copy"),
-    Stage(256, 0.20, stress="arithmetic"),
-    Stage(256, 0.38),
-    Stage(512, 0.17, long_words=250, long_share=0.03),
+    Stage(256, 0.17, stress="copy"),
+    Stage(256, 0.15, stress="arithmetic"),
+    Stage(256, 0.42),
+    Stage(512, 0.15, long_words=250, long_share=0.03),
     Stage(1024, 0.08, long_words=600, long_share=0.05),
     Stage(2048, 0.03, long_words=1100, long_share=0.05),
 )
@@ -340,12 +341,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=default_out, help="folder of the folders")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("tokenizer", "model", "draft", "lora"))
-    parser.add_argument("--steps", type=int, default=2600, help="steps of the model")
+    parser.add_argument("--steps", type=int, default=4400, help="steps of the model")
     parser.add_argument("--draft-steps", type=int, default=1200)
     parser.add_argument("--lora-steps", type=int, default=150)
     parser.add_argument("--resume", action="store_true", help="start from the weights there")
-    parser.add_argument("--lr", type=float, default=2e-3, help="AdamW's peak learning rate")
-    parser.add_argument("--muon", type=float, default=0.02, help="Muon's peak rate; 0: AdamW only")
+    parser.add_argument("--lr", type=float, default=1.5e-3, help="AdamW's peak learning rate")
+    parser.add_argument("--muon", type=float, default=0.015, help="Muon's peak rate; 0: AdamW only")
     parser.add_argument("--check-every", type=int, default=400, help="steps between checks")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     return parser.parse_args(argv)

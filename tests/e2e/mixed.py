@@ -39,3 +39,20 @@ KINDS = (
     lambda i: {"temperature": 0.0, "prompt_logprobs": 2},
     lambda i: {"temperature": 1.0, "seed": i, "allowed_token_ids": list(range(260, 600))},
 )
+
+
+def facts(output: Any) -> list[tuple[Any, ...]]:
+    """Everything about a `RequestOutput` that must be the same under any load."""
+    return [
+        (
+            c.index,
+            c.text,
+            tuple(c.token_ids),
+            c.finish_reason,
+            c.stop_reason,
+            c.cumulative_logprob,
+            None if c.logprobs is None else [list(p.items()) for p in c.logprobs],
+            output.prompt_logprobs,
+        )
+        for c in output.outputs
+    ]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from live_server import QUIRE
 from quire.config import ModelConfig
-
-sys.path.insert(0, str(Path(__file__).parent))
-from conftest import QUIRE
 
 
 @pytest.fixture

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from quire import LLM, SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parent))
-from conftest import Server
+from live_server import Server, serving
 from mixed import mixed_requests
+from quire import CompletionOutput, RequestOutput
 
 REQUESTS = mixed_requests(64)
 
@@ -33,16 +30,46 @@ async def post_all(url: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any
     return [r.json() for r in replies]
 
 
-def test_64_at_once_as_alone(server: Server) -> None:
-    replies = asyncio.run(post_all(server.url, [body(r) for r in REQUESTS]))
-    server.wait_idle()
-    with LLM(enable_prefix_caching=False) as llm:
-        for request, reply in zip(REQUESTS, replies, strict=True):
-            params = {k: v for k, v in request["params"].items() if k != "prompt_logprobs"}
-            (alone,) = llm.generate(request["prompt"], SamplingParams(**params), use_tqdm=False)
-            got = [(c["text"], c["token_ids"], c["finish_reason"]) for c in reply["choices"]]
-            want = [(c.text, c.token_ids, c.finish_reason) for c in alone.outputs]
-            assert got == want, request
+def seen(choice: dict[str, Any]) -> tuple[Any, ...]:
+    """What a reply says of one completion, as the library says it."""
+    logprobs = choice["logprobs"] and choice["logprobs"]["token_logprobs"]
+    reason = choice["finish_reason"], choice["stop_reason"]
+    return choice["index"], choice["text"], choice["token_ids"], *reason, logprobs
+
+
+def expected(completion: CompletionOutput) -> tuple[Any, ...]:
+    logprobs = completion.logprobs and [
+        position[token].logprob
+        for position, token in zip(completion.logprobs, completion.token_ids, strict=True)
+    ]
+    reason = completion.finish_reason, completion.stop_reason
+    return completion.index, completion.text, completion.token_ids, *reason, logprobs
+
+
+SMALL = ["--num-gpu-blocks-override", "24", "--max-model-len", "256"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--max-num-batched-tokens", "2048"],
+        ["--max-num-batched-tokens", "16"],
+        ["--max-num-batched-tokens", "2048", "--no-enable-prefix-caching"],
+        SMALL,
+        [*SMALL, "--max-num-batched-tokens", "16", "--no-enable-prefix-caching"],
+    ],
+    ids=" ".join,
+)
+def test_64_at_once_as_alone(args: list[str], alone: list[RequestOutput]) -> None:
+    with serving(*args) as server:
+        replies = asyncio.run(post_all(server.url, [body(r) for r in REQUESTS]))
+        server.wait_idle()
+        preemptions = server.metric("vllm:num_preemptions_total")
+    assert "integrity check failed" not in server.log
+    assert (preemptions > 0) == (args[:4] == SMALL)
+    for request, reply, output in zip(REQUESTS, replies, alone, strict=True):
+        got = [seen(choice) for choice in reply["choices"]]
+        assert got == [expected(completion) for completion in output.outputs], request
 
 
 def test_an_unseeded_request_can_be_repeated_by_its_reported_seed(server: Server) -> None:

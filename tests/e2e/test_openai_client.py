@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from conftest import Server
+from live_server import Server
 
 
 @pytest.fixture

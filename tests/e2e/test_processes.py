@@ -15,8 +15,7 @@ import httpx
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from conftest import QUIRE, Server, serving
+from live_server import QUIRE, Server, serving
 
 
 def gone(processes: list[psutil.Process], seconds: float) -> bool:

@@ -3,51 +3,24 @@ on chunking, on prefix hits or on preemption. Bits are compared."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire import LLM, RequestOutput, SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mixed import mixed_requests
+from mixed import facts, mixed_requests
+from quire import LLM, SamplingParams
 
 REQUESTS = mixed_requests(64)
 
 
-def facts(output: RequestOutput) -> Any:
-    """Everything that must be the same."""
-    return [
-        (
-            c.index,
-            c.text,
-            tuple(c.token_ids),
-            c.finish_reason,
-            c.stop_reason,
-            c.cumulative_logprob,
-            None if c.logprobs is None else [list(p.items()) for p in c.logprobs],
-            output.prompt_logprobs,
-        )
-        for c in output.outputs
-    ]
-
-
 def run(llm: LLM, requests: list[dict[str, Any]]) -> list[Any]:
+    """All at once."""
     outputs = llm.generate(
         [r["prompt"] for r in requests],
         [SamplingParams(**r["params"]) for r in requests],
         use_tqdm=False,
     )
     return [facts(o) for o in outputs]
-
-
-@pytest.fixture(scope="module")
-def alone() -> list[Any]:
-    """Each request by itself: an engine with nothing to share and nobody to meet."""
-    with LLM(enable_prefix_caching=False) as llm:
-        return [run(llm, [request])[0] for request in REQUESTS]
 
 
 @pytest.mark.parametrize(
@@ -67,25 +40,25 @@ def alone() -> list[Any]:
     ],
     ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()),
 )
-def test_together_as_alone(alone: list[Any], options: dict[str, Any]) -> None:
+def test_together_as_alone(alone_facts: list[Any], options: dict[str, Any]) -> None:
     with LLM(disable_log_stats=False, **options) as llm:
         together = run(llm, REQUESTS)
         scheduler = llm.llm_engine.core.scheduler
         scheduler.check_integrity()
         assert scheduler.kv.usage == 0.0
         preemptions = next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
-    for request, got, expected in zip(REQUESTS, together, alone, strict=True):
+    for request, got, expected in zip(REQUESTS, together, alone_facts, strict=True):
         assert got == expected, f"{request} differs under {options}"
     if "num_gpu_blocks_override" in options:
         assert preemptions > 0, "the pool was meant to be too small"
 
 
-def test_a_second_run_hits_the_cache_and_gives_the_same(alone: list[Any]) -> None:
+def test_a_second_run_hits_the_cache_and_gives_the_same(alone_facts: list[Any]) -> None:
     with LLM() as llm:
         run(llm, REQUESTS)
         outputs = llm.generate([r["prompt"] for r in REQUESTS], use_tqdm=False)
         assert sum(o.num_cached_tokens for o in outputs) > 1000
-        assert run(llm, REQUESTS) == alone
+        assert run(llm, REQUESTS) == alone_facts
 
 
 def test_a_reported_seed_repeats_an_unseeded_request() -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from fake_executor import FakeExecutor
 from quire.config import EngineConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidRequest
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_executor import FakeExecutor
 
 TEXT = " one two three four five six seven eight nine ten"
 

@@ -1,13 +1,8 @@
 """Helpers beside the tests can be imported; one thread unless a test says otherwise (small
 operations are faster so, and a busy machine makes torch's second thread wait)."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

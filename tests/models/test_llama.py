@@ -2,11 +2,11 @@
 
 import random
 
-import dense_llama
 import pytest
 import torch
-from paged_run import load, serve
 
+import dense_llama
+from paged_run import load, serve
 from quire.config.model import EMBEDDED_FOLDER
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from paged_run import load, serve
 
+from paged_run import load, serve
 from quire.attention.base import AttentionNeed, Capabilities
 from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
 from quire.attention.select import BACKENDS, select_backend

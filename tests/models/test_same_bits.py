@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged_run import load, serve
 
+from paged_run import load, serve
 from quire.config.model import EMBEDDED_FOLDER
 from quire.weights.dummy import random_checkpoint
 

@@ -2,8 +2,6 @@
 
 import math
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +9,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import slow_sampler
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata
 from quire.sampling.sampler import NOT_A_NUMBER, NOTHING_LEFT
-
-sys.path.insert(0, str(Path(__file__).parent))
-import slow_sampler
 
 sampler = Sampler()
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
 
+from fake_engine import FakeEngine
 from quire.config import ServerConfig
 from quire.serving.app import build_app
 from quire.serving.state import ServerState
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_engine import FakeEngine
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_engine import FakeEngine
-
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import EngineDead, ModelLoadError
 from quire.serving.server import run_server

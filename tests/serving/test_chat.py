@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
 
+from fake_engine import FakeEngine
 from quire.errors import EngineDead
 from quire.params import RequestOutputKind, SamplingParams
 from quire.serving.state import ServerState

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from fake_engine import BOS, FakeEngine
 
 

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, FakeStream
 
+from fake_engine import FakeEngine, FakeStream
 from quire.serving.app import build_app
 from quire.serving.state import ServerState
 

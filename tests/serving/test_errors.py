@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fake_engine import FakeEngine
 from quire.config import ServerConfig
 from quire.errors import TooManyRequests
 from quire.serving.app import build_app

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 import uvicorn
-from fake_engine import FakeEngine
 
+from fake_engine import FakeEngine
 from quire.config import ServerConfig
 from quire.serving.app import build_app
 from quire.serving.server import _adopt_uvicorn_logs, _HttpServer, _Protocol, bind

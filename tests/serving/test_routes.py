@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
 from starlette.routing import Route
 
+from fake_engine import FakeEngine
 from quire.config import ServerConfig
 from quire.serving.app import ROUTES, Endpoint, build_app
 from quire.serving.auth import Role

@@ -2,13 +2,12 @@
 
 import math
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fake_model import VOCAB, FakeModel, fake_caches, fold, logits_of
 from quire.config import SchedulerConfig
 from quire.core.batch import ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
 from quire.core.kv.manager import KVCacheManager
@@ -20,9 +19,6 @@ from quire.worker.block_table import BlockTable
 from quire.worker.device import CpuDevice
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_runner import ModelRunner
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_model import VOCAB, FakeModel, fake_caches, fold, logits_of
 
 MAX_LEN = 64
 BLOCK = 8

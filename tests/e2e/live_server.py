@@ -1,0 +1,104 @@
+"""`quire serve` in a process of its own, as a user starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import psutil
+
+QUIRE = [sys.executable, "-m", "quire"]
+
+
+class Server:
+    """`quire serve --port 0` in a process of its own."""
+
+    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [*QUIRE, "serve", "--port", "0", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self.lines: list[str] = []
+        self._url: str | None = None
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+            if found and self._url is None:
+                self._url = found.group(0)
+            if self._url and "curl" in line:
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def url(self) -> str:
+        """Base URL, once the server is ready."""
+        assert self._ready.wait(60), "".join(self.lines)
+        assert self._url is not None, "".join(self.lines)
+        return self._url
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def family(self) -> list[psutil.Process]:
+        """The API process and everything it started."""
+        api = psutil.Process(self.process.pid)
+        return [api, *api.children(recursive=True)]
+
+    def metric(self, name: str) -> float:
+        """Sum over the samples of a metric."""
+        time.sleep(0.3)  # the exposition may be a quarter of a second old
+        text = httpx.get(f"{self.url}/metrics").text
+        values = [
+            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)
+        ]
+        assert values, f"no metric {name}"
+        return sum(values)
+
+    def wait_idle(self, timeout: float = 20.0) -> None:
+        """Wait until nothing runs and no KV block is held."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            busy = self.metric("vllm:num_requests_running") + self.metric(
+                "vllm:num_requests_waiting{"
+            )
+            if not busy and self.metric("vllm:kv_cache_usage_perc") == 0:
+                return
+        raise AssertionError(f"still busy after {timeout} s\n{self.log}")
+
+    def stop(self) -> int:
+        """End it gently; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(10)
+        self._reader.join(5)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+
+@contextlib.contextmanager
+def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    server = Server(*args, env=env)
+    try:
+        yield server
+    finally:
+        server.stop()
