@@ -56,7 +56,7 @@ SMALL = ["--num-gpu-blocks-override", "24", "--max-model-len", "256"]
         ["--max-num-batched-tokens", "16"],
         ["--max-num-batched-tokens", "2048", "--no-enable-prefix-caching"],
         SMALL,
-        [*SMALL, "--max-num-batched-tokens", "16", "--no-enable-prefix-caching"],
+        [*SMALL, "--max-num-batched-tokens", "64", "--no-enable-prefix-caching"],
     ],
     ids=" ".join,
 )
