@@ -307,6 +307,9 @@ def test_default_params_come_from_the_generation_config() -> None:
         temperature=0.5, top_p=0.9, top_k=20, repetition_penalty=1.1, max_tokens=99
     )
     assert make().default_params() == SamplingParams()
+    assert make(generation_defaults={"do_sample": False}).default_params().greedy
+    both = {"do_sample": False, "temperature": 0.5}
+    assert make(generation_defaults=both).default_params().temperature == 0.5
 
 
 def test_a_bad_default_is_an_error_at_start() -> None:

@@ -118,7 +118,8 @@ class InputProcessor:
     def default_params(self) -> SamplingParams:
         """Sampling parameters of the model's `generation_config.json` and its overrides.
 
-        Keys that are not about sampling are left alone: the file is Hugging Face's.
+        `do_sample: false` means greedy, as in Hugging Face. Keys that are not about sampling are
+        left alone: the file is theirs.
 
         Raises:
             ConfigError: a value is out of range.
@@ -128,6 +129,8 @@ class InputProcessor:
             for key, field in GENERATION_DEFAULTS.items()
             if self._defaults.get(key) is not None
         }
+        if self._defaults.get("do_sample") is False:
+            found.setdefault("temperature", 0.0)
         try:
             return SamplingParams(**found)
         except InvalidRequest as error:
