@@ -34,6 +34,7 @@ class Bench:
         arrival: float = 0.0,
         salt: str | None = None,
         outputs: list[int] | None = None,
+        client: str = "",
         **params: object,
     ) -> Request:
         ids = list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
@@ -46,6 +47,7 @@ class Bench:
             priority=priority,
             cache_salt=salt,
             output_token_ids=outputs,
+            client=client,
         )
         self.scheduler.add_request(request)
         return request
@@ -71,6 +73,22 @@ class Bench:
                 self.finished[output.request_id] = str(output.finish_reason)
         self.scheduler.check_integrity()
         return outputs
+
+    def wait(self, seconds: float) -> None:
+        clock = self.scheduler.clock
+        assert isinstance(clock, ManualClock)
+        clock.advance(seconds)
+
+    def drain(self) -> list[str]:
+        """Run to the end; gives the ids in order of admission, each as often as admitted."""
+        order: list[str] = []
+        for _ in range(5000):
+            if not self.scheduler.requests:
+                return order
+            self.step()
+            assert self.last is not None
+            order += [new.req_id for new in self.last.scheduled_new_reqs]
+        raise AssertionError("requests never finished")
 
     @property
     def scheduled(self) -> dict[str, int]:

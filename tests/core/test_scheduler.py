@@ -188,11 +188,13 @@ def test_priority_orders_admission_and_chooses_the_victim(make: Make) -> None:
 def test_what_a_priority_victim_registered_ahead_is_not_found(make: Make) -> None:
     """The least urgent request stands first in `running` and already has two blocks' worth of
     tokens in the step when a later one needs room. Those blocks were registered, but will not be
-    computed: a lookup must not find them."""
+    computed: a lookup must not find them. (`low` is longer than the cache, so it must be let in
+    without room for all of it.)"""
     bench = make(
         num_blocks=9,
         block_size=8,
         budget=24,
+        scheduler_reserve_full_isl=False,
         scheduling_policy="priority",
         long_prefill_token_threshold=16,
     )

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.config.scheduler import SchedulerConfig
+from quire.config.scheduler import POLICIES, SchedulerConfig
 from quire.core.batch import BatchResult
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request, RequestStatus
@@ -20,6 +20,7 @@ from quire.core.scheduler import Scheduler
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock
 
+POLICY = st.sampled_from(POLICIES)
 MAX_MODEL_LEN = 48
 EOS = 9
 
@@ -47,20 +48,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([8, 16]),
         budget=st.integers(4, 64),
         seqs=st.integers(1, 4),
-        policy=st.sampled_from(["fcfs", "priority"]),
         caching=st.booleans(),
-        threshold=st.sampled_from([0, 0, 3]),
+        options=st.fixed_dictionaries(
+            {
+                "scheduling_policy": POLICY,
+                "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
+                "long_prefill_token_threshold_adaptive": st.booleans(),
+                "priority_preemption": st.booleans(),
+                "scheduler_aging_seconds": st.sampled_from([None, 0.0, 5.0]),
+                "scheduler_delay_factor": st.sampled_from([0.0, 0.0, 2.0]),
+                "scheduler_reserve_full_isl": st.booleans(),
+                "watermark": st.sampled_from([0.0, 0.0, 0.3]),
+            }
+        ),
     )
-    def start(self, num_blocks, block_size, budget, seqs, policy, caching, threshold):  # type: ignore[no-untyped-def]
+    def start(self, num_blocks, block_size, budget, seqs, caching, options):  # type: ignore[no-untyped-def]
         self.block_size = block_size
+        self.clock = ManualClock()
         kv = KVCacheManager(num_blocks, block_size, caching, MAX_MODEL_LEN)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=min(seqs, budget),
-            scheduling_policy=policy,
-            long_prefill_token_threshold=threshold,
+            **options,
         )
-        self.scheduler = Scheduler(config, kv, max_model_len=MAX_MODEL_LEN, clock=ManualClock())
+        self.scheduler = Scheduler(config, kv, max_model_len=MAX_MODEL_LEN, clock=self.clock)
         self.store: dict[tuple[int, int], int] = {}
         self.expected: dict[str, list[int]] = {}
         self.seen: dict[str, list[int]] = {}
@@ -75,8 +86,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         priority=st.integers(0, 2),
         salt=st.sampled_from([None, "s"]),
+        client=st.sampled_from(["", "x", "y"]),
     )
-    def add(self, length, alphabet, max_tokens, priority, salt):  # type: ignore[no-untyped-def]
+    def add(self, length, alphabet, max_tokens, priority, salt, client):  # type: ignore[no-untyped-def]
         self.count += 1
         name = f"r{self.count}"
         prompt = [(i * alphabet) % 7 for i in range(length)]
@@ -85,7 +97,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.seen[name] = []
         self.scheduler.add_request(
             Request(
-                name, prompt, params, arrival_time=self.count, priority=priority, cache_salt=salt
+                name,
+                prompt,
+                params,
+                arrival_time=self.count,
+                priority=priority,
+                cache_salt=salt,
+                client=client,
             )
         )
 
@@ -127,13 +145,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             batch = self.scheduler.schedule()
             limit = self.scheduler.config.max_num_batched_tokens
             assert batch.total_num_scheduled_tokens <= limit
-            assert not (had_requests and not batch.num_scheduled_tokens), "a step without progress"
+            # By priority, the only one served so far can be the one that has to give way.
+            progress = batch.num_scheduled_tokens or batch.preempted_req_ids
+            assert progress or not had_requests, "a step without progress"
+            admitted = {new.req_id for new in batch.scheduled_new_reqs}
+            assert not admitted & set(batch.preempted_req_ids), "admitted and evicted in one step"
+            self.clock.advance(1.0)
             self._apply(batch, BatchResult(self._compute(batch)))
 
     @precondition(lambda self: self.scheduler.running)
     @rule(data=st.data())
     def step_with_a_failure(self, data):  # type: ignore[no-untyped-def]
         batch = self.scheduler.schedule()
+        if not batch.num_scheduled_tokens:
+            return  # see step()
         culprit = data.draw(st.sampled_from(sorted(batch.num_scheduled_tokens)))
         sampled = self._compute(batch)
         sampled.pop(culprit, None)
@@ -150,6 +175,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.scheduler.requests)))
         self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
         self.done[name] = "abort"
+
+    @rule(
+        budget=st.integers(4, 64),
+        seqs=st.integers(1, 4),
+        policy=POLICY,
+        threshold=st.sampled_from([0, 3]),
+    )
+    def set_limits(self, budget, seqs, policy, threshold):  # type: ignore[no-untyped-def]
+        before = {r.request_id for r in self.scheduler.waiting}
+        self.scheduler.set_limits(
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            scheduling_policy=policy,
+            long_prefill_token_threshold=threshold,
+        )
+        assert {r.request_id for r in self.scheduler.waiting} == before
 
     @rule()
     def reset_prefix_cache(self) -> None:

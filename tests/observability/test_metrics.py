@@ -130,7 +130,12 @@ def test_every_value_in_the_text(sink: PrometheusSink) -> None:
 
 
 def test_no_row_is_untested() -> None:
-    labelled = {"num_requests_waiting_by_reason", "prompt_tokens_by_source", "request_success"}
+    labelled = {
+        "num_requests_waiting_by_reason",
+        "prompt_tokens_by_source",
+        "request_success",
+        "admission_rejections",
+    }
     names = {metric.name.removeprefix("vllm:") for metric in METRICS}
     assert names == set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS) | labelled
 
@@ -157,6 +162,15 @@ def test_labelled_values(sink: PrometheusSink) -> None:
         "source=local_cache_hit": 32,
         "source=external_kv_transfer": 0,
     }
+
+
+def test_rejections_are_counted_by_limit() -> None:
+    sink = PrometheusSink("demo", clock=ManualClock())
+    for _ in range(3):
+        sink.record(None, IterationStats(admission_rejections={"max_num_queued_reqs": 1}))
+    values = parsed(sink)
+    assert values["admission_rejections_total", "reason=max_num_queued_reqs"] == 3
+    assert values["admission_rejections_total", "reason=max_num_queued_tokens"] == 0
 
 
 def test_buckets(sink: PrometheusSink) -> None:

@@ -104,6 +104,8 @@ class FakeEngine:
         """Steps wait for this; set from the start."""
         self.hang.set()
         self.submitted: list[tuple[Any, SamplingParams, str, int, str | None]] = []
+        self.clients: list[str] = []
+        """Parallel to `submitted`."""
         self.aborted: list[str] = []
         self.was_shut_down = False
         self._tasks: dict[str, tuple[FakeStream, asyncio.Task[None], SamplingParams]] = {}
@@ -116,6 +118,7 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str = "",
     ) -> FakeStream:
         if self.refuse is not None:
             raise self.refuse
@@ -130,6 +133,7 @@ class FakeEngine:
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(params, name)) is not None and not 0 <= value <= 20:
                 raise InvalidRequest(f"{name} must be at most 20, got {value}.", param=name)
+        self.clients.append(client)
         self.submitted.append((prompt, params, request_id, priority, cache_salt))
         seed = 1000 + len(self.submitted) if params.seed is None else params.seed
         stream = FakeStream(self, request_id, seed)

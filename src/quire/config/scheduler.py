@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError
 
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "sjf", "ljf", "fair", "prefill_first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,41 @@ class SchedulerConfig:
     max_num_seqs: int = 128
     """Most requests running at once."""
     scheduling_policy: str = "fcfs"
-    """Order of waiting requests: `fcfs`, or `priority` (lower `priority` first, ties by
-    arrival)."""
+    """Who goes first: `fcfs`, `priority` (lower `priority` first, ties by arrival), `sjf` and `ljf`
+    (fewest or most uncached prompt tokens first), `fair` (turns by client), `prefill_first`
+    (waiting prompts before running requests)."""
+    priority_preemption: bool = False
+    """With `priority`: a waiting request may take the place of a strictly less urgent running one
+    when there is no room."""
+    scheduler_aging_seconds: float | None = None
+    """With `sjf`, `ljf` and `priority`: who has waited this long goes first, oldest first; 0 turns
+    it off. Default: 30 with `sjf` and `ljf`, 0 with `priority`."""
     enable_chunked_prefill: bool = True
     """Split a prompt that does not fit the rest of a step's token budget."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one request in one step when others are there too; 0: no such
     limit."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """Raise that limit to an equal share of the budget: `--max-num-batched-tokens` divided by the
+    number of requests, waiting ones included."""
+    scheduler_cls: str | None = None
+    """A scheduling policy of your own, as `module:Class`; takes the place of
+    `--scheduling-policy`."""
+    scheduler_delay_factor: float = 0.0
+    """Hold prompts back until the oldest has waited this many times the duration of the last step
+    with a prompt, so that prompts come in together; 0: admit them at once."""
+    scheduler_reserve_full_isl: bool = True
+    """Admit a request only when blocks for its whole prompt are free, not only for its first
+    chunk: fewer preemptions."""
+    max_num_queued_reqs: int | None = None
+    """Most requests that may wait in a server: one more is refused with status 429. Default: no
+    limit."""
+    max_num_queued_tokens: int | None = None
+    """Most prompt tokens that may wait or be in prefill in a server: a request that would add more
+    is refused with status 429, unless nothing is ahead of it. Default: no limit."""
+    watermark: float = 0.0
+    """Share of KV blocks, 0 to 1, kept free when a request is admitted while others run: fewer
+    preemptions."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
@@ -37,8 +65,20 @@ class SchedulerConfig:
                 f"--scheduling-policy must be one of {', '.join(POLICIES)}, "
                 f"got {self.scheduling_policy!r}"
             )
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError(
-                "--long-prefill-token-threshold must be at least 0, "
-                f"got {self.long_prefill_token_threshold}"
-            )
+        for name in ("long_prefill_token_threshold", "scheduler_delay_factor"):
+            self._check(name, "at least 0", getattr(self, name) >= 0)
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            limit = getattr(self, name)
+            self._check(name, "at least 1", limit is None or limit >= 1)
+        aging = self.scheduler_aging_seconds
+        self._check("scheduler_aging_seconds", "at least 0", aging is None or aging >= 0)
+        self._check("watermark", "at least 0 and less than 1", 0 <= self.watermark < 1)
+        path = self.scheduler_cls
+        if path is not None:
+            parts = path.split(":")
+            self._check("scheduler_cls", "module:Class", len(parts) == 2 and all(parts))
+
+    def _check(self, name: str, rule: str, holds: bool) -> None:
+        if not holds:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} must be {rule}, got {getattr(self, name)!r}")

@@ -1,69 +1,39 @@
-"""Waiting queues: who is next. One class per policy; adding, taking and cancelling are cheap."""
+"""Containers of waiting requests, in which any entry can be cancelled cheaply. No policy."""
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
 from quire.core.request import Request
 
 
-class RequestQueue(Protocol):
-    """What the scheduler needs of a waiting queue."""
+class Line:
+    """A line with two ends. All operations O(1), the cancelling of any entry included."""
 
-    def add_request(self, request: Request) -> None:
-        """Put a new request in its place."""
-        ...
-
-    def prepend_request(self, request: Request) -> None:
-        """Put back a request that was preempted or skipped."""
-        ...
-
-    def peek_request(self) -> Request:
-        """The next request, left in the queue."""
-        ...
-
-    def pop_request(self) -> Request:
-        """Take the next request."""
-        ...
-
-    def remove_request(self, request: Request) -> None:
-        """Cancel a request, wherever it stands."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Request]: ...
-
-
-class FCFSQueue:
-    """First come, first served. A preempted request goes to the front. All operations O(1)."""
-
+    # Not a plain dict: finding its first key walks over every key deleted before it.
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
 
-    def add_request(self, request: Request) -> None:
-        """Append."""
+    def append(self, request: Request) -> None:
+        """Put at the end."""
         self._requests[request.request_id] = request
 
-    def prepend_request(self, request: Request) -> None:
+    def prepend(self, request: Request) -> None:
         """Put in front."""
         self._requests[request.request_id] = request
         self._requests.move_to_end(request.request_id, last=False)
 
-    def peek_request(self) -> Request:
-        """The oldest."""
+    def first(self) -> Request:
+        """The one in front, left where it is."""
         return next(iter(self._requests.values()))
 
-    def pop_request(self) -> Request:
-        """Take the oldest."""
-        return self._requests.popitem(last=False)[1]
-
-    def remove_request(self, request: Request) -> None:
-        """Cancel."""
-        del self._requests[request.request_id]
+    def discard(self, request: Request) -> bool:
+        """Take a request out, wherever it stands; False if it is not here."""
+        return self._requests.pop(request.request_id, None) is not None
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -72,55 +42,42 @@ class FCFSQueue:
         return iter(self._requests.values())
 
 
-def priority_key(request: Request) -> tuple[int, float, str]:
-    """Order of the `priority` policy: lower priority value, then arrival, then id."""
-    return (request.priority, request.arrival_time, request.request_id)
-
-
-class PriorityQueue:
-    """Most urgent first. Cancelled entries stay in the heap until they surface, so cancelling
-    is O(1) and the heap is rebuilt when more than half of it is dead."""
+class Heap:
+    """Requests by key, equal keys by order of insertion. Cancelled entries stay until they
+    surface, so cancelling is O(1); a heap of which more than half is dead is rebuilt."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, float, str]] = []
-        self._requests: dict[str, Request] = {}
+        self._entries: list[tuple[Any, int, Request]] = []
+        self._alive: dict[str, int] = {}
+        # serial number of the entry of each request: a request that comes back gets a new one
+        self._serial = itertools.count()
 
-    def add_request(self, request: Request) -> None:
-        """Push."""
-        self._requests[request.request_id] = request
-        heapq.heappush(self._heap, priority_key(request))
+    def push(self, key: Any, request: Request) -> None:
+        """Add a request; smaller keys come first."""
+        serial = self._alive[request.request_id] = next(self._serial)
+        heapq.heappush(self._entries, (key, serial, request))
 
-    prepend_request = add_request
+    def first(self) -> Request:
+        """The one with the smallest key, left where it is."""
+        while not self._is_alive(self._entries[0]):
+            heapq.heappop(self._entries)
+        return self._entries[0][2]
 
-    def peek_request(self) -> Request:
-        """The most urgent."""
-        while self._heap[0][2] not in self._requests:
-            heapq.heappop(self._heap)
-        return self._requests[self._heap[0][2]]
+    def discard(self, request: Request) -> bool:
+        """Take a request out, wherever it stands; False if it is not here."""
+        if self._alive.pop(request.request_id, None) is None:
+            return False
+        if len(self._entries) > 2 * len(self._alive) + 64:
+            self._entries = [e for e in self._entries if self._is_alive(e)]
+            heapq.heapify(self._entries)
+        return True
 
-    def pop_request(self) -> Request:
-        """Take the most urgent."""
-        request = self.peek_request()
-        heapq.heappop(self._heap)
-        del self._requests[request.request_id]
-        return request
-
-    def remove_request(self, request: Request) -> None:
-        """Cancel."""
-        del self._requests[request.request_id]
-        if len(self._heap) > 2 * len(self._requests) + 64:
-            self._heap = [priority_key(r) for r in self._requests.values()]
-            heapq.heapify(self._heap)
+    def _is_alive(self, entry: tuple[Any, int, Request]) -> bool:
+        return self._alive.get(entry[2].request_id) == entry[1]
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._alive)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(sorted(self._requests.values(), key=priority_key))
-
-
-QUEUES: dict[str, type[FCFSQueue] | type[PriorityQueue]] = {
-    "fcfs": FCFSQueue,
-    "priority": PriorityQueue,
-}
-"""Queue class of each scheduling policy."""
+        # Serial numbers differ, so requests are never compared.
+        return (entry[2] for entry in sorted(self._entries) if self._is_alive(entry))

@@ -46,6 +46,7 @@ class Request:
         "arrival_time",
         "block_hashes",
         "cache_salt",
+        "client",
         "error",
         "length_limit",
         "max_tokens",
@@ -74,6 +75,7 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         output_token_ids: list[int] | None = None,
+        client: str = "",
     ) -> None:
         self.request_id = request_id
         self.sampling_params = sampling_params
@@ -81,6 +83,8 @@ class Request:
         self.arrival_time = arrival_time
         self.priority = priority
         self.cache_salt = cache_salt
+        self.client = client
+        """Who asked, for the `fair` policy; empty: nobody in particular."""
         self.num_prompt_tokens = len(prompt_token_ids)
         self.all_token_ids = [*prompt_token_ids, *(output_token_ids or ())]
         """Prompt, then output."""

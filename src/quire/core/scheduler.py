@@ -12,79 +12,29 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quire.config.scheduler import SchedulerConfig
+from quire.core.admission import DelayGate, change_limits, lacking_blocks
 from quire.core.batch import (
     BatchResult,
     ScheduledBatch,
-    ScheduledCachedRequests,
     ScheduledNewRequest,
     TokenLogprobs,
 )
+from quire.core.integrity import check_books
 from quire.core.kv.manager import KVCacheManager
 from quire.core.output import EngineCoreOutput
-from quire.core.queue import QUEUES, RequestQueue, priority_key
+from quire.core.plan import StepPlan
+from quire.core.policy_loader import make_policy, move_waiting
 from quire.core.request import Request, RequestStatus
 from quire.core.stats import StepStats
 from quire.core.stop import check_stop
 from quire.logger import get_logger
+from quire.utils.math import cdiv
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
     from quire.core.kv.block import KVBlock
 
 logger = get_logger(__name__)
-
-
-class StepPlan:
-    """What one step will hold, while it is being put together. Owns the token budget."""
-
-    __slots__ = (
-        "admitted",
-        "budget",
-        "cached_ids",
-        "computed",
-        "new_blocks",
-        "num_prompt_tokens",
-        "preempted",
-        "prefix_hits",
-        "prefix_queries",
-        "scheduled",
-    )
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.scheduled: dict[str, int] = {}
-        self.admitted: list[ScheduledNewRequest] = []
-        self.cached_ids: list[str] = []
-        self.new_blocks: list[list[int]] = []
-        self.computed: list[int] = []
-        self.preempted: list[str] = []
-        self.num_prompt_tokens = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-
-    def take(self, request: Request, num_tokens: int) -> None:
-        """Spend budget on a request and advance it."""
-        computed = request.num_computed_tokens
-        if computed < request.num_prompt_tokens:
-            self.num_prompt_tokens += min(num_tokens, request.num_prompt_tokens - computed)
-        self.scheduled[request.request_id] = num_tokens
-        self.budget -= num_tokens
-        request.num_computed_tokens = computed + num_tokens
-
-    def give_back(self, request: Request) -> bool:
-        """Undo `take` for a running request that loses its place; False if it had none."""
-        num_tokens = self.scheduled.pop(request.request_id, None)
-        if num_tokens is None:
-            return False
-        index = self.cached_ids.index(request.request_id)
-        computed = self.computed[index]
-        for parallel in (self.cached_ids, self.new_blocks, self.computed):
-            del parallel[index]
-        if computed < request.num_prompt_tokens:
-            self.num_prompt_tokens -= min(num_tokens, request.num_prompt_tokens - computed)
-        self.budget += num_tokens
-        request.num_computed_tokens = computed
-        return True
 
 
 class Scheduler:
@@ -110,12 +60,15 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.clock = clock or RealClock()
         self.requests: dict[str, Request] = {}
-        self.waiting: RequestQueue = QUEUES[config.scheduling_policy]()
+        self.waiting = make_policy(config, self._count_uncached)
         self.running: list[Request] = []
         """In order of admission."""
         self.finished_req_ids: list[str] = []
         """Ended since the last step; handed to the worker with the next one."""
         self.step = 0
+        self._max_running = config.max_num_seqs
+        # more than max_num_seqs after that was lowered while they ran
+        self._delay = DelayGate(factor) if (factor := config.scheduler_delay_factor) else None
 
     # ---- requests in and out -----------------------------------------------------------------
 
@@ -125,6 +78,8 @@ class Scheduler:
         request.queued_ts = self.clock.now()
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
+        if self._delay is not None:
+            self._delay.add(request)
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[Request]:
         """End requests from outside (abort). Unknown ids are ignored.
@@ -144,6 +99,26 @@ class Scheduler:
             self._drop_finished_from_running()
         return ended
 
+    def _count_uncached(self, request: Request) -> int:
+        return request.num_tokens - self.kv.get_computed_blocks(request)[1]
+
+    def set_limits(self, **changes: object) -> None:
+        """Change limits or the policy while requests run; the names stand in `LIVE_LIMITS`.
+
+        Waiting requests move to the new policy in the order they came. If fewer may run than do,
+        none is stopped: no more are admitted until enough have ended.
+
+        Raises:
+            InvalidRequest: a name or value is bad; nothing has changed.
+        """
+        config = change_limits(self.config, changes, self.max_model_len)
+        if config.scheduling_policy != self.config.scheduling_policy:
+            policy = make_policy(config, self._count_uncached)
+            move_waiting(self.waiting, policy, self.requests.values())
+            self.waiting = policy
+        self.waiting.config = self.config = config
+        self._max_running = max(config.max_num_seqs, len(self.running))
+
     @property
     def has_requests(self) -> bool:
         """Whether a step has anything to do: requests, or ended ones to announce."""
@@ -160,17 +135,26 @@ class Scheduler:
         """
         self.step += 1
         plan = StepPlan(self.config.max_num_batched_tokens)
-        self._continue_running(plan)
-        if not plan.preempted:
-            self._admit_waiting(plan)
+        if self._delay is not None:
+            self._delay.begin_step(self.clock.now())
+        if self.waiting.waiting_first:
+            self._admit_before_running(plan)
+            self._continue_running(plan)
+        else:
+            self._continue_running(plan)
+            if not plan.preempted:
+                self._admit_waiting(plan)
+        if self._delay is not None:
+            self._delay.end_step(has_prompt=plan.num_prompt_tokens > 0)
         return self._freeze(plan)
 
     def _continue_running(self, plan: StepPlan) -> None:
         """Decodes and unfinished prompts, oldest first; may preempt to find room."""
         running = self.running
         chunk = self._chunk_limit()
-        index = 0
-        while index < len(running) and plan.budget > 0:
+        # Who was admitted in this step stands last and has its tokens.
+        index, end = 0, len(running) - len(plan.admitted)
+        while index < end and plan.budget > 0:
             request = running[index]
             index += 1
             computed = request.num_computed_tokens
@@ -186,6 +170,7 @@ class Scheduler:
                 if plan.preempted:
                     # Taking a victim from before this request has moved everything up.
                     index = running.index(request) + 1
+                    end = len(running) - len(plan.admitted)
             plan.cached_ids.append(request.request_id)
             plan.new_blocks.append(new_blocks)
             plan.computed.append(computed)
@@ -205,21 +190,29 @@ class Scheduler:
     def _chunk_limit(self) -> int:
         """Most prompt tokens of one request in this step, besides the budget."""
         threshold = self.config.long_prefill_token_threshold
-        alone = len(self.running) + len(self.waiting) <= 1
-        return threshold if threshold and not alone else 2**62
+        count = len(self.running) + len(self.waiting)
+        if count <= 1:
+            return 2**62
+        if self.config.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.config.max_num_batched_tokens // count, 1)
+        return threshold or 2**62
 
     def _preempt_one(self, plan: StepPlan) -> Request:
         """Take the blocks of the request that has least right to them."""
-        if self.config.scheduling_policy == "priority":
-            victim = max(self.running, key=priority_key)
-            self.running.remove(victim)
+        victim = self.waiting.choose_victim(self.running)
+        self._evict(victim, plan)
+        return victim
+
+    def _evict(self, victim: Request, plan: StepPlan) -> None:
+        """Take a running request's place and blocks, in this step too."""
+        if victim is self.running[-1]:
+            self.running.pop()
         else:
-            victim = self.running.pop()
+            self.running.remove(victim)
         if plan.give_back(victim):
             # Its blocks were registered for a computation that will not happen.
             self.kv.uncache_from(victim, victim.num_computed_tokens)
         self._preempt(victim, plan.preempted)
-        return victim
 
     def _preempt(self, request: Request, preempted: list[str]) -> None:
         """Recompute later: blocks are freed, output tokens are kept."""
@@ -230,24 +223,87 @@ class Scheduler:
         self.waiting.prepend_request(request)
         preempted.append(request.request_id)
 
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        """Waiting requests, strictly in order: the first that does not fit ends the search."""
-        chunk = self._chunk_limit()
-        while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting.peek_request()
+    def _admit_before_running(self, plan: StepPlan) -> None:
+        """Waiting requests first. Unfinished prompts keep their part of the budget, and running
+        requests the blocks for their next tokens: none is preempted for who was just admitted."""
+        if not self.waiting:
+            return
+        chunk = min(self._chunk_limit(), plan.budget)
+        lacking = [r.num_tokens - r.num_computed_tokens for r in self.running]
+        set_aside = min(plan.budget, sum(min(n, chunk) for n in lacking if n > 1))
+        plan.budget -= set_aside
+        self._admit_waiting(plan, sum(cdiv(n, self.kv.block_size) for n in lacking))
+        plan.budget += set_aside
+
+    def _admit_waiting(self, plan: StepPlan, keep_free: int = 0) -> None:
+        """Waiting requests, strictly in order: the first that does not fit ends the search.
+
+        Args:
+            plan: The step.
+            keep_free: Blocks that must stay free.
+        """
+        if not self.waiting or (self._delay and self.running and not self._delay.is_open()):
+            return
+        chunk, now = self._chunk_limit(), self.clock.now()
+        watermark = int(self.config.watermark * self.kv.block_pool.num_blocks)
+        while self.waiting:
+            request = self.waiting.peek_request(now)
+            if plan.preempted and request.request_id in plan.preempted:
+                return  # it has just lost its place to a more urgent one
+            if plan.budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+                if self._displace(request, 0, plan, now):
+                    continue
+                return
             hit_blocks, num_hit = self.kv.get_computed_blocks(request)
             num_new = min(request.num_tokens - num_hit, chunk)
             if num_new > plan.budget and not self.config.enable_chunked_prefill:
                 return
             num_new = min(num_new, plan.budget)
-            if self.kv.allocate_slots(request, num_new, hit_blocks) is None:
+            whole = self.config.scheduler_reserve_full_isl
+            num_tokens = request.num_tokens if whole else num_hit + num_new
+            lacking = lacking_blocks(self.kv, num_tokens, hit_blocks)
+            lacking += keep_free + (watermark if self.running else 0)
+            if lacking > 0:
+                if self._displace(request, lacking, plan, now):
+                    continue
                 return
-            self.waiting.pop_request()
-            self._admit(request, num_hit, num_new, plan)
+            allocated = self.kv.allocate_slots(request, num_new, hit_blocks)
+            assert allocated is not None, "there is room"
+            self.waiting.admit_request(request)
+            self._admit(request, num_hit, num_new, now, plan)
 
-    def _admit(self, request: Request, num_hit: int, num_new: int, plan: StepPlan) -> None:
+    def _displace(self, request: Request, lacking: int, plan: StepPlan, now: float) -> bool:
+        """Preempt a running request for a waiting one, if the policy lets it and it helps.
+
+        Args:
+            request: Waits and finds no room.
+            lacking: Blocks it lacks; 0 if it lacks a seat or tokens of the budget.
+            plan: The step.
+            now: Seconds on the clock.
+        """
+        if not self.waiting.displaces:
+            return False
+        if any(new.num_computed_tokens for new in plan.admitted):
+            return False  # it may read blocks that the victim was to compute in this step
+        new_ids = {new.req_id for new in plan.admitted}
+        candidates = [
+            r
+            for r in self.running
+            if self.waiting.may_displace(request, r, now) and r.request_id not in new_ids
+        ]
+        if plan.budget <= 0:
+            candidates = [r for r in candidates if r.request_id in plan.scheduled]
+        held = sum(len(self.kv.get_block_ids(r.request_id)) for r in candidates)
+        if not candidates or held < lacking:
+            return False
+        self._evict(self.waiting.choose_victim(candidates), plan)
+        return True
+
+    def _admit(
+        self, request: Request, num_hit: int, num_new: int, now: float, plan: StepPlan
+    ) -> None:
         if request.status is RequestStatus.WAITING:
-            request.scheduled_ts = self.clock.now()
+            request.scheduled_ts = now
             request.num_cached_tokens = num_hit
             if request.sampling_params.reads_prefix_cache and self.kv.enable_caching:
                 plan.prefix_queries += request.num_tokens
@@ -268,40 +324,11 @@ class Scheduler:
         )
 
     def _freeze(self, plan: StepPlan) -> ScheduledBatch:
-        """Turn the plan into a batch."""
-        batch = ScheduledBatch(
-            step=self.step,
-            scheduled_new_reqs=plan.admitted,
-            scheduled_cached_reqs=ScheduledCachedRequests(
-                req_ids=plan.cached_ids,
-                new_block_ids=plan.new_blocks,
-                num_computed_tokens=plan.computed,
-            ),
-            num_scheduled_tokens=plan.scheduled,
-            total_num_scheduled_tokens=self.config.max_num_batched_tokens - plan.budget,
-            preempted_req_ids=plan.preempted,
-            finished_req_ids=self.finished_req_ids,
-            num_prompt_tokens=plan.num_prompt_tokens,
-            prefix_queries=plan.prefix_queries,
-            prefix_hits=plan.prefix_hits,
-        )
+        batch = plan.freeze(self.step, self.finished_req_ids)
         self.finished_req_ids = []
         if logger.isEnabledFor(logging.DEBUG):
-            self._log_step(batch)
+            plan.log(len(self.running), len(self.waiting))
         return batch
-
-    def _log_step(self, batch: ScheduledBatch) -> None:
-        scheduled = ", ".join(f"{i}: {n}" for i, n in batch.num_scheduled_tokens.items())
-        logger.debug(
-            "[SCHED] step n_running=%d n_waiting=%d total_tokens=%d new=[%s] preempted=[%s] "
-            "num_scheduled_tokens = {%s}",
-            len(self.running),
-            len(self.waiting),
-            batch.total_num_scheduled_tokens,
-            ", ".join(r.req_id for r in batch.scheduled_new_reqs),
-            ", ".join(batch.preempted_req_ids),
-            scheduled,
-        )
 
     # ---- results -----------------------------------------------------------------------------
 
@@ -421,6 +448,7 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         """Let go of everything an ended request holds, except its place in `running`."""
         self.kv.free(request)
+        self.waiting.finish_request(request)
         self.finished_req_ids.append(request.request_id)
         del self.requests[request.request_id]
 
@@ -454,19 +482,4 @@ class Scheduler:
         Raises:
             AssertionError: naming what is wrong.
         """
-        waiting, running = list(self.waiting), self.running
-        ids = [r.request_id for r in (*waiting, *running)]
-        assert len(ids) == len(set(ids)), "a request stands in two places"
-        assert set(ids) == set(self.requests), "a request is lost or forgotten"
-        assert len(running) <= self.config.max_num_seqs, "more run than max_num_seqs"
-        for request in running:
-            assert request.status is RequestStatus.RUNNING, f"{request} is in running"
-            assert request.num_computed_tokens <= request.num_tokens, f"{request} is ahead"
-            held = len(self.kv.get_block_ids(request.request_id)) * self.kv.block_size
-            assert held >= request.num_computed_tokens, f"{request} has KV outside its blocks"
-        for request in waiting:
-            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request}"
-            assert not self.kv.get_block_ids(request.request_id), f"{request} waits holding blocks"
-        self.kv.check_integrity()
-        if not self.requests:
-            assert self.kv.usage == 0.0, f"idle, but {self.kv.usage:.1%} of the blocks are held"
+        check_books(self.requests, self.waiting, self.running, self._max_running, self.kv)

@@ -58,3 +58,5 @@ class IterationStats(msgspec.Struct, array_like=True):
     inter_token_latency: list[float] = []
     """One entry per output event after the first."""
     finished: list[FinishedRequestStats] = []
+    admission_rejections: dict[str, int] = {}
+    """Requests refused because of a queue limit, by the limit's name."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -17,6 +18,7 @@ from typing import Any
 import quire.errors
 from quire.config import EngineConfig, ModelShape
 from quire.config.engine import read_generation_config
+from quire.core.stats import IterationStats
 from quire.engine.client import CoreProcess
 from quire.engine.facts import add_log_sinks, make_sinks
 from quire.engine.input_processor import InputProcessor, PromptType
@@ -33,6 +35,7 @@ from quire.engine.messages import (
     Reply,
 )
 from quire.engine.output_processor import OutputProcessor
+from quire.engine.queue_limits import QueueLimits
 from quire.errors import EngineDead, QuireError
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
@@ -111,6 +114,7 @@ class AsyncLLM:
         self.default_params: SamplingParams = self.input.default_params()
         self.journal = Journal()
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
+        self.queue = QueueLimits(self._count_rejection)
         self.state = "loading"
         """`loading`, `ready` or `dead`."""
         self.progress: tuple[str, int, int] = ("starting", 0, 0)
@@ -183,6 +187,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str = "",
     ) -> RequestStream:
         """Accept a request.
 
@@ -199,8 +204,11 @@ class AsyncLLM:
             arrival_time=self.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
+            client=client,
         )
+        self.queue.check(processed.requests, self.config.scheduler, len(self.journal))
         self.output.add(processed)
+        self.queue.add(processed.requests)
         self.journal.open(processed.requests)
         stream = RequestStream(request_id, processed.seed, self._abort_now)
         self._streams[request_id] = stream
@@ -239,6 +247,7 @@ class AsyncLLM:
             return
         internal, final = self.output.abort(request_id)
         self.journal.close(internal)
+        self.queue.drop(internal)
         self.sinks.record(None, self.output.take_stats())
         if self.state != "dead":
             self._send(AbortRequests(self._epoch, internal))
@@ -264,6 +273,23 @@ class AsyncLLM:
             return await future
         finally:
             self._calls.pop(call_id, None)
+
+    async def set_limits(self, **limits: Any) -> dict[str, Any]:
+        """Change scheduler limits while requests run; the names are `LIVE_LIMITS`.
+
+        Returns:
+            All of them, as they hold now.
+
+        Raises:
+            QuireError: a name or value is bad; nothing has changed.
+        """
+        now: dict[str, Any] = await self.call("set_limits", **limits)
+        scheduler = dataclasses.replace(self.config.scheduler, **now)
+        self.config = dataclasses.replace(self.config, scheduler=scheduler)
+        return now
+
+    def _count_rejection(self, reason: str) -> None:
+        self.sinks.record(None, IterationStats(admission_rejections={reason: 1}))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
@@ -342,6 +368,7 @@ class AsyncLLM:
     def _on_outputs(self, message: Outputs) -> None:
         # Journal first: a token must be in it before it is on the wire.
         known = self.journal.record(message.outputs)
+        self.queue.step(known, message.stats.num_waiting if message.stats else None)
         processed = self.output.process(known, self.clock.now())
         if processed.aborts:
             self.journal.close(processed.aborts)

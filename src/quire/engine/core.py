@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.config import EngineConfig, ModelShape
+from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.manager import KVCacheManager
 from quire.core.output import EngineCoreOutput
+from quire.core.policy_loader import policy_class
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
@@ -53,6 +55,7 @@ class EngineCore:
         self.config, self.decisions = config.resolve(shape)
         for decision in self.decisions:
             logger.info("%s = %s: %s", decision.what, decision.chose, decision.why)
+        policy_class(self.config.scheduler)  # a bad one is refused before the model is loaded
         self.executor = executor or make_executor(self.config, shape)
         self.info = self.executor.start(progress)
         max_model_len = self.config.model.max_model_len
@@ -107,6 +110,7 @@ class EngineCore:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 output_token_ids=request.output_token_ids,
+                client=request.client,
             )
         )
 
@@ -135,6 +139,12 @@ class EngineCore:
         self.executor.shutdown()
 
 
+def _set_limits(core: EngineCore, **limits: Any) -> dict[str, Any]:
+    """Change scheduler limits while requests run; says what holds now."""
+    core.scheduler.set_limits(**limits)
+    return {name: getattr(core.scheduler.config, name) for name in LIVE_LIMITS}
+
+
 def _check_integrity(core: EngineCore) -> dict[str, Any]:
     """Run the books' own check and say what is held."""
     core.scheduler.check_integrity()
@@ -150,6 +160,7 @@ def _check_integrity(core: EngineCore) -> dict[str, Any]:
 VERBS: dict[str, Callable[..., Any]] = {
     "check_integrity": _check_integrity,
     "reset_prefix_cache": lambda core: core.kv.reset_prefix_cache(),
+    "set_limits": _set_limits,
     "ping": lambda core: core.scheduler.step,
 }
 """Control verbs: name to function of the core and keyword arguments."""

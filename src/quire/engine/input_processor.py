@@ -169,6 +169,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        client: str = "",
     ) -> ProcessedInput:
         """Admit a request. `add_special_tokens` is off for text a chat template rendered.
 
@@ -186,7 +187,7 @@ class InputProcessor:
         self._check_prompt_ids(ids)
         self._check_length(len(ids))
         final = self._complete(params, len(ids))
-        return self._admit(request_id, ids, text, final, arrival_time, priority, salt)
+        return self._admit(request_id, ids, text, final, arrival_time, priority, salt, client)
 
     def _read_prompt(
         self, prompt: object, add_special_tokens: bool
@@ -326,6 +327,7 @@ class InputProcessor:
         arrival_time: float,
         priority: int,
         salt: str | None,
+        client: str,
     ) -> ProcessedInput:
         number = self._admitted
         self._admitted += 1
@@ -342,6 +344,7 @@ class InputProcessor:
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=salt,
+                client=client,
             )
             for i in range(params.n)
         ]

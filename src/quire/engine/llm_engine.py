@@ -8,6 +8,7 @@ from quire.engine.core import EngineCore, ProgressCallback
 from quire.engine.facts import add_log_sinks, make_sinks
 from quire.engine.input_processor import InputProcessor, PromptType
 from quire.engine.output_processor import OutputProcessor
+from quire.errors import ConfigError
 from quire.executor.base import Executor
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams
@@ -35,6 +36,9 @@ class LLMEngine:
         clock: Clock | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            if getattr(config.scheduler, name) is not None:
+                raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
         self.clock = clock or RealClock()
         self.tokenizer = Tokenizer.from_folder(
             config.model.tokenizer_folder, config.model.chat_template
@@ -65,6 +69,7 @@ class LLMEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str = "",
     ) -> None:
         """Queue a request; `n` > 1 makes `n` of them, which share the prompt's blocks.
 
@@ -78,6 +83,7 @@ class LLMEngine:
             arrival_time=self.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
+            client=client,
         )
         self.output.add(processed)
         for request in processed.requests:

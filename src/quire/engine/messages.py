@@ -33,6 +33,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True):
     cache_salt: str | None = None
     output_token_ids: list[int] = []
     """Already generated tokens, when a journal is replayed into a new core."""
+    client: str = ""
+    """Who asked, for the `fair` scheduling policy."""
 
 
 class Start(msgspec.Struct, tag=True):

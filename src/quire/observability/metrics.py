@@ -144,6 +144,9 @@ METRICS: Final = (
            lambda f: (f.prefill_time,), LATENCY_BUCKETS),
     Metric("vllm:request_decode_time_seconds", _H, "First token to last token.", _DONE,
            lambda f: (f.decode_time,), LATENCY_BUCKETS),
+    Metric("vllm:admission_rejections", _C, "Requests refused at a queue limit, by limit.", _ITER,
+           lambda i: i.admission_rejections, label="reason",
+           label_values=("max_num_queued_reqs", "max_num_queued_tokens")),
     # What requests looked like.
     Metric("vllm:request_success", _C, "Requests that ended, by reason.", _DONE,
            lambda f: {f.finish_reason: 1}, label="finished_reason",

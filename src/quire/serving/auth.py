@@ -56,6 +56,18 @@ class KeyRing:
                 f"The API key {given}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
             )
 
+    def client(self, headers: Headers) -> str:
+        """Which of several keys the caller has, for fair scheduling; empty if there is at most
+        one key."""
+        if len(self._digests) < 2:
+            return ""
+        for token in _presented(headers):
+            digest = hashlib.sha256(token).digest()
+            fits = [hmac.compare_digest(digest, known) for known in self._digests]
+            if any(fits):
+                return f"key {fits.index(True)}"
+        return ""
+
 
 def _presented(headers: Headers) -> list[bytes]:
     """The first key of each way to send one."""

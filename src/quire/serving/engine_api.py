@@ -111,6 +111,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str = "",
     ) -> OutputStream:
         """Admit a request.
 

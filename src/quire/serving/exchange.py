@@ -47,6 +47,11 @@ class Exchange:
         """First value of a request header; `name` in lower case."""
         return next((value for key, value in self.scope["headers"] if key == name), None)
 
+    def client(self, user: str | None) -> str:
+        """Whose turn a request takes under the `fair` policy: the key's, if there are several
+        keys, else the `user` of the request."""
+        return self.state.keys.client(self.scope["headers"]) or user or ""
+
     def adopt_request_id(self) -> None:
         """Take the caller's `X-Request-Id`, if there is one.
 

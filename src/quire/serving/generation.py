@@ -36,6 +36,8 @@ class Call:
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    client: str = ""
+    """Whose turn it takes under the `fair` policy."""
 
 
 class Generation:
@@ -60,7 +62,12 @@ class Generation:
         params = call.params
         for request_id, prompt in zip(call.request_ids, call.prompts, strict=True):
             stream = await engine.submit(
-                prompt, params, request_id, priority=call.priority, cache_salt=call.cache_salt
+                prompt,
+                params,
+                request_id,
+                priority=call.priority,
+                cache_salt=call.cache_salt,
+                client=call.client,
             )
             self.streams.append(stream)
             if params.seed is None:

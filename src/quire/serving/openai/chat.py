@@ -70,6 +70,7 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
         params,
         request.priority or 0,
         request.cache_salt,
+        exchange.client(request.user),
     )
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
     return _Chat(request, call, head, texts, _echoed(request))

@@ -97,6 +97,7 @@ async def _prepare(
         params,
         request.priority or 0,
         request.cache_salt,
+        exchange.client(request.user),
     )
     head = Head(request_id, "text_completion", model, exchange.state.fingerprint(engine))
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))

@@ -1,0 +1,109 @@
+"""What admission asks beyond the order of the queue: the blocks that are lacking, the delay that
+batches prompts, and limits that change while requests run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from quire.config.scheduler import SchedulerConfig
+from quire.core.kv.manager import KVCacheManager
+from quire.core.request import Request, RequestStatus
+from quire.errors import ConfigError, InvalidRequest
+from quire.utils.math import cdiv
+
+if TYPE_CHECKING:
+    from quire.core.kv.block import KVBlock
+
+LIVE_LIMITS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "scheduling_policy",
+    "long_prefill_token_threshold",
+)
+"""What can be changed while requests run."""
+
+
+def lacking_blocks(kv: KVCacheManager, num_tokens: int, hits: list[KVBlock]) -> int:
+    """Blocks that are too few to hold the first `num_tokens` tokens of a request that comes in
+    with a prefix hit; 0 or less if there is room."""
+    needed = cdiv(min(num_tokens, kv.max_model_len), kv.block_size) - len(hits)
+    # Hit blocks that nobody holds count as free, but will not be once they are held.
+    needed += sum(b.ref_cnt == 0 for b in hits)
+    return needed - kv.block_pool.get_num_free_blocks()
+
+
+class DelayGate:
+    """Holds waiting prompts back so that they come in together: until the oldest has waited
+    `factor` times as long as the last step with a prompt took."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._arrivals: deque[Request] = deque()
+        # in order of queueing; who no longer waits is dropped on reaching the front
+        self._started = 0.0
+        self._had_prompt = False
+        self._last_prompt_latency = 0.0
+
+    def add(self, request: Request) -> None:
+        """A request was queued."""
+        self._arrivals.append(request)
+
+    def begin_step(self, now: float) -> None:
+        """A step is about to be put together: the one before is over."""
+        if self._had_prompt:
+            self._last_prompt_latency = now - self._started
+        self._started = now
+
+    def end_step(self, has_prompt: bool) -> None:
+        """The step was put together."""
+        self._had_prompt = has_prompt
+
+    def is_open(self) -> bool:
+        """Whether prompts may come in now. Preempted requests have waited before."""
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].status is not RequestStatus.WAITING:
+            arrivals.popleft()
+        if not arrivals:
+            return True
+        waited = self._started - arrivals[0].queued_ts
+        return waited >= self._factor * self._last_prompt_latency
+
+
+def change_limits(
+    config: SchedulerConfig, changes: Mapping[str, object], max_model_len: int
+) -> SchedulerConfig:
+    """The configuration with other limits.
+
+    Raises:
+        InvalidRequest: a limit is unknown, cannot be changed, or has a bad value.
+    """
+    for name, value in changes.items():
+        if name not in LIVE_LIMITS:
+            known = ", ".join(LIVE_LIMITS)
+            raise InvalidRequest(f"{name} cannot be changed while running; can be: {known}")
+        kind = str if name == "scheduling_policy" else int
+        if type(value) is not kind:
+            raise InvalidRequest(f"{name} must be of type {kind.__name__}, got {value!r}")
+    if "scheduling_policy" in changes and config.scheduler_cls is not None:
+        raise InvalidRequest(
+            f"scheduling_policy cannot be changed: --scheduler-cls {config.scheduler_cls} decides"
+        )
+    try:
+        changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise InvalidRequest(error.message) from None
+    budget = changed.max_num_batched_tokens
+    if changed.max_num_seqs > budget:
+        raise InvalidRequest(
+            f"max_num_seqs {changed.max_num_seqs} is more than max_num_batched_tokens {budget}: "
+            "each running request needs a token per step"
+        )
+    if not changed.enable_chunked_prefill and budget < max_model_len:
+        raise InvalidRequest(
+            f"max_num_batched_tokens {budget} is less than the context of {max_model_len}: without "
+            "chunked prefill a whole prompt must fit one step"
+        )
+    return changed

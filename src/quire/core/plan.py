@@ -1,0 +1,97 @@
+"""What one step will hold, while the scheduler puts it together. Knows requests, not blocks."""
+
+from __future__ import annotations
+
+from quire.core.batch import ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
+from quire.core.request import Request
+from quire.logger import get_logger
+
+logger = get_logger("quire.core.scheduler")
+
+
+class StepPlan:
+    """The tokens picked so far. Owns the token budget."""
+
+    __slots__ = (
+        "admitted",
+        "budget",
+        "cached_ids",
+        "computed",
+        "new_blocks",
+        "num_prompt_tokens",
+        "preempted",
+        "prefix_hits",
+        "prefix_queries",
+        "scheduled",
+        "total",
+    )
+
+    def __init__(self, budget: int) -> None:
+        self.total = budget
+        """The budget at the beginning."""
+        self.budget = budget
+        self.scheduled: dict[str, int] = {}
+        self.admitted: list[ScheduledNewRequest] = []
+        self.cached_ids: list[str] = []
+        self.new_blocks: list[list[int]] = []
+        self.computed: list[int] = []
+        self.preempted: list[str] = []
+        self.num_prompt_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        """Spend budget on a request and advance it."""
+        computed = request.num_computed_tokens
+        if computed < request.num_prompt_tokens:
+            self.num_prompt_tokens += min(num_tokens, request.num_prompt_tokens - computed)
+        self.scheduled[request.request_id] = num_tokens
+        self.budget -= num_tokens
+        request.num_computed_tokens = computed + num_tokens
+
+    def give_back(self, request: Request) -> bool:
+        """Undo `take` for a running request that loses its place; False if it had none."""
+        num_tokens = self.scheduled.pop(request.request_id, None)
+        if num_tokens is None:
+            return False
+        index = self.cached_ids.index(request.request_id)
+        computed = self.computed[index]
+        for parallel in (self.cached_ids, self.new_blocks, self.computed):
+            del parallel[index]
+        if computed < request.num_prompt_tokens:
+            self.num_prompt_tokens -= min(num_tokens, request.num_prompt_tokens - computed)
+        self.budget += num_tokens
+        request.num_computed_tokens = computed
+        return True
+
+    def freeze(self, step: int, finished_req_ids: list[str]) -> ScheduledBatch:
+        """Turn the plan into a batch."""
+        return ScheduledBatch(
+            step=step,
+            scheduled_new_reqs=self.admitted,
+            scheduled_cached_reqs=ScheduledCachedRequests(
+                req_ids=self.cached_ids,
+                new_block_ids=self.new_blocks,
+                num_computed_tokens=self.computed,
+            ),
+            num_scheduled_tokens=self.scheduled,
+            total_num_scheduled_tokens=self.total - self.budget,
+            preempted_req_ids=self.preempted,
+            finished_req_ids=finished_req_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            prefix_queries=self.prefix_queries,
+            prefix_hits=self.prefix_hits,
+        )
+
+    def log(self, num_running: int, num_waiting: int) -> None:
+        """The step in one debug line, with the names that people search logs for."""
+        logger.debug(
+            "[SCHED] step n_running=%d n_waiting=%d total_tokens=%d new=[%s] preempted=[%s] "
+            "num_scheduled_tokens = {%s}",
+            num_running,
+            num_waiting,
+            self.total - self.budget,
+            ", ".join(r.req_id for r in self.admitted),
+            ", ".join(self.preempted),
+            ", ".join(f"{i}: {n}" for i, n in self.scheduled.items()),
+        )
