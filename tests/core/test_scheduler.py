@@ -62,15 +62,18 @@ def test_a_decode_step_has_one_token_per_running_request(make: Make) -> None:
 
 
 def test_prefix_hit_is_capped_at_the_last_token(make: Make) -> None:
-    """An aligned prompt of N full blocks hits N - 1 and computes the last block again."""
+    """An aligned prompt of N full blocks hits N - 1; of the last, all but one token are copied."""
     bench = make(block_size=16)
     first = bench.add("a", 48, max_tokens=1)
     bench.step()
     second = bench.add("b", 48, max_tokens=1)
     bench.step()
     assert first.num_cached_tokens == 0
-    assert second.num_cached_tokens == 32
-    assert bench.scheduled == {"b": 16}
+    assert second.num_cached_tokens == 47
+    assert bench.scheduled == {"b": 1}
+    (new,) = bench.last.scheduled_new_reqs
+    assert new.block_ids == [1, 2, 4]
+    assert bench.last.block_copies == [(3, 4, 15)]
 
 
 def test_requests_of_one_step_share_a_prefix(make: Make) -> None:

@@ -111,6 +111,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A worker: writes token values into blocks, then reads whole contexts back."""
         for new in batch.scheduled_new_reqs:
             self.tables[new.req_id] = list(new.block_ids)
+        copied = [
+            ((dst, i), self.store[(src, i)])
+            for src, dst, count in batch.block_copies
+            for i in range(count)
+        ]
+        self.store.update(copied)
         cached = batch.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             self.tables[name].extend(blocks)

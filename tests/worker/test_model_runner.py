@@ -438,3 +438,15 @@ def test_reset_forgets_everything():
     runner.reset()
     assert len(runner.input_batch) == 0
     assert runner.input_batch.prompt_logprobs == {}
+
+
+def test_block_copies_read_all_before_they_write():
+    """Block 1 goes to 2 while 2 goes to 3: 3 gets what was in 2 before."""
+    cache = torch.arange(5.0).repeat_interleave(4).reshape(5, 4, 1, 1)
+    keys, values = cache.clone(), -cache.clone()
+    state = InputBatch(4, 64, 4, 16)
+    runner = ModelRunner(FakeModel(), [(keys, values)], state, CpuDevice())
+    runner._copy_blocks([(1, 2, 3), (2, 3, 2)])
+    assert keys[2].flatten().tolist() == [1, 1, 1, 2]
+    assert keys[3].flatten().tolist() == [2, 2, 3, 3]
+    assert values[3].flatten().tolist() == [-2, -2, -3, -3]

@@ -71,6 +71,9 @@ class ScheduledBatch:
     """Requests that lost their blocks in this step: the worker drops their state."""
     finished_req_ids: list[str]
     """Requests that ended since the last step: the worker drops their state."""
+    block_copies: list[tuple[int, int, int]] = field(default_factory=list)
+    """(source, destination, tokens): KV of the first tokens of a block to be copied before
+    anything of this step is written. All sources are read before any destination is written."""
     num_prompt_tokens: int = 0
     """Of the scheduled tokens, those that belong to prompts."""
     prefix_queries: int = 0

@@ -55,6 +55,11 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
         hashes.append(parent)
 
 
+def parent_key(request: Request, index: int) -> bytes:
+    """What comes before block `index` of a request: equal keys mean an equal prefix."""
+    return request.block_hashes[index - 1] if index else NONE_HASH + _first_block_keys(request)
+
+
 def _first_block_keys(request: Request) -> bytes:
     """What separates equal tokens from the first block on."""
     if request.cache_salt is None:

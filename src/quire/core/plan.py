@@ -14,6 +14,7 @@ class StepPlan:
 
     __slots__ = (
         "admitted",
+        "block_copies",
         "budget",
         "cached_ids",
         "computed",
@@ -32,6 +33,7 @@ class StepPlan:
         self.budget = budget
         self.scheduled: dict[str, int] = {}
         self.admitted: list[ScheduledNewRequest] = []
+        self.block_copies: list[tuple[int, int, int]] = []
         self.cached_ids: list[str] = []
         self.new_blocks: list[list[int]] = []
         self.computed: list[int] = []
@@ -78,6 +80,7 @@ class StepPlan:
             total_num_scheduled_tokens=self.total - self.budget,
             preempted_req_ids=self.preempted,
             finished_req_ids=finished_req_ids,
+            block_copies=self.block_copies,
             num_prompt_tokens=self.num_prompt_tokens,
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,

@@ -134,6 +134,7 @@ class Scheduler:
         step runs.
         """
         self.step += 1
+        self.kv.begin_step()
         plan = StepPlan(self.config.max_num_batched_tokens)
         if self._delay is not None:
             self._delay.begin_step(self.clock.now())
@@ -214,9 +215,9 @@ class Scheduler:
             self.kv.uncache_from(victim, victim.num_computed_tokens)
         self._preempt(victim, plan.preempted)
 
-    def _preempt(self, request: Request, preempted: list[str]) -> None:
+    def _preempt(self, request: Request, preempted: list[str], keep_tail: bool = True) -> None:
         """Recompute later: blocks are freed, output tokens are kept."""
-        self.kv.free(request)
+        self.kv.free(request, keep_tail)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -255,6 +256,8 @@ class Scheduler:
                     continue
                 return
             hit_blocks, num_hit = self.kv.get_computed_blocks(request)
+            source, num_copied = self.kv.find_partial_block(request, num_hit)
+            num_hit += num_copied
             num_new = min(request.num_tokens - num_hit, chunk)
             if num_new > plan.budget and not self.config.enable_chunked_prefill:
                 return
@@ -267,8 +270,11 @@ class Scheduler:
                 if self._displace(request, lacking, plan, now):
                     continue
                 return
-            allocated = self.kv.allocate_slots(request, num_new, hit_blocks)
+            allocated = self.kv.allocate_slots(request, num_new, hit_blocks, num_copied)
             assert allocated is not None, "there is room"
+            if source is not None:
+                own = allocated[len(hit_blocks)]
+                plan.block_copies.append((source.block_id, own.block_id, num_copied))
             self.waiting.admit_request(request)
             self._admit(request, num_hit, num_new, now, plan)
 
@@ -420,7 +426,7 @@ class Scheduler:
                 continue
             self.kv.uncache_from(request, 0)
             self.running.remove(request)
-            self._preempt(request, again)
+            self._preempt(request, again, keep_tail=False)
         # The worker still holds their state; a resumed request replaces it.
         return again
 
@@ -447,7 +453,8 @@ class Scheduler:
 
     def _free(self, request: Request) -> None:
         """Let go of everything an ended request holds, except its place in `running`."""
-        self.kv.free(request)
+        failed = request.status is RequestStatus.FINISHED_ERROR
+        self.kv.free(request, keep_tail=not failed)
         self.waiting.finish_request(request)
         self.finished_req_ids.append(request.request_id)
         del self.requests[request.request_id]

@@ -386,7 +386,7 @@ class AsyncLLM:
         if future is None or future.done():
             return
         if message.error is not None:
-            future.set_exception(QuireError(message.error))
+            future.set_exception(_error_class(message.kind)(message.error))
         else:
             future.set_result(message.result)
 

@@ -7,6 +7,7 @@ It owns a scheduler and an executor. It knows no sockets, no text and no HTTP; w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from quire.config import EngineConfig, ModelShape
@@ -21,6 +22,7 @@ from quire.engine.messages import EngineCoreRequest
 from quire.errors import InvalidRequest
 from quire.executor.base import Executor, make_executor
 from quire.logger import get_logger
+from quire.params import SamplingParams
 from quire.utils.timing import Clock, RealClock
 
 logger = get_logger(__name__)
@@ -157,8 +159,19 @@ def _check_integrity(core: EngineCore) -> dict[str, Any]:
     }
 
 
+def _explain_prefix(
+    core: EngineCore, prompt_token_ids: list[int], cache_salt: str | None = None
+) -> dict[str, Any]:
+    """Why a prompt would, or would not, find its prefix in the cache."""
+    if not prompt_token_ids:
+        raise InvalidRequest("prompt_token_ids must hold at least one token, got none")
+    request = Request("", prompt_token_ids, SamplingParams(), cache_salt=cache_salt)
+    return asdict(core.kv.explain_prefix(request))
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "check_integrity": _check_integrity,
+    "explain_prefix": _explain_prefix,
     "reset_prefix_cache": lambda core: core.kv.reset_prefix_cache(),
     "set_limits": _set_limits,
     "ping": lambda core: core.scheduler.step,

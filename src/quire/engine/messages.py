@@ -98,6 +98,8 @@ class Reply(msgspec.Struct, tag=True):
     call_id: int
     result: Any = None
     error: str | None = None
+    kind: str = "EngineError"
+    """Name of the error's class in `quire.errors`."""
 
 
 class Failure(msgspec.Struct, tag=True):

@@ -100,6 +100,8 @@ class EngineCoreProcess:
     def _call(self, core: EngineCore, call_id: int, verb: str, args: dict[str, Any]) -> Reply:
         try:
             return Reply(self.epoch, call_id, core.call(verb, args))
+        except QuireError as error:
+            return Reply(self.epoch, call_id, error=error.message, kind=type(error).__name__)
         except Exception as error:
             # A control verb must never take the engine down with it.
             logger.exception("verb %s failed", verb)

@@ -8,6 +8,7 @@ State moves on only after a pass has succeeded.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -76,6 +77,7 @@ class ModelRunner:
         """Compute a batch's tokens and sample where a request's known tokens end."""
         self._forward_seconds = 0.0
         failed = self._update_states(batch)
+        self._copy_blocks(batch.block_copies)
         scheduled = batch.num_scheduled_tokens
         if failed:
             scheduled = {i: n for i, n in scheduled.items() if i not in failed}
@@ -107,6 +109,21 @@ class ModelRunner:
         ):
             self.input_batch.advance(req_id, computed, blocks)
         return failed
+
+    def _copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first tokens of blocks; all sources are read before any destination is
+        written."""
+        if not copies:
+            return
+        size = self.input_batch.block_table.block_size
+        counts = [count for _, _, count in copies]
+        offsets = np.concatenate([np.arange(count) for count in counts])
+        starts = np.repeat(np.array([c[:2] for c in copies], dtype=np.int64) * size, counts, axis=0)
+        source = self._tensor(starts[:, 0] + offsets)
+        destination = self._tensor(starts[:, 1] + offsets)
+        for cache in itertools.chain.from_iterable(self.kv_caches):
+            slots = cache.view(-1, *cache.shape[2:])
+            slots.index_copy_(0, destination, slots.index_select(0, source))
 
     def _commit(self, outcome: _Outcome) -> BatchResult:
         """Move the state on, and put the results in the scheduler's words."""

@@ -10,10 +10,21 @@ from collections.abc import Iterable, Iterator
 
 
 class KVBlock:
-    """One block. It is *held* (`ref_cnt` > 0), *cached* (free, but its content can be found by
-    hash) or *empty* (free, no hash)."""
+    """One block. It is *held* (`ref_cnt` > 0), *cached* (free, but its content can be found) or
+    *empty* (free, and nothing to be found in it)."""
 
-    __slots__ = ("block_hash", "block_id", "is_null", "next_free", "prev_free", "ref_cnt")
+    __slots__ = (
+        "block_hash",
+        "block_id",
+        "content",
+        "is_null",
+        "next_free",
+        "parent",
+        "prev_free",
+        "ready_at",
+        "ref_cnt",
+        "span",
+    )
 
     def __init__(self, block_id: int, is_null: bool = False) -> None:
         self.block_id = block_id
@@ -21,8 +32,21 @@ class KVBlock:
         """Block 0: a placeholder, never allocated, never freed."""
         self.ref_cnt = 0
         self.block_hash: bytes | None = None
+        """Hash of a full block's content and all before it."""
+        self.parent: bytes | None = None
+        """What comes before the block, when its content can be found."""
+        self.content: list[int] | None = None
+        self.span = (0, 0)
+        # Its tokens are content[span]: the request's own list, so that nothing is copied.
+        self.ready_at = 0
+        """Step from which the content is there; until then it is only about to be computed."""
         self.prev_free: KVBlock | None = None
         self.next_free: KVBlock | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Content that can be found: all of a full block, or the beginning of a partial one."""
+        return self.content[slice(*self.span)] if self.content is not None else []
 
     def __repr__(self) -> str:
         mark = self.block_hash.hex()[:8] if self.block_hash else None

@@ -6,8 +6,9 @@ It owns one block table per request. It moves no data: the worker reads the tabl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from quire.core.block_hash import extend_block_hashes
+from quire.core.block_hash import extend_block_hashes, parent_key
 from quire.core.kv.block import KVBlock
 from quire.core.kv.pool import BlockPool
 from quire.core.request import Request
@@ -15,6 +16,25 @@ from quire.logger import get_logger
 from quire.utils.math import cdiv
 
 logger = get_logger(__name__)
+
+MIN_COPIED_TOKENS = 4
+"""Fewer tokens are computed again: copying them takes as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixAnswer:
+    """How far the prefix cache follows a prompt, and where and why it stops."""
+
+    num_tokens: int
+    num_cached_tokens: int
+    """Tokens that need not be computed; at most `num_tokens - 1`."""
+    block_index: int
+    """The first block that is not found whole."""
+    first_difference: int | None
+    """Position of the first token that differs from the nearest cached content in that block;
+    None if nothing cached begins alike there, or nothing differs as far as it goes."""
+    cached_token_id: int | None
+    given_token_id: int | None
 
 
 class KVCacheManager:
@@ -75,11 +95,31 @@ class KVCacheManager:
             found.append(block)
         return found, len(found) * self.block_size
 
+    def find_partial_block(self, request: Request, num_hit: int) -> tuple[KVBlock | None, int]:
+        """Where the longest match ends inside a block: that block, and how many of its tokens.
+
+        They can be copied into the request's own next block instead of being computed. At most
+        `num_tokens - 1` tokens of a request are matched in all.
+
+        Args:
+            request: One that `get_computed_blocks` was asked for.
+            num_hit: Tokens in whole blocks that were found.
+        """
+        if not self.enable_caching or not request.sampling_params.reads_prefix_cache:
+            return None, 0
+        end = min(num_hit + self.block_size, request.num_tokens - 1)
+        if end - num_hit < MIN_COPIED_TOKENS:
+            return None, 0
+        key = parent_key(request, num_hit // self.block_size)
+        block, count = self.block_pool.find_beginning(key, request.all_token_ids[num_hit:end])
+        return (block, count) if count >= MIN_COPIED_TOKENS else (None, 0)
+
     def allocate_slots(
         self,
         request: Request,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVBlock] = (),
+        num_copied_tokens: int = 0,
     ) -> list[KVBlock] | None:
         """Make room for the next `num_new_tokens` of a request, and register the blocks they fill.
 
@@ -90,13 +130,14 @@ class KVCacheManager:
                 with a prefix hit it does not yet include the hit.
             num_new_tokens: Tokens to be computed after computed and hit tokens.
             new_computed_blocks: Blocks of the prefix hit, from `get_computed_blocks`.
+            num_copied_tokens: Tokens after those, from `find_partial_block`.
 
         Returns:
             The blocks appended to the request's table (hit blocks first), or None when too few
             are free; then nothing has changed.
         """
         table = self._tables.get(request.request_id, [])
-        hit_tokens = len(new_computed_blocks) * self.block_size
+        hit_tokens = len(new_computed_blocks) * self.block_size + num_copied_tokens
         total = request.num_computed_tokens + hit_tokens + num_new_tokens
         num_needed = cdiv(min(total, self.max_model_len), self.block_size)
         num_new = max(0, num_needed - len(table) - len(new_computed_blocks))
@@ -123,13 +164,28 @@ class KVCacheManager:
             self._log_allocation(request, num_new_tokens, new_computed_blocks)
         return appended
 
-    def free(self, request: Request) -> None:
+    def free(self, request: Request, keep_tail: bool = True) -> None:
         """Give back all blocks of a request, its tail first, so that the tail is evicted before
-        the head, which more requests may share."""
+        the head, which more requests may share.
+
+        Args:
+            request: With `num_computed_tokens` telling how far its KV goes.
+            keep_tail: Whether the beginning of its last block may be copied later.
+        """
         table = self._tables.pop(request.request_id, [])
         self._num_cached.pop(request.request_id, None)
         request.num_quiet_tokens = 0
+        if keep_tail and self.enable_caching:
+            self._cache_tail(request, table)
         self.block_pool.free_blocks(reversed(table))
+
+    def _cache_tail(self, request: Request, table: list[KVBlock]) -> None:
+        index, count = divmod(request.num_computed_tokens, self.block_size)
+        if count < MIN_COPIED_TOKENS or index >= len(table) or index > len(request.block_hashes):
+            return
+        span = (index * self.block_size, request.num_computed_tokens)
+        parent = parent_key(request, index)
+        self.block_pool.cache_tail(table[index], parent, request.all_token_ids, span)
 
     def uncache_from(self, request: Request, num_tokens: int) -> list[int]:
         """Make the blocks after the first `num_tokens` of a request unfindable.
@@ -144,6 +200,29 @@ class KVCacheManager:
         for block in suspect:
             self.block_pool.uncache(block)
         return [b.block_id for b in suspect]
+
+    def begin_step(self) -> None:
+        """What was allocated before is computed now; what follows belongs to the next step."""
+        self.block_pool.step += 1
+
+    def explain_prefix(self, request: Request) -> PrefixAnswer:
+        """Why a request would, or would not, find its prefix: how far the cache follows it, and
+        the token at which the nearest cached content parts from it. Asked between steps."""
+        self.begin_step()  # what the last one registered is computed by now
+        extend_block_hashes(request, self.block_size)
+        blocks, num_hit = self.get_computed_blocks(request)
+        rest = request.all_token_ids[num_hit:]
+        key = parent_key(request, len(blocks))
+        nearest, shared = self.block_pool.find_beginning(key, rest[: self.block_size])
+        parts = nearest is not None and shared < min(len(nearest.token_ids), len(rest))
+        return PrefixAnswer(
+            num_tokens=request.num_tokens,
+            num_cached_tokens=num_hit + self.find_partial_block(request, num_hit)[1],
+            block_index=len(blocks),
+            first_difference=num_hit + shared if parts else None,
+            cached_token_id=nearest.token_ids[shared] if nearest and parts else None,
+            given_token_id=rest[shared] if parts else None,
+        )
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused (False) while requests hold blocks."""
@@ -173,8 +252,12 @@ class KVCacheManager:
         if full > done:
             extend_block_hashes(request, self.block_size)
             table = self._tables[request.request_id]
+            size, tokens, cache = self.block_size, request.all_token_ids, self.block_pool.cache
+            parent = parent_key(request, done)
             for index in range(done, full):
-                self.block_pool.cache(table[index], request.block_hashes[index])
+                block_hash = request.block_hashes[index]
+                cache(table[index], block_hash, parent, tokens, (index * size, (index + 1) * size))
+                parent = block_hash
             self._num_cached[request.request_id] = done = full
         return done
 

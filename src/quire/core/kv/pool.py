@@ -7,8 +7,59 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from quire.core.kv.block import FreeBlockQueue, KVBlock
+
+CANDIDATES = 16
+"""Blocks after the same prefix that are compared token by token; the latest are taken."""
+
+
+class BlockIndex:
+    """Blocks by key, several per key in order of addition. One block stands there by itself: a
+    dictionary for each would cost more than all the rest of registering it."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, KVBlock | dict[int, KVBlock]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, key: bytes, block: KVBlock) -> None:
+        """Append a block to a key's."""
+        found = self._blocks.setdefault(key, block)
+        self._count += 1
+        if isinstance(found, dict):
+            found[block.block_id] = block
+        elif found is not block:
+            self._blocks[key] = {found.block_id: found, block.block_id: block}
+
+    def remove(self, key: bytes, block: KVBlock) -> None:
+        """Take out a block that is there."""
+        found = self._blocks[key]
+        self._count -= 1
+        if isinstance(found, dict):
+            del found[block.block_id]
+        if found is block or not found:
+            del self._blocks[key]
+
+    def first(self, key: bytes) -> KVBlock | None:
+        """The oldest block of a key."""
+        found = self._blocks.get(key)
+        return next(iter(found.values())) if isinstance(found, dict) else found
+
+    def latest(self, key: bytes, limit: int) -> Iterable[KVBlock]:
+        """The youngest blocks of a key, youngest first."""
+        found = self._blocks.get(key)
+        if isinstance(found, dict):
+            return islice(reversed(found.values()), limit)
+        return () if found is None else (found,)
+
+    def has(self, key: bytes, block: KVBlock) -> bool:
+        """Whether a key leads to a block."""
+        found = self._blocks.get(key)
+        return found is block or (isinstance(found, dict) and found.get(block.block_id) is block)
 
 
 class BlockPool:
@@ -29,7 +80,12 @@ class BlockPool:
         self.blocks = [KVBlock(i, is_null=i == 0) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self._free = FreeBlockQueue(self.blocks[1:])
-        self._cached: dict[bytes, dict[int, KVBlock]] = {}
+        self._cached = BlockIndex()
+        # full blocks by their hash
+        self._children = BlockIndex()
+        # full and partial blocks by what comes before them
+        self.step = 0
+        """Counted by whoever schedules, so that nothing is read before it is computed."""
         self.num_evicted = 0
         """Cached blocks whose content was given up for new tokens, since start."""
 
@@ -44,8 +100,7 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: bytes) -> KVBlock | None:
         """A block with this content, held or free. The first of several equal ones."""
-        equal = self._cached.get(block_hash)
-        return next(iter(equal.values())) if equal else None
+        return self._cached.first(block_hash)
 
     def get_new_blocks(self, count: int) -> list[KVBlock]:
         """Take `count` blocks from the left of the free queue; cached content in them is evicted.
@@ -58,7 +113,7 @@ class BlockPool:
         taken = []
         for _ in range(count):
             block = self._free.popleft()
-            if block.block_hash is not None:
+            if block.parent is not None:
                 self.uncache(block)
                 self.num_evicted += 1
             block.ref_cnt = 1
@@ -82,36 +137,74 @@ class BlockPool:
             block.ref_cnt -= 1
             assert block.ref_cnt >= 0, f"{block} was freed twice"
             if block.ref_cnt == 0:
-                if block.block_hash is None:
+                if block.parent is None:
                     empty.append(block)
                 else:
                     self._free.append(block)
         for block in reversed(empty):
             self._free.prepend(block)
 
-    def cache(self, block: KVBlock, block_hash: bytes) -> None:
-        """Make a full block findable. Equal blocks are all kept: nothing is de-duplicated."""
-        assert block.block_hash is None, f"{block} already has a hash"
+    def cache(
+        self,
+        block: KVBlock,
+        block_hash: bytes,
+        parent: bytes,
+        tokens: list[int],
+        span: tuple[int, int],
+    ) -> None:
+        """Make a full block findable, whose content `tokens[span]` this step computes. Equal
+        blocks are all kept: nothing is de-duplicated."""
+        assert block.parent is None, f"{block} already has content"
         block.block_hash = block_hash
-        self._cached.setdefault(block_hash, {})[block.block_id] = block
+        self._cached.add(block_hash, block)
+        self._adopt(block, parent, tokens, span, self.step + 1)
+
+    def cache_tail(
+        self, block: KVBlock, parent: bytes, tokens: list[int], span: tuple[int, int]
+    ) -> None:
+        """Make the computed beginning of a partial block findable, for copying."""
+        if block.parent is None:
+            self._adopt(block, parent, tokens, span, self.step)
+
+    def _adopt(
+        self,
+        block: KVBlock,
+        parent: bytes,
+        tokens: list[int],
+        span: tuple[int, int],
+        ready_at: int,
+    ) -> None:
+        block.parent, block.content, block.span, block.ready_at = parent, tokens, span, ready_at
+        self._children.add(parent, block)
+
+    def find_beginning(self, parent: bytes, tokens: list[int]) -> tuple[KVBlock | None, int]:
+        """The block after `parent` that shares most tokens with `tokens`, and how many."""
+        best, most = None, 0
+        for block in self._children.latest(parent, CANDIDATES):
+            # Most blocks differ at once: look before comparing.
+            if block.content is None or block.content[block.span[0]] != tokens[0]:
+                continue
+            if block.ready_at <= self.step:
+                shared = _num_shared(block.token_ids, tokens)
+                if shared > most:
+                    best, most = block, shared
+        return best, most
 
     def uncache(self, block: KVBlock) -> None:
         """Forget what a block holds; it stays where it is."""
-        if block.block_hash is None:
+        if block.parent is None:
             return
-        equal = self._cached[block.block_hash]
-        del equal[block.block_id]
-        if not equal:
-            del self._cached[block.block_hash]
-        block.block_hash = None
+        self._children.remove(block.parent, block)
+        if block.block_hash is not None:
+            self._cached.remove(block.block_hash, block)
+        block.block_hash = block.parent = block.content = None
 
     def reset_prefix_cache(self) -> bool:
         """Forget all content. Refused (False) while any block is held."""
         if len(self._free) != self.num_blocks - 1:
             return False
         for block in self.blocks:
-            block.block_hash = None
-        self._cached.clear()
+            self.uncache(block)
         return True
 
     def check_integrity(self, tables: Iterable[Sequence[KVBlock]]) -> None:
@@ -133,9 +226,20 @@ class BlockPool:
                 f"{block}: free queue and reference count disagree"
             )
             if block.block_hash is not None:
-                assert block.block_id in self._cached.get(block.block_hash, {}), (
+                assert self._cached.has(block.block_hash, block), (
                     f"{block}: its hash does not lead to it"
                 )
-        mapped = sum(len(equal) for equal in self._cached.values())
+            if block.parent is not None:
+                assert self._children.has(block.parent, block), f"{block}: its parent lost it"
         hashed = sum(b.block_hash is not None for b in self.blocks)
-        assert mapped == hashed, f"{mapped} blocks are mapped, {hashed} carry a hash"
+        known = sum(b.parent is not None for b in self.blocks)
+        assert len(self._cached) == hashed, f"{len(self._cached)} mapped, {hashed} carry a hash"
+        assert len(self._children) == known, f"{len(self._children)} adopted, {known} know it"
+
+
+def _num_shared(a: list[int], b: list[int]) -> int:
+    """Length of the common beginning."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
