@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.batch import TokenLogprobs
+from quire.core.request import Request
 from quire.outputs import FinishReason
 
 
@@ -23,3 +24,25 @@ class EngineCoreOutput(msgspec.Struct, array_like=True):
     scheduled_ts: float = 0.0
     num_preemptions: int = 0
     error: str | None = None
+
+
+def output_of(
+    request: Request,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs] | None = None,
+    prompt_logprobs: list[TokenLogprobs | None] | None = None,
+) -> EngineCoreOutput:
+    """New tokens of a request with all that is known of it; said at its beginning and its end."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=token_ids,
+        new_logprobs=logprobs,
+        new_prompt_logprobs=prompt_logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        num_cached_tokens=max(0, request.num_cached_tokens),
+        queued_ts=request.queued_ts,
+        scheduled_ts=request.scheduled_ts,
+        num_preemptions=request.num_preemptions,
+        error=request.error,
+    )

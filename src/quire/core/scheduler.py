@@ -17,11 +17,10 @@ from quire.core.batch import (
     BatchResult,
     ScheduledBatch,
     ScheduledNewRequest,
-    TokenLogprobs,
 )
 from quire.core.integrity import check_books
 from quire.core.kv.manager import KVCacheManager
-from quire.core.output import EngineCoreOutput
+from quire.core.output import EngineCoreOutput, output_of
 from quire.core.plan import StepPlan
 from quire.core.policy_loader import make_policy, move_waiting
 from quire.core.request import Request, RequestStatus
@@ -390,7 +389,7 @@ class Scheduler:
                 break
         logprobs = result.logprobs.get(request.request_id)
         prompt_logprobs = result.prompt_logprobs.get(request.request_id) if first else None
-        output = self._output(request, tokens[:kept], logprobs and logprobs[:kept], prompt_logprobs)
+        output = output_of(request, tokens[:kept], logprobs and logprobs[:kept], prompt_logprobs)
         if request.status.is_finished:
             self._free(request)
         return output
@@ -413,7 +412,7 @@ class Scheduler:
             suspect.update(self.kv.uncache_from(request, max(0, request.num_cached_tokens)))
             request.status = RequestStatus.FINISHED_ERROR
             request.error = reason
-            outputs.append(self._output(request, [], None, None))
+            outputs.append(output_of(request, []))
             self._free(request)
         self._drop_finished_from_running()
         return {*result.failed, *self._recompute_readers(suspect, batch)}
@@ -429,27 +428,6 @@ class Scheduler:
             self._preempt(request, again, keep_tail=False)
         # The worker still holds their state; a resumed request replaces it.
         return again
-
-    def _output(
-        self,
-        request: Request,
-        token_ids: list[int],
-        logprobs: list[TokenLogprobs] | None,
-        prompt_logprobs: list[TokenLogprobs | None] | None,
-    ) -> EngineCoreOutput:
-        return EngineCoreOutput(
-            request_id=request.request_id,
-            new_token_ids=token_ids,
-            new_logprobs=logprobs,
-            new_prompt_logprobs=prompt_logprobs,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            num_cached_tokens=max(0, request.num_cached_tokens),
-            queued_ts=request.queued_ts,
-            scheduled_ts=request.scheduled_ts,
-            num_preemptions=request.num_preemptions,
-            error=request.error,
-        )
 
     def _free(self, request: Request) -> None:
         """Let go of everything an ended request holds, except its place in `running`."""
