@@ -1,0 +1,100 @@
+"""The scheduler's tests are tested: each rule below is broken in a copy of the source, and the
+tests named beside it must fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MUTANTS = {
+    "a hit may cover the last token": (
+        "kv/manager.py",
+        "(request.num_tokens - 1) // self.block_size",
+        "request.num_tokens // self.block_size",
+        "test_scheduler.py",
+    ),
+    "a copied hit may cover the last token": (
+        "kv/manager.py",
+        "min(num_hit + self.block_size, request.num_tokens - 1)",
+        "min(num_hit + self.block_size, request.num_tokens)",
+        "test_scheduler.py",
+    ),
+    "shared blocks are not counted": (
+        "kv/pool.py",
+        "block.ref_cnt += 1",
+        "block.ref_cnt += 0",
+        "test_block_pool.py",
+    ),
+    "the oldest request is the victim": (
+        "policies.py",
+        "return running[-1]",
+        "return running[0]",
+        "test_scheduler.py",
+    ),
+    "the head of a request is evicted before its tail": (
+        "kv/manager.py",
+        "self.block_pool.free_blocks(reversed(table))",
+        "self.block_pool.free_blocks(table)",
+        "test_block_pool.py",
+    ),
+    "free hits are counted as room": (
+        "kv/manager.py",
+        "num_new + num_revived >",
+        "num_new >",
+        "test_block_pool.py",
+    ),
+    "a victim's registered blocks stay findable": (
+        "scheduler.py",
+        "self.kv.uncache_from(victim, victim.num_computed_tokens)",
+        "pass",
+        "test_scheduler.py",
+    ),
+    "readers of a failed prefix go on": (
+        "scheduler.py",
+        "return {*result.failed, *self._recompute_readers(suspect, batch)}",
+        "return set(result.failed)",
+        "test_scheduler.py",
+    ),
+    "what this step computes can be copied already": (
+        "kv/pool.py",
+        "if block.ready_at <= self.step:",
+        "if True:",
+        "test_partial_blocks.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name: str, tmp_path: Path) -> None:
+    file, right, wrong, tests = MUTANTS[name]
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("assets", ".*"))
+    path = tmp_path / "src/quire/core" / file
+    source = path.read_text("utf-8")
+    assert source.count(right) == 1, f"{right!r} must stand once in core/{file}"
+    path.write_text(source.replace(right, wrong), "utf-8")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            f"tests/core/{tests}",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, f"nothing noticed that {name}\n{done.stdout[-500:]}"
+    assert "failed" in done.stdout
