@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install serve test check fix demo clean help
+.PHONY: install serve test check fix bench demo clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test    install the test extras and run every test"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make fix     reformat and apply safe fixes"
+	@echo "make bench   what the scheduler costs, and what its policies do"
 	@echo "make demo    train the embedded model again (about half an hour on two cores)"
 
 $(VENV)/.python: 
@@ -53,6 +54,10 @@ check: $(VENV)/.test
 fix: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python benchmarks/scheduler_cost.py
+	$(BIN)/python benchmarks/policies.py
 
 demo: install
 	$(BIN)/python tools/train_demo.py

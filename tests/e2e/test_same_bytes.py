@@ -72,3 +72,16 @@ def test_a_reported_seed_repeats_an_unseeded_request() -> None:
     assert facts(again) == facts(first)
     assert facts(other) != facts(first)
     assert len({tuple(c.token_ids) for c in first.outputs}) == 3
+
+
+def test_nine_tokens_repeated_are_found_and_a_miss_is_explained() -> None:
+    """The documents' demonstration of prefix reuse, with a prompt shorter than a block."""
+    prompt = list(range(300, 309))
+    with LLM() as llm:
+        params = SamplingParams(temperature=0, max_tokens=4)
+        outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(3)]
+        answer = llm.explain_prefix([*prompt[:6], 999, 999])
+    assert [o.num_cached_tokens for o in outputs] == [0, 8, 8]
+    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
+    assert (answer["num_cached_tokens"], answer["first_difference"]) == (6, 6)
+    assert (answer["cached_token_id"], answer["given_token_id"]) == (306, 999)

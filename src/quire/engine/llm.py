@@ -171,6 +171,20 @@ class LLM:
         """Forget cached prefixes."""
         return self.llm_engine.core.kv.reset_prefix_cache()
 
+    def explain_prefix(
+        self, prompt: str | list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """Why a prompt would, or would not, find its prefix in the cache.
+
+        Returns:
+            `num_tokens`, `num_cached_tokens`, `block_index` (the first block not found whole),
+            and, if something nearly matches there, `first_difference` (a position) with
+            `cached_token_id` and `given_token_id`.
+        """
+        ids = self.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+        args = {"prompt_token_ids": ids, "cache_salt": cache_salt}
+        return dict(self.llm_engine.core.call("explain_prefix", args))
+
     def start_profile(self) -> None:
         """Start a torch profiler over the engine's work.
 
