@@ -22,7 +22,8 @@ def hash_block(parent: bytes, token_ids: list[int], extra: bytes = b"") -> bytes
     The parent has 32 bytes and the length of the tokens comes before them, so no two different
     inputs make the same byte string. Token ids are 32-bit, little-endian.
     """
-    return _digest(parent, _to_bytes(token_ids), extra)
+    tokens = _to_bytes(token_ids)
+    return sha256(parent + _header(tokens) + tokens + extra).digest()
 
 
 def _to_bytes(token_ids: list[int]) -> bytes:
@@ -32,8 +33,8 @@ def _to_bytes(token_ids: list[int]) -> bytes:
     return tokens.tobytes()
 
 
-def _digest(parent: bytes, tokens: bytes, extra: bytes = b"") -> bytes:
-    return sha256(parent + len(tokens).to_bytes(8, "little") + tokens + extra).digest()
+def _header(tokens: bytes) -> bytes:
+    return len(tokens).to_bytes(8, "little")
 
 
 def extend_block_hashes(request: Request, block_size: int) -> None:
@@ -48,11 +49,13 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
     # One conversion for all blocks: most of the work is hashing then.
     tokens = _to_bytes(request.all_token_ids[first * block_size : full * block_size])
     width = len(tokens) // (full - first)
+    header = _header(tokens[:width])
     parent = hashes[-1] if hashes else NONE_HASH
+    extra = b"" if hashes else _first_block_keys(request)
     for start in range(0, len(tokens), width):
-        extra = _first_block_keys(request) if not hashes else b""
-        parent = _digest(parent, tokens[start : start + width], extra)
+        parent = sha256(parent + header + tokens[start : start + width] + extra).digest()
         hashes.append(parent)
+        extra = b""
 
 
 def parent_key(request: Request, index: int) -> bytes:

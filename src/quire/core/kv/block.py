@@ -75,17 +75,27 @@ class FreeBlockQueue:
             yield block
             block = block.next_free
 
-    def popleft(self) -> KVBlock:
-        """Take the block to be reused first.
+    def popleft(self, count: int) -> list[KVBlock]:
+        """Take the blocks to be reused first.
 
         Raises:
-            IndexError: the queue is empty.
+            IndexError: there are fewer.
         """
+        if count > self._count:
+            raise IndexError(f"{count} KV blocks wanted, {self._count} free")
+        taken: list[KVBlock] = []
         block = self._head.next_free
-        if block is None or block is self._tail:
-            raise IndexError("no free KV block")
-        self.remove(block)
-        return block
+        for _ in range(count):
+            assert block is not None, "the count is kept"
+            taken.append(block)
+            following = block.next_free
+            block.prev_free = block.next_free = None
+            block = following
+        assert block is not None, "the tail stands behind all"
+        # One relink for all of them.
+        self._head.next_free, block.prev_free = block, self._head
+        self._count -= count
+        return taken
 
     def remove(self, block: KVBlock) -> None:
         """Take a block out from wherever it stands."""

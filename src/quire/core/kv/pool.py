@@ -110,14 +110,12 @@ class BlockPool:
         """
         if count > len(self._free):
             raise ValueError(f"{count} KV blocks wanted, {len(self._free)} free")
-        taken = []
-        for _ in range(count):
-            block = self._free.popleft()
+        taken = self._free.popleft(count)
+        for block in taken:
             if block.parent is not None:
                 self.uncache(block)
                 self.num_evicted += 1
             block.ref_cnt = 1
-            taken.append(block)
         return taken
 
     def touch(self, blocks: Iterable[KVBlock]) -> None:
