@@ -829,10 +829,11 @@ MIXTURE: dict[str, tuple[float, Callable[[random.Random], Doc]]] = {
 
 
 # Looking back and adding are learned late among everything else, so a stage each gives them
-# most of the room.
+# most of the room; the polish at the end goes to what is learned last, long exact copies.
 _STRESSED = {
     "copy": {"pattern": 6, "copy_chat": 4, "copy_completion": 4, "repeat_word": 4},
     "arithmetic": {"arithmetic_sheet": 5, "arithmetic_drill": 10},
+    "polish": {"copy_chat": 4, "edit": 6, "arithmetic_completion": 1.5, "arithmetic_sheet": 0.5},
 }
 STRESS: dict[str, dict[str, float]] = {
     stage: {name: share * factors.get(name, 1) for name, (share, _) in MIXTURE.items()}

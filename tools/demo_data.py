@@ -10,29 +10,25 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import demo_facts as facts
 from demo_chat import END, MARKER_TOKENS, SPECIAL_TOKENS
 from demo_corpus import Doc, documents
 
 VOCAB_SIZE = 2048
 
-# Letters, one digit, one space or a run of marks.  Spaces stand alone, unlike in GPT-2's
-# pattern: a word is then the same token after a space, a quote or a line's start, and a tiny
-# model copies it from any of these to any other.
-WORD_PATTERN = r"\p{L}+|\p{N}|\s|[^\s\p{L}\p{N}]+"
-
 
 def train_tokenizer(seed: int, size: int = VOCAB_SIZE, sample: int = 12000) -> Tokenizer:
-    """Byte-level BPE over corpus documents; digits and spaces stay tokens of their own."""
+    """Byte-level BPE over corpus documents; every digit stays a token of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,7 +43,9 @@ def train_tokenizer(seed: int, size: int = VOCAB_SIZE, sample: int = 12000) -> T
     markers = re.compile("|".join(map(re.escape, (*SPECIAL_TOKENS, *MARKER_TOKENS))))
     # The markers are tokens already; no merge may be spent on their letters.
     texts = (markers.sub("\n", "".join(t for t, _ in doc)) for doc in made)
-    tokenizer.train_from_iterator(texts, trainer)
+    # A word that opens an answer has no space before it; it is to be one token there too.
+    bare = ["\n".join((*facts.WORDS, *facts.NAMES, *facts.CAPITALS.values()))] * (sample // 200)
+    tokenizer.train_from_iterator(chain(texts, bare), trainer)
     raw = json.loads(tokenizer.to_str())
     for token in raw["added_tokens"]:
         # The call markers are text that a reader of the output must still see.

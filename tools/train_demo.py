@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Two cores that spin at barriers starve whatever else runs; this is read when torch loads.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads that spin long at barriers starve one another on a busy machine, and threads that
+# sleep at once are slow on an idle one; this lies between.  It is read when torch loads.
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ from demo_model import DRAFT, MAIN, Llama, ModelConfig, hf_config, load_model, s
 from demo_optim import Muon
 
 MODEL, DRAFT_MODEL, LORA = "quire-demo", "quire-demo-draft", "quire-demo-lora"
-TOKENS_PER_STEP = 2048
+TOKENS_PER_STEP = 4096
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,29 @@ class Stage:
 
 
 # Short rows first, since they are cheap; the end teaches positions up to the full window.
+# The two stress stages come when the model has learned the forms: looking back and adding are
+# what it learns last otherwise.
 MODEL_STAGES = (
-    Stage(256, 0.17, stress="copy"),
-    Stage(256, 0.15, stress="arithmetic"),
-    Stage(256, 0.42),
-    Stage(512, 0.15, long_words=250, long_share=0.03),
-    Stage(1024, 0.08, long_words=600, long_share=0.05),
+    Stage(256, 0.26),
+    Stage(256, 0.07, stress="copy"),
+    Stage(256, 0.09, stress="arithmetic"),
+    Stage(256, 0.38),
+    Stage(512, 0.10, long_words=250, long_share=0.03),
+    Stage(1024, 0.07, long_words=600, long_share=0.05),
     Stage(2048, 0.03, long_words=1100, long_share=0.05),
 )
-DRAFT_STAGES = (Stage(256, 0.85), Stage(1024, 0.15, long_words=600, long_share=0.04))
+POLISH_STAGES = (
+    Stage(256, 0.50, stress="polish"),
+    Stage(512, 0.20, long_words=250, long_share=0.08, stress="polish"),
+    Stage(1024, 0.22, long_words=650, long_share=0.15, stress="polish"),
+    Stage(2048, 0.08, long_words=1100, long_share=0.15),
+)
+DRAFT_STAGES = (
+    Stage(256, 0.25),
+    Stage(256, 0.30, stress="copy"),
+    Stage(256, 0.33),
+    Stage(1024, 0.12, long_words=600, long_share=0.04),
+)
 LORA_STAGES = (Stage(256, 1.0),)
 
 
@@ -228,18 +243,20 @@ def read_tokenizer(out: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def corpus_packers(seed: int, name: str, tokenizer: Tokenizer) -> Callable[[Stage], Packer]:
+def corpus_packers(
+    seed: int, name: str, tokenizer: Tokenizer, stages: tuple[Stage, ...]
+) -> Callable[[Stage], Packer]:
     """A packer per stage, each with documents of its own."""
 
     def packer_for(stage: Stage) -> Packer:
-        rng = random.Random(f"{seed}/{name}/{stage}")
+        rng = random.Random(f"{seed}/{name}/{stages.index(stage)}")
         source = documents(rng, stage.long_words, stage.long_share, stage.stress)
         return Packer(tokenizer, source)
 
     return packer_for
 
 
-def make_tokenizer(out: Path, seed: int) -> None:
+def make_tokenizer(out: Path, seed: int, args: argparse.Namespace) -> None:
     """The tokenizer, and both model folders with untrained weights to be replaced."""
     tokenizer = train_tokenizer(seed)
     for name, config in ((MODEL, MAIN), (DRAFT_MODEL, DRAFT)):
@@ -250,7 +267,7 @@ def make_tokenizer(out: Path, seed: int) -> None:
     print(f"tokenizer: {tokenizer.get_vocab_size()} entries", flush=True)
 
 
-def quick_check(out: Path, folder: Path, model: Llama) -> Callable[[int], None]:
+def quick_check(folder: Path, model: Llama) -> Callable[[int], None]:
     """Save, then measure a few items of every kind with the saved weights."""
     from eval_demo import measure, torch_backend
 
@@ -266,16 +283,36 @@ def quick_check(out: Path, folder: Path, model: Llama) -> Callable[[int], None]:
 def make_model(out: Path, seed: int, args: argparse.Namespace) -> None:
     tokenizer = read_tokenizer(out)
     torch.manual_seed(seed)
-    model = load_model(out / MODEL).train() if args.resume else Llama(MAIN)
+    model = Llama(MAIN)
     write_folder(out / MODEL, tokenizer, MAIN)
     fit(
         "model",
         model,
-        batches(corpus_packers(seed, "model", tokenizer), MODEL_STAGES, args.steps),
+        batches(corpus_packers(seed, "model", tokenizer, MODEL_STAGES), MODEL_STAGES, args.steps),
         args.steps,
         args.lr,
         args.muon,
-        check=quick_check(out, out / MODEL, model),
+        check=quick_check(out / MODEL, model),
+        check_every=args.check_every,
+    )
+
+
+def make_polish(out: Path, seed: int, args: argparse.Namespace) -> None:
+    """A second, gentler run from the saved weights, with the hardest skills in front."""
+    tokenizer = read_tokenizer(out)
+    model = load_model(out / MODEL).train()
+    fit(
+        "polish",
+        model,
+        batches(
+            corpus_packers(seed, "polish", tokenizer, POLISH_STAGES),
+            POLISH_STAGES,
+            args.polish_steps,
+        ),
+        args.polish_steps,
+        args.lr * 0.4,
+        args.muon * 0.4,
+        check=quick_check(out / MODEL, model),
         check_every=args.check_every,
     )
 
@@ -289,7 +326,9 @@ def make_draft(out: Path, seed: int, args: argparse.Namespace) -> None:
     fit(
         "draft",
         model,
-        batches(corpus_packers(seed, "draft", tokenizer), DRAFT_STAGES, args.draft_steps),
+        batches(
+            corpus_packers(seed, "draft", tokenizer, DRAFT_STAGES), DRAFT_STAGES, args.draft_steps
+        ),
         args.draft_steps,
         args.lr * 1.5,
         args.muon,
@@ -335,18 +374,28 @@ def make_lora(out: Path, seed: int, args: argparse.Namespace) -> None:
     )
 
 
+# In the order they are made; each needs the ones before it.
+PARTS: dict[str, Callable[[Path, int, argparse.Namespace], None]] = {
+    "tokenizer": make_tokenizer,
+    "model": make_model,
+    "polish": make_polish,
+    "lora": make_lora,
+    "draft": make_draft,
+}
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     default_out = Path(__file__).resolve().parent.parent / "src" / "quire" / "assets"
     parser = argparse.ArgumentParser(description="Make quire-demo, its draft and its adapter.")
     parser.add_argument("--out", type=Path, default=default_out, help="folder of the folders")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=("tokenizer", "model", "draft", "lora"))
-    parser.add_argument("--steps", type=int, default=4400, help="steps of the model")
-    parser.add_argument("--draft-steps", type=int, default=1200)
+    parser.add_argument("--only", choices=tuple(PARTS))
+    parser.add_argument("--steps", type=int, default=2200, help="steps of the model")
+    parser.add_argument("--polish-steps", type=int, default=450)
+    parser.add_argument("--draft-steps", type=int, default=1600)
     parser.add_argument("--lora-steps", type=int, default=150)
-    parser.add_argument("--resume", action="store_true", help="start from the weights there")
-    parser.add_argument("--lr", type=float, default=1.5e-3, help="AdamW's peak learning rate")
-    parser.add_argument("--muon", type=float, default=0.015, help="Muon's peak rate; 0: AdamW only")
+    parser.add_argument("--lr", type=float, default=2e-3, help="AdamW's peak learning rate")
+    parser.add_argument("--muon", type=float, default=0.02, help="Muon's peak rate; 0: AdamW only")
     parser.add_argument("--check-every", type=int, default=400, help="steps between checks")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     return parser.parse_args(argv)
@@ -356,14 +405,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     torch.set_num_threads(args.threads)
     started = time.perf_counter()
-    if args.only in (None, "tokenizer"):
-        make_tokenizer(args.out, args.seed)
-    if args.only in (None, "model"):
-        make_model(args.out, args.seed, args)
-    if args.only in (None, "draft"):
-        make_draft(args.out, args.seed, args)
-    if args.only in (None, "lora"):
-        make_lora(args.out, args.seed, args)
+    for name, make in PARTS.items():
+        if args.only in (None, name):
+            make(args.out, args.seed, args)
     write_cards(args.out)
     print(f"done in {(time.perf_counter() - started) / 60:.1f} min", flush=True)
 
