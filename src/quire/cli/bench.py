@@ -26,5 +26,5 @@ def main(arguments: Sequence[str]) -> int:
     if BENCHMARKS:
         print("\n".join(BENCHMARKS))
     else:
-        print("No benchmark of models or servers yet. A source checkout has `make bench`.")
+        print("There is no benchmark of models or servers yet. A source checkout has `make bench`.")
     return 0
