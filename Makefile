@@ -14,7 +14,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make fix     reformat and apply safe fixes"
 	@echo "make bench   what the scheduler costs, and what its policies do"
-	@echo "make demo    train the embedded model again (about half an hour on two cores)"
+	@echo "make demo    train the embedded model again (under an hour on two cores)"
 
 $(VENV)/.python: 
 	@echo "creating $(VENV)"
