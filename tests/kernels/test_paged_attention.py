@@ -8,6 +8,7 @@ import torch
 
 from quire.attention.metadata import AttentionMetadata
 from quire.kernels import paged
+from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 
 HEADS = {"MHA": (4, 4, 16), "GQA": (8, 2, 32), "MQA": (5, 1, 24), "wide": (8, 8, 64)}
@@ -76,7 +77,7 @@ def step(requests, tables, parts, cache, block_size):
         torch.cat([getattr(requests[i], name)[p] for i, p in parts.items()]) for name in "qkv"
     )
     ops.write_kv(k, v, cache[0], cache[1], metadata.slot_mapping)
-    out = ops.paged_attention(q, cache[0], cache[1], metadata, q.shape[-1] ** -0.5)
+    out = ops.paged_attention(q, cache[0], cache[1], metadata, AttentionSpec(q.shape[-1] ** -0.5))
     lengths = [p.stop - p.start for p in parts.values()]
     return dict(zip(parts, out.split(lengths), strict=True))
 
@@ -152,7 +153,7 @@ def test_table_entries_past_a_request_are_not_used():
     for junk in (-1, 10**6):
         table = torch.tensor([[1, 0, 2, junk, junk]], dtype=torch.int32)
         wide = dataclasses.replace(metadata, block_table=table, scratch={})
-        got = ops.paged_attention(request.q, cache[0], cache[1], wide, 32**-0.5)
+        got = ops.paged_attention(request.q, cache[0], cache[1], wide, AttentionSpec(32**-0.5))
         assert same(got, want)
 
 

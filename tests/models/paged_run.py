@@ -23,7 +23,7 @@ def serve(model, prompts, rng, block_size=16, chunk=None, garbage=float("nan")):
     free = list(range(sum(needs) + 2))
     rng.shuffle(free)
     tables = [[free.pop() for _ in range(n)] for n in needs]
-    size = (model.shape, sum(needs) + 2, block_size, name_of(model), "cpu")
+    size = (model.kv_layers(model.shape), sum(needs) + 2, block_size, name_of(model), "cpu")
     caches = allocate_kv_cache(*size)
     for pair in caches:
         for cache in pair:

@@ -218,13 +218,15 @@ def test_name_rules():
 
 
 def test_kv_cache_size_is_what_is_allocated():
-    shape = ModelShape.from_hf_json(TINY)
-    caches = allocate_kv_cache(shape, 5, 8, "bfloat16", "cpu")
+    layers = ModelShape.from_hf_json(TINY).uniform_kv_layers()
+    caches = allocate_kv_cache(layers, 5, 8, "bfloat16", "cpu")
     assert [tuple(key.shape) for key, _ in caches] == [(5, 8, 2, 16)] * 2
-    assert sum(t.nbytes for pair in caches for t in pair) == kv_cache_bytes(shape, 5, 8, "bfloat16")
+    assert sum(t.nbytes for pair in caches for t in pair) == kv_cache_bytes(
+        layers, 5, 8, "bfloat16"
+    )
     assert all(not t.any() for pair in caches for t in pair)
     with pytest.raises(ConfigError, match="got 'int4'"):
-        kv_cache_bytes(shape, 5, 8, "int4")
+        kv_cache_bytes(layers, 5, 8, "int4")
 
 
 def test_attention_selection_tells_its_reasons(monkeypatch):

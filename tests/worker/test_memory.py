@@ -18,7 +18,7 @@ PER_BLOCK = 2 * 4 * 2 * 16 * 2 * 16  # K and V, layers, heads, dim, bytes, token
 def plan(free=8 * GIB, weights=GIB, limit=4 * GIB, seqs=4, length=1000, **cache):
     facts = MemoryFacts("cpu", free, weights, limit)
     return plan_kv_cache(
-        SHAPE, CacheConfig(**cache), facts,
+        SHAPE.uniform_kv_layers(), CacheConfig(**cache), facts,
         bytes_per_element=2, max_num_seqs=seqs, max_model_len=length,
     )  # fmt: skip
 

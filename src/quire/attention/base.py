@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.attention.metadata import AttentionMetadata
+from quire.kernels.attention_spec import AttentionSpec
 
 KVCache = tuple[Tensor, Tensor]
 """Key and value cache of one layer, each `[num_blocks, block_size, KVH, D]`."""
@@ -27,6 +28,8 @@ class AttentionNeed:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    features: frozenset[str] = frozenset()
+    """Of `window`, `softcap`, `alibi`, `sinks`, `value_dim` (values narrower than keys)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Capabilities:
     devices: frozenset[str]
     dtypes: frozenset[str]
     head_dims: frozenset[int] | None = None
+    features: frozenset[str] = frozenset()
+    """What of `AttentionNeed.features` there is."""
 
     def refusal(self, need: AttentionNeed) -> str | None:
         """Why the backend cannot serve `need`, or `None` if it can."""
@@ -45,6 +50,8 @@ class Capabilities:
             return f"computes with {_listed(self.dtypes)}, not with {need.dtype}"
         if self.head_dims is not None and need.head_dim not in self.head_dims:
             return f"has heads of {_listed(self.head_dims)}, not of {need.head_dim}"
+        if missing := need.features - self.features:
+            return f"does not do {_listed(missing)}"
         return None
 
 
@@ -61,11 +68,11 @@ class AttentionBackend(Protocol):
         v: Tensor,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
-        scale: float,
+        spec: AttentionSpec,
     ) -> Tensor:
         """Store `k, v [T, KVH, D]` in the cache, then attend with `q [T, H, D]`: `[T, H, D]`.
 
-        Every token sees its own request up to and including itself.
+        Every token sees its own request up to and including itself, within the window of `spec`.
         """
         ...
 

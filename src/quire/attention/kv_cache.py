@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from quire.config.shape import ModelShape
+from quire.config.shape import LayerKV
 from quire.kernels.dtypes import torch_dtype
 
 
-def kv_cache_bytes(shape: ModelShape, num_blocks: int, block_size: int, dtype: str) -> int:
+def kv_cache_bytes(layers: Sequence[LayerKV], num_blocks: int, block_size: int, dtype: str) -> int:
     """Bytes of the cache over all layers, keys and values."""
-    per_token = shape.kv_bytes_per_token(torch_dtype(dtype).itemsize)
-    return num_blocks * block_size * per_token
+    element = torch_dtype(dtype).itemsize
+    return num_blocks * block_size * sum(layer.bytes_per_token(element) for layer in layers)
 
 
 def allocate_kv_cache(
-    shape: ModelShape, num_blocks: int, block_size: int, dtype: str, device: str
+    layers: Sequence[LayerKV], num_blocks: int, block_size: int, dtype: str, device: str
 ) -> list[tuple[Tensor, Tensor]]:
-    """Zero-filled (key, value) of each layer, each `[num_blocks, block_size, KVH, D]`.
+    """Zero-filled (key, value) of each layer, each `[num_blocks, block_size, KVH, D]`, KVH and D
+    the layer's own.
 
     Raises:
         ConfigError: `dtype` is not one quire computes with.
     """
-    size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
     kind = torch_dtype(dtype)
 
-    def zeros() -> Tensor:
+    def zeros(num_heads: int, dim: int) -> Tensor:
+        size = (num_blocks, block_size, num_heads, dim)
         if torch.device(device).type == "cpu":
             return _untouched_zeros(size, kind)
         return torch.zeros(size, dtype=kind, device=device)
 
-    return [(zeros(), zeros()) for _ in range(shape.num_layers)]
+    return [
+        (zeros(layer.num_kv_heads, layer.key_dim), zeros(layer.num_kv_heads, layer.value_dim))
+        for layer in layers
+    ]
 
 
 def _untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

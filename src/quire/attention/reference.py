@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.attention.base import Capabilities, KVCache
 from quire.attention.metadata import AttentionMetadata
+from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 
 
@@ -28,9 +29,9 @@ class ReferenceAttention:
         v: Tensor,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
-        scale: float,
+        spec: AttentionSpec,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         key_cache, value_cache = kv_cache
         ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
-        return ops.paged_attention(q, key_cache, value_cache, metadata, scale)
+        return ops.paged_attention(q, key_cache, value_cache, metadata, spec)

@@ -14,6 +14,21 @@ from quire.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKV:
+    """What one layer keeps of each token."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    """Positions a token sees, itself included; `None`: all before it."""
+
+    def bytes_per_token(self, bytes_per_element: int) -> int:
+        """Bytes of a token's keys and values."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * bytes_per_element
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes and constants of a decoder, as its checkpoint states them."""
 
@@ -104,9 +119,9 @@ class ModelShape:
             raw=data,
         )
 
-    def kv_bytes_per_token(self, bytes_per_element: int) -> int:
-        """Bytes of keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
+    def uniform_kv_layers(self) -> tuple[LayerKV, ...]:
+        """Every layer alike, seeing all positions."""
+        return (LayerKV(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
 
 
 def _size(data: dict[str, Any], name: str, source: str, default: int | None = None) -> int:

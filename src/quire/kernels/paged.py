@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.exact import exp_, tree_sum
 from quire.kernels.paged_plan import (
     SPAN,
@@ -43,13 +44,22 @@ logger = get_logger(__name__)
 
 
 def paged_attention(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    spec: AttentionSpec,
 ) -> Tensor:
     """Causal attention of `q [T, H, D]` over each token's own request: `[T, H, D]`.
 
     Caches are `[num_blocks, block_size, KVH, D]` and already hold this step's keys and values.
+    Raises:
+        NotImplementedError: `spec` asks for more than a scale.
+
     What lies in a block beyond a request's length never matters, NaN included.
     """
+    if not spec.is_plain:
+        raise NotImplementedError("attention with a window, cap, slopes or sinks")
     kv_heads, head_dim = key_cache.shape[2:]
     group = q.shape[1] // kv_heads
     tile = tokens_per_tile(kv_heads, group, head_dim, q.device, torch.get_num_threads())
@@ -59,7 +69,7 @@ def paged_attention(
         plan = metadata.scratch[sizes] = make_plan(metadata, sizes)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for chunk in plan:
-        rows = _attend(q, key_cache, value_cache, metadata.positions, scale, chunk, sizes)
+        rows = _attend(q, key_cache, value_cache, metadata.positions, spec.scale, chunk, sizes)
         out.index_copy_(0, chunk.tokens, rows.to(q.dtype).view(-1, *q.shape[1:]))
     return out
 

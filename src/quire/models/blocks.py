@@ -15,8 +15,9 @@ from torch import Tensor
 
 from quire.attention.base import AttentionBackend, KVCache
 from quire.attention.metadata import AttentionMetadata
-from quire.config.shape import ModelShape
+from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
+from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
@@ -53,7 +54,7 @@ class Attention:
         self._heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._split = (q, kv, kv)
-        self._scale = shape.head_dim**-0.5
+        self._spec = AttentionSpec(shape.head_dim**-0.5)
         self._qkv_proj = Linear(shape.hidden_size, self._split, style.qkv_bias)
         self._o_proj = Linear(q, shape.hidden_size, style.out_bias)
 
@@ -63,7 +64,7 @@ class Attention:
         q, k, v = self._qkv_proj(x).split(self._split, dim=-1)
         q, k, v = q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
         q, k = ops.rotary(q, k, step.positions, step.rope_table)
-        out = step.attention.forward(q, k, v, kv_cache, step.metadata, self._scale)
+        out = step.attention.forward(q, k, v, kv_cache, step.metadata, self._spec)
         return self._o_proj(out.view(-1, heads * dim))
 
     def parameters(self) -> Parameters:
@@ -156,6 +157,11 @@ class DecoderForCausalLM:
     NAME_RULES: ClassVar[NameRules] = NameRules(
         merges=(QKV, GATE_UP), ignore=(r".*\.rotary_emb\.inv_freq",)
     )
+
+    @classmethod
+    def kv_layers(cls, shape: ModelShape) -> tuple[LayerKV, ...]:
+        """What each layer keeps of a token, known before weights are read."""
+        return shape.uniform_kv_layers()
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:

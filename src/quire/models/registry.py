@@ -13,7 +13,7 @@ import torch
 
 from quire.attention.base import AttentionBackend, AttentionNeed
 from quire.attention.select import select_backend
-from quire.config.shape import ModelShape
+from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
 from quire.logger import get_logger
@@ -60,6 +60,15 @@ def load_model(
         folder, model.parameters(), model.name_rules(), model.dtype, device, progress
     )
     return model
+
+
+def kv_layers(shape: ModelShape) -> tuple[LayerKV, ...]:
+    """What each layer of a model keeps of a token.
+
+    Raises:
+        ModelLoadError: no family of that name.
+    """
+    return MODELS.get(shape.architecture).kv_layers(shape)
 
 
 def resolve_dtype(shape: ModelShape, dtype: str) -> str:

@@ -5,9 +5,11 @@ Knows no device and no tensor: the worker measures, this module decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.config import CacheConfig, ModelShape
+from quire.config import CacheConfig
+from quire.config.shape import LayerKV
 from quire.errors import NotEnoughMemory
 from quire.logger import get_logger
 from quire.utils.math import cdiv, human_bytes
@@ -66,7 +68,7 @@ def check_weights(facts: MemoryFacts, cache: CacheConfig) -> None:
 
 
 def plan_kv_cache(
-    shape: ModelShape,
+    layers: Sequence[LayerKV],
     cache: CacheConfig,
     facts: MemoryFacts,
     *,
@@ -82,7 +84,8 @@ def plan_kv_cache(
     Raises:
         NotEnoughMemory: not even one request of `max_model_len` tokens fits.
     """
-    per_block = shape.kv_bytes_per_token(bytes_per_element) * cache.block_size
+    per_token = sum(layer.bytes_per_token(bytes_per_element) for layer in layers)
+    per_block = per_token * cache.block_size
     per_request = cdiv(max_model_len, cache.block_size)
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override

@@ -14,7 +14,7 @@ from quire.core.batch import BatchResult, ScheduledBatch
 from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
 from quire.logger import get_logger
 from quire.models.base import CausalLM
-from quire.models.registry import load_model
+from quire.models.registry import kv_layers, load_model
 from quire.utils.math import human_bytes
 from quire.weights.files import total_bytes, weight_files
 from quire.worker.device import resolve_dtype, select_device, set_torch_threads
@@ -44,6 +44,7 @@ class Worker:
         assert config.model.max_model_len is not None, "resolve() settles it"
         self.config = config
         self.shape = shape
+        self.kv_layers = kv_layers(shape)
         self.max_model_len = config.model.max_model_len
         self.device = select_device(config.model.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
@@ -131,7 +132,7 @@ class Worker:
 
     def _plan(self, facts: MemoryFacts) -> KVCachePlan:
         return plan_kv_cache(
-            self.shape,
+            self.kv_layers,
             self.config.cache,
             facts,
             bytes_per_element=torch_dtype(self.dtype).itemsize,
@@ -141,7 +142,9 @@ class Worker:
 
     def _make_runner(self, model: CausalLM, plan: KVCachePlan) -> ModelRunner:
         where = str(self.device.torch_device)
-        caches = allocate_kv_cache(self.shape, plan.num_blocks, plan.block_size, self.dtype, where)
+        caches = allocate_kv_cache(
+            self.kv_layers, plan.num_blocks, plan.block_size, self.dtype, where
+        )
         logger.info(
             "%s in %s on %s: weights %s, KV cache %s",
             self.shape.architecture,
