@@ -29,8 +29,10 @@ class Ops:
 
     name: str
     """Name of the implementation."""
+    clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     embedding: Callable[[Tensor, Tensor], Tensor]
     exp: Callable[[Tensor], Tensor]
+    grouped_experts: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     log: Callable[[Tensor], Tensor]
     log_softmax: Callable[[Tensor], Tensor]
@@ -39,6 +41,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_add: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    route_experts: Callable[..., tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 

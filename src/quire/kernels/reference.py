@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.exact import exp, log, log_softmax, tree_sum
+from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
 from quire.kernels.tiles import linear, prepare_linear
 
@@ -69,8 +70,10 @@ def write_kv(
 
 
 OPS = {
+    "clamped_swiglu": clamped_swiglu,
     "embedding": embedding,
     "exp": exp,
+    "grouped_experts": grouped_experts,
     "linear": linear,
     "log": log,
     "log_softmax": log_softmax,
@@ -79,6 +82,7 @@ OPS = {
     "rms_norm": rms_norm,
     "rms_norm_add": rms_norm_add,
     "rotary": rotary,
+    "route_experts": route_experts,
     "silu_and_mul": silu_and_mul,
     "write_kv": write_kv,
 }

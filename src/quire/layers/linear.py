@@ -28,6 +28,12 @@ class Linear:
         """Apply to `[T, K]`; the result has the type of `x` unless `out_dtype` says otherwise."""
         return ops.linear(x, self._prepared, out_dtype)
 
+    @property
+    def prepared(self) -> Any:
+        """The loaded weight as `ops.prepare_linear` made it, for operations over several layers."""
+        assert self._prepared is not None, "the weight is not loaded yet"
+        return self._prepared
+
     def parameters(self) -> Parameters:
         """`weight` and perhaps `bias`."""
         parts = self._parts if len(self._parts) > 1 else ()

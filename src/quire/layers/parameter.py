@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -18,6 +19,8 @@ class Parameter:
     """Takes the whole tensor, in the model's type and on its device, and keeps a copy."""
     parts: tuple[int, ...] = ()
     """Rows of each part, if checkpoints keep it in parts that are stacked."""
+    dtype: torch.dtype | None = None
+    """Type to load it in, if not the model's."""
 
     def also(self, other: Parameter) -> Parameter:
         """This parameter, whose tensor `other` (of the same shape) gets as well."""
@@ -26,7 +29,7 @@ class Parameter:
             self.load(tensor)
             other.load(tensor)
 
-        return Parameter(self.shape, load, self.parts)
+        return Parameter(self.shape, load, self.parts, self.dtype)
 
 
 Parameters = dict[str, Parameter]
