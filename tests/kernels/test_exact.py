@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from quire.kernels.exact import exp, log, log_softmax, tree_sum
+from quire.kernels import exact
+from quire.kernels.exact import erf, exp, log, log_softmax, tanh, tree_sum
 
 
 def bits(x):
@@ -35,7 +36,7 @@ def test_exp_at_the_edges():
     assert exp(torch.tensor([88.72])).item() < torch.inf
 
 
-@pytest.mark.parametrize("function", [exp, lambda x: log(x.abs())])
+@pytest.mark.parametrize("function", [exp, tanh, erf, lambda x: log(x.abs())])
 def test_an_element_does_not_know_its_place(function):
     x = spread(70_001)
     whole = function(x)
@@ -90,3 +91,15 @@ def test_log_softmax_is_right_and_row_wise():
         assert torch.equal(bits(log_softmax(logits[rows])), bits(got[rows]))
     assert torch.equal(bits(log_softmax(logits.flip(0))), bits(got.flip(0)))
     assert log_softmax(torch.zeros(0, 5)).shape == (0, 5)
+
+
+@pytest.mark.parametrize(("function", "limit"), [("tanh", 2), ("erf", 4)])
+def test_tanh_and_erf(function, limit):
+    ours, theirs = getattr(exact, function), getattr(torch, function)
+    x = torch.cat([torch.linspace(-12, 12, 300_001), torch.randn(100_000) * 1e-3])
+    y = ours(x)
+    assert ulps(y, theirs(x.double())) <= limit
+    assert torch.equal(bits(ours(-x)), bits(-y))
+    edges = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    assert bits(ours(edges))[:4].tolist() == bits(torch.tensor([0.0, -0.0, 1.0, -1.0])).tolist()
+    assert ours(edges)[4].isnan()

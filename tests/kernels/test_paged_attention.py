@@ -189,7 +189,7 @@ def test_a_fickle_library_is_called_token_by_token(monkeypatch):
     monkeypatch.setattr(paged.logger, "warning", lambda text, *a: said.append(text % a))
     paged.tokens_per_tile.cache_clear()
     try:
-        assert paged.tokens_per_tile(2, 4, 32, torch.device("cpu"), 1) == 1
+        assert paged.tokens_per_tile(2, 4, 32, 32, torch.device("cpu"), 1) == 1
         assert "2 KV heads of 32" in said[0]
         subject = Request(90, "GQA", 1)
         got = serve([Request(40, "GQA", 2), subject], random.Random(5), 8, lambda: 17)[1]

@@ -6,7 +6,7 @@ Knows no implementation; `select.py` holds the table of those.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,8 @@ from quire.kernels.attention_spec import AttentionSpec
 
 KVCache = tuple[Tensor, Tensor]
 """Key and value cache of one layer, each `[num_blocks, block_size, KVH, D]`."""
+FEATURES: Final = ("window", "softcap", "alibi", "sinks", "value_dim")
+"""What attention may do besides softmax(q k) v; `value_dim`: values narrower than keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class AttentionNeed:
     num_kv_heads: int
     head_dim: int
     features: frozenset[str] = frozenset()
-    """Of `window`, `softcap`, `alibi`, `sinks`, `value_dim` (values narrower than keys)."""
+    """Of `FEATURES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class AttentionBackend(Protocol):
         metadata: AttentionMetadata,
         spec: AttentionSpec,
     ) -> Tensor:
-        """Store `k, v [T, KVH, D]` in the cache, then attend with `q [T, H, D]`: `[T, H, D]`.
+        """Store `k [T, KVH, K]`, `v [T, KVH, V]`, then attend with `q [T, H, K]`: `[T, H, V]`.
 
         Every token sees its own request up to and including itself, within the window of `spec`.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.attention.base import Capabilities, KVCache
+from quire.attention.base import FEATURES, Capabilities, KVCache
 from quire.attention.metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
@@ -20,6 +20,7 @@ class ReferenceAttention:
     capabilities = Capabilities(
         devices=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        features=frozenset(FEATURES),
     )
 
     def forward(

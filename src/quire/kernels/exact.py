@@ -38,6 +38,65 @@ _EXP_NEXT: Final = tuple(
         (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1),
     )
 )
+# tanh(x) = x + x z P(z) with z = x^2 on |x| < 0.625: the polynomial of Cephes' tanhf.
+_TANH: Final = tuple(
+    map(
+        _number,
+        (
+            -5.70498872745e-3,
+            2.06390887954e-2,
+            -5.37397155531e-2,
+            1.33314422036e-1,
+            -3.33332819422e-1,
+        ),
+    )
+)
+# erf(x) = x T(x^2) on |x| < 1, erfc(x) = exp(-x^2) / x P(1/x^2) below 2, R(1/x^2) above: Cephes.
+_ERF_SMALL: Final = tuple(
+    map(
+        _number,
+        (
+            7.853861353153693e-5,
+            -8.010193625184903e-4,
+            5.188327685732524e-3,
+            -2.685381193529856e-2,
+            1.128358514861418e-1,
+            -3.761262582423300e-1,
+            1.128379165726710,
+        ),
+    )
+)
+_ERFC_MIDDLE: Final = tuple(
+    map(
+        _number,
+        (
+            2.326819970068386e-2,
+            -1.387039388740657e-1,
+            3.687424674597105e-1,
+            -5.824733027278666e-1,
+            6.210004621745983e-1,
+            -4.944515323274145e-1,
+            3.404879937665872e-1,
+            -2.741127028184656e-1,
+            5.638259427386472e-1,
+        ),
+    )
+)
+_ERFC_LARGE: Final = tuple(
+    map(
+        _number,
+        (
+            -1.047766399936249e1,
+            1.297719955372516e1,
+            -7.495518717768503,
+            2.921019019210786,
+            -1.015265279202700,
+            4.218463358204948e-1,
+            -2.820767439740514e-1,
+            5.641895067754075e-1,
+        ),
+    )
+)
 _ONE: Final = _number(1.0)
 _TWO: Final = _number(2.0)
 _BLOCK: Final = 1 << 15
@@ -74,6 +133,37 @@ def _exp_block(x: Tensor) -> None:
     # n reaches 128, so the power is built as 2 * 2**(n-1); the bits of 2**-127 are those of 0.
     scale = shifted.view(torch.int32).bitwise_left_shift_(_EXPONENT_BITS).view(torch.float32)
     torch.mul(y.mul_(_TWO), scale, out=x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent of float32 of any shape, within 2 units in the last place; odd, bit for
+    bit."""
+    size = x.abs()
+    square = size * size
+    small = _polynomial(_TANH, square).mul_(square).mul_(size).add_(size)
+    large = exp(size * 2.0).add_(1.0).reciprocal_().mul_(-2.0).add_(1.0)
+    return torch.where(size < 0.625, small, large).copysign_(x)
+
+
+def erf(x: Tensor) -> Tensor:
+    """Error function of float32 of any shape, within 4 units in the last place; odd, bit for
+    bit."""
+    size = x.abs()
+    square = size * size
+    small = _polynomial(_ERF_SMALL, square).mul_(size)
+    inverse = size.clamp(min=1.0).reciprocal_()
+    tail = inverse * inverse
+    rest = torch.where(size < 2.0, _polynomial(_ERFC_MIDDLE, tail), _polynomial(_ERFC_LARGE, tail))
+    large = exp(-square).mul_(inverse).mul_(rest).neg_().add_(1.0)
+    return torch.where(size < 1.0, small, large).copysign_(x)
+
+
+def _polynomial(coefficients: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    """Horner's rule, the highest power first."""
+    y = x * coefficients[0]
+    for coefficient in coefficients[1:-1]:
+        y.add_(coefficient).mul_(x)
+    return y.add_(coefficients[-1])
 
 
 def log(x: Tensor) -> Tensor:

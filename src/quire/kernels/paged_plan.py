@@ -40,14 +40,22 @@ class Geometry:
     kv_heads: int
     group: int
     """Query heads per KV head."""
-    head_dim: int
+    key_dim: int
+    value_dim: int
     tile: int
     """Tokens per tile."""
+    window: int | None = None
+    """Positions a token sees at most, itself included."""
 
     @property
-    def width(self) -> int:
-        """head_dim in whole cache lines, so that every row of a matrix is aligned."""
-        return align_up(self.head_dim, 16)
+    def key_width(self) -> int:
+        """key_dim in whole cache lines, so that every row of a matrix is aligned."""
+        return align_up(self.key_dim, 16)
+
+    @property
+    def value_width(self) -> int:
+        """value_dim in whole cache lines."""
+        return align_up(self.value_dim, 16)
 
     @property
     def spans_per_unit(self) -> int:
@@ -63,6 +71,10 @@ class Geometry:
     def rows(self) -> int:
         """Rows of a tile in one product."""
         return self.tile * self.group
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a token at `position` sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
 
 
 def spans_per_unit(kv_heads: int) -> int:
@@ -95,11 +107,13 @@ class Segment:
     kv_of_tile: list[int]
     units_of_tile: list[int]
     seen: int
-    """So many positions from `start` are visible to all rows: no mask is needed there."""
+    """So many positions from `start` come after no row: no causal mask is needed there."""
+    out_of_window: int
+    """So many positions from `start` may be before some row's window."""
     slots: Tensor
     """`[U, padded_spans * SPAN]` int64 cache slots of the U requests involved."""
-    reached: list[int]
-    """Of each such request, how many of these positions it has; the others hold garbage."""
+    used: list[slice]
+    """Of each such request, which of these positions its rows see; the others hold garbage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,7 @@ class Chunk:
     segments: list[Segment] = field(default_factory=list)
 
 
-SlotsOf = Callable[[tuple[int, ...], int, int], tuple[Tensor, list[int]]]
+SlotsOf = Callable[[tuple[int, ...], int, int], tuple[Tensor, list[slice]]]
 
 
 def make_plan(metadata: AttentionMetadata, sizes: Geometry) -> list[Chunk]:
@@ -128,7 +142,7 @@ def make_plan(metadata: AttentionMetadata, sizes: Geometry) -> list[Chunk]:
             position = length - end + token
             spans = (position + count - 1) // SPAN + 1
             by_count.setdefault(count, []).append(Tile(spans, request, token, position))
-    slots = functools.cache(functools.partial(_slots, metadata))
+    slots = functools.cache(functools.partial(_slots, metadata, sizes))
     return [
         _make_chunk(tiles, count, metadata.positions.device, sizes, slots)
         for count, all_tiles in sorted(by_count.items())
@@ -143,7 +157,7 @@ def _within_budget(tiles: list[Tile], sizes: Geometry) -> Iterator[list[Tile]]:
     for tile in tiles:
         positions = align_up(min(tile.spans, SEGMENT), sizes.spans_per_unit) * SPAN
         scores = (len(part) + 1) * sizes.rows * sizes.kv_heads * positions
-        keys = len(requests | {tile.request}) * positions * sizes.kv_heads * sizes.width
+        keys = len(requests | {tile.request}) * positions * sizes.kv_heads * sizes.key_width
         if part and (scores > _SCORE_BUDGET or keys > _KV_BUDGET):
             yield part
             part, requests = [], set()
@@ -158,43 +172,60 @@ def _make_chunk(
 ) -> Chunk:
     first = torch.tensor([tile.token for tile in tiles], device=device)
     tokens = (first.unsqueeze(1) + torch.arange(count, device=device)).view(-1)
-    segments = [
-        _make_segment(tiles, begin, sizes, slots) for begin in range(0, tiles[-1].spans, SEGMENT)
-    ]
+    lowest = min(sizes.first_seen(tile.position) for tile in tiles) // SPAN
+    # A segment that no row sees would change nothing, so it may be left out.
+    begins = range(lowest // SEGMENT * SEGMENT, tiles[-1].spans, SEGMENT)
+    segments = [_make_segment(tiles, count, begin, sizes, slots) for begin in begins]
     return Chunk(tiles, count, tokens, segments)
 
 
-def _make_segment(tiles: list[Tile], begin: int, sizes: Geometry, slots: SlotsOf) -> Segment:
+def _make_segment(
+    tiles: list[Tile], count: int, begin: int, sizes: Geometry, slots: SlotsOf
+) -> Segment:
     """The segment that starts with span `begin`."""
     active = [tile for tile in tiles if tile.spans > begin]
     requests = tuple(sorted({tile.request for tile in active}))
     place = {request: i for i, request in enumerate(requests)}
     spans = min(active[-1].spans - begin, SEGMENT)
     padded = align_up(spans, sizes.spans_per_unit)
+    start, width = begin * SPAN, spans * SPAN
     lowest = min(tile.position for tile in active)
+    highest = max(tile.position for tile in active) + count - 1
     return Segment(
-        begin * SPAN,
+        start,
         spans,
         padded,
         len(tiles) - len(active),
         [place[tile.request] for tile in active],
         [cdiv(min(tile.spans - begin, SEGMENT), sizes.spans_per_unit) for tile in active],
-        min(max(0, lowest + 1 - begin * SPAN), spans * SPAN),
-        *slots(requests, begin * SPAN, padded * SPAN),
+        min(max(0, lowest + 1 - start), width),
+        min(max(0, sizes.first_seen(highest) - start), width),
+        *slots(requests, start, padded * SPAN),
     )
 
 
 def _slots(
-    metadata: AttentionMetadata, requests: tuple[int, ...], start: int, length: int
-) -> tuple[Tensor, list[int]]:
-    """Cache slots of positions `start ..` of some requests, and how many of them are reached."""
+    metadata: AttentionMetadata,
+    sizes: Geometry,
+    requests: tuple[int, ...],
+    start: int,
+    length: int,
+) -> tuple[Tensor, list[slice]]:
+    """Cache slots of positions `start ..` of some requests, and which of them their rows see."""
     device = metadata.block_table.device
     rows = torch.tensor(requests, device=device)
     positions = torch.arange(start, start + length, device=device)
     lengths = metadata.seq_lens[rows]
-    beyond = positions >= lengths.unsqueeze(1)
-    # Neither columns past the table nor what stands in those past a request's end may be used.
+    starts = metadata.query_start_loc
+    first_rows = (lengths - (starts[rows + 1] - starts[rows])).tolist()
+    first = [sizes.first_seen(position) for position in first_rows]
+    unused = (positions >= lengths.unsqueeze(1)) | (
+        positions < torch.tensor(first, device=device).unsqueeze(1)
+    )
+    # Neither columns past the table nor what stands in those a request does not use may be used.
     columns = (positions // metadata.block_size).expand(len(requests), -1)
-    blocks = metadata.block_table[rows].long().gather(1, columns.masked_fill(beyond, 0))
+    blocks = metadata.block_table[rows].long().gather(1, columns.masked_fill(unused, 0))
     slots = blocks * metadata.block_size + positions % metadata.block_size
-    return slots.masked_fill_(beyond, 0), (lengths - start).clamp_(max=length).tolist()
+    ends = (lengths - start).clamp_(max=length).tolist()
+    used = [slice(min(max(0, f - start), e), e) for f, e in zip(first, ends, strict=True)]
+    return slots.masked_fill_(unused, 0), used
