@@ -164,6 +164,16 @@ class DecoderForCausalLM:
         return shape.uniform_kv_layers()
 
     @classmethod
+    def attention_features(cls, shape: ModelShape) -> frozenset[str]:
+        """What the family asks of attention, of `quire.attention.base.FEATURES`."""
+        layers = cls.kv_layers(shape)
+        found = {
+            "window": any(layer.window is not None for layer in layers),
+            "value_dim": any(layer.key_dim != layer.value_dim for layer in layers),
+        }
+        return frozenset(name for name, needed in found.items() if needed)
+
+    @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
         """The family's differences.
 

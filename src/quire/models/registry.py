@@ -55,7 +55,7 @@ def load_model(
     _refuse_quantised(shape)
     device = resolve_device(device)
     name = resolve_dtype(shape, dtype)
-    model = family(shape, torch_dtype(name), device, _attention(shape, name, device))
+    model = family(shape, torch_dtype(name), device, _attention(family, shape, name, device))
     model.num_parameters = load_weights(
         folder, model.parameters(), model.name_rules(), model.dtype, device, progress
     )
@@ -93,9 +93,12 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _attention(shape: ModelShape, dtype: str, device: str) -> AttentionBackend:
-    kind = torch.device(device).type
-    need = AttentionNeed(kind, dtype, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+def _attention(
+    family: type[DecoderForCausalLM], shape: ModelShape, dtype: str, device: str
+) -> AttentionBackend:
+    kind, keeps = torch.device(device).type, family.kv_layers(shape)[0]
+    features = family.attention_features(shape)
+    need = AttentionNeed(kind, dtype, shape.num_heads, keeps.num_kv_heads, keeps.key_dim, features)
     selection = select_backend(need)
     for name, reason in selection.rejected:
         logger.info("attention backend %s not used: it %s", name, reason)
