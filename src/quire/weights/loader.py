@@ -37,6 +37,11 @@ class Target(Protocol):
         ...
 
     @property
+    def dtype(self) -> torch.dtype | None:
+        """Type to load it in, if not the model's."""
+        ...
+
+    @property
     def load(self) -> Callable[[Tensor], None]:
         """Takes the whole tensor."""
         ...
@@ -51,14 +56,64 @@ class _Pending:
     shapes: dict[str, tuple[int, ...]]
     """Expected shape of each checkpoint tensor, in stacking order."""
     read: dict[str, Tensor] = field(default_factory=dict)
+    complete: bool = False
+
+    def wants(self, source: str) -> bool:
+        """Whether a tensor is still of use: not a second time, nor in parts and whole."""
+        return not self.complete and (source in self.shapes or not self.read)
+
+    def shape_of(self, source: str) -> tuple[int, ...]:
+        """Expected shape of a checkpoint tensor: of a part, or of the whole parameter."""
+        return self.shapes.get(source, self.target.shape)
 
     def take(self, source: str, tensor: Tensor) -> None:
         """Keep a part; pass the parameter on once it is complete."""
+        if source not in self.shapes:
+            self.complete = True
+            self.target.load(tensor)
+            return
         self.read[source] = tensor
         if len(self.read) == len(self.shapes):
+            self.complete = True
             parts = [self.read[name] for name in self.shapes]
             self.target.load(parts[0] if len(parts) == 1 else torch.cat(parts))
             self.read.clear()
+
+
+class _Loading:
+    """What has been read so far, and what is wrong with it."""
+
+    def __init__(
+        self, rules: NameRules, dtype: torch.dtype, device: str, waiting: dict[str, _Pending]
+    ) -> None:
+        self.loaded = 0
+        self._rules, self._dtype, self._device = rules, dtype, device
+        self._waiting = waiting
+        self._missing = dict.fromkeys(name for p in waiting.values() for name in p.shapes)
+        self._unexpected: list[str] = []
+        self._misshaped: list[str] = []
+
+    def take(self, stored: str, tensor: Tensor, path: Path) -> None:
+        """A tensor of the checkpoint, under its name there."""
+        for name, piece in self._rules.pieces(self._rules.renamed(stored), tensor):
+            pending = self._waiting.get(name)
+            if pending is None or not pending.wants(name):
+                if not self._rules.ignored(name):
+                    self._unexpected.append(stored)
+                continue
+            # A parameter that is merged already stands for all its parts.
+            for part in (name,) if name in pending.shapes else pending.shapes:
+                self._missing.pop(part, None)
+            expected = pending.shape_of(name)
+            if tuple(piece.shape) != expected:
+                self._misshaped.append(_misshape(stored, expected, piece, path))
+                continue
+            self.loaded += piece.numel()
+            pending.take(name, piece.to(self._device, pending.target.dtype or self._dtype))
+
+    def report(self, folder: Path) -> None:
+        """Refuse if anything is wrong."""
+        _report(folder, list(self._missing), self._unexpected, self._misshaped)
 
 
 def load_weights(
@@ -81,34 +136,21 @@ def load_weights(
             another shape than the configuration says: each kind with names and shapes.
     """
     files = weight_files(folder)
-    total, done, loaded = total_bytes(files), 0, 0
-    waiting = _expected(targets, rules)
-    missing = dict.fromkeys(waiting)
-    unexpected, misshaped = [], []
+    total, done = total_bytes(files), 0
+    state = _Loading(rules, dtype, device, _expected(targets, rules))
     for name, tensor, path in iterate_tensors(files):
         done += tensor.numel() * tensor.element_size()
-        ours = rules.renamed(name)
-        pending = waiting.get(ours)
-        if pending is None:
-            if not rules.ignored(ours):
-                unexpected.append(name)
-        elif tuple(tensor.shape) != pending.shapes[ours]:
-            missing.pop(ours, None)
-            misshaped.append(_misshape(name, pending.shapes[ours], tensor, path))
-        else:
-            missing.pop(ours, None)
-            loaded += tensor.numel()
-            pending.take(ours, tensor.to(device, dtype))
+        state.take(name, tensor, path)
         if progress is not None:
             progress(min(done, total), total)
-    _report(folder, list(missing), unexpected, misshaped)
+    state.report(folder)
     if progress is not None:
         progress(total, total)
-    return loaded
+    return state.loaded
 
 
 def _expected(targets: Mapping[str, Target], rules: NameRules) -> dict[str, _Pending]:
-    """Checkpoint names in our spelling, each with the parameter it belongs to."""
+    """Checkpoint names in our spelling, parts and whole, each with the parameter it belongs to."""
     waiting = {}
     for name, target in targets.items():
         # A family whose checkpoints are merged already has no rule: then the parts do not matter.
@@ -117,7 +159,7 @@ def _expected(targets: Mapping[str, Target], rules: NameRules) -> dict[str, _Pen
         assert len(rows) == len(sources), f"{name}: {len(rows)} parts, {len(sources)} names"
         shapes = {s: (n, *target.shape[1:]) for s, n in zip(sources, rows, strict=True)}
         pending = _Pending(name, target, shapes)
-        waiting.update(dict.fromkeys(sources, pending))
+        waiting.update(dict.fromkeys((*sources, name), pending))
     return waiting
 
 

@@ -6,8 +6,12 @@ A family states a `NameRules`; nothing here knows families or files.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
+
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,21 @@ class Merge:
 
     target: str
     parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One checkpoint tensor that holds the same parameter of many layers, along its first
+    dimension: expert weights, mostly."""
+
+    source: str
+    """End of the checkpoint's name, without the dot before it."""
+    target: str
+    """End of the parameters' names, `{}` being the index along the first dimension."""
+    layout: Callable[[Tensor], Tensor] | None = None
+    """From a slice to the parameter, if it is laid out otherwise."""
+    dims: int = 3
+    """Dimensions of the checkpoint's tensor; one with others is taken for something else."""
 
 
 QKV: Final = Merge("qkv_proj", ("q_proj", "k_proj", "v_proj"))
@@ -31,20 +50,41 @@ class NameRules:
     """(checkpoint prefix, our prefix); the first that fits is replaced."""
     ignore: tuple[str, ...] = ()
     """Regular expressions of checkpoint names (after renaming) that carry nothing we need."""
+    substitutions: tuple[tuple[str, str], ...] = ()
+    """(regular expression, replacement): all are applied, in order, after `renames`."""
+    stacks: tuple[Stack, ...] = ()
+    """Tensors that are cut into many parameters. Checkpoints may have them or the parameters."""
 
     def renamed(self, name: str) -> str:
         """A checkpoint's name in our spelling."""
         for old, new in self.renames:
             if name.startswith(old):
-                return new + name.removeprefix(old)
+                name = new + name.removeprefix(old)
+                break
+        for pattern, replacement in self.substitutions:
+            name = re.sub(pattern, replacement, name)
         return name
+
+    def pieces(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """A tensor under its (renamed) name, or the slices of a stack, each under its own."""
+        for stack in self.stacks:
+            if tensor.dim() == stack.dims and name.endswith(f".{stack.source}"):
+                head = name.removesuffix(stack.source)
+                for i, part in enumerate(tensor):
+                    piece = part if stack.layout is None else stack.layout(part)
+                    yield head + stack.target.format(i), piece
+                return
+        yield name, tensor
 
     def ignored(self, name: str) -> bool:
         """Whether a (renamed) name may be skipped."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignore)
 
     def sources(self, parameter: str) -> tuple[str, ...]:
-        """Names under which a checkpoint holds a parameter: several if it is merged from parts."""
+        """Names under which a checkpoint holds a parameter: several if it is merged from parts.
+
+        A checkpoint may also hold it merged already, under the parameter's own name.
+        """
         pieces = parameter.split(".")
         for merge in self.merges:
             if merge.target in pieces:
@@ -52,3 +92,18 @@ class NameRules:
                 head, tail = pieces[:place], pieces[place + 1 :]
                 return tuple(".".join([*head, part, *tail]) for part in merge.parts)
         return (parameter,)
+
+
+def transposed(weight: Tensor) -> Tensor:
+    """`[K, N]` as `[N, K]`: checkpoints that multiply from the left."""
+    return weight.t()
+
+
+def uninterleaved(rows: Tensor) -> Tensor:
+    """Even rows, then odd ones: gate and up side by side from gate and up in turns."""
+    return torch.cat((rows[0::2], rows[1::2]))
+
+
+def transposed_uninterleaved(weight: Tensor) -> Tensor:
+    """`[K, N]` with columns in turns as `[N, K]` with even, then odd rows."""
+    return uninterleaved(weight.t())
