@@ -6,11 +6,27 @@ Field names follow Hugging Face's where families agree. Reads the JSON itself; n
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from quire.config.vocabulary import ALIASES, canonical, merged
 from quire.errors import ModelLoadError
+
+CONFIG_FILE: Final = "config.json"
+LIMITS: Final = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**14,
+    "max_position_embeddings": 2**31,
+}
+"""Largest sizes that are believed: far above any model, far below what would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,69 +69,51 @@ class ModelShape:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict)
-    """The whole JSON, for what a family alone knows."""
+    """The whole JSON, for what a family alone knows: flat, with Hugging Face's common names filled
+    in (`quire.config.vocabulary.ALIASES`)."""
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelShape:
-        """Read `config.json` of a model folder.
+    def from_folder(cls, folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelShape:
+        """Read `config.json` of a model folder, with `overrides` over it.
 
         Raises:
             ModelLoadError: the folder or file is missing, is not JSON, or a size is missing or
                 senseless.
         """
-        path = folder / "config.json"
-        if not folder.is_dir():
-            raise ModelLoadError(
-                f"there is no model folder {str(folder)!r}: give a folder with config.json, "
-                "tokenizer.json and *.safetensors, or quire-demo"
-            )
-        try:
-            data = json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
-            raise ModelLoadError(f"the model folder {str(folder)!r} has no config.json") from None
-        except (ValueError, OSError) as error:
-            raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None
-        if not isinstance(data, dict):
-            raise ModelLoadError(f"{str(path)!r} must hold a JSON object")
-        return cls.from_hf_json(data, source=str(path))
+        data = merged(read_config(folder), overrides or {})
+        return cls.from_hf_json(data, source=str(folder / CONFIG_FILE))
 
     @classmethod
-    def from_hf_json(cls, data: dict[str, Any], source: str = "config.json") -> ModelShape:
-        """Translate a Hugging Face configuration.
+    def from_hf_json(cls, data: Mapping[str, Any], source: str = CONFIG_FILE) -> ModelShape:
+        """Translate a Hugging Face configuration, however the family spells its entries.
 
         Raises:
             ModelLoadError: a needed entry is missing or has a senseless value; `source` is named.
         """
-        architectures = data.get("architectures") or []
-        if not architectures:
-            raise ModelLoadError(f"{source} names no architecture ('architectures')")
-        heads = _size(data, "num_attention_heads", source)
-        hidden = _size(data, "hidden_size", source)
-        rope = data.get("rope_parameters") or {}
-        scaling = data.get("rope_scaling") or (
-            rope if rope.get("rope_type", "default") != "default" else None
-        )
-        eos = data.get("eos_token_id")
+        data = canonical(data, source)
+        read = _Reader(data, source)
+        heads, hidden = read.size("num_attention_heads"), read.size("hidden_size")
+        rope = read.rope()
         return cls(
-            architecture=str(architectures[0]),
-            vocab_size=_size(data, "vocab_size", source),
+            architecture=read.architecture(),
+            vocab_size=read.size("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_size(data, "intermediate_size", source),
-            num_layers=_size(data, "num_hidden_layers", source),
+            intermediate_size=read.size("intermediate_size"),
+            num_layers=read.size("num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=_size(data, "num_key_value_heads", source, default=heads),
-            head_dim=_size(data, "head_dim", source, default=max(1, hidden // heads)),
-            max_position_embeddings=_size(data, "max_position_embeddings", source, default=2048),
-            rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(data.get("rope_theta") or rope.get("rope_theta") or 10000.0),
-            rope_scaling=scaling,
+            num_kv_heads=read.size("num_key_value_heads", default=heads),
+            head_dim=read.size("head_dim", default=max(1, hidden // heads)),
+            max_position_embeddings=read.size("max_position_embeddings", default=2048),
+            rms_norm_eps=read.positive("rms_norm_eps", 1e-6),
+            rope_theta=read.positive("rope_theta", rope.get("rope_theta", 10000.0)),
+            rope_scaling=read.rope_scaling(rope),
             tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
             attention_bias=bool(data.get("attention_bias", False)),
             mlp_bias=bool(data.get("mlp_bias", False)),
-            hidden_act=str(data.get("hidden_act", "silu")),
-            dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
-            bos_token_id=data.get("bos_token_id"),
-            eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or ()),
+            hidden_act=str(data.get("hidden_act") or "silu"),
+            dtype=str(data.get("dtype") or "float32").removeprefix("torch."),
+            bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
+            eos_token_ids=read.token_ids("eos_token_id"),
             raw=data,
         )
 
@@ -124,12 +122,103 @@ class ModelShape:
         return (LayerKV(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
 
 
-def _size(data: dict[str, Any], name: str, source: str, default: int | None = None) -> int:
-    value = data.get(name)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelLoadError(f"{source} misses {name!r}")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelLoadError(f"{source}: {name!r} must be a positive integer, got {value!r}")
-    return value
+def read_config(folder: Path) -> dict[str, Any]:
+    """The JSON object in `config.json` of a model folder.
+
+    Raises:
+        ModelLoadError: the folder or the file is missing, or it is not a JSON object.
+    """
+    path = folder / CONFIG_FILE
+    if not folder.is_dir():
+        raise ModelLoadError(
+            f"there is no model folder {str(folder)!r}: give a folder with config.json, "
+            "tokenizer.json and *.safetensors, or quire-demo"
+        )
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"the model folder {str(folder)!r} has no config.json") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None
+    if not isinstance(data, dict):
+        raise ModelLoadError(f"{str(path)!r} must hold a JSON object")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Checked access to the entries of a canonical configuration."""
+
+    data: Mapping[str, Any]
+    source: str
+
+    def architecture(self) -> str:
+        """The first name in `architectures`."""
+        names = self.data.get("architectures")
+        if isinstance(names, list) and names and isinstance(names[0], str):
+            return names[0]
+        raise ModelLoadError(
+            f"{self.source} names no architecture ('architectures'); give it as "
+            """--hf-overrides '{"architectures": ["LlamaForCausalLM"]}'"""
+        )
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer within `LIMITS`."""
+        value = self.data.get(name)
+        value = default if value is None else value
+        if value is None:
+            others = ", ".join(ALIASES.get(name, ()))
+            raise ModelLoadError(
+                f"{self.source} misses {name!r}" + (f" (also read: {others})" if others else "")
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelLoadError(
+                f"{self.source}: {name!r} must be a positive integer, got {value!r:.60}"
+            )
+        if value > LIMITS[name]:
+            raise ModelLoadError(
+                f"{self.source}: {name!r} must be at most {LIMITS[name]}, got {value!r:.60}"
+            )
+        return value
+
+    def positive(self, name: str, default: float) -> float:
+        """A finite number above 0."""
+        value = self.data.get(name)
+        value = default if value is None else value
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise ModelLoadError(
+                f"{self.source}: {name!r} must be a number above 0, got {value!r:.60}"
+            )
+        return float(value)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """No id, one, or a list of them."""
+        value = self.data.get(name)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            raise ModelLoadError(
+                f"{self.source}: {name!r} must be a token id or a list of them, got {value!r:.60}"
+            )
+        return tuple(ids)
+
+    def rope(self) -> dict[str, Any]:
+        """`rope_parameters`; where kinds of layers have their own, those of full attention."""
+        rope = self.data.get("rope_parameters") or {}
+        if not isinstance(rope, dict):
+            raise ModelLoadError(
+                f"{self.source}: 'rope_parameters' must be an object, got {rope!r:.60}"
+            )
+        full = rope.get("full_attention")
+        return full if isinstance(full, dict) else rope
+
+    def rope_scaling(self, rope: dict[str, Any]) -> dict[str, Any] | None:
+        """The scaling, as old configurations (`rope_scaling`) or new ones spell it."""
+        scaling = self.data.get("rope_scaling")
+        if scaling is None or scaling == {}:
+            return rope if rope.get("rope_type", "default") != "default" else None
+        if not isinstance(scaling, dict):
+            raise ModelLoadError(
+                f"{self.source}: 'rope_scaling' must be an object, got {scaling!r:.60}"
+            )
+        return scaling
