@@ -6,9 +6,9 @@ never a family's name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,34 @@ class DecoderStyle:
     out_bias: bool = False
     """Bias of the attention's output projection."""
     mlp_bias: bool = False
+    attention: Callable[[int], AttentionBlock] | None = None
+    """Makes the attention of a layer, by its index, where it is not the usual one (MLA)."""
+    mlp: Callable[[int], MLPBlock] | None = None
+    """Makes what follows the attention in a layer, where it is not the usual one (MoE)."""
+
+
+class AttentionBlock(Protocol):
+    """What stands at the place of a layer's attention."""
+
+    def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
+        """`[T, H] -> [T, H]`; stores this step's keys and values."""
+        ...
+
+    def parameters(self) -> Parameters:
+        """Parameters under names relative to `self_attn`."""
+        ...
+
+
+class MLPBlock(Protocol):
+    """What stands at the place of a layer's MLP."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[T, H] -> [T, H]`."""
+        ...
+
+    def parameters(self) -> Parameters:
+        """Parameters under names relative to `mlp`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +124,12 @@ class GatedMLP:
 class DecoderLayer:
     """Attention and MLP, each behind a norm, around a residual stream."""
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
+    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int) -> None:
         self._input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self._self_attn = Attention(shape, style)
+        make_attention, make_mlp = style.attention, style.mlp
+        self._self_attn = make_attention(index) if make_attention else Attention(shape, style)
         self._post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self._mlp = GatedMLP(shape, style)
+        self._mlp = make_mlp(index) if make_mlp else GatedMLP(shape, style)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, kv_cache: KVCache, step: StepInput
@@ -129,7 +158,7 @@ class DecoderModel:
 
     def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
         self._embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self._layers = [DecoderLayer(shape, style) for _ in range(shape.num_layers)]
+        self._layers = [DecoderLayer(shape, style, i) for i in range(shape.num_layers)]
         self._norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
@@ -231,7 +260,7 @@ class DecoderForCausalLM:
         rules = self.NAME_RULES
         if not self.shape.tie_word_embeddings:
             return rules
-        return NameRules(rules.merges, rules.renames, (*rules.ignore, r"lm_head\.weight"))
+        return replace(rules, ignore=(*rules.ignore, r"lm_head\.weight"))
 
 
 def _check_sizes(shape: ModelShape) -> None:
