@@ -15,8 +15,9 @@ from quire.kernels.attention_spec import AttentionSpec
 
 KVCache = tuple[Tensor, Tensor]
 """Key and value cache of one layer, each `[num_blocks, block_size, KVH, D]`."""
-FEATURES: Final = ("window", "softcap", "alibi", "sinks", "value_dim")
-"""What attention may do besides softmax(q k) v; `value_dim`: values narrower than keys."""
+FEATURES: Final = ("window", "softcap", "alibi", "sinks", "value_dim", "latent")
+"""What attention may do besides softmax(q k) v; `value_dim`: values narrower than keys; `latent`:
+values that are the beginning of the keys, so that the value cache is empty."""
 
 
 @dataclass(frozen=True, slots=True)

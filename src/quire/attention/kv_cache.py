@@ -45,5 +45,7 @@ def allocate_kv_cache(
 def _untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros on pages that the system provides when they are first written: a large cache costs
     neither start-up time nor memory before it is used."""
+    if 0 in size:  # values that are part of the keys
+        return torch.empty(size, dtype=dtype)
     pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(size)

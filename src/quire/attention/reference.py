@@ -35,4 +35,6 @@ class ReferenceAttention:
         """See `AttentionBackend.forward`."""
         key_cache, value_cache = kv_cache
         ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
+        if spec.latent_dim is not None:
+            value_cache = key_cache[..., : spec.latent_dim]
         return ops.paged_attention(q, key_cache, value_cache, metadata, spec)

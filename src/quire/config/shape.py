@@ -36,6 +36,7 @@ class LayerKV:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    """0: values are part of the keys."""
     window: int | None = None
     """Positions a token sees, itself included; `None`: all before it."""
 

@@ -198,7 +198,8 @@ class DecoderForCausalLM:
         layers = cls.kv_layers(shape)
         found = {
             "window": any(layer.window is not None for layer in layers),
-            "value_dim": any(layer.key_dim != layer.value_dim for layer in layers),
+            "value_dim": any(layer.value_dim not in (0, layer.key_dim) for layer in layers),
+            "latent": any(layer.value_dim == 0 for layer in layers),
         }
         return frozenset(name for name, needed in found.items() if needed)
 

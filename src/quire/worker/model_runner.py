@@ -122,7 +122,7 @@ class ModelRunner:
         source = self._tensor(starts[:, 0] + offsets)
         destination = self._tensor(starts[:, 1] + offsets)
         for cache in itertools.chain.from_iterable(self.kv_caches):
-            slots = cache.view(-1, *cache.shape[2:])
+            slots = cache.flatten(0, 1)  # a layer may keep no values
             slots.index_copy_(0, destination, slots.index_select(0, source))
 
     def _commit(self, outcome: _Outcome) -> BatchResult:
