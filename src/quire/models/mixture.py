@@ -1,0 +1,76 @@
+"""Mixtures of experts as families put them together: what a configuration says becomes layers.
+
+Knows entries that several families have, no family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+from quire.config.shape import ModelShape
+from quire.errors import ModelLoadError
+from quire.kernels.moe import Routing
+from quire.layers.activation import activation
+from quire.layers.moe import MoE, MoEStyle
+from quire.models.entries import number, whole
+from quire.models.parts import GatedMLP
+from quire.models.style import DecoderStyle, MLPBlock
+
+
+def routing(shape: ModelShape, normalise: bool, **more: Any) -> Routing:
+    """A token's choice among `num_local_experts` (however it is spelled).
+
+    Raises:
+        ModelLoadError: there are not enough experts or groups for it.
+    """
+    experts, top_k = whole(shape, "num_local_experts"), whole(shape, "num_experts_per_tok")
+    choice = Routing(experts, top_k, normalise=normalise, **more)
+    groups, best = choice.groups, choice.top_groups
+    if experts % groups or best > groups:
+        raise ModelLoadError(
+            f"config.json: {experts} experts must be a multiple of n_group ({groups}), and "
+            f"topk_group ({best}) at most n_group"
+        )
+    if choice.group_score == "top2" and experts // groups < 2:
+        raise ModelLoadError(f"config.json: {groups} groups of {experts} experts hold fewer than 2")
+    reached = experts // groups * best
+    if top_k > reached:
+        raise ModelLoadError(
+            f"config.json: 'num_experts_per_tok' must be at most {reached}, the experts that a "
+            f"token can reach, got {top_k}"
+        )
+    return choice
+
+
+def grouped_routing(shape: ModelShape, normalise: bool, **more: Any) -> Routing:
+    """A choice within the best groups, with a factor of the weights (DeepSeek's entries)."""
+    return routing(
+        shape,
+        normalise,
+        groups=whole(shape, "n_group", 1),
+        top_groups=whole(shape, "topk_group", 1),
+        scale=number(shape, "routed_scaling_factor", 1.0),
+        **more,
+    )
+
+
+def mixture(
+    shape: ModelShape,
+    choice: Routing,
+    expert_size: int,
+    dense: Container[int] = (),
+    **more: Any,
+) -> Callable[[int], MLPBlock]:
+    """What makes a layer's MLP: the usual one in `dense` layers, elsewhere a mixture.
+
+    `more` are fields of `MoEStyle`.
+    """
+    usual = DecoderStyle(mlp_bias=shape.mlp_bias).settled(shape)
+    more.setdefault("activation", activation(shape.hidden_act, gated=True))
+    style = MoEStyle(choice, expert_size, **more)
+
+    def mlp(layer: int) -> MLPBlock:
+        return GatedMLP(shape, usual) if layer in dense else MoE(shape.hidden_size, style)
+
+    return mlp

@@ -1,0 +1,139 @@
+"""Multi-head latent attention (DeepSeek-V2, section 2.1), in its absorbed form.
+
+A token keeps one latent vector and one rotated key part for all heads. The up-projections of keys
+and values are not applied to what is kept: a query is taken into the latent space instead, and
+the weighted sum of latents is taken out of it. So the cache holds `kv_lora_rank +
+qk_rope_head_dim` numbers per token and layer, and prompt and decode rows are computed alike.
+
+Knows sizes, no family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.attention.base import KVCache
+from quire.config.shape import LayerKV
+from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.dispatch import ops
+from quire.layers.linear import Linear
+from quire.layers.norm import RMSNorm
+from quire.layers.parameter import Parameter, Parameters, prefixed
+from quire.models.style import StepInput
+
+
+@dataclass(frozen=True, slots=True)
+class MLASizes:
+    """Sizes and constants of a latent attention, under Hugging Face's names."""
+
+    hidden_size: int
+    num_heads: int
+    q_lora_rank: int | None
+    """`None`: queries are projected in one step."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    scale: float
+    """Factor of `q.k`, all of it."""
+    bias: bool = False
+    """Bias of the first projections and of the last one."""
+    interleaved: bool = True
+    """Rotary pairs stand side by side, not half a vector apart."""
+    eps: float = 1e-6
+    """Of the norms of the latents."""
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a head's query before it enters the latent space."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def layer_kv(self) -> LayerKV:
+        """What a layer keeps of a token: the latent and the rotated part; values are in it."""
+        return LayerKV(1, self.kv_lora_rank + self.qk_rope_head_dim, 0)
+
+
+class PerHead:
+    """One matrix per head: `[T, heads, K] -> [T, heads, N]`."""
+
+    def __init__(self) -> None:
+        self._prepared: list[Any] = []
+
+    def load(self, weights: Tensor) -> None:
+        """Keep `[heads, N, K]`."""
+        self._prepared = [ops.prepare_linear(weight) for weight in weights]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Each head's rows times that head's matrix."""
+        heads = zip(x.unbind(1), self._prepared, strict=True)
+        return torch.stack([ops.linear(rows.contiguous(), weight) for rows, weight in heads], 1)
+
+
+class LatentAttention:
+    """Stands at the place of `quire.models.blocks.Attention`."""
+
+    def __init__(self, sizes: MLASizes) -> None:
+        self._sizes = sizes
+        hidden, heads, rank = sizes.hidden_size, sizes.num_heads, sizes.kv_lora_rank
+        self._spec = AttentionSpec(sizes.scale, latent_dim=rank)
+        wide = heads * sizes.qk_head_dim
+        self._q_a: tuple[Linear, RMSNorm] | None = None
+        if sizes.q_lora_rank is not None:
+            first = Linear(hidden, sizes.q_lora_rank, sizes.bias)
+            self._q_a = (first, RMSNorm(sizes.q_lora_rank, sizes.eps))
+        self._q_proj = Linear(sizes.q_lora_rank or hidden, wide, False)
+        self._kv_a_proj = Linear(hidden, rank + sizes.qk_rope_head_dim, sizes.bias)
+        self._kv_a_layernorm = RMSNorm(rank, sizes.eps)
+        self._into_latent, self._out_of_latent = PerHead(), PerHead()
+        self._o_proj = Linear(heads * sizes.v_head_dim, hidden, sizes.bias)
+
+    def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
+        """`[T, H] -> [T, H]`; stores this step's latents."""
+        sizes = self._sizes
+        q, q_rope = self._queries(x).split((sizes.qk_nope_head_dim, sizes.qk_rope_head_dim), -1)
+        parts = (sizes.kv_lora_rank, sizes.qk_rope_head_dim)
+        latent, k_rope = self._kv_a_proj(x).split(parts, -1)
+        latent = self._kv_a_layernorm(latent.contiguous())
+        q_rope, k_rope = self._pairs(q_rope), self._pairs(k_rope.unsqueeze(1))
+        q_rope, k_rope = ops.rotary(q_rope, k_rope, step.positions, step.rope_table)
+        q = torch.cat((self._into_latent(q), q_rope), -1)
+        k = torch.cat((latent.unsqueeze(1), k_rope), -1)
+        out = step.attention.forward(q, k, k[..., :0], kv_cache, step.metadata, self._spec)
+        return self._o_proj(self._out_of_latent(out).flatten(1))
+
+    def _queries(self, x: Tensor) -> Tensor:
+        if self._q_a is not None:
+            project, norm = self._q_a
+            x = norm(project(x))
+        return self._q_proj(x).view(-1, self._sizes.num_heads, self._sizes.qk_head_dim)
+
+    def _pairs(self, x: Tensor) -> Tensor:
+        """Rotary pairs half a vector apart. Queries and keys alike, so products stay the same."""
+        if not self._sizes.interleaved:
+            return x.contiguous()
+        return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+
+    def parameters(self) -> Parameters:
+        """Under Hugging Face's names."""
+        sizes = self._sizes
+        found: Parameters = {}
+        if self._q_a is not None:
+            found |= prefixed("q_a_proj", self._q_a[0].parameters())
+            found |= prefixed("q_a_layernorm", self._q_a[1].parameters())
+        found |= prefixed("q_b_proj" if self._q_a else "q_proj", self._q_proj.parameters())
+        found |= prefixed("kv_a_proj_with_mqa", self._kv_a_proj.parameters())
+        found |= prefixed("kv_a_layernorm", self._kv_a_layernorm.parameters())
+        rows = sizes.num_heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
+        found["kv_b_proj.weight"] = Parameter((rows, sizes.kv_lora_rank), self._load_kv_b)
+        return found | prefixed("o_proj", self._o_proj.parameters())
+
+    def _load_kv_b(self, weight: Tensor) -> None:
+        sizes = self._sizes
+        per_head = weight.view(sizes.num_heads, -1, sizes.kv_lora_rank)
+        keys, values = per_head.split((sizes.qk_nope_head_dim, sizes.v_head_dim), 1)
+        self._into_latent.load(keys.transpose(1, 2).contiguous())
+        self._out_of_latent.load(values.contiguous())
