@@ -26,8 +26,12 @@ class Row:
     """Entries written over the saved config.json; `None` removes one. For other spellings."""
     prepare: Callable[[Any], None] | None = None
     """Called with the transformers model before it is saved."""
+    convert: Callable[[Path], None] | None = None
+    """Called with the folder once it is written, to give it another naming."""
     architecture: str | None = None
     """Name of the transformers model class, if not the one for causal language models."""
+    attention: str = "eager"
+    """Which of transformers' implementations judges."""
     lengths: tuple[int, ...] = (5, 90, 33)
     """Tokens of each prompt; at least one is longer than any window."""
     exact: float = 1e-4
@@ -44,12 +48,14 @@ def build(row: Row, folder: Path, dtype=torch.float32):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     config = getattr(transformers, row.config)(**row.kwargs)
-    config._attn_implementation = "eager"
+    config._attn_implementation = row.attention
     torch.manual_seed(0)
     if row.architecture:
         model = getattr(transformers, row.architecture)(config)
     else:
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=row.attention
+        )
     model = model.eval().float()
     with torch.no_grad():
         _randomise(model)
@@ -60,6 +66,8 @@ def build(row: Row, folder: Path, dtype=torch.float32):
     # A copy, because rotary frequencies and the like must stay float32 in the judge.
     copy.deepcopy(model).to(dtype).save_pretrained(folder)
     _patch(folder / "config.json", row.patch)
+    if row.convert:
+        row.convert(folder)
     return model
 
 
@@ -73,7 +81,8 @@ def _randomise(model):
 
 def _patch(path: Path, changes: dict[str, Any]):
     config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    gone = [name for name, value in changes.items() if value is None]
+    path.write_text(json.dumps({k: v for k, v in config.items() if k not in gone}))
 
 
 @torch.inference_mode()

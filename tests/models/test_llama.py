@@ -115,7 +115,10 @@ def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones():
     ("scaling", "message"),
     [
         ({"rope_type": "linaer", "factor": 2}, "got 'linaer'; did you mean 'linear'"),
-        ({"type": "yarn"}, "must be one of default, linear, llama3, got 'yarn'"),
+        (
+            {"type": "yarnn"},
+            "must be one of default, linear, ntk, .*got 'yarnn'; did you mean 'yarn'",
+        ),
         ({"rope_type": "linear"}, "needs 'factor' as a positive number, got None"),
         ({**LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor equals high_freq_factor"),
     ],

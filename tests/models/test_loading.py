@@ -184,7 +184,7 @@ def test_quantised_weights_are_refused(tmp_path):
     ("config", "message"),
     [
         ({"architectures": ["LlamaForCausalML"]}, "did you mean 'LlamaForCausalLM'?"),
-        ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
+        ({"hidden_act": "gelo"}, "got 'gelo'; did you mean 'gelu'?"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads, got 4 and 3"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
     ],

@@ -3,7 +3,8 @@
 `ops.linear(...)` and its siblings call the chosen implementation; the first use chooses by
 `QUIRE_KERNELS` if nobody called `select` before. An implementation is a module with a table
 `OPS` of operation name to function and, optionally, `unavailable() -> str | None`, the reason
-why this machine cannot run it. Knows no operation itself.
+why this machine cannot run it. An operation that it lacks is the reference's. Knows no operation
+itself.
 """
 
 from __future__ import annotations
@@ -32,17 +33,27 @@ class Ops:
     clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     embedding: Callable[[Tensor, Tensor], Tensor]
     exp: Callable[[Tensor], Tensor]
+    gelu: Callable[[Tensor], Tensor]
+    gelu_and_mul: Callable[[Tensor], Tensor]
+    gelu_tanh: Callable[[Tensor], Tensor]
+    gelu_tanh_and_mul: Callable[[Tensor], Tensor]
     grouped_experts: Callable[..., Tensor]
+    layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]
     linear: Callable[..., Tensor]
     log: Callable[[Tensor], Tensor]
     log_softmax: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
     prepare_linear: Callable[..., Any]
+    relu: Callable[[Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_add: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rms_norm_wide: Callable[[Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     route_experts: Callable[..., tuple[Tensor, Tensor]]
+    rotary_partial: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+    silu: Callable[[Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    tanh: Callable[[Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
     def __getattr__(self, attribute: str) -> Any:
@@ -86,6 +97,7 @@ def _load(name: str) -> tuple[dict[str, Any], str | None]:
         raise ConfigError(f"kernels must be one of {known}, got {name!r}{hint}")
     module = importlib.import_module(IMPLEMENTATIONS[name])
     reason = getattr(module, "unavailable", lambda: None)()
-    missing = set(Ops.__annotations__) - {"name"} - set(module.OPS)
-    assert not missing, f"{name} lacks operations {sorted(missing)}"
-    return module.OPS, reason
+    # What an implementation does not have of its own, the definition does.
+    table = {**importlib.import_module(IMPLEMENTATIONS["reference"]).OPS, **module.OPS}
+    assert set(table) >= set(Ops.__annotations__) - {"name"}, "the reference lacks operations"
+    return table, reason

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.exact import exp, log, log_softmax, tree_sum
+from quire.kernels.exact import erf, exp, log, log_softmax, tanh, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
 from quire.kernels.tiles import linear, prepare_linear
@@ -40,10 +40,82 @@ def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(total, weight, eps), total
 
 
+def rms_norm_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Like `rms_norm`, but rounded once, after the multiplication (Gemma, OLMo 2).
+
+    `weight` may be float32 whatever x is.
+    """
+    wide = x.to(torch.float32)
+    mean = tree_sum(wide * wide).div_(x.shape[-1])
+    return (wide / mean.add_(eps).sqrt_().unsqueeze(-1)).mul_(weight).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer norm over the last dimension of `[..., H]` (Ba et al. 2016), rounded once.
+
+    (x - mean) / sqrt(mean((x - mean)**2) + eps) * weight + bias in float32. `weight` and `bias`
+    are `[H]`, or have more of x's last dimensions: one norm per head.
+    """
+    wide = x.to(torch.float32)
+    wide = wide - tree_sum(wide).div_(x.shape[-1]).unsqueeze(-1)
+    variance = tree_sum(wide * wide).div_(x.shape[-1])
+    wide.div_(variance.add_(eps).sqrt_().unsqueeze(-1))
+    if weight is not None:
+        wide.mul_(weight)
+    if bias is not None:
+        wide.add_(bias)
+    return wide.to(x.dtype)
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0); NaN stays."""
+    return x.clamp(min=0)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x / (1 + exp(-x))."""
+    return _silu(x.to(torch.float32)).to(x.dtype)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x / 2 * (1 + erf(x / sqrt(2))) (Hendrycks & Gimpel 2016)."""
+    return _gelu(x.to(torch.float32)).to(x.dtype)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))."""
+    return _gelu_tanh(x.to(torch.float32)).to(x.dtype)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / exp(-x).add_(1.0)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return erf(x * 0.7071067811865476).add_(1.0).mul_(x).mul_(0.5)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    inner = (x * x).mul_(0.044715).add_(1.0).mul_(x).mul_(0.7978845608028654)
+    return tanh(inner).add_(1.0).mul_(x).mul_(0.5)
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """gelu(gate) * up for `[T, 2 I]` holding gate and up side by side: `[T, I]`."""
+    gate, up = x.to(torch.float32).chunk(2, dim=-1)
+    return _gelu(gate).mul_(up).to(x.dtype)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """gelu_tanh(gate) * up for `[T, 2 I]` holding gate and up side by side: `[T, I]`."""
+    gate, up = x.to(torch.float32).chunk(2, dim=-1)
+    return _gelu_tanh(gate).mul_(up).to(x.dtype)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(gate) * up for `[T, 2 I]` holding gate and up side by side: `[T, I]`."""
     gate, up = x.to(torch.float32).chunk(2, dim=-1)
-    return (gate / exp(-gate).add_(1.0)).mul_(up).to(x.dtype)
+    return _silu(gate).mul_(up).to(x.dtype)
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin_table: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,28 +133,61 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.to(x.dtype)
 
 
+def rotary_partial(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin_table: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """Like `rotary`, for the first R dimensions of each head; the others are copied.
+
+    `cos_sin_table` is `[P, R]`. Pair i is (i, i + R/2) or, if `interleaved`, (2i, 2i + 1).
+    """
+    cos, sin = cos_sin_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    rotate = _rotate_pairs if interleaved else _rotate
+    parts = [(x[..., : cos_sin_table.shape[1]], x[..., cos_sin_table.shape[1] :]) for x in (q, k)]
+    turned = [torch.cat((rotate(head, cos, sin), rest), dim=-1) for head, rest in parts]
+    return turned[0], turned[1]
+
+
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.to(torch.float32).unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
 def write_kv(
     k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """Store `k, v [T, KVH, D]` at slots `[T]` (block * block_size + offset, all at least 0)."""
-    key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, slot_mapping, k)
-    value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, slot_mapping, v)
+    """Store `k, v [T, KVH, D]` at slots `[T]` (block * block_size + offset, all at least 0).
+
+    The width of values may differ from that of keys, and be 0: then there are none to store.
+    """
+    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
+    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
 
 OPS = {
     "clamped_swiglu": clamped_swiglu,
     "embedding": embedding,
     "exp": exp,
+    "gelu": gelu,
+    "gelu_and_mul": gelu_and_mul,
+    "gelu_tanh": gelu_tanh,
+    "gelu_tanh_and_mul": gelu_tanh_and_mul,
     "grouped_experts": grouped_experts,
+    "layer_norm": layer_norm,
     "linear": linear,
     "log": log,
     "log_softmax": log_softmax,
     "paged_attention": paged_attention,
     "prepare_linear": prepare_linear,
+    "relu": relu,
     "rms_norm": rms_norm,
     "rms_norm_add": rms_norm_add,
+    "rms_norm_wide": rms_norm_wide,
     "rotary": rotary,
+    "rotary_partial": rotary_partial,
     "route_experts": route_experts,
+    "silu": silu,
     "silu_and_mul": silu_and_mul,
+    "tanh": tanh,
     "write_kv": write_kv,
 }

@@ -44,7 +44,7 @@ class Linear:
         }
 
     def _load(self, name: str, tensor: Tensor) -> None:
-        self._waiting[name] = tensor
+        self._waiting[name] = tensor.contiguous()
         if all(value is not None for value in self._waiting.values()):
             self._prepared = ops.prepare_linear(self._waiting["weight"], self._waiting.get("bias"))
             self._waiting.clear()  # the checkpoint's tensors may be large or memory-mapped

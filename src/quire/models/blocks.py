@@ -1,4 +1,4 @@
-"""The decoder that families share: attention, gated MLP, layer, model, language-model head.
+"""The decoder that families share: layer, model, language-model head.
 
 What a family does differently is declared in `DecoderStyle`; the blocks read that and the sizes,
 never a family's name.
@@ -6,9 +6,9 @@ never a family's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,189 +17,195 @@ from quire.attention.base import AttentionBackend, KVCache
 from quire.attention.metadata import AttentionMetadata
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
-from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import NORMS
 from quire.layers.parameter import Parameters, prefixed
 from quire.layers.rotary import cos_sin_table
+from quire.models.parts import Attention, GatedMLP, PlainMLP
+from quire.models.style import PLACEMENTS, AttentionBlock, DecoderStyle, MLPBlock, StepInput
 from quire.weights.names import GATE_UP, QKV, NameRules
 
-
-@dataclass(frozen=True, slots=True)
-class DecoderStyle:
-    """What families do differently. A new family adds a field here, with the plain default."""
-
-    qkv_bias: bool = False
-    out_bias: bool = False
-    """Bias of the attention's output projection."""
-    mlp_bias: bool = False
-    attention: Callable[[int], AttentionBlock] | None = None
-    """Makes the attention of a layer, by its index, where it is not the usual one (MLA)."""
-    mlp: Callable[[int], MLPBlock] | None = None
-    """Makes what follows the attention in a layer, where it is not the usual one (MoE)."""
-
-
-class AttentionBlock(Protocol):
-    """What stands at the place of a layer's attention."""
-
-    def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
-        """`[T, H] -> [T, H]`; stores this step's keys and values."""
-        ...
-
-    def parameters(self) -> Parameters:
-        """Parameters under names relative to `self_attn`."""
-        ...
-
-
-class MLPBlock(Protocol):
-    """What stands at the place of a layer's MLP."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[T, H] -> [T, H]`."""
-        ...
-
-    def parameters(self) -> Parameters:
-        """Parameters under names relative to `mlp`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepInput:
-    """What every layer of one forward pass reads."""
-
-    positions: Tensor
-    metadata: AttentionMetadata
-    rope_table: Tensor
-    attention: AttentionBackend
-
-
-class Attention:
-    """Grouped-query attention with rotary positions."""
-
-    def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
-        self._heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self._split = (q, kv, kv)
-        self._spec = AttentionSpec(shape.head_dim**-0.5)
-        self._qkv_proj = Linear(shape.hidden_size, self._split, style.qkv_bias)
-        self._o_proj = Linear(q, shape.hidden_size, style.out_bias)
-
-    def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
-        """`[T, H] -> [T, H]`; stores this step's keys and values."""
-        heads, kv_heads, dim = self._heads
-        q, k, v = self._qkv_proj(x).split(self._split, dim=-1)
-        q, k, v = q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
-        q, k = ops.rotary(q, k, step.positions, step.rope_table)
-        out = step.attention.forward(q, k, v, kv_cache, step.metadata, self._spec)
-        return self._o_proj(out.view(-1, heads * dim))
-
-    def parameters(self) -> Parameters:
-        """`qkv_proj.*` and `o_proj.*`."""
-        return prefixed("qkv_proj", self._qkv_proj.parameters()) | prefixed(
-            "o_proj", self._o_proj.parameters()
-        )
-
-
-class GatedMLP:
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
-        size, inner = shape.hidden_size, shape.intermediate_size
-        self._gate_up_proj = Linear(size, (inner, inner), style.mlp_bias)
-        self._down_proj = Linear(inner, size, style.mlp_bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[T, H] -> [T, H]`."""
-        return self._down_proj(ops.silu_and_mul(self._gate_up_proj(x)))
-
-    def parameters(self) -> Parameters:
-        """`gate_up_proj.*` and `down_proj.*`."""
-        return prefixed("gate_up_proj", self._gate_up_proj.parameters()) | prefixed(
-            "down_proj", self._down_proj.parameters()
-        )
+__all__ = [
+    "AttentionBlock",
+    "DecoderForCausalLM",
+    "DecoderLayer",
+    "DecoderModel",
+    "DecoderStyle",
+    "MLPBlock",
+    "StepInput",
+]
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind a norm, around a residual stream."""
+    """Attention and MLP around a residual stream, with norms placed as the style says."""
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int) -> None:
-        self._input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        make_attention, make_mlp = style.attention, style.mlp
-        self._self_attn = make_attention(index) if make_attention else Attention(shape, style)
-        self._post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self._mlp = make_mlp(index) if make_mlp else GatedMLP(shape, style)
+    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int, keeps: LayerKV) -> None:
+        make = NORMS[style.norm]
+        self._norm_names = PLACEMENTS[style.placement]
+        self._norms = {place: make(shape.hidden_size, style.norm_eps) for place in self._norm_names}
+        self._self_attn: AttentionBlock = (
+            style.attention(index) if style.attention else Attention(shape, style, index, keeps)
+        )
+        usual = GatedMLP if style.gated else PlainMLP
+        self._mlp: MLPBlock = style.mlp(index) if style.mlp else usual(shape, style)
+        self._parallel = style.placement.startswith("parallel")
+        self._plain = style.placement == "pre" and not style.residual_is_normed
+        self._residual_is_normed = style.residual_is_normed
+        self._scale = style.residual_scale
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, kv_cache: KVCache, step: StepInput
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """`(x, residual)`, both `[T, H]`: their sum is the residual stream after this layer."""
-        if residual is None:
-            x, residual = self._input_layernorm(x), x
-        else:
-            x, residual = self._input_layernorm.add(x, residual)
-        x = self._self_attn(x, kv_cache, step)
-        x, residual = self._post_attention_layernorm.add(x, residual)
-        return self._mlp(x), residual
+        if self._plain:
+            return self._pre_norm(x, residual, kv_cache, step)
+        stream = x if residual is None else x + residual
+        if self._parallel:
+            return self._side_by_side(stream, kv_cache, step)
+        return self._one_by_one(stream, kv_cache, step)
+
+    def _pre_norm(
+        self, x: Tensor, residual: Tensor | None, kv_cache: KVCache, step: StepInput
+    ) -> tuple[Tensor, Tensor]:
+        """The most common placement, with sums and norms in one operation."""
+        before, between = self._norms["attention_in"], self._norms["mlp_in"]
+        x, residual = (before(x), x) if residual is None else before.add(x, residual)
+        x = self._scaled(self._self_attn(x, kv_cache, step))
+        x, residual = between.add(x, residual)
+        return self._scaled(self._mlp(x)), residual
+
+    def _side_by_side(
+        self, stream: Tensor, kv_cache: KVCache, step: StepInput
+    ) -> tuple[Tensor, Tensor]:
+        x = self._norms["attention_in"](stream)
+        y = self._norms["mlp_in"](stream) if "mlp_in" in self._norms else x
+        return self._scaled(self._self_attn(x, kv_cache, step) + self._mlp(y)), stream
+
+    def _one_by_one(
+        self, stream: Tensor, kv_cache: KVCache, step: StepInput
+    ) -> tuple[Tensor, Tensor | None]:
+        x = self._normed("attention_in", stream)
+        stream = x if self._residual_is_normed else stream
+        x = self._normed("attention_out", self._self_attn(x, kv_cache, step))
+        stream = self._normed("attention_sum", stream + self._scaled(x))
+        x = self._normed("mlp_in", stream)
+        stream = x if self._residual_is_normed else stream
+        x = self._scaled(self._normed("mlp_out", self._mlp(x)))
+        if "mlp_sum" in self._norms:
+            return self._norms["mlp_sum"](stream + x), None
+        return x, stream
+
+    def _normed(self, place: str, x: Tensor) -> Tensor:
+        norm = self._norms.get(place)
+        return x if norm is None else norm(x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._scale == 1.0 else x * self._scale
 
     def parameters(self) -> Parameters:
         """All parameters of the layer under Hugging Face's names."""
-        return (
-            prefixed("input_layernorm", self._input_layernorm.parameters())
-            | prefixed("self_attn", self._self_attn.parameters())
-            | prefixed("post_attention_layernorm", self._post_attention_layernorm.parameters())
-            | prefixed("mlp", self._mlp.parameters())
-        )
+        found = prefixed("self_attn", self._self_attn.parameters())
+        for place, norm in self._norms.items():
+            found |= prefixed(self._norm_names[place], norm.parameters())
+        return found | prefixed("mlp", self._mlp.parameters())
 
 
 class DecoderModel:
     """Embedding, layers, final norm."""
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
-        self._embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self._layers = [DecoderLayer(shape, style, i) for i in range(shape.num_layers)]
-        self._norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+    def __init__(
+        self, shape: ModelShape, style: DecoderStyle, kv_layers: Sequence[LayerKV]
+    ) -> None:
+        make, size, eps = NORMS[style.norm], shape.hidden_size, style.norm_eps
+        width = style.embedding_size or size
+        self._embed_tokens = Embedding(shape.vocab_size, width)
+        self._scale, self._offset = style.embedding_scale, style.position_offset
+        rows = style.learned_positions
+        self._embed_positions = Embedding(rows, size) if rows else None
+        self._embed_norm = make(width, eps) if style.embedding_norm else None
+        self._project_in = None if width == size else Linear(width, size, bias=False)
+        self._project_out = None if width == size else Linear(size, width, bias=False)
+        self._layers = [DecoderLayer(shape, style, i, kv) for i, kv in enumerate(kv_layers)]
+        self._norm = make(size, eps) if style.final_norm else None
 
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
-        """Ids `[T]` to hidden states `[T, H]`."""
-        x, residual = self._embed_tokens(input_ids), None
+        """Ids `[T]` to hidden states `[T, H]`, or `[T, embedding_size]`."""
+        x, residual = self._embedded(input_ids, step.positions), None
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             x, residual = layer(x, residual, kv_cache, step)
-        assert residual is not None, "a model has at least one layer"
-        return self._norm.add(x, residual)[0]
+        if self._norm is None:
+            x = x if residual is None else x + residual
+        else:
+            x = self._norm(x) if residual is None else self._norm.add(x, residual)[0]
+        return x if self._project_out is None else self._project_out(x)
+
+    def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self._embed_tokens(input_ids)
+        if self._scale != 1.0:
+            x = x * torch.tensor(self._scale, dtype=x.dtype, device=x.device)
+        if self._embed_norm is not None:
+            x = self._embed_norm(x)
+        if self._project_in is not None:
+            x = self._project_in(x)
+        if self._embed_positions is not None:
+            x = x + self._embed_positions(positions + self._offset)
+        return x
 
     def parameters(self) -> Parameters:
         """All parameters under Hugging Face's names."""
-        found = prefixed("embed_tokens", self._embed_tokens.parameters())
-        for i, layer in enumerate(self._layers):
-            found |= prefixed(f"layers.{i}", layer.parameters())
-        return found | prefixed("norm", self._norm.parameters())
+        children = {
+            "embed_tokens": self._embed_tokens,
+            "embed_positions": self._embed_positions,
+            "embed_norm": self._embed_norm,
+            "project_in": self._project_in,
+            "project_out": self._project_out,
+            **{f"layers.{i}": layer for i, layer in enumerate(self._layers)},
+            "norm": self._norm,
+        }
+        found: Parameters = {}
+        for name, child in children.items():
+            if child is not None:
+                found |= prefixed(name, child.parameters())
+        return found
 
 
 class DecoderForCausalLM:
     """Decoder and language-model head: a `CausalLM` once its parameters are loaded.
 
-    A family sets `NAME_RULES` and `style`; see `quire.models.llama`.
+    A family sets `style` and, where checkpoints use other names, `NAME_RULES` or `rules`; see
+    docs/adding-a-model.md.
     """
 
     NAME_RULES: ClassVar[NameRules] = NameRules(
         merges=(QKV, GATE_UP), ignore=(r".*\.rotary_emb\.inv_freq",)
     )
+    TIED: ClassVar[bool] = False
+    """Whether the head is the embedding if the configuration does not say."""
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """Positions a token sees in each layer, itself included; `None`: all before it."""
+        return (None,) * shape.num_layers
 
     @classmethod
     def kv_layers(cls, shape: ModelShape) -> tuple[LayerKV, ...]:
         """What each layer keeps of a token, known before weights are read."""
-        return shape.uniform_kv_layers()
+        heads, dim = shape.num_kv_heads, shape.head_dim
+        return tuple(LayerKV(heads, dim, dim, window) for window in cls.windows(shape))
 
     @classmethod
     def attention_features(cls, shape: ModelShape) -> frozenset[str]:
         """What the family asks of attention, of `quire.attention.base.FEATURES`."""
-        layers = cls.kv_layers(shape)
+        layers, style = cls.kv_layers(shape), cls.style(shape)
         found = {
             "window": any(layer.window is not None for layer in layers),
             "value_dim": any(layer.value_dim not in (0, layer.key_dim) for layer in layers),
             "latent": any(layer.value_dim == 0 for layer in layers),
+            "softcap": bool(style.attention_softcap),
+            "alibi": bool(style.alibi),
+            "sinks": style.sinks,
         }
         return frozenset(name for name, needed in found.items() if needed)
 
@@ -212,10 +218,22 @@ class DecoderForCausalLM:
         """
         raise NotImplementedError
 
+    @classmethod
+    def rules(cls, shape: ModelShape) -> NameRules:
+        """How checkpoints name and lay out the parameters, where it depends on the sizes."""
+        return cls.NAME_RULES
+
     def __init__(
-        self, shape: ModelShape, dtype: torch.dtype, device: str, attention: AttentionBackend
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: str,
+        attention: AttentionBackend,
+        max_model_len: int | None = None,
     ) -> None:
         """Weights are loaded afterwards, through `parameters()`.
+
+        `max_model_len` is the greatest length served; `None`: what the model was made for.
 
         Raises:
             ModelLoadError: the sizes contradict each other or ask for something unknown.
@@ -226,9 +244,14 @@ class DecoderForCausalLM:
         self.device = torch.device(device)
         self.num_parameters = 0
         self._attention = attention
-        self._rope_table = cos_sin_table(shape, device)
-        self._model = DecoderModel(shape, self.style(shape))
-        self._lm_head = Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self._style = style = self.style(shape).settled(shape)
+        self._rope_tables = {
+            name: cos_sin_table(replace(rope, length=max_model_len), device)
+            for name, rope in (style.ropes or {}).items()
+        }
+        self._model = DecoderModel(shape, style, self.kv_layers(shape))
+        width = style.embedding_size or shape.hidden_size
+        self._lm_head = Linear(width, shape.vocab_size, style.head_bias)
 
     @torch.inference_mode()
     def forward(
@@ -239,29 +262,55 @@ class DecoderForCausalLM:
         metadata: AttentionMetadata,
     ) -> Tensor:
         """See `CausalLM.forward`."""
-        step = StepInput(positions, metadata, self._rope_table, self._attention)
+        step = StepInput(positions, metadata, self._rope_tables, self._attention)
         return self._model(input_ids, kv_caches, step)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.compute_logits`."""
-        return self._lm_head(hidden, torch.float32)
+        logits = self._lm_head(hidden, torch.float32)
+        if self._style.logit_scale != 1.0:
+            logits = logits * self._style.logit_scale
+        cap = self._style.logit_softcap
+        return ops.tanh(logits / cap) * cap if cap else logits
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head is the embedding."""
+        unsaid = self.shape.raw.get("tie_word_embeddings") is None
+        return self.shape.tie_word_embeddings or (self.TIED and unsaid)
 
     def parameters(self) -> Parameters:
         """All parameters under Hugging Face's names; a tied head shares the embedding's."""
         found = prefixed("model", self._model.parameters())
-        head = self._lm_head.parameters()["weight"]
-        if not self.shape.tie_word_embeddings:
-            return found | {"lm_head.weight": head}
-        name = "model.embed_tokens.weight"
-        return found | {name: found[name].also(head)}
+        head = prefixed("lm_head", self._lm_head.parameters())
+        if self.is_tied:
+            name = "model.embed_tokens.weight"
+            found[name] = found[name].also(head.pop("lm_head.weight"))
+        return found | head
 
     def name_rules(self) -> NameRules:
-        """`NAME_RULES`, and that a tied head's copy in the checkpoint is skipped."""
-        rules = self.NAME_RULES
-        if not self.shape.tie_word_embeddings:
+        """`rules`, and that a tied head's copy in the checkpoint is skipped."""
+        rules = self.rules(self.shape)
+        if not self.is_tied:
             return rules
         return replace(rules, ignore=(*rules.ignore, r"lm_head\.weight"))
+
+
+def windows_by_type(shape: ModelShape, period: int = 0) -> tuple[int | None, ...]:
+    """The configuration's `sliding_window` where `layer_types` says so.
+
+    Without `layer_types`, in all layers but every `period`-th; with a period of 0 in none.
+    """
+    window, count = shape.raw.get("sliding_window"), shape.num_layers
+    types = shape.raw.get("layer_types")
+    if types is None:
+        slides = [period > 0 and (i + 1) % period != 0 for i in range(count)]
+    else:
+        slides = [kind == "sliding_attention" for kind in types]
+    if len(slides) != count:
+        raise ModelLoadError(f"layer_types must have {count} entries, got {len(slides)}")
+    return tuple(window if slide else None for slide in slides)
 
 
 def _check_sizes(shape: ModelShape) -> None:
@@ -270,5 +319,3 @@ def _check_sizes(shape: ModelShape) -> None:
             f"num_attention_heads must be a multiple of num_key_value_heads, got "
             f"{shape.num_heads} and {shape.num_kv_heads}"
         )
-    if shape.hidden_act not in ("silu", "swish"):
-        raise ModelLoadError(f"hidden_act must be silu, got {shape.hidden_act!r}")

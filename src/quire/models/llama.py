@@ -1,7 +1,7 @@
-"""Llama 2, 3, 3.1, 3.2 and models of their shape (SmolLM, Yi, TinyLlama, quire-demo).
+"""Llama 1, 2, 3, 3.1, 3.2 and models of their shape (SmolLM, Yi, TinyLlama, quire-demo).
 
-The family as its differences over `blocks.py`: biases as the configuration says; rotary scalings
-`default`, `linear` and `llama3` by `layers/rotary.py`; tied or separate head.
+The family as its differences over `blocks.py`: biases as the configuration says; tied or separate
+head; all rotary scalings.
 """
 
 from __future__ import annotations

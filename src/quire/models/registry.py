@@ -27,7 +27,41 @@ logger = get_logger(__name__)
 MODELS: Final[Registry[type[DecoderForCausalLM]]] = Registry(
     "model architecture",
     {
+        "BloomForCausalLM": "quire.models.bloom:BloomForCausalLM",
+        "ChatGLMForConditionalGeneration": "quire.models.chatglm:ChatGLMForConditionalGeneration",
+        "ChatGLMModel": "quire.models.chatglm:ChatGLMForConditionalGeneration",
+        "Cohere2ForCausalLM": "quire.models.cohere:Cohere2ForCausalLM",
+        "CohereForCausalLM": "quire.models.cohere:CohereForCausalLM",
+        "DeepseekV2ForCausalLM": "quire.models.deepseek:DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM": "quire.models.deepseek:DeepseekV3ForCausalLM",
+        "FalconForCausalLM": "quire.models.falcon:FalconForCausalLM",
+        "Gemma2ForCausalLM": "quire.models.gemma:Gemma2ForCausalLM",
+        "Gemma3ForCausalLM": "quire.models.gemma:Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration": "quire.models.gemma:Gemma3ForCausalLM",
+        "GemmaForCausalLM": "quire.models.gemma:GemmaForCausalLM",
+        "Glm4ForCausalLM": "quire.models.glm:Glm4ForCausalLM",
+        "Glm4MoeForCausalLM": "quire.models.glm_moe:Glm4MoeForCausalLM",
+        "GlmForCausalLM": "quire.models.glm:GlmForCausalLM",
+        "GPT2LMHeadModel": "quire.models.gpt2:GPT2LMHeadModel",
+        "GPTNeoXForCausalLM": "quire.models.gpt_neox:GPTNeoXForCausalLM",
+        "GptOssForCausalLM": "quire.models.gpt_oss:GptOssForCausalLM",
+        "GraniteForCausalLM": "quire.models.granite:GraniteForCausalLM",
+        "GraniteMoeForCausalLM": "quire.models.granite_moe:GraniteMoeForCausalLM",
         "LlamaForCausalLM": "quire.models.llama:LlamaForCausalLM",
+        "MistralForCausalLM": "quire.models.mistral:MistralForCausalLM",
+        "MixtralForCausalLM": "quire.models.mixtral:MixtralForCausalLM",
+        "Olmo2ForCausalLM": "quire.models.olmo2:Olmo2ForCausalLM",
+        "OlmoeForCausalLM": "quire.models.olmoe:OlmoeForCausalLM",
+        "OPTForCausalLM": "quire.models.opt:OPTForCausalLM",
+        "Phi3ForCausalLM": "quire.models.phi:Phi3ForCausalLM",
+        "PhiForCausalLM": "quire.models.phi:PhiForCausalLM",
+        "Qwen2ForCausalLM": "quire.models.qwen:Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM": "quire.models.qwen_moe:Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM": "quire.models.qwen:Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM": "quire.models.qwen_moe:Qwen3MoeForCausalLM",
+        "SmolLM3ForCausalLM": "quire.models.smollm3:SmolLM3ForCausalLM",
+        "StableLmForCausalLM": "quire.models.stablelm:StableLmForCausalLM",
+        "Starcoder2ForCausalLM": "quire.models.starcoder2:Starcoder2ForCausalLM",
     },
     error=ModelLoadError,
 )
@@ -41,11 +75,13 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
+    max_model_len: int | None = None,
 ) -> CausalLM:
     """Build the model of a folder and load its weights.
 
     `dtype` `auto` is the checkpoint's own type; `device` `auto` a GPU if there is one.
-    `progress(done, total)` hears bytes.
+    `progress(done, total)` hears bytes. `max_model_len` is the greatest length served, by which
+    some rotary scalings go; `None` is what the model was made for.
 
     Raises:
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
@@ -55,7 +91,8 @@ def load_model(
     _refuse_quantised(shape)
     device = resolve_device(device)
     name = resolve_dtype(shape, dtype)
-    model = family(shape, torch_dtype(name), device, _attention(family, shape, name, device))
+    attention = _attention(family, shape, name, device)
+    model = family(shape, torch_dtype(name), device, attention, max_model_len)
     model.num_parameters = load_weights(
         folder, model.parameters(), model.name_rules(), model.dtype, device, progress
     )

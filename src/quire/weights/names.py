@@ -37,8 +37,22 @@ class Stack:
     """Dimensions of the checkpoint's tensor; one with others is taken for something else."""
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Tensors that a checkpoint lays out otherwise than the parameter."""
+
+    pattern: str
+    """Regular expression of the whole (renamed) name."""
+    change: Callable[[Tensor], Tensor]
+
+
 QKV: Final = Merge("qkv_proj", ("q_proj", "k_proj", "v_proj"))
 GATE_UP: Final = Merge("gate_up_proj", ("gate_proj", "up_proj"))
+EXPERT_STACKS: Final = (
+    Stack("experts.gate_up_proj", "experts.{}.gate_up_proj.weight"),
+    Stack("experts.down_proj", "experts.{}.down_proj.weight"),
+)
+"""Expert weights as newer libraries keep them, one tensor for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,8 @@ class NameRules:
     """Regular expressions of checkpoint names (after renaming) that carry nothing we need."""
     substitutions: tuple[tuple[str, str], ...] = ()
     """(regular expression, replacement): all are applied, in order, after `renames`."""
+    layouts: tuple[Layout, ...] = ()
+    """The first that fits is applied, before parts are merged."""
     stacks: tuple[Stack, ...] = ()
     """Tensors that are cut into many parameters. Checkpoints may have them or the parameters."""
 
@@ -74,6 +90,10 @@ class NameRules:
                     piece = part if stack.layout is None else stack.layout(part)
                     yield head + stack.target.format(i), piece
                 return
+        for layout in self.layouts:
+            if re.fullmatch(layout.pattern, name):
+                tensor = layout.change(tensor)
+                break
         yield name, tensor
 
     def ignored(self, name: str) -> bool:
@@ -107,3 +127,22 @@ def uninterleaved(rows: Tensor) -> Tensor:
 def transposed_uninterleaved(weight: Tensor) -> Tensor:
     """`[K, N]` with columns in turns as `[N, K]` with even, then odd rows."""
     return uninterleaved(weight.t())
+
+
+def as_row(vector: Tensor) -> Tensor:
+    """`[D]` as `[1, D]`: one of the rows that are stacked."""
+    return vector.unsqueeze(0)
+
+
+def grouped_qkv(kv_heads: int, group: int) -> Callable[[Tensor], Tensor]:
+    """Rows that go, KV head by KV head, `group` query heads, key, value: as all queries, all keys,
+    all values. A tensor that cannot be cut so is left to be refused for its shape."""
+
+    def layout(rows: Tensor) -> Tensor:
+        if rows.shape[0] % (kv_heads * (group + 2)):
+            return rows
+        by_head = rows.reshape(kv_heads, group + 2, -1, *rows.shape[1:])
+        parts = by_head.split((group, 1, 1), dim=1)
+        return torch.cat([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+    return layout

@@ -126,6 +126,7 @@ class Worker:
             self.dtype,
             str(self.device.torch_device),
             lambda done, total: tell("Loading weights", done, total),
+            self.max_model_len,
         )
         self.weight_bytes = model.num_parameters * torch_dtype(self.dtype).itemsize
         return model

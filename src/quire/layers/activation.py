@@ -1,0 +1,39 @@
+"""Activations by the names that configurations use. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from torch import Tensor
+
+from quire.errors import ModelLoadError
+from quire.kernels.dispatch import ops
+from quire.registry import did_you_mean
+
+PLAIN: Final = {
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Name in a configuration to operation."""
+GATED: Final = {name: f"{op}_and_mul" for name, op in PLAIN.items() if op != "relu"}
+"""Likewise, for MLPs with a gate."""
+
+
+def activation(name: str, gated: bool) -> Callable[[Tensor], Tensor]:
+    """The operation; a gated one takes gate and up side by side.
+
+    Raises:
+        ModelLoadError: there is no activation of that name.
+    """
+    table = GATED if gated else PLAIN
+    if name not in table:
+        hint = did_you_mean(name, table)
+        raise ModelLoadError(f"hidden_act must be one of {', '.join(table)}, got {name!r}{hint}")
+    op = table[name]
+    return lambda x: getattr(ops, op)(x)  # type: ignore[no-any-return]
