@@ -11,7 +11,7 @@ from other_names import chatglm, chatglm_head_by_head, stacked_experts
 
 DENSE = 0.05
 FLIPS = 0.4
-"""Relative error of bf16 logits where some tokens change experts."""
+"""Relative error of a prompt's bf16 logits where some tokens change experts."""
 SIZES = {
     "vocab_size": 101,
     "hidden_size": 48,
@@ -69,6 +69,18 @@ def correct(model):
 
 
 GLM = {"attention_bias": True, "head_dim": 12, "pad_token_id": 0}
+GLM_MOE = {
+    "head_dim": 16,
+    "attention_bias": True,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+}
 SINKS = {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9}
 GRANITE = {
     "num_local_experts": 6,
@@ -138,6 +150,8 @@ MOE: tuple[Row, ...] = (
         rope_parameters=DEEPSEEK_YARN,
         prepare=correct,
     ),
+    row("glm4 moe", "Glm4MoeConfig", **GLM_MOE, prepare=correct),
+    row("glm4 moe norms", "Glm4MoeConfig", **GLM_MOE, use_qk_norm=True, prepare=correct),
     row("olmoe", "OlmoeConfig", num_experts=6, num_experts_per_tok=3),
     row("granite moe", "GraniteMoeConfig", **GRANITE, tie_word_embeddings=True),
     row("gpt-oss", "GptOssConfig", **SINKS),

@@ -15,6 +15,8 @@ from rows_moe import MOE
 
 ROWS = {row.name: row for row in (*DENSE, *MOE)}
 NEW_TOKENS = 6
+TYPICAL = 0.06
+"""Relative error of the better quarter of tokens in bf16: holds where some change experts, too."""
 
 
 def bits(x):
@@ -71,5 +73,7 @@ def test_bfloat16_is_near_float32(case):
     want = serve(ours, prompts, random.Random(2))
     for a, b in zip(got, want, strict=True):
         assert (a - b).norm() / b.norm() < row.bf16
+        token = (a - b).norm(dim=-1) / b.norm(dim=-1)
+        assert token.quantile(0.25) < TYPICAL
     alone = serve(short, prompts[:1], random.Random(3), chunk=lambda: 1)[0]
     assert torch.equal(bits(alone), bits(got[0]))

@@ -6,7 +6,6 @@ mixture whose router scores by softmax (V2) or by sigmoid with a correction bias
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from quire.config.shape import LayerKV, ModelShape
@@ -15,7 +14,7 @@ from quire.kernels.moe import Routing
 from quire.layers.rotary import Rope, yarn_mscale
 from quire.models.blocks import DecoderForCausalLM
 from quire.models.entries import number, whole
-from quire.models.mixture import grouped_routing, mixture, routing
+from quire.models.mixture import extra_layers, grouped_routing, mixture, routing
 from quire.models.mla import LatentAttention, MLASizes
 from quire.models.style import FULL, DecoderStyle
 from quire.weights.names import EXPERT_STACKS, GATE_UP, NameRules
@@ -33,10 +32,8 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """Skips the layers that predict further tokens (V3, section 2.2); they come last."""
-        extra = whole(shape, "num_nextn_predict_layers", 0, least=0)
-        skipped = [rf"model\.layers\.{shape.num_layers + i}\..*" for i in range(extra)]
-        return dataclasses.replace(cls.NAME_RULES, ignore=(*cls.NAME_RULES.ignore, *skipped))
+        """Skips the layers that predict further tokens."""
+        return extra_layers(shape, cls.NAME_RULES)
 
     @classmethod
     def kv_layers(cls, shape: ModelShape) -> tuple[LayerKV, ...]:

@@ -5,6 +5,7 @@ Knows entries that several families have, no family.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.layers.moe import MoE, MoEStyle
 from quire.models.entries import number, whole
 from quire.models.parts import GatedMLP
 from quire.models.style import DecoderStyle, MLPBlock
+from quire.weights.names import NameRules
 
 
 def routing(shape: ModelShape, normalise: bool, **more: Any) -> Routing:
@@ -74,3 +76,11 @@ def mixture(
         return GatedMLP(shape, usual) if layer in dense else MoE(shape.hidden_size, style)
 
     return mlp
+
+
+def extra_layers(shape: ModelShape, rules: NameRules) -> NameRules:
+    """`rules`, and that the layers behind the last are skipped: they predict further tokens
+    (DeepSeek-V3, section 2.2)."""
+    extra = whole(shape, "num_nextn_predict_layers", 0, least=0)
+    skipped = [rf"model\.layers\.{shape.num_layers + i}\..*" for i in range(extra)]
+    return dataclasses.replace(rules, ignore=(*rules.ignore, *skipped))
