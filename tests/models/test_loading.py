@@ -187,6 +187,18 @@ def test_quantised_weights_are_refused(tmp_path):
         ({"hidden_act": "gelo"}, "got 'gelo'; did you mean 'gelu'?"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads, got 4 and 3"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
+            "'sliding_window' must be a positive integer, got 0",
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": "wide"},
+            "config.json has an entry that Gemma2ForCausalLM cannot use",
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "layer_types": ["full_attention"]},
+            "layer_types must have 2 entries, got 1",
+        ),
     ],
 )
 def test_what_the_family_cannot_do_is_refused(tmp_path, config, message):

@@ -88,11 +88,11 @@ class EngineConfig:
             ConfigError: an option contradicts the model or another option.
         """
         decisions: list[Decision] = []
-        limit = shape.max_position_embeddings
+        limit = shape.length_limit
         length = self.model.max_model_len
         if length is None:
-            length = limit
-            decisions.append(Decision("max_model_len", str(limit), "the model was made for it"))
+            length = shape.default_length
+            decisions.append(Decision("max_model_len", str(length), "the model was made for it"))
         elif length > limit:
             raise ConfigError(
                 f"--max-model-len {length} is more than the {limit} positions the model was "

@@ -27,6 +27,8 @@ LIMITS: Final = {
     "max_position_embeddings": 2**31,
 }
 """Largest sizes that are believed: far above any model, far below what would overflow."""
+EXTENDING: Final = frozenset({"linear", "ntk", "dynamic", "yarn"})
+"""Rotary scalings that come with the original `max_position_embeddings`, not the extended one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,34 @@ class ModelShape:
             eos_token_ids=read.token_ids("eos_token_id"),
             raw=data,
         )
+
+    @property
+    def default_length(self) -> int:
+        """Positions that are served if nobody says how many."""
+        # "dynamic" changes what short texts get as soon as longer ones are allowed: only on demand.
+        return self.max_position_embeddings if self._rope_kind == "dynamic" else self.length_limit
+
+    @property
+    def length_limit(self) -> int:
+        """Positions that may be served: what the model was made for, or what its rotary scaling
+        extends that to."""
+        # Gemma 3's configurations state the extended length, those of other families the original.
+        stated = str(self.raw.get("model_type")).startswith("gemma3")
+        if stated or self._rope_kind not in EXTENDING:
+            return self.max_position_embeddings
+        scaling = self.rope_scaling or {}
+        factor = scaling.get("factor")
+        if not isinstance(factor, (int, float)) or not 1 <= factor < math.inf:
+            return self.max_position_embeddings
+        original = scaling.get("original_max_position_embeddings")
+        original = original if isinstance(original, int) else self.max_position_embeddings
+        extended = int(min(original * factor, LIMITS["max_position_embeddings"]))
+        return max(extended, self.max_position_embeddings)
+
+    @property
+    def _rope_kind(self) -> str:
+        scaling = self.rope_scaling or {}
+        return str(scaling.get("rope_type") or scaling.get("type") or "default")
 
     def uniform_kv_layers(self) -> tuple[LayerKV, ...]:
         """Every layer alike, seeing all positions."""

@@ -68,8 +68,8 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); NaN stays."""
-    return x.clamp(min=0)
+    """max(x, 0), and 0 for -0; NaN stays."""
+    return x.masked_fill(x <= 0, 0.0)
 
 
 def silu(x: Tensor) -> Tensor:

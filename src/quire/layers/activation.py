@@ -36,4 +36,4 @@ def activation(name: str, gated: bool) -> Callable[[Tensor], Tensor]:
         hint = did_you_mean(name, table)
         raise ModelLoadError(f"hidden_act must be one of {', '.join(table)}, got {name!r}{hint}")
     op = table[name]
-    return lambda x: getattr(ops, op)(x)  # type: ignore[no-any-return]
+    return lambda x: getattr(ops, op)(x)

@@ -73,8 +73,8 @@ class Rope:
     @property
     def original(self) -> int:
         """Positions before the context was extended."""
-        given = self.scaling.get("original_max_position_embeddings")
-        return int(given or self.original_max_position_embeddings or self.max_position_embeddings)
+        made_for = self.original_max_position_embeddings or self.max_position_embeddings
+        return int(_number(self, "original_max_position_embeddings", made_for))
 
     @property
     def kind(self) -> str:
@@ -159,9 +159,8 @@ def _llama3(rope: Rope) -> tuple[Tensor, float]:
 def _yarn(rope: Rope) -> tuple[Tensor, float]:
     """YaRN (Peng et al. 2023): dimensions that turn often are kept, those that turn less than
     once are divided by `factor`, with a ramp between; cosines and sines are scaled."""
-    factor = float(rope.scaling.get("factor") or rope.max_position_embeddings / rope.original)
-    fast = float(rope.scaling.get("beta_fast") or 32)
-    slow = float(rope.scaling.get("beta_slow") or 1)
+    factor = _number(rope, "factor", rope.max_position_embeddings / rope.original)
+    fast, slow = _number(rope, "beta_fast", 32), _number(rope, "beta_slow", 1)
 
     def dimension(turns: float) -> float:
         """The (fractional) pair that turns so often over the original context."""
@@ -179,11 +178,11 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
 
 
 def _yarn_factor(rope: Rope, factor: float) -> float:
-    given = rope.scaling.get("attention_factor")
-    if given is not None:
-        return float(given)
+    if rope.scaling.get("attention_factor") is not None:
+        return _number(rope, "attention_factor")
     mscale, all_dim = rope.scaling.get("mscale"), rope.scaling.get("mscale_all_dim")
     if mscale and all_dim:
+        mscale, all_dim = _number(rope, "mscale"), _number(rope, "mscale_all_dim")
         return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
     return yarn_mscale(factor)
 
@@ -198,16 +197,16 @@ def _longrope(rope: Rope) -> tuple[Tensor, float]:
     original length and one for longer ones; cosines and sines are scaled."""
     name = "long_factor" if rope.served > rope.original else "short_factor"
     divisors = _numbers(rope, name)
-    factor = rope.scaling.get("factor") or rope.max_position_embeddings / rope.original
-    given = rope.scaling.get("attention_factor")
-    if given is None and factor > 1:
-        given = math.sqrt(1 + math.log(factor) / math.log(rope.original))
-    return _plain(rope) / torch.tensor(divisors, dtype=torch.float64), float(given or 1.0)
+    factor = _number(rope, "factor", rope.max_position_embeddings / rope.original)
+    usual = math.sqrt(1 + math.log(factor) / math.log(rope.original)) if factor > 1 else 1.0
+    attention_factor = _number(rope, "attention_factor", usual)
+    return _plain(rope) / torch.tensor(divisors, dtype=torch.float64), attention_factor
 
 
-def _number(rope: Rope, name: str) -> float:
+def _number(rope: Rope, name: str, default: float | None = None) -> float:
     value = rope.scaling.get(name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+    value = default if value is None else value
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise ModelLoadError(f"rope_scaling needs {name!r} as a positive number, got {value!r}")
     return float(value)
 

@@ -44,7 +44,7 @@ class DecoderLayer:
     def __init__(self, shape: ModelShape, style: DecoderStyle, index: int, keeps: LayerKV) -> None:
         make = NORMS[style.norm]
         self._norm_names = PLACEMENTS[style.placement]
-        self._norms = {place: make(shape.hidden_size, style.norm_eps) for place in self._norm_names}
+        self._norms = {place: make(shape.hidden_size, style.eps) for place in self._norm_names}
         self._self_attn: AttentionBlock = (
             style.attention(index) if style.attention else Attention(shape, style, index, keeps)
         )
@@ -118,7 +118,7 @@ class DecoderModel:
     def __init__(
         self, shape: ModelShape, style: DecoderStyle, kv_layers: Sequence[LayerKV]
     ) -> None:
-        make, size, eps = NORMS[style.norm], shape.hidden_size, style.norm_eps
+        make, size, eps = NORMS[style.norm], shape.hidden_size, style.eps
         width = style.embedding_size or size
         self._embed_tokens = Embedding(shape.vocab_size, width)
         self._scale, self._offset = style.embedding_scale, style.position_offset

@@ -103,7 +103,7 @@ def _qk_norms(style: DecoderStyle, sizes: tuple[int, int, int]) -> tuple[Norm, .
         "per_head": lambda n: (n, dim),
         "full": lambda n: n * dim,
     }[style.qk_norm]
-    return tuple(make(size(n), style.norm_eps) for n in (heads, kv_heads))
+    return tuple(make(size(n), style.eps) for n in (heads, kv_heads))
 
 
 class GatedMLP:

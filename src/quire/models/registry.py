@@ -89,6 +89,7 @@ def load_model(
     """
     family = MODELS.get(shape.architecture)
     _refuse_quantised(shape)
+    _check(family, shape)
     device = resolve_device(device)
     name = resolve_dtype(shape, dtype)
     attention = _attention(family, shape, name, device)
@@ -105,7 +106,29 @@ def kv_layers(shape: ModelShape) -> tuple[LayerKV, ...]:
     Raises:
         ModelLoadError: no family of that name.
     """
-    return MODELS.get(shape.architecture).kv_layers(shape)
+    family = MODELS.get(shape.architecture)
+    _check(family, shape)
+    return family.kv_layers(shape)
+
+
+def _check(family: type[DecoderForCausalLM], shape: ModelShape) -> None:
+    """Refuse a configuration whose entries are not of the kind that the family needs.
+
+    Raises:
+        ModelLoadError: what is wrong with it.
+    """
+    try:
+        family.style(shape).settled(shape)
+        windows = [layer.window for layer in family.kv_layers(shape)]
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ModelLoadError(
+            f"config.json has an entry that {shape.architecture} cannot use: {error}"
+        ) from error
+    for window in windows:
+        if window is not None and (type(window) is not int or window < 1):
+            raise ModelLoadError(
+                f"config.json: 'sliding_window' must be a positive integer, got {window!r:.60}"
+            )
 
 
 def resolve_dtype(shape: ModelShape, dtype: str) -> str:

@@ -105,6 +105,12 @@ class DecoderStyle:
     mlp: Callable[[int], MLPBlock] | None = None
     """Makes what follows the attention in a layer, where it is not the usual one (MoE)."""
 
+    @property
+    def eps(self) -> float:
+        """What norms add to the variance, once that is settled."""
+        assert self.norm_eps is not None, "settled() fills it in"
+        return self.norm_eps
+
     def settled(self, shape: ModelShape) -> DecoderStyle:
         """With what depends on the configuration filled in.
 
