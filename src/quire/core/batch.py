@@ -74,8 +74,13 @@ class ScheduledBatch:
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     """(source, destination, tokens): KV of the first tokens of a block to be copied before
     anything of this step is written. All sources are read before any destination is written."""
+    scheduled_spec_tokens: dict[str, list[int]] = field(default_factory=dict)
+    """Draft tokens to verify: they follow the request's known tokens, and are counted in
+    `num_scheduled_tokens`."""
     num_prompt_tokens: int = 0
     """Of the scheduled tokens, those that belong to prompts."""
+    num_prefills: int = 0
+    """Requests that compute prompt tokens in this step."""
     prefix_queries: int = 0
     """Tokens looked up in the prefix cache by requests admitted in this step, for statistics."""
     prefix_hits: int = 0
@@ -89,14 +94,18 @@ class BatchResult:
     """What a step produced. The documents call it `ModelRunnerOutput`."""
 
     sampled_token_ids: dict[str, list[int]]
-    """New tokens by request; prompt chunks that did not reach the last token are absent."""
+    """New tokens by request; prompt chunks that did not reach the last token are absent. With
+    drafts: those accepted, in order, and one more."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Parallel to `sampled_token_ids`, for the requests that asked."""
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     """All prompt positions, once the prompt is complete, for the requests that asked."""
     failed: dict[str, str] = field(default_factory=dict)
     """Requests that failed alone in this step, with the reason."""
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    """Guesses at the tokens after the new ones, to be verified in the next step."""
     forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
 
 
 ModelRunnerOutput = BatchResult

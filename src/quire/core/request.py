@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from quire.outputs import FinishReason
 from quire.params import SamplingParams
@@ -55,11 +56,13 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_quiet_tokens",
+        "number",
         "priority",
         "queued_ts",
         "request_id",
         "sampling_params",
         "scheduled_ts",
+        "spec_token_ids",
         "status",
         "stop_ids",
         "stop_reason",
@@ -92,6 +95,11 @@ class Request:
         """Tokens that have KV, or will once the step that was scheduled has run."""
         self.block_hashes: list[bytes] = []
         """Hashes of the full blocks of `all_token_ids`, kept up by the KV manager."""
+        self.spec_token_ids: Sequence[int] = ()
+        """Draft tokens to be verified in the next step; they are not part of the request. Mostly
+        one shared empty tuple: a list of each request's own would be one more place to fetch."""
+        self.number = 0
+        """What the scheduler's records call it."""
         self.num_quiet_tokens = 0
         """Up to this many computed tokens the KV manager has nothing to do: there is a slot, and
         no block becomes full. Kept by the KV manager; 0 while the request holds no blocks."""
@@ -116,6 +124,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt plus output tokens."""
         return len(self.all_token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """Prompt, output and draft tokens."""
+        return len(self.all_token_ids) + len(self.spec_token_ids)
 
     @property
     def num_output_tokens(self) -> int:

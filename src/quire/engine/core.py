@@ -79,10 +79,15 @@ class EngineCore:
         """One turn: pick the tokens, compute them, apply the results."""
         start = self.clock.now()
         batch = self.scheduler.schedule()
+        scheduled = self.clock.now()
         result = self.executor.execute(batch)
+        executed = self.clock.now()
         outputs = self.scheduler.update(batch, result)
         stats = self.scheduler.make_stats(batch, result, outputs)
-        stats.step_seconds = self.clock.now() - start
+        end = self.clock.now()
+        stats.schedule_seconds = scheduled - start
+        stats.update_seconds = end - executed
+        stats.step_seconds = end - start
         if not self.scheduler.requests:
             self._audit()
         return outputs, stats

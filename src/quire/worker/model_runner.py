@@ -70,12 +70,12 @@ class ModelRunner:
         self.input_batch = input_batch
         self.device = device
         self.sampler = Sampler()
-        self._forward_seconds = 0.0
+        self._forward_seconds = self._sample_seconds = 0.0
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> BatchResult:
         """Compute a batch's tokens and sample where a request's known tokens end."""
-        self._forward_seconds = 0.0
+        self._forward_seconds = self._sample_seconds = 0.0
         failed = self._update_states(batch)
         self._copy_blocks(batch.block_copies)
         scheduled = batch.num_scheduled_tokens
@@ -140,6 +140,7 @@ class ModelRunner:
             prompt_logprobs={i: pending.pop(i) for i in done},
             failed=outcome.failed,
             forward_seconds=self._forward_seconds,
+            sample_seconds=self._sample_seconds,
         )
 
     # ---- one pass ----------------------------------------------------------------------------
@@ -167,7 +168,9 @@ class ModelRunner:
         outcome = _Outcome()
         if self.input_batch.prompt_logprobs:
             self._score_prompts(inputs, hidden, outcome)
+        start = time.perf_counter()
         self._sample(inputs, hidden, outcome)
+        self._sample_seconds += time.perf_counter() - start
         return outcome
 
     def _forward(self, inputs: StepInputs) -> Tensor:
