@@ -135,6 +135,18 @@ class Scheduler:
         self.waiting.config = self.config = config
         self._max_running = max(config.max_num_seqs, len(self.running))
 
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        """Give a request another priority, where it waits or runs; False if there is none of that
+        id."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        if request.status is RequestStatus.RUNNING:
+            request.priority = priority
+        else:
+            self.waiting.change_priority(request, priority)
+        return True
+
     @property
     def has_requests(self) -> bool:
         """Whether a step has anything to do: requests, or ended ones to announce."""

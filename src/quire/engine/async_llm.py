@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import quire.errors
@@ -36,7 +36,7 @@ from quire.engine.messages import (
 )
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
-from quire.errors import EngineDead, QuireError
+from quire.errors import EngineDead, NotFound, QuireError
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams
@@ -274,16 +274,28 @@ class AsyncLLM:
         finally:
             self._calls.pop(call_id, None)
 
-    async def set_limits(self, **limits: Any) -> dict[str, Any]:
+    async def set_limits(
+        self, priorities: Mapping[str, int] | None = None, **limits: Any
+    ) -> dict[str, Any]:
         """Change scheduler limits while requests run; the names are `LIVE_LIMITS`.
 
+        Args:
+            priorities: New priorities of unfinished requests, by request id.
+            limits: New limits.
+
         Returns:
-            All of them, as they hold now.
+            All limits, as they hold now.
 
         Raises:
-            QuireError: a name or value is bad; nothing has changed.
+            QuireError: a name or value is bad, or a request is unknown; nothing has changed.
         """
-        now: dict[str, Any] = await self.call("set_limits", **limits)
+        completions = {i: self.output.internal_ids(i) for i in priorities or {}}
+        if unknown := [i for i, internal in completions.items() if not internal]:
+            raise NotFound(f"no unfinished request has the id {unknown[0]!r}")
+        told = {i: p for name, p in (priorities or {}).items() for i in completions[name]}
+        now: dict[str, Any] = await self.call("set_limits", priorities=told, **limits)
+        for name, priority in (priorities or {}).items():
+            self.journal.set_priority(completions[name], priority)
         scheduler = dataclasses.replace(self.config.scheduler, **now)
         self.config = dataclasses.replace(self.config, scheduler=scheduler)
         return now
@@ -294,6 +306,19 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return bool(await self.call("reset_prefix_cache"))
+
+    async def explain_prefix(
+        self, prompt_token_ids: list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """Why a prompt would, or would not, find its prefix in the cache: see
+        `quire.core.kv.manager.PrefixAnswer`.
+
+        Raises:
+            QuireError: the prompt is empty.
+        """
+        args = {"prompt_token_ids": prompt_token_ids, "cache_salt": cache_salt}
+        answer: dict[str, Any] = await self.call("explain_prefix", **args)
+        return answer
 
     async def check_health(self) -> None:
         """Raise if the engine has stopped or makes no progress.

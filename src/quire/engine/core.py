@@ -146,9 +146,13 @@ class EngineCore:
         self.executor.shutdown()
 
 
-def _set_limits(core: EngineCore, **limits: Any) -> dict[str, Any]:
-    """Change scheduler limits while requests run; says what holds now."""
+def _set_limits(
+    core: EngineCore, priorities: dict[str, int] | None = None, **limits: Any
+) -> dict[str, Any]:
+    """Change scheduler limits and requests' priorities while they run; says what holds now."""
     core.scheduler.set_limits(**limits)
+    for request_id, priority in (priorities or {}).items():
+        core.scheduler.set_priority(request_id, priority)
     return {name: getattr(core.scheduler.config, name) for name in LIVE_LIMITS}
 
 

@@ -166,6 +166,12 @@ class OutputProcessor:
             self._forget_if_ended(external_id)
         return ProcessedOutputs(request_outputs, batch.aborts, self.take_stats())
 
+    def internal_ids(self, external_id: str) -> list[str]:
+        """The completions of a request that have not ended; none if the id is unknown."""
+        request = self._requests.get(external_id)
+        completions = request.completions if request else []
+        return [c.internal_id for c in completions if c.finish_reason is None]
+
     def abort(self, external_id: str) -> tuple[list[str], RequestOutput | None]:
         """End a request from outside: its internal ids that the core still works on, and its last
         output, with `finish_reason` "abort" where a completion had not ended.

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.errors import NotFound
-from quire.serving import probes
+from quire.serving import admin, probes
 from quire.serving.auth import Role
 from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import KEY, Exchange, Scope
@@ -47,6 +47,9 @@ ROUTES: Final = (
     RouteSpec("/v1/models/{id:path}", _GET, Role.USER, models.retrieve_model),
     RouteSpec("/tokenize", _POST, Role.USER, tokenize.tokenize),
     RouteSpec("/detokenize", _POST, Role.USER, tokenize.detokenize),
+    RouteSpec("/limits", ("GET", "POST"), Role.ADMIN, admin.limits),
+    RouteSpec("/reset_prefix_cache", _POST, Role.ADMIN, admin.reset_prefix_cache),
+    RouteSpec("/explain_prefix", _POST, Role.ADMIN, admin.explain_prefix),
     RouteSpec("/metrics", _GET, Role.METRICS, probes.metrics),
     RouteSpec("/load", _GET, Role.METRICS, probes.load),
     RouteSpec("/livez", _GET, Role.OPEN, probes.livez),

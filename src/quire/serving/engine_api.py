@@ -6,7 +6,7 @@ knows HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
@@ -123,6 +123,31 @@ class EngineClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its stream yields a last output. Unknown ids are ignored."""
+        ...
+
+    async def set_limits(
+        self, priorities: Mapping[str, int] | None = None, **limits: Any
+    ) -> dict[str, Any]:
+        """Change scheduler limits, and priorities of requests by id, while they run; says what
+        holds.
+
+        Raises:
+            QuireError: something is bad or unknown; nothing has changed.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while requests run."""
+        ...
+
+    async def explain_prefix(
+        self, prompt_token_ids: list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """How far the prefix cache follows a prompt, and where and why it stops.
+
+        Raises:
+            QuireError: the prompt is empty.
+        """
         ...
 
     def last_step_age(self) -> float | None:
