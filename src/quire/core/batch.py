@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.params import SamplingParams
+from quire.outputs import Pooled
+from quire.params import PoolingParams, SamplingParams
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -38,6 +39,8 @@ class ScheduledNewRequest:
     """The request's whole block table."""
     num_computed_tokens: int
     """Tokens whose KV is already in those blocks (prefix hit)."""
+    pooling_params: PoolingParams | None = None
+    """Set on requests of pooling models: nothing is sampled."""
 
     @property
     def request_id(self) -> str:
@@ -106,6 +109,8 @@ class BatchResult:
     """Guesses at the tokens after the new ones, to be verified in the next step."""
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    pooled: dict[str, Pooled] = field(default_factory=dict)
+    """What pooling requests get, once their prompt is complete: that is their end."""
 
 
 ModelRunnerOutput = BatchResult

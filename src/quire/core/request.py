@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 
 from quire.outputs import FinishReason
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
 
 
 class RequestStatus(enum.IntEnum):
@@ -57,6 +57,7 @@ class Request:
         "num_prompt_tokens",
         "num_quiet_tokens",
         "number",
+        "pooling_params",
         "priority",
         "queued_ts",
         "request_id",
@@ -79,8 +80,10 @@ class Request:
         cache_salt: str | None = None,
         output_token_ids: list[int] | None = None,
         client: str = "",
+        pooling_params: PoolingParams | None = None,
     ) -> None:
         self.request_id = request_id
+        self.pooling_params = pooling_params
         self.sampling_params = sampling_params
         self.max_tokens = sampling_params.max_tokens
         self.arrival_time = arrival_time

@@ -423,6 +423,7 @@ class Scheduler:
                 sampling_params=request.sampling_params,
                 block_ids=self.kv.get_block_ids(request.request_id),
                 num_computed_tokens=num_hit,
+                pooling_params=request.pooling_params,
             )
         )
 

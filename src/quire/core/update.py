@@ -50,6 +50,14 @@ def update_from_output(
         output = _append_tokens(scheduler, request, tokens, result)
         finished |= output.finish_reason is not None
         outputs.append(output)
+    for request_id, pooled in result.pooled.items():
+        request = requests.get(request_id)
+        if request is not None and request_id not in distrusted:
+            # A pooling request ends with its prompt.
+            request.status = RequestStatus.FINISHED_STOPPED
+            outputs.append(output_of(request, [], pooled=pooled))
+            scheduler.free_request(request)
+            finished = True
     for request_id, guesses in result.draft_token_ids.items():
         if (request := requests.get(request_id)) and request.status is RequestStatus.RUNNING:
             request.spec_token_ids = guesses

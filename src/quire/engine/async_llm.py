@@ -16,12 +16,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import quire.errors
-from quire.config import EngineConfig, ModelShape
+from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.config.engine import read_generation_config
 from quire.core.stats import IterationStats
 from quire.engine.client import CoreProcess
 from quire.engine.facts import add_log_sinks, make_sinks
-from quire.engine.input_processor import InputProcessor, PromptType
+from quire.engine.gate import make_input_processor
+from quire.engine.input_processor import PromptType
 from quire.engine.journal import Journal
 from quire.engine.messages import (
     AbortRequests,
@@ -36,10 +37,10 @@ from quire.engine.messages import (
 )
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
-from quire.errors import EngineDead, NotFound, QuireError
+from quire.errors import EngineDead, NotFound, QuireError, StepFailed
 from quire.logger import get_logger
-from quire.outputs import RequestOutput
-from quire.params import SamplingParams
+from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
 
@@ -101,7 +102,9 @@ class AsyncLLM:
         self.tokenizer = Tokenizer.from_folder(
             config.model.tokenizer_folder, config.model.chat_template
         )
-        self.input = InputProcessor(
+        self.pooler = read_pooler(self.config.model, shape)
+        """How the model pools; `None` if it generates text."""
+        self.input = make_input_processor(
             self.config.model,
             shape,
             self.tokenizer,
@@ -182,7 +185,7 @@ class AsyncLLM:
     async def submit(
         self,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         *,
         priority: int = 0,
@@ -233,6 +236,30 @@ class AsyncLLM:
         try:
             async for output in stream:
                 yield output
+        finally:
+            await stream.aclose()
+
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """What the model pools out of one prompt; leaving early aborts it.
+
+        Raises:
+            RequestError: it is invalid; nothing was queued.
+            EngineError: the engine failed on it.
+        """
+        stream = await self.submit(prompt, pooling_params, request_id, priority=priority)
+        try:
+            async for output in stream:
+                if output.error is not None:
+                    raise StepFailed(output.error)
+                if output.pooled is not None:
+                    yield PoolingRequestOutput.of(output)
         finally:
             await stream.aclose()
 

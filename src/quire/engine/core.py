@@ -118,6 +118,7 @@ class EngineCore:
                 cache_salt=request.cache_salt,
                 output_token_ids=request.output_token_ids,
                 client=request.client,
+                pooling_params=request.pooling_params,
             )
         )
 

@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn, TypedDict
 
 from quire.config import ModelConfig, ModelShape
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest
-from quire.params import MAX_SEED, SamplingParams
+from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedTask
+from quire.params import MAX_SEED, PoolingParams, SamplingParams
 from quire.tokenizer import Tokenizer
 
 MAX_REQUEST_ID_LENGTH: Final = 256
@@ -149,7 +149,7 @@ class InputProcessor:
             ContextLengthExceeded: the text is so long that it is not worth tokenising.
         """
         if self._tokenizer is None:
-            _refuse(param, "a text prompt needs a tokenizer, and none is loaded; send token ids.")
+            refuse(param, "a text prompt needs a tokenizer, and none is loaded; send token ids.")
         limit = TEXT_MARGIN * self._max_model_len * self._tokenizer.longest_token
         if len(text) > limit:
             raise ContextLengthExceeded(
@@ -163,7 +163,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         arrival_time: float,
         priority: int = 0,
@@ -176,14 +176,20 @@ class InputProcessor:
         Raises:
             InvalidRequest: a field is wrong; `param` names it.
             ContextLengthExceeded: the prompt does not fit the context or the KV cache.
+            UnsupportedTask: the parameters are for a pooling model.
         """
         check_request_id(request_id)
+        if isinstance(params, PoolingParams):
+            raise UnsupportedTask(
+                f"{self._model.names[0]} generates text; embeddings, classes and scores need a "
+                "pooling model, or one started with --runner pooling."
+            )
         if not isinstance(params, SamplingParams):
-            _refuse("sampling_params", f"must be SamplingParams, got {type(params).__name__}.")
+            refuse("sampling_params", f"must be SamplingParams, got {type(params).__name__}.")
         if type(priority) is not int or priority not in INT64:
-            _refuse("priority", f"must be a 64-bit integer, got {_show(priority)}.")
+            refuse("priority", f"must be a 64-bit integer, got {show_value(priority)}.")
         text, ids, salt = self._read_prompt(prompt, add_special_tokens)
-        salt = _one_salt(salt, cache_salt)
+        salt = one_salt(salt, cache_salt)
         self._check_prompt_ids(ids)
         self._check_length(len(ids))
         final = self._complete(params, len(ids))
@@ -202,26 +208,26 @@ class InputProcessor:
         elif isinstance(prompt, (list, tuple)):
             ids, prompt = prompt, None
         if prompt is not None and not isinstance(prompt, str):
-            _refuse("prompt", f"must be {_PROMPT_SHAPES}, got {type(prompt).__name__}.")
+            refuse("prompt", f"must be {_PROMPT_SHAPES}, got {type(prompt).__name__}.")
         if ids is None:
             if prompt is None:
-                _refuse("prompt", f"must be {_PROMPT_SHAPES}, got none of them.")
+                refuse("prompt", f"must be {_PROMPT_SHAPES}, got none of them.")
             return prompt, self.tokenize(prompt, add_special_tokens), salt
         if not isinstance(ids, (list, tuple)):
-            _refuse("prompt", f"prompt_token_ids must be a list, got {type(ids).__name__}.")
+            refuse("prompt", f"prompt_token_ids must be a list, got {type(ids).__name__}.")
         return prompt, list(ids), salt
 
     def _check_prompt_ids(self, ids: list[Any]) -> None:
         if not ids:
-            _refuse("prompt", "must hold at least one token, got none.")
+            refuse("prompt", "must hold at least one token, got none.")
         size = self._vocab_size
         if all(type(i) is int for i in ids) and min(ids) >= 0 and max(ids) < size:
             return
         for position, value in enumerate(ids):
             if type(value) is not int or not 0 <= value < size:
-                _refuse(
+                refuse(
                     "prompt",
-                    f"token {position} must be an id from 0 to {size - 1}, got {_show(value)}.",
+                    f"token {position} must be an id from 0 to {size - 1}, got {show_value(value)}.",
                 )
 
     def _check_length(self, count: int) -> None:
@@ -232,7 +238,11 @@ class InputProcessor:
                 f"output together, but the prompt alone has {count}. Shorten the prompt.",
                 param="prompt",
             )
-        needed = -(-(count + 1) // self._block_size) * self._block_size
+        self._check_room(count, count + 1)
+
+    def _check_room(self, count: int, slots: int) -> None:
+        """A prompt of `count` tokens, which takes so many slots, must fit the KV cache."""
+        needed = -(-slots // self._block_size) * self._block_size
         available = self._kv_capacity_tokens
         if available is not None and needed > available:
             raise ContextLengthExceeded(
@@ -245,16 +255,16 @@ class InputProcessor:
         """The parameters with all that depends on the model checked and filled in."""
         for name in ("eos_token_ids", "bad_words_token_ids"):
             if getattr(params, name):
-                _refuse(name, "is filled in by the engine; use stop_token_ids or bad_words.")
+                refuse(name, "is filled in by the engine; use stop_token_ids or bad_words.")
         for name in ("logprobs", "prompt_logprobs"):
             self._check_logprobs(name, getattr(params, name))
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_vocabulary(name, getattr(params, name) or ())
         if self._tokenizer is None and params.stop_strings:
-            _refuse("stop", "stop strings need a tokenizer, and none is loaded.")
+            refuse("stop", "stop strings need a tokenizer, and none is loaded.")
         room = self._max_model_len - prompt_length
         if params.min_tokens > room:
-            _refuse(
+            refuse(
                 "min_tokens",
                 f"must be at most {room}, what the context of {self._max_model_len} tokens leaves "
                 f"after a prompt of {prompt_length}, got {params.min_tokens}.",
@@ -270,18 +280,18 @@ class InputProcessor:
         if asked is None or limit == -1 and asked <= self._vocab_size:
             return
         if limit == -1:
-            _refuse(name, f"must be at most the vocabulary's {self._vocab_size}, got {asked}.")
+            refuse(name, f"must be at most the vocabulary's {self._vocab_size}, got {asked}.")
         if asked == -1:
-            _refuse(name, f"-1 (whole vocabulary) is more than the limit --max-logprobs {limit}.")
+            refuse(name, f"-1 (whole vocabulary) is more than the limit --max-logprobs {limit}.")
         if asked > limit:
-            _refuse(name, f"must be at most {limit} (--max-logprobs), got {asked}.")
+            refuse(name, f"must be at most {limit} (--max-logprobs), got {asked}.")
 
     def _check_vocabulary(self, name: str, ids: Iterable[int]) -> None:
         """Ids index rows of logits: check against those, not against the tokenizer."""
         for token_id in ids:
             if token_id >= self._vocab_size:
                 limit = self._vocab_size - 1
-                _refuse(name, f"token ids must be at most {limit}, got {_show(token_id)}.")
+                refuse(name, f"token ids must be at most {limit}, got {show_value(token_id)}.")
 
     def _bad_words_token_ids(self, words: Sequence[str] | None) -> list[list[int]] | None:
         """Token sequences of banned words: as the text starts with them, and after a space.
@@ -291,17 +301,17 @@ class InputProcessor:
         if not words:
             return None
         if self._tokenizer is None:
-            _refuse("bad_words", "bad words need a tokenizer, and none is loaded.")
+            refuse("bad_words", "bad words need a tokenizer, and none is loaded.")
         length = sum(map(len, words))
         if length > MAX_BAD_WORDS_CHARS:
             limit = MAX_BAD_WORDS_CHARS
-            _refuse("bad_words", f"must have at most {limit} characters in all, got {length}.")
+            refuse("bad_words", f"must have at most {limit} characters in all, got {length}.")
         banned: list[list[int]] = []
         for word in words:
             stem = word.lstrip(" ") or word
             plain = self._tokenizer.encode(stem, add_special_tokens=False)
             if not plain:
-                _refuse("bad_words", f"the word {_show(word)} is no token of this model.")
+                refuse("bad_words", f"the word {show_value(word)} is no token of this model.")
             spaced = self._tokenizer.encode(" " + stem, add_special_tokens=False)
             banned.append(plain)
             if len(spaced) == len(plain) and spaced[0] != plain[0]:
@@ -365,9 +375,9 @@ def check_request_id(request_id: object) -> None:
     """
     if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH:
         rule = f"must be a string of 1 to {MAX_REQUEST_ID_LENGTH} characters"
-        _refuse("request_id", f"{rule}, got {_show(request_id)}.")
+        refuse("request_id", f"{rule}, got {show_value(request_id)}.")
     if not request_id.isprintable():
-        _refuse("request_id", f"must hold printable characters only, got {_show(request_id)}.")
+        refuse("request_id", f"must hold printable characters only, got {show_value(request_id)}.")
 
 
 def _child_params(params: SamplingParams, index: int) -> SamplingParams:
@@ -385,27 +395,27 @@ def _check_prompt_keys(prompt: dict[Any, Any]) -> None:
         if key not in _PROMPT_KEYS:
             near = difflib.get_close_matches(str(key)[:40], _PROMPT_KEYS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            _refuse("prompt", f"unknown key {_show(key)}{hint}")
+            refuse("prompt", f"unknown key {show_value(key)}{hint}")
 
 
-def _one_salt(in_prompt: object, given: object) -> str | None:
+def one_salt(in_prompt: object, given: object) -> str | None:
     """The cache salt, given beside the prompt or in it."""
     if in_prompt is not None and given is not None and in_prompt != given:
-        _refuse("cache_salt", "is given twice, in the prompt and beside it, and differs.")
+        refuse("cache_salt", "is given twice, in the prompt and beside it, and differs.")
     salt = given if in_prompt is None else in_prompt
     if salt is None:
         return None
     rule = f"must be a string of 1 to {MAX_CACHE_SALT_LENGTH} characters"
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_CACHE_SALT_LENGTH:
-        _refuse("cache_salt", f"{rule}, got {_show(salt)}.")
+        refuse("cache_salt", f"{rule}, got {show_value(salt)}.")
     try:
         salt.encode("utf-8")
     except UnicodeEncodeError:
-        _refuse("cache_salt", "must be valid Unicode, but holds lone surrogates.")
+        refuse("cache_salt", "must be valid Unicode, but holds lone surrogates.")
     return salt
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
     """A value for an error message: short, whatever it is."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
@@ -416,7 +426,7 @@ def _show(value: object) -> str:
     return type(value).__name__
 
 
-def _refuse(param: str, text: str) -> NoReturn:
+def refuse(param: str, text: str) -> NoReturn:
     """Raise `InvalidRequest` about `param`; the text goes on from its name."""
     glue = " " if text.startswith(("must", "is ")) else ": "
     raise InvalidRequest(f"{param}{glue}{text}", param=param)

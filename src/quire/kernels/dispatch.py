@@ -30,7 +30,10 @@ class Ops:
     name: str
     """Name of the implementation."""
     embedding: Callable[[Tensor, Tensor], Tensor]
+    encoder_attention: Callable[..., Tensor]
     exp: Callable[[Tensor], Tensor]
+    gelu: Callable[[Tensor], Tensor]
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
     linear: Callable[..., Tensor]
     log: Callable[[Tensor], Tensor]
     log_softmax: Callable[[Tensor], Tensor]
@@ -40,6 +43,7 @@ class Ops:
     rms_norm_add: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
+    tanh: Callable[[Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
     def __getattr__(self, attribute: str) -> Any:

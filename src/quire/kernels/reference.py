@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels import encoder
 from quire.kernels.exact import exp, log, log_softmax, tree_sum
 from quire.kernels.paged import paged_attention
 from quire.kernels.tiles import linear, prepare_linear
@@ -68,7 +69,7 @@ def write_kv(
     value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, slot_mapping, v)
 
 
-OPS = {
+OPS = encoder.OPS | {
     "embedding": embedding,
     "exp": exp,
     "linear": linear,

@@ -51,15 +51,24 @@ def load_model(
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
         ConfigError: no attention backend serves the model on this device.
     """
-    family = MODELS.get(shape.architecture)
-    _refuse_quantised(shape)
     device = resolve_device(device)
-    name = resolve_dtype(shape, dtype)
-    model = family(shape, torch_dtype(name), device, _attention(shape, name, device))
+    model = build_model(shape, resolve_dtype(shape, dtype), device)
     model.num_parameters = load_weights(
         folder, model.parameters(), model.name_rules(), model.dtype, device, progress
     )
     return model
+
+
+def build_model(shape: ModelShape, dtype: str, device: str) -> DecoderForCausalLM:
+    """The model without its weights; `dtype` and `device` are settled.
+
+    Raises:
+        ModelLoadError: the architecture or a size is not as it must be.
+        ConfigError: no attention backend serves the model on this device.
+    """
+    family = MODELS.get(shape.architecture)
+    _refuse_quantised(shape)
+    return family(shape, torch_dtype(dtype), device, _attention(shape, dtype, device))
 
 
 def kv_layers(shape: ModelShape) -> tuple[LayerKV, ...]:

@@ -85,13 +85,17 @@ def load_weights(
     waiting = _expected(targets, rules)
     missing = dict.fromkeys(waiting)
     unexpected, misshaped = [], []
-    for name, tensor, path in iterate_tensors(files):
+
+    def unwanted(name: str) -> bool:
+        ours = rules.renamed(name)
+        return ours not in waiting and rules.ignored(ours)
+
+    for name, tensor, path in iterate_tensors(files, unwanted):
         done += tensor.numel() * tensor.element_size()
         ours = rules.renamed(name)
         pending = waiting.get(ours)
         if pending is None:
-            if not rules.ignored(ours):
-                unexpected.append(name)
+            unexpected.append(name)
         elif tuple(tensor.shape) != pending.shapes[ours]:
             missing.pop(ours, None)
             misshaped.append(_misshape(name, pending.shapes[ours], tensor, path))

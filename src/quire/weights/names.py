@@ -32,8 +32,14 @@ class NameRules:
     ignore: tuple[str, ...] = ()
     """Regular expressions of checkpoint names (after renaming) that carry nothing we need."""
 
+    endings: tuple[tuple[str, str], ...] = ()
+    """(checkpoint ending, our ending), applied before the prefixes."""
+
     def renamed(self, name: str) -> str:
         """A checkpoint's name in our spelling."""
+        for old, new in self.endings:
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
         for old, new in self.renames:
             if name.startswith(old):
                 return new + name.removeprefix(old)
