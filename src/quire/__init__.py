@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from quire.errors import QuireError as QuireError
     from quire.outputs import ClassificationOutput as ClassificationOutput
     from quire.outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from quire.outputs import CompletionOutput as CompletionOutput
     from quire.outputs import EmbeddingOutput as EmbeddingOutput
     from quire.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from quire.outputs import Logprob as Logprob
     from quire.outputs import PoolingOutput as PoolingOutput
     from quire.outputs import PoolingRequestOutput as PoolingRequestOutput
+    from quire.outputs import RequestOutput as RequestOutput
     from quire.outputs import ScoringOutput as ScoringOutput
     from quire.outputs import ScoringRequestOutput as ScoringRequestOutput
-    from quire.outputs import CompletionOutput as CompletionOutput
-    from quire.outputs import Logprob as Logprob
-    from quire.outputs import RequestOutput as RequestOutput
     from quire.params import PoolingParams as PoolingParams
     from quire.params import RequestOutputKind as RequestOutputKind
     from quire.params import SamplingParams as SamplingParams

@@ -6,6 +6,7 @@ Names and fields are vLLM's. Nothing here knows how the values came about.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -58,7 +59,8 @@ class Pooled(msgspec.Struct, array_like=True, frozen=True):
 
     def tolist(self) -> list[Any]:
         """The numbers as (nested) lists."""
-        return self.array().tolist()
+        numbers: list[Any] = self.array().tolist()
+        return numbers
 
 
 @dataclass(slots=True)
@@ -199,9 +201,7 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     """With an `EmbeddingOutput`."""
 
     @classmethod
-    def from_base(
-        cls, output: PoolingRequestOutput[PoolingOutput]
-    ) -> EmbeddingRequestOutput:
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
         """The embedding of a pooled prompt."""
         return cls(*_but(output, EmbeddingOutput(output.outputs.data.tolist())))
 
@@ -210,9 +210,7 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     """With a `ClassificationOutput`."""
 
     @classmethod
-    def from_base(
-        cls, output: PoolingRequestOutput[PoolingOutput]
-    ) -> ClassificationRequestOutput:
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
         """The classes of a pooled prompt."""
         return cls(*_but(output, ClassificationOutput(output.outputs.data.tolist())))
 
@@ -232,3 +230,10 @@ def _but(output: PoolingRequestOutput[PoolingOutput], outputs: P) -> tuple[Any, 
         output.request_id, outputs, output.prompt_token_ids, output.num_cached_tokens,
         output.finished,
     )  # fmt: skip
+
+
+def cosine(one: Any, two: Any) -> float:
+    """Cosine of two float32 arrays, summed in float64 in a fixed order; 0 if one is zero."""
+    a, b = one.astype("f8").tolist(), two.astype("f8").tolist()
+    norm = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
+    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0

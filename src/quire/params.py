@@ -1,7 +1,7 @@
 """Parameters of a request, for sampling or pooling: one frozen, validated record each.
 
-Field names, defaults and rules are those of vLLM's `SamplingParams` and `PoolingParams`. Validation happens on
-construction and raises `InvalidRequest` with the limit and the given value. What depends on a
+Field names, defaults and rules are those of vLLM's records of the same names. Validation happens
+on construction and raises `InvalidRequest` with the limit and the given value. What depends on a
 model (vocabulary size, context length) is checked later, at the engine's input gate.
 
 This module knows nothing of tensors, tokenizers or HTTP.

@@ -90,6 +90,7 @@ class FakeEngine:
         self.tokenizer = FakeTokenizer()
         self.max_model_len = 512
         self.vocab_size = VOCAB_SIZE
+        self.pooler = None
         self.default_params = SamplingParams(temperature=0.7)
         self.state = "ready"
         self.progress = ("ready", 1, 1)

@@ -339,15 +339,16 @@ def _pooling_mode(path: Path, default: str) -> str:
 
 def _dense(folder: Path, in_features: int) -> DenseSpec:
     data = _read_json(folder / "config.json")
-    sizes = [(data or {}).get(name) for name in ("in_features", "out_features")]
-    if not all(type(size) is int and size > 0 for size in sizes) or sizes[0] != in_features:
+    data = data if isinstance(data, dict) else {}
+    given, size = data.get("in_features"), data.get("out_features")
+    if given != in_features or not isinstance(size, int) or size < 1:
         raise ModelLoadError(
             f"{str(folder / 'config.json')!r}: in_features must be {in_features} and out_features "
-            f"a positive number, got {sizes[0]!r} and {sizes[1]!r}"
+            f"a positive number, got {given!r} and {size!r}"
         )
     named = str(data.get("activation_function", "torch.nn.modules.linear.Identity"))
     activation = _named_activation(named, DENSE_ACTIVATIONS, str(folder / "config.json"))
-    return DenseSpec(folder, sizes[0], sizes[1], bool(data.get("bias", True)), activation)
+    return DenseSpec(folder, in_features, size, bool(data.get("bias", True)), activation)
 
 
 def _max_seq_length(folder: Path) -> int | None:
@@ -367,13 +368,13 @@ def _overridden(spec: PoolerSpec, options: dict[str, Any]) -> PoolerSpec:
             )
     pooling = options.get("seq_pooling_type", options.get("pooling_type"))
     if pooling is not None:
-        name = _POOLING_NAMES.get(str(pooling).lower())
-        if name is None:
+        chosen = _POOLING_NAMES.get(str(pooling).lower())
+        if chosen is None:
             allowed = ", ".join(POOLINGS).upper()
             raise ConfigError(
                 f"--pooler-config: pooling_type must be one of {allowed}, got {pooling!r}"
             )
-        spec = replace(spec, pooling=name)
+        spec = replace(spec, pooling=chosen)
     wanted = options.get("use_activation", options.get("normalize"))
     if wanted is not None:
         if not isinstance(wanted, bool):
@@ -406,5 +407,7 @@ def _dimension_list(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(type(v) is int and v > 0 for v in value):
-        raise ConfigError(f"matryoshka_dimensions must be a list of positive numbers, got {value!r}")
+        raise ConfigError(
+            f"matryoshka_dimensions must be a list of positive numbers, got {value!r}"
+        )
     return tuple(value)

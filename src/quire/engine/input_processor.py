@@ -149,7 +149,7 @@ class InputProcessor:
             ContextLengthExceeded: the text is so long that it is not worth tokenising.
         """
         if self._tokenizer is None:
-            refuse(param, "a text prompt needs a tokenizer, and none is loaded; send token ids.")
+            _refuse(param, "a text prompt needs a tokenizer, and none is loaded; send token ids.")
         limit = TEXT_MARGIN * self._max_model_len * self._tokenizer.longest_token
         if len(text) > limit:
             raise ContextLengthExceeded(
@@ -185,11 +185,11 @@ class InputProcessor:
                 "pooling model, or one started with --runner pooling."
             )
         if not isinstance(params, SamplingParams):
-            refuse("sampling_params", f"must be SamplingParams, got {type(params).__name__}.")
+            _refuse("sampling_params", f"must be SamplingParams, got {type(params).__name__}.")
         if type(priority) is not int or priority not in INT64:
-            refuse("priority", f"must be a 64-bit integer, got {show_value(priority)}.")
+            _refuse("priority", f"must be a 64-bit integer, got {_show(priority)}.")
         text, ids, salt = self._read_prompt(prompt, add_special_tokens)
-        salt = one_salt(salt, cache_salt)
+        salt = _one_salt(salt, cache_salt)
         self._check_prompt_ids(ids)
         self._check_length(len(ids))
         final = self._complete(params, len(ids))
@@ -208,26 +208,26 @@ class InputProcessor:
         elif isinstance(prompt, (list, tuple)):
             ids, prompt = prompt, None
         if prompt is not None and not isinstance(prompt, str):
-            refuse("prompt", f"must be {_PROMPT_SHAPES}, got {type(prompt).__name__}.")
+            _refuse("prompt", f"must be {_PROMPT_SHAPES}, got {type(prompt).__name__}.")
         if ids is None:
             if prompt is None:
-                refuse("prompt", f"must be {_PROMPT_SHAPES}, got none of them.")
+                _refuse("prompt", f"must be {_PROMPT_SHAPES}, got none of them.")
             return prompt, self.tokenize(prompt, add_special_tokens), salt
         if not isinstance(ids, (list, tuple)):
-            refuse("prompt", f"prompt_token_ids must be a list, got {type(ids).__name__}.")
+            _refuse("prompt", f"prompt_token_ids must be a list, got {type(ids).__name__}.")
         return prompt, list(ids), salt
 
     def _check_prompt_ids(self, ids: list[Any]) -> None:
         if not ids:
-            refuse("prompt", "must hold at least one token, got none.")
+            _refuse("prompt", "must hold at least one token, got none.")
         size = self._vocab_size
         if all(type(i) is int for i in ids) and min(ids) >= 0 and max(ids) < size:
             return
         for position, value in enumerate(ids):
             if type(value) is not int or not 0 <= value < size:
-                refuse(
+                _refuse(
                     "prompt",
-                    f"token {position} must be an id from 0 to {size - 1}, got {show_value(value)}.",
+                    f"token {position} must be an id from 0 to {size - 1}, got {_show(value)}.",
                 )
 
     def _check_length(self, count: int) -> None:
@@ -255,16 +255,16 @@ class InputProcessor:
         """The parameters with all that depends on the model checked and filled in."""
         for name in ("eos_token_ids", "bad_words_token_ids"):
             if getattr(params, name):
-                refuse(name, "is filled in by the engine; use stop_token_ids or bad_words.")
+                _refuse(name, "is filled in by the engine; use stop_token_ids or bad_words.")
         for name in ("logprobs", "prompt_logprobs"):
             self._check_logprobs(name, getattr(params, name))
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_vocabulary(name, getattr(params, name) or ())
         if self._tokenizer is None and params.stop_strings:
-            refuse("stop", "stop strings need a tokenizer, and none is loaded.")
+            _refuse("stop", "stop strings need a tokenizer, and none is loaded.")
         room = self._max_model_len - prompt_length
         if params.min_tokens > room:
-            refuse(
+            _refuse(
                 "min_tokens",
                 f"must be at most {room}, what the context of {self._max_model_len} tokens leaves "
                 f"after a prompt of {prompt_length}, got {params.min_tokens}.",
@@ -280,18 +280,18 @@ class InputProcessor:
         if asked is None or limit == -1 and asked <= self._vocab_size:
             return
         if limit == -1:
-            refuse(name, f"must be at most the vocabulary's {self._vocab_size}, got {asked}.")
+            _refuse(name, f"must be at most the vocabulary's {self._vocab_size}, got {asked}.")
         if asked == -1:
-            refuse(name, f"-1 (whole vocabulary) is more than the limit --max-logprobs {limit}.")
+            _refuse(name, f"-1 (whole vocabulary) is more than the limit --max-logprobs {limit}.")
         if asked > limit:
-            refuse(name, f"must be at most {limit} (--max-logprobs), got {asked}.")
+            _refuse(name, f"must be at most {limit} (--max-logprobs), got {asked}.")
 
     def _check_vocabulary(self, name: str, ids: Iterable[int]) -> None:
         """Ids index rows of logits: check against those, not against the tokenizer."""
         for token_id in ids:
             if token_id >= self._vocab_size:
                 limit = self._vocab_size - 1
-                refuse(name, f"token ids must be at most {limit}, got {show_value(token_id)}.")
+                _refuse(name, f"token ids must be at most {limit}, got {_show(token_id)}.")
 
     def _bad_words_token_ids(self, words: Sequence[str] | None) -> list[list[int]] | None:
         """Token sequences of banned words: as the text starts with them, and after a space.
@@ -301,17 +301,17 @@ class InputProcessor:
         if not words:
             return None
         if self._tokenizer is None:
-            refuse("bad_words", "bad words need a tokenizer, and none is loaded.")
+            _refuse("bad_words", "bad words need a tokenizer, and none is loaded.")
         length = sum(map(len, words))
         if length > MAX_BAD_WORDS_CHARS:
             limit = MAX_BAD_WORDS_CHARS
-            refuse("bad_words", f"must have at most {limit} characters in all, got {length}.")
+            _refuse("bad_words", f"must have at most {limit} characters in all, got {length}.")
         banned: list[list[int]] = []
         for word in words:
             stem = word.lstrip(" ") or word
             plain = self._tokenizer.encode(stem, add_special_tokens=False)
             if not plain:
-                refuse("bad_words", f"the word {show_value(word)} is no token of this model.")
+                _refuse("bad_words", f"the word {_show(word)} is no token of this model.")
             spaced = self._tokenizer.encode(" " + stem, add_special_tokens=False)
             banned.append(plain)
             if len(spaced) == len(plain) and spaced[0] != plain[0]:
@@ -375,9 +375,9 @@ def check_request_id(request_id: object) -> None:
     """
     if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH:
         rule = f"must be a string of 1 to {MAX_REQUEST_ID_LENGTH} characters"
-        refuse("request_id", f"{rule}, got {show_value(request_id)}.")
+        _refuse("request_id", f"{rule}, got {_show(request_id)}.")
     if not request_id.isprintable():
-        refuse("request_id", f"must hold printable characters only, got {show_value(request_id)}.")
+        _refuse("request_id", f"must hold printable characters only, got {_show(request_id)}.")
 
 
 def _child_params(params: SamplingParams, index: int) -> SamplingParams:
@@ -395,27 +395,27 @@ def _check_prompt_keys(prompt: dict[Any, Any]) -> None:
         if key not in _PROMPT_KEYS:
             near = difflib.get_close_matches(str(key)[:40], _PROMPT_KEYS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            refuse("prompt", f"unknown key {show_value(key)}{hint}")
+            _refuse("prompt", f"unknown key {_show(key)}{hint}")
 
 
-def one_salt(in_prompt: object, given: object) -> str | None:
+def _one_salt(in_prompt: object, given: object) -> str | None:
     """The cache salt, given beside the prompt or in it."""
     if in_prompt is not None and given is not None and in_prompt != given:
-        refuse("cache_salt", "is given twice, in the prompt and beside it, and differs.")
+        _refuse("cache_salt", "is given twice, in the prompt and beside it, and differs.")
     salt = given if in_prompt is None else in_prompt
     if salt is None:
         return None
     rule = f"must be a string of 1 to {MAX_CACHE_SALT_LENGTH} characters"
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_CACHE_SALT_LENGTH:
-        refuse("cache_salt", f"{rule}, got {show_value(salt)}.")
+        _refuse("cache_salt", f"{rule}, got {_show(salt)}.")
     try:
         salt.encode("utf-8")
     except UnicodeEncodeError:
-        refuse("cache_salt", "must be valid Unicode, but holds lone surrogates.")
+        _refuse("cache_salt", "must be valid Unicode, but holds lone surrogates.")
     return salt
 
 
-def show_value(value: object) -> str:
+def _show(value: object) -> str:
     """A value for an error message: short, whatever it is."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
@@ -426,7 +426,7 @@ def show_value(value: object) -> str:
     return type(value).__name__
 
 
-def refuse(param: str, text: str) -> NoReturn:
+def _refuse(param: str, text: str) -> NoReturn:
     """Raise `InvalidRequest` about `param`; the text goes on from its name."""
     glue = " " if text.startswith(("must", "is ")) else ": "
     raise InvalidRequest(f"{param}{glue}{text}", param=param)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from quire.outputs import (
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    cosine,
 )
 from quire.params import PoolingParams
 
@@ -157,7 +157,7 @@ class PoolingVerbs:
         texts: list[PromptType] = list(dict.fromkeys([*first, *second]))
         params = params.replace(task="embed")
         outputs = self._pool(texts, [params] * len(texts), use_tqdm)
-        by_text = dict(zip(texts, outputs, strict=True))  # type: ignore[arg-type]
+        by_text = dict(zip(texts, outputs, strict=True))
         return [
             cosine_output(by_text[one], by_text[two])
             for one, two in zip(first, second, strict=True)
@@ -200,13 +200,6 @@ def cosine_output(
         [*one.prompt_token_ids, *two.prompt_token_ids],
         one.num_cached_tokens + two.num_cached_tokens,
     )
-
-
-def cosine(one: Any, two: Any) -> float:
-    """Cosine of two float32 arrays, summed in float64 in a fixed order; 0 if one is zero."""
-    a, b = one.astype("f8").tolist(), two.astype("f8").tolist()
-    norm = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
-    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0
 
 
 def _params_for(count: int, given: Params) -> list[PoolingParams]:

@@ -14,9 +14,9 @@ from quire.engine.input_processor import (
     InputProcessor,
     ProcessedInput,
     PromptType,
-    one_salt,
-    refuse,
-    show_value,
+    _one_salt,
+    _refuse,
+    _show,
     check_request_id,
 )
 from quire.engine.messages import EngineCoreRequest
@@ -60,12 +60,12 @@ class PoolingInputProcessor(InputProcessor):
         if isinstance(params, SamplingParams):
             raise UnsupportedTask(f"{self._name} {self._does}; it generates no text.")
         if not isinstance(params, PoolingParams):
-            refuse("pooling_params", f"must be PoolingParams, got {type(params).__name__}.")
+            _refuse("pooling_params", f"must be PoolingParams, got {type(params).__name__}.")
         if type(priority) is not int or priority not in INT64:
-            refuse("priority", f"must be a 64-bit integer, got {show_value(priority)}.")
+            _refuse("priority", f"must be a 64-bit integer, got {_show(priority)}.")
         self._check_task(params)
         text, ids, salt = self._read_pooling_prompt(prompt, params, add_special_tokens)
-        salt = one_salt(salt, cache_salt)
+        salt = _one_salt(salt, cache_salt)
         self._check_prompt_ids(ids)
         self._check_fits(len(ids))
         neutral = self._neutral(params)
@@ -123,12 +123,12 @@ class PoolingInputProcessor(InputProcessor):
             raise UnsupportedTask(
                 f"{self._name} was not made for shorter embeddings: dimensions must be left out "
                 f"or {pooler.size}, got {wanted}. If it was, start with --pooler-config "
-                '\'{"is_matryoshka": true}\'.',
+                "'{\"is_matryoshka\": true}'.",
                 param="dimensions",
             )
         if wanted > pooler.size or (allowed and wanted not in allowed):
             rule = f"one of {', '.join(map(str, allowed))}" if allowed else f"1 to {pooler.size}"
-            refuse("dimensions", f"must be {rule}, got {wanted}.")
+            _refuse("dimensions", f"must be {rule}, got {wanted}.")
 
     def _read_pooling_prompt(
         self, prompt: PromptType, params: PoolingParams, special: bool

@@ -161,5 +161,7 @@ def activation(name: object) -> Callable[[Tensor], Tensor]:
     """
     if name not in ACTIVATIONS:
         hint = did_you_mean(str(name), ACTIVATIONS)
-        raise ModelLoadError(f"the activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}{hint}")
+        raise ModelLoadError(
+            f"the activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}{hint}"
+        )
     return ACTIVATIONS[str(name)]

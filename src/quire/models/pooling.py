@@ -204,4 +204,3 @@ def _check_heads(shape: ModelShape) -> None:
             f"hidden_size must be a multiple of num_attention_heads, got {shape.hidden_size} and "
             f"{shape.num_heads}"
         )
-

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, PoolerSpec
 from quire.outputs import RequestOutput
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
+from quire.tokenizer.pairs import EncodedPair
 
 
 class TokenizerLike(Protocol):
@@ -24,6 +25,23 @@ class TokenizerLike(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
+        ...
+
+    def encode_within(
+        self, text: str, max_tokens: int, side: str = "right", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text, cut to `max_tokens` with the special tokens left whole."""
+        ...
+
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        max_tokens: int | None = None,
+        max_first: int | None = None,
+        max_second: int | None = None,
+    ) -> EncodedPair:
+        """Two texts as one prompt of a cross-encoder."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -94,6 +112,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def pooler(self) -> PoolerSpec | None:
+        """How the model pools; `None` if it generates text."""
+        ...
+
+    @property
     def state(self) -> str:
         """`loading`, `ready` or `dead`."""
         ...
@@ -106,7 +129,7 @@ class EngineClient(Protocol):
     async def submit(
         self,
         prompt: list[int],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         *,
         priority: int = 0,

@@ -59,9 +59,7 @@ class Worker:
         self.config = config
         self.shape = shape
         self.pooler = read_pooler(config.model, shape)
-        self.kv_layers = (
-            pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
-        )
+        self.kv_layers = pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
         self.max_model_len = config.model.max_model_len
         self.device = select_device(config.model.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
@@ -147,9 +145,7 @@ class Worker:
         if self.pooler is None:
             model = load_model(self.shape, folder, self.dtype, where, progress)
         else:
-            model = load_pooling_model(
-                self.pooler, self.shape, folder, self.dtype, where, progress
-            )
+            model = load_pooling_model(self.pooler, self.shape, folder, self.dtype, where, progress)
         self.weight_bytes = model.num_parameters * torch_dtype(self.dtype).itemsize
         return model
 
