@@ -29,9 +29,7 @@ def test_attention_matches(length, window):
     far = (torch.arange(length)[:, None] - torch.arange(length)).abs()
     mask = None if window is None else far <= window
     heads_first = (x.transpose(0, 1) for x in (q, k, v))
-    want = torch.nn.functional.scaled_dot_product_attention(
-        *heads_first, attn_mask=mask, scale=0.3
-    )
+    want = torch.nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=mask, scale=0.3)
     torch.testing.assert_close(got, want.transpose(0, 1), atol=3e-6, rtol=1e-5)
 
 
@@ -74,7 +72,9 @@ def test_the_place_of_a_row_does_not_show(op):
     weight = torch.randn(51)
 
     def run(x):
-        return ops.layer_norm(x, weight, weight, 1e-5) if op == "layer_norm" else getattr(ops, op)(x)
+        return (
+            ops.layer_norm(x, weight, weight, 1e-5) if op == "layer_norm" else getattr(ops, op)(x)
+        )
 
     together = run(rows)
     for i in range(37):

@@ -245,9 +245,10 @@ def test_wordpiece_from_vocab_txt(tmp_path: Path) -> None:
     pair, reference = ours.encode_pair("hello world", "the cat"), theirs("hello world", "the cat")
     assert pair.ids == reference["input_ids"]
     assert [int(i >= pair.split) for i in range(len(pair.ids))] == reference["token_type_ids"]
-    assert ours.encode_within("hello world paris", 4) == theirs(
-        "hello world paris", truncation=True, max_length=4
-    )["input_ids"]
+    assert (
+        ours.encode_within("hello world paris", 4)
+        == theirs("hello world paris", truncation=True, max_length=4)["input_ids"]
+    )
     with pytest.raises(InvalidRequest, match="lone surrogates"):
         ours.encode_pair("a", "\ud800")
     with pytest.raises(InvalidRequest, match="lone surrogates"):

@@ -275,7 +275,12 @@ async def test_wrong_kinds_of_model(
 ) -> None:
     cases = [
         (embed, "/v1/completions", {"prompt": "x"}, "gives embeddings; it generates no text"),
-        (embed, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "no text"),
+        (
+            embed,
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}]},
+            "no text",
+        ),
         (classify, "/v1/completions", {"prompt": "x"}, "classifies; it generates no text"),
         (classify, "/v1/embeddings", {"input": "x"}, "'embed'"),
         (classify, "/score", GOOD["/score"], "3 classes"),

@@ -144,6 +144,11 @@ def read_pooler(model: ModelConfig, shape: ModelShape) -> PoolerSpec | None:
     return _overridden(spec, model.pooler_config)
 
 
+def pooler_config(**options: Any) -> dict[str, Any]:
+    """vLLM's `PoolerConfig(...)`, for scripts: the value of the option `pooler_config`."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def split_architecture(architecture: str) -> tuple[str, str]:
     """`BertForSequenceClassification` as `("Bert", "ForSequenceClassification")`."""
     for head in () if architecture in GENERATES else HEADS:
