@@ -207,6 +207,7 @@ async def test_scores_of_an_embedding_model(embed: httpx.AsyncClient) -> None:
     assert reply["usage"]["prompt_tokens"] == vectors["usage"]["prompt_tokens"]
 
 
+USER = {"role": "user", "content": "x"}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "hello"},
     "/pooling": {"input": "hello"},

@@ -1,4 +1,4 @@
-"""Tiny random models made by transformers, saved as users have them, with a WordPiece vocabulary."""
+"""Tiny random models made by transformers, saved as users have them, and a small vocabulary."""
 
 from __future__ import annotations
 
