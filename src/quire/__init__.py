@@ -12,9 +12,18 @@ if TYPE_CHECKING:
     from quire.engine.async_llm import AsyncLLM as AsyncLLM
     from quire.engine.llm import LLM as LLM
     from quire.errors import QuireError as QuireError
+    from quire.outputs import ClassificationOutput as ClassificationOutput
+    from quire.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from quire.outputs import CompletionOutput as CompletionOutput
+    from quire.outputs import EmbeddingOutput as EmbeddingOutput
+    from quire.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from quire.outputs import Logprob as Logprob
+    from quire.outputs import PoolingOutput as PoolingOutput
+    from quire.outputs import PoolingRequestOutput as PoolingRequestOutput
     from quire.outputs import RequestOutput as RequestOutput
+    from quire.outputs import ScoringOutput as ScoringOutput
+    from quire.outputs import ScoringRequestOutput as ScoringRequestOutput
+    from quire.params import PoolingParams as PoolingParams
     from quire.params import RequestOutputKind as RequestOutputKind
     from quire.params import SamplingParams as SamplingParams
 
@@ -22,10 +31,19 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "AsyncLLM": "quire.engine.async_llm",
+    "ClassificationOutput": "quire.outputs",
+    "ClassificationRequestOutput": "quire.outputs",
+    "EmbeddingOutput": "quire.outputs",
+    "EmbeddingRequestOutput": "quire.outputs",
+    "PoolingOutput": "quire.outputs",
+    "PoolingRequestOutput": "quire.outputs",
+    "ScoringOutput": "quire.outputs",
+    "ScoringRequestOutput": "quire.outputs",
     "CompletionOutput": "quire.outputs",
     "EngineConfig": "quire.config",
     "LLM": "quire.engine.llm",
     "Logprob": "quire.outputs",
+    "PoolingParams": "quire.params",
     "QuireError": "quire.errors",
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.params",

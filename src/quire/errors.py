@@ -3,7 +3,8 @@
     QuireError
     ├── RequestError                 the request is at fault; nothing else is disturbed (4xx)
     │   ├── InvalidRequest           a field is wrong                                    400
-    │   │   └── ContextLengthExceeded  prompt does not fit the model's context           400
+    │   │   ├── ContextLengthExceeded  prompt does not fit the model's context           400
+    │   │   └── UnsupportedTask      the model is not made for what is asked             400
     │   ├── Unauthorized             missing or wrong key                                401
     │   ├── NotFound                 unknown model, route or id                          404
     │   ├── PayloadTooLarge          body over the limit                                 413
@@ -54,6 +55,12 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt does not fit into the model's context."""
 
     code = "context_length_exceeded"
+
+
+class UnsupportedTask(InvalidRequest):
+    """The model is not made for what is asked: a text of an embedding model, say."""
+
+    code = "unsupported_task"
 
 
 class Unauthorized(RequestError):

@@ -1,4 +1,4 @@
-"""What callers get back: `RequestOutput` with its `CompletionOutput`s.
+"""What callers get back: `RequestOutput` with its `CompletionOutput`s, or what a model pooled.
 
 Names and fields are vLLM's. Nothing here knows how the values came about.
 """
@@ -6,7 +6,14 @@ Names and fields are vLLM's. Nothing here knows how the values came about.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class FinishReason(enum.IntEnum):
@@ -34,6 +41,26 @@ class Logprob:
 
 PositionLogprobs = dict[int, Logprob]
 """Candidates of one position by token id; the sampled (or prompt) token comes first."""
+
+
+class Pooled(msgspec.Struct, array_like=True, frozen=True):
+    """Numbers that a model pooled out of one prompt."""
+
+    shape: tuple[int, ...]
+    """`[size]`, or `[tokens, size]`."""
+    data: bytes
+    """float32, little-endian, row by row."""
+
+    def array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The numbers as a float32 array (read-only)."""
+        import numpy as np
+
+        return np.frombuffer(self.data, dtype="<f4").reshape(self.shape)
+
+    def tolist(self) -> list[Any]:
+        """The numbers as (nested) lists."""
+        numbers: list[Any] = self.array().tolist()
+        return numbers
 
 
 @dataclass(slots=True)
@@ -97,3 +124,116 @@ class RequestOutput:
     with it gives the same tokens."""
     error: str | None = None
     """Set when `finish_reason` is `error`: what happened to this request."""
+    pooled: Pooled | None = None
+    """Of a pooling request, which has no `outputs`."""
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What a model pooled, as it is."""
+
+    data: Any
+    """float32 array: `[size]`, or `[tokens, size]` for the task `token_embed`."""
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """One embedding."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """Probabilities of the classes, in the order of the model's labels."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts go together."""
+
+    score: float
+
+
+P = TypeVar("P")
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[P]):
+    """One finished prompt of a pooling model. The named subclasses hold what their names say."""
+
+    request_id: str
+    outputs: P
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Any:
+        """The same request with its numbers in this class's own form."""
+        return replace(output)
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
+        """From what the engine gives."""
+        assert output.pooled is not None, f"{output.request_id} was not pooled"
+        return PoolingRequestOutput(
+            output.request_id,
+            PoolingOutput(output.pooled.array()),
+            output.prompt_token_ids,
+            output.num_cached_tokens,
+        )
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """With an `EmbeddingOutput`."""
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
+        """The embedding of a pooled prompt."""
+        return cls(*_but(output, EmbeddingOutput(output.outputs.data.tolist())))
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """With a `ClassificationOutput`."""
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
+        """The classes of a pooled prompt."""
+        return cls(*_but(output, ClassificationOutput(output.outputs.data.tolist())))
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """With a `ScoringOutput`."""
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
+        """The score of a pooled pair."""
+        return cls(*_but(output, ScoringOutput(float(output.outputs.data[0]))))
+
+
+def _but(output: PoolingRequestOutput[PoolingOutput], outputs: P) -> tuple[Any, ...]:
+    """Fields of a pooled request, with other numbers."""
+    return (
+        output.request_id, outputs, output.prompt_token_ids, output.num_cached_tokens,
+        output.finished,
+    )  # fmt: skip
+
+
+def cosine(one: Any, two: Any) -> float:
+    """Cosine of two float32 arrays, summed in float64 in a fixed order; 0 if one is zero."""
+    a, b = one.astype("f8").tolist(), two.astype("f8").tolist()
+    norm = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
+    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0

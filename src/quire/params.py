@@ -1,7 +1,7 @@
-"""Sampling parameters of a request: one frozen, validated record.
+"""Parameters of a request, for sampling or pooling: one frozen, validated record each.
 
-Field names, defaults and rules are those of vLLM's `SamplingParams`. Validation happens on
-construction and raises `InvalidRequest` with the limit and the given value. What depends on a
+Field names, defaults and rules are those of vLLM's records of the same names. Validation happens
+on construction and raises `InvalidRequest` with the limit and the given value. What depends on a
 model (vocabulary size, context length) is checked later, at the engine's input gate.
 
 This module knows nothing of tensors, tokenizers or HTTP.
@@ -126,6 +126,51 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return frozenset(self.stop_token_ids) | frozenset(eos)
 
     def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, validated again."""
+        return msgspec.structs.replace(self, **changes)
+
+
+POOLING_TASKS: Final = ("embed", "classify", "score", "token_embed")
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request wants of a pooling model.
+
+    Raises:
+        InvalidRequest: a field is out of range; the message names the limit and the value.
+    """
+
+    task: str | None = None
+    """`embed`, `classify`, `score` or `token_embed` (a vector for each token); `None`: what the
+    model is made for."""
+    use_activation: bool | None = None
+    """Scale embeddings to length 1; turn logits into probabilities. `None`: as the model says."""
+    dimensions: int | None = None
+    """Cut embeddings to this many numbers (models trained for it only)."""
+    truncate_prompt_tokens: int | None = None
+    """Cut longer prompts to this many tokens, special tokens included; -1: what fits the model.
+    `None`: refuse them."""
+    truncation_side: str = "right"
+    """Where prompts are cut: `right` keeps their beginning."""
+    skip_reading_prefix_cache: bool | None = None
+    token_type_split: int | None = None
+    """Filled in by the engine: where the second text of a pair begins."""
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in POOLING_TASKS:
+            _fail("task", f"one of {', '.join(POOLING_TASKS)}", self.task)
+        if self.dimensions is not None and (not _is_int(self.dimensions) or self.dimensions < 1):
+            _fail("dimensions", "an integer of at least 1", self.dimensions)
+        keep = self.truncate_prompt_tokens
+        if keep is not None and (not _is_int(keep) or keep < -1 or keep == 0):
+            _fail("truncate_prompt_tokens", "-1 (what fits the model) or at least 1", keep)
+        if self.truncation_side not in ("left", "right"):
+            _fail("truncation_side", "left or right", self.truncation_side)
+        for name in ("use_activation", "skip_reading_prefix_cache"):
+            if getattr(self, name) not in (None, True, False):
+                _fail(name, "true or false", getattr(self, name))
+
+    def replace(self, **changes: Any) -> PoolingParams:
         """A copy with some fields changed, validated again."""
         return msgspec.structs.replace(self, **changes)
 

@@ -15,14 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORT_SECONDS = 0.15
 PUBLIC = [
     "AsyncLLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "LLM",
     "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "QuireError",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "__version__",
 ]
 """The public API. Changing it is a decision, so it is written down here as well."""

@@ -57,10 +57,28 @@ MUTANTS = {
         "test_scheduler.py",
     ),
     "readers of a failed prefix go on": (
-        "scheduler.py",
-        "return {*result.failed, *self._recompute_readers(suspect, batch)}",
+        "update.py",
+        "return {*result.failed, *_recompute_readers(scheduler, suspect)}",
         "return set(result.failed)",
         "test_scheduler.py",
+    ),
+    "rejected drafts count as computed": (
+        "update.py",
+        "request.num_computed_tokens -= count - accepted",
+        "pass",
+        "test_spec_slots.py",
+    ),
+    "drafts are cached before they are verified": (
+        "kv/manager.py",
+        "min(total, request.num_tokens)",
+        "total",
+        "test_spec_slots.py",
+    ),
+    "a chunk leaves no record": (
+        "scheduler.py",
+        "if num_new != 1 or computed < request.num_prompt_tokens:",
+        "if False:",
+        "test_state_machine.py",
     ),
     "what this step computes can be copied already": (
         "kv/pool.py",

@@ -1,12 +1,14 @@
 """Random lives of requests against a naive model; integrity is checked after every rule.
 
 The model computes each request's output as a pure function of its tokens, so whatever the
-scheduler does (chunks, preemption, prefix hits, failures) the outputs must come out the same.
+scheduler does (chunks, preemption, prefix hits, drafts, failures, a crash) the outputs must come
+out the same. From the records of each step alone its batch must be restored.
 """
 
 from __future__ import annotations
 
 import os
+import random
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.config.scheduler import POLICIES, SchedulerConfig
 from quire.core.batch import BatchResult
+from quire.core.facts import Follower
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
@@ -49,6 +52,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(4, 64),
         seqs=st.integers(1, 4),
         caching=st.booleans(),
+        lookahead=st.sampled_from([0, 0, 1, 3]),
+        seed=st.integers(0, 99),
         options=st.fixed_dictionaries(
             {
                 "scheduling_policy": POLICY,
@@ -62,23 +67,35 @@ class SchedulerMachine(RuleBasedStateMachine):
             }
         ),
     )
-    def start(self, num_blocks, block_size, budget, seqs, caching, options):  # type: ignore[no-untyped-def]
+    def start(self, num_blocks, block_size, budget, seqs, caching, lookahead, seed, options):  # type: ignore[no-untyped-def]
         self.block_size = block_size
         self.clock = ManualClock()
-        kv = KVCacheManager(num_blocks, block_size, caching, MAX_MODEL_LEN)
-        config = SchedulerConfig(
-            max_num_batched_tokens=budget,
-            max_num_seqs=min(seqs, budget),
-            **options,
+        self.cache = (num_blocks, block_size, caching, MAX_MODEL_LEN)
+        self.lookahead = lookahead
+        self.random = random.Random(seed)
+        self._make_scheduler(
+            SchedulerConfig(
+                max_num_batched_tokens=budget, max_num_seqs=min(seqs, budget), **options
+            )
         )
-        self.scheduler = Scheduler(config, kv, max_model_len=MAX_MODEL_LEN, clock=self.clock)
-        self.store: dict[tuple[int, int], int] = {}
+        self.arrivals: dict[str, tuple[list[int], SamplingParams, dict[str, object]]] = {}
         self.expected: dict[str, list[int]] = {}
         self.seen: dict[str, list[int]] = {}
         self.done: dict[str, str] = {}
-        self.tables: dict[str, list[int]] = {}
         self.count = 0
-        self.idle_steps = 0
+
+    def _make_scheduler(self, config: SchedulerConfig) -> None:
+        self.scheduler = Scheduler(
+            config,
+            KVCacheManager(*self.cache),
+            max_model_len=MAX_MODEL_LEN,
+            clock=self.clock,
+            num_lookahead_tokens=self.lookahead,
+        )
+        self.store: dict[tuple[int, int], int] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.follower = Follower()
+        self.names: dict[int, str] = {}
 
     @rule(
         length=st.integers(1, 40),
@@ -95,17 +112,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         params = SamplingParams(max_tokens=max_tokens, eos_token_ids=[EOS])
         self.expected[name] = reference(prompt, max_tokens)
         self.seen[name] = []
-        self.scheduler.add_request(
-            Request(
-                name,
-                prompt,
-                params,
-                arrival_time=self.count,
-                priority=priority,
-                cache_salt=salt,
-                client=client,
-            )
-        )
+        more = {
+            "arrival_time": self.count,
+            "priority": priority,
+            "cache_salt": salt,
+            "client": client,
+        }
+        self.arrivals[name] = (prompt, params, more)
+        self.scheduler.add_request(Request(name, prompt, params, **more))
 
     def _compute(self, batch):  # type: ignore[no-untyped-def]
         """A worker: writes token values into blocks, then reads whole contexts back."""
@@ -122,9 +136,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.tables[name].extend(blocks)
         for name, count in batch.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
+            tokens = request.all_token_ids + batch.scheduled_spec_tokens.get(name, [])
             end = request.num_computed_tokens
             for position in range(end - count, end):
-                self.store[self._slot(name, position)] = request.all_token_ids[position]
+                self.store[self._slot(name, position)] = tokens[position]
         sampled = {}
         for name in batch.num_scheduled_tokens:
             request = self.scheduler.requests[name]
@@ -133,13 +148,35 @@ class SchedulerMachine(RuleBasedStateMachine):
             context = [self.store.get(self._slot(name, p), -1) for p in range(request.num_tokens)]
             assert context == request.all_token_ids, f"{name} reads stale KV"
             sampled[name] = [next_token(context)]
+            for draft in batch.scheduled_spec_tokens.get(name, []):
+                if draft != sampled[name][-1]:
+                    break
+                sampled[name].append(next_token(context + sampled[name]))
         return sampled
+
+    def _guess(self, sampled):  # type: ignore[no-untyped-def]
+        """Drafts, some of them right."""
+        drafts = {}
+        for name, tokens in sampled.items():
+            context = self.scheduler.requests[name].all_token_ids + tokens
+            drafts[name] = []
+            for _ in range(self.random.randint(0, self.lookahead)):
+                right = self.random.random() < 0.7
+                drafts[name].append(next_token(context + drafts[name]) if right else 8)
+        return drafts
 
     def _slot(self, name: str, position: int) -> tuple[int, int]:
         return self.tables[name][position // self.block_size], position % self.block_size
 
     def _apply(self, batch, result):  # type: ignore[no-untyped-def]
-        for output in self.scheduler.update(batch, result):
+        result.draft_token_ids = self._guess(result.sampled_token_ids)
+        outputs = self.scheduler.update(batch, result)
+        stats = self.scheduler.make_stats(batch, result, outputs)
+        self.names.update(stats.names)
+        followed = self.follower.follow(stats.facts)
+        restored = {self.names[number]: count for number, count in followed.items()}
+        assert restored == batch.num_scheduled_tokens, "the records tell of another batch"
+        for output in outputs:
             self.seen[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 self.done[output.request_id] = str(output.finish_reason)
@@ -199,6 +236,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert {r.request_id for r in self.scheduler.waiting} == before
 
     @rule()
+    def crash(self) -> None:
+        """The core dies; a new one gets what was journalled."""
+        unfinished = [name for name in self.arrivals if name in self.scheduler.requests]
+        self._make_scheduler(self.scheduler.config)
+        for name in unfinished:
+            prompt, params, more = self.arrivals[name]
+            outputs = list(self.seen[name])
+            self.scheduler.add_request(
+                Request(name, prompt, params, output_token_ids=outputs, **more)
+            )
+
+    @rule()
     def reset_prefix_cache(self) -> None:
         held = self.scheduler.kv.usage > 0
         assert self.scheduler.kv.reset_prefix_cache() is not held
@@ -227,7 +276,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 nightly = os.environ.get("QUIRE_TEST_NIGHTLY") == "1"
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=2000 if nightly else 60,
+    max_examples=2000 if nightly else 150,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

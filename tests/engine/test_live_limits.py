@@ -11,7 +11,7 @@ from quire.config import EngineConfig
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.core import EngineCore
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import ConfigError, InvalidRequest, QuireError, TooManyRequests
+from quire.errors import ConfigError, InvalidRequest, NotFound, QuireError, TooManyRequests
 from quire.params import SamplingParams
 
 
@@ -91,6 +91,31 @@ async def test_a_server_engine_refuses_at_its_limit_and_follows_changes() -> Non
         counts = await asyncio.gather(*(last_length(streams[i]) for i in (0, 2)))
         assert counts == [200, 200]
         assert engine.queue.num_silent == 0
+
+
+async def test_priorities_change_while_requests_wait() -> None:
+    config = EngineConfig.from_options(max_num_seqs=1, scheduling_policy="priority")
+    async with await AsyncLLM.start(config) as engine:
+        await engine.wait_ready()
+        long = SamplingParams(max_tokens=300, ignore_eos=True)
+        ends: list[str] = []
+
+        async def run(name: str, priority: int) -> None:
+            params = long if name == "first" else SamplingParams(max_tokens=2, ignore_eos=True)
+            stream = await engine.submit("One", params, name, priority=priority)
+            async for output in stream:
+                if output.finished:
+                    ends.append(name)
+
+        tasks = [asyncio.create_task(run(n, p)) for n, p in (("first", 0), ("b", 1), ("c", 2))]
+        await asyncio.sleep(0.05)
+        with pytest.raises(NotFound, match="no unfinished request has the id 'nobody'"):
+            await engine.set_limits({"c": 0, "nobody": 0}, max_num_seqs=3)
+        assert engine.config.scheduler.max_num_seqs == 1
+        await engine.set_limits({"c": 0})
+        assert [e.priority for e in engine.journal.replay()] == [0, 1, 0]
+        await asyncio.gather(*tasks)
+        assert ends == ["first", "c", "b"]
 
 
 async def last_length(stream: object) -> int:

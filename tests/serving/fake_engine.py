@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
@@ -89,6 +90,7 @@ class FakeEngine:
         self.tokenizer = FakeTokenizer()
         self.max_model_len = 512
         self.vocab_size = VOCAB_SIZE
+        self.pooler = None
         self.default_params = SamplingParams(temperature=0.7)
         self.state = "ready"
         self.progress = ("ready", 1, 1)
@@ -107,6 +109,7 @@ class FakeEngine:
         self.clients: list[str] = []
         """Parallel to `submitted`."""
         self.aborted: list[str] = []
+        self.changes: list[tuple[Any, dict[str, Any]]] = []
         self.was_shut_down = False
         self._tasks: dict[str, tuple[FakeStream, asyncio.Task[None], SamplingParams]] = {}
 
@@ -210,6 +213,24 @@ class FakeEngine:
         task.cancel()
         self.aborted.append(request_id)
         stream.queue.put_nowait(self.output(stream, [1], params, (0, 0), "abort"))
+
+    async def set_limits(
+        self, priorities: Mapping[str, int] | None = None, **limits: Any
+    ) -> dict[str, Any]:
+        if self.refuse is not None:
+            raise self.refuse
+        self.changes.append((priorities, limits))
+        scheduler = dataclasses.replace(self.config.scheduler, **limits)
+        self.config = dataclasses.replace(self.config, scheduler=scheduler)
+        return limits
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self._tasks
+
+    async def explain_prefix(
+        self, prompt_token_ids: list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        return {"num_tokens": len(prompt_token_ids), "salt": cache_salt}
 
     def last_step_age(self) -> float | None:
         return self.step_age

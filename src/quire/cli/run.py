@@ -23,7 +23,12 @@ from quire.registry import load
 VLLM_VERSION: Final = "0.32.0"
 """`vllm.__version__`: the version whose names these are. Scripts compare against it."""
 _PARAMS = {name: f"quire.params:{name}" for name in ("SamplingParams", "RequestOutputKind")}
-_OUTPUTS = {
+_POOLED = {
+    f"{kind}{what}": f"quire.outputs:{kind}{what}"
+    for kind in ("Pooling", "Embedding", "Classification", "Scoring")
+    for what in ("Output", "RequestOutput")
+}
+_OUTPUTS = _POOLED | {
     name: f"quire.outputs:{name}" for name in ("RequestOutput", "CompletionOutput", "FinishReason")
 }
 MODULES: Final[dict[str, dict[str, str]]] = {
@@ -32,7 +37,11 @@ MODULES: Final[dict[str, dict[str, str]]] = {
         "SamplingParams": "quire.params:SamplingParams",
         "RequestOutput": "quire.outputs:RequestOutput",
         "CompletionOutput": "quire.outputs:CompletionOutput",
+        "PoolingParams": "quire.params:PoolingParams",
+        **_POOLED,
     },
+    "vllm.config": {"PoolerConfig": "quire.config.pooling:pooler_config"},
+    "vllm.pooling_params": {"PoolingParams": "quire.params:PoolingParams"},
     "vllm.sampling_params": _PARAMS,
     "vllm.outputs": _OUTPUTS,
     "vllm.logprobs": {"Logprob": "quire.outputs:Logprob"},

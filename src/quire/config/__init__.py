@@ -7,6 +7,7 @@ from quire.config.cache import CacheConfig
 from quire.config.engine import Decision, EngineConfig
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
+from quire.config.pooling import PoolerSpec, read_pooler
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape
@@ -18,6 +19,8 @@ __all__ = [
     "ModelConfig",
     "ModelShape",
     "ObservabilityConfig",
+    "PoolerSpec",
     "SchedulerConfig",
     "ServerConfig",
+    "read_pooler",
 ]

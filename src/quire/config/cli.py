@@ -25,6 +25,7 @@ from quire.utils.math import parse_size
 
 ALIASES: Final = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
+    "pooler_config": ("--override-pooler-config",),
 }
 """Further spellings of a field's flag."""
 
@@ -62,7 +63,6 @@ NOT_YET: Final = {
     "--quantization": "nearest: --dtype",
     "--reasoning-parser": "leave it out: reasoning comes back as text",
     "--revision": "download that revision and give its folder",
-    "--runner": "leave it out: models generate text",
     "--speculative-config": "leave it out: it never changes the output",
     "--ssl-certfile": "put a TLS proxy in front, and see --root-path",
     "--ssl-keyfile": "put a TLS proxy in front, and see --root-path",

@@ -15,6 +15,7 @@ from typing import Any
 from quire.config.cache import CacheConfig
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
+from quire.config.pooling import read_pooler
 from quire.config.scheduler import SchedulerConfig
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
@@ -88,17 +89,22 @@ class EngineConfig:
             ConfigError: an option contradicts the model or another option.
         """
         decisions: list[Decision] = []
-        limit = shape.length_limit
+        pooler = read_pooler(self.model, shape)
+        most = pooler.max_positions if pooler else shape.length_limit
+        limit = min(shape.length_limit, most)
         length = self.model.max_model_len
         if length is None:
-            length = shape.default_length
+            usual = (pooler and pooler.max_seq_length) or shape.default_length
+            length = min(limit, usual)
             decisions.append(Decision("max_model_len", str(length), "the model was made for it"))
         elif length > limit:
             raise ConfigError(
                 f"--max-model-len {length} is more than the {limit} positions the model was "
                 "made for"
             )
-        scheduler = self.scheduler
+        scheduler, cache = self.scheduler, self.cache
+        if pooler is not None and pooler.whole_prompts:
+            scheduler, cache = _for_whole_prompts(scheduler, cache, length, decisions)
         if scheduler.max_num_seqs > scheduler.max_num_batched_tokens:
             seqs = scheduler.max_num_batched_tokens
             scheduler = dataclasses.replace(scheduler, max_num_seqs=seqs)
@@ -111,8 +117,12 @@ class EngineConfig:
                 f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than "
                 f"--max-model-len {length}"
             )
-        model = dataclasses.replace(self.model, max_model_len=length)
-        return dataclasses.replace(self, model=model, scheduler=scheduler), decisions
+        runner = "generate" if pooler is None else "pooling"
+        if runner != self.model.runner:
+            decisions.append(Decision("runner", runner, "the model was made for it"))
+        model = dataclasses.replace(self.model, max_model_len=length, runner=runner)
+        resolved = dataclasses.replace(self, model=model, scheduler=scheduler, cache=cache)
+        return resolved, decisions
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for messages and reports."""
@@ -122,6 +132,30 @@ class EngineConfig:
     def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
         """The inverse of `to_dict`."""
         return cls(**{name: kind(**data[name]) for name, kind in SECTIONS.items()})
+
+
+def _for_whole_prompts(
+    scheduler: SchedulerConfig, cache: CacheConfig, length: int, decisions: list[Decision]
+) -> tuple[SchedulerConfig, CacheConfig]:
+    """An encoder sees its whole prompt at once: no chunks, no KV cache to reuse.
+
+    Raises:
+        ConfigError: prompts are to be cut.
+    """
+    if scheduler.long_prefill_token_threshold or scheduler.long_prefill_token_threshold_adaptive:
+        raise ConfigError(
+            "--long-prefill-token-threshold cannot be used with an encoder: its prompts are "
+            f"computed whole, got {scheduler.long_prefill_token_threshold}"
+        )
+    decisions.append(Decision("enable_prefix_caching", "off", "an encoder has no KV cache"))
+    budget = max(scheduler.max_num_batched_tokens, length)
+    if budget != scheduler.max_num_batched_tokens:
+        why = "a prompt of an encoder is computed in one step"
+        decisions.append(Decision("max_num_batched_tokens", str(budget), why))
+    scheduler = dataclasses.replace(
+        scheduler, max_num_batched_tokens=budget, enable_chunked_prefill=False
+    )
+    return scheduler, dataclasses.replace(cache, enable_prefix_caching=False)
 
 
 def _unknown(name: str, known: list[str]) -> str:

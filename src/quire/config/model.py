@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.config.pooling import TASKS
 from quire.errors import ConfigError
 
 EMBEDDED_MODEL = "quire-demo"
@@ -14,6 +15,8 @@ EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "assets"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+RUNNERS = ("auto", "generate", "pooling")
+CONVERSIONS = ("auto", "none", "embed", "classify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,18 @@ class ModelConfig:
     `float16`."""
     device: str = "auto"
     """Where the model runs: `auto` (a GPU if there is one), `cpu`, `cuda`."""
+    runner: str = "auto"
+    """What the model is run for: `auto` (what its files say), `generate` (text) or `pooling`
+    (embeddings, classes, scores)."""
+    convert: str = "auto"
+    """With `--runner pooling`: `auto`, `none` (as it is), `embed` (give hidden states, without the
+    model's own head), `classify`."""
+    task: str | None = None
+    """Older spelling of the two: `auto`, `generate`, `embed`, `classify` or `score`."""
+    pooler_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object that wins over the pooling files of the model: `pooling_type` (`CLS`, `MEAN`,
+    `LAST`, `MAX`), `use_activation` (scale embeddings to length 1, apply the softmax or sigmoid),
+    `dimensions`, `is_matryoshka`, `matryoshka_dimensions`."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens. Default: what the model was made for."""
     seed: int = 0
@@ -52,6 +67,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, DEVICES)
+        _one_of("runner", self.runner, RUNNERS)
+        _one_of("convert", self.convert, CONVERSIONS)
+        if self.task is not None:
+            _one_of("task", self.task, tuple(TASKS))
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"--max-model-len must be at least 1, got {self.max_model_len}")
         if self.max_logprobs < -1:

@@ -106,4 +106,9 @@ def change_limits(
             f"max_num_batched_tokens {budget} is less than the context of {max_model_len}: without "
             "chunked prefill a whole prompt must fit one step"
         )
+    if not changed.enable_chunked_prefill and changed.long_prefill_token_threshold:
+        raise InvalidRequest(
+            f"long_prefill_token_threshold must be 0 without chunked prefill, got "
+            f"{changed.long_prefill_token_threshold}"
+        )
     return changed

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.params import SamplingParams
+from quire.outputs import Pooled
+from quire.params import PoolingParams, SamplingParams
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -38,6 +39,8 @@ class ScheduledNewRequest:
     """The request's whole block table."""
     num_computed_tokens: int
     """Tokens whose KV is already in those blocks (prefix hit)."""
+    pooling_params: PoolingParams | None = None
+    """Set on requests of pooling models: nothing is sampled."""
 
     @property
     def request_id(self) -> str:
@@ -74,8 +77,13 @@ class ScheduledBatch:
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     """(source, destination, tokens): KV of the first tokens of a block to be copied before
     anything of this step is written. All sources are read before any destination is written."""
+    scheduled_spec_tokens: dict[str, list[int]] = field(default_factory=dict)
+    """Draft tokens to verify: they follow the request's known tokens, and are counted in
+    `num_scheduled_tokens`."""
     num_prompt_tokens: int = 0
     """Of the scheduled tokens, those that belong to prompts."""
+    num_prefills: int = 0
+    """Requests that compute prompt tokens in this step."""
     prefix_queries: int = 0
     """Tokens looked up in the prefix cache by requests admitted in this step, for statistics."""
     prefix_hits: int = 0
@@ -89,14 +97,20 @@ class BatchResult:
     """What a step produced. The documents call it `ModelRunnerOutput`."""
 
     sampled_token_ids: dict[str, list[int]]
-    """New tokens by request; prompt chunks that did not reach the last token are absent."""
+    """New tokens by request; prompt chunks that did not reach the last token are absent. With
+    drafts: those accepted, in order, and one more."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Parallel to `sampled_token_ids`, for the requests that asked."""
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     """All prompt positions, once the prompt is complete, for the requests that asked."""
     failed: dict[str, str] = field(default_factory=dict)
     """Requests that failed alone in this step, with the reason."""
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    """Guesses at the tokens after the new ones, to be verified in the next step."""
     forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    pooled: dict[str, Pooled] = field(default_factory=dict)
+    """What pooling requests get, once their prompt is complete: that is their end."""
 
 
 ModelRunnerOutput = BatchResult

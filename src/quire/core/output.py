@@ -6,7 +6,7 @@ import msgspec
 
 from quire.core.batch import TokenLogprobs
 from quire.core.request import Request
-from quire.outputs import FinishReason
+from quire.outputs import FinishReason, Pooled
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True):
@@ -24,6 +24,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True):
     scheduled_ts: float = 0.0
     num_preemptions: int = 0
     error: str | None = None
+    pooled: Pooled | None = None
 
 
 def output_of(
@@ -31,6 +32,7 @@ def output_of(
     token_ids: list[int],
     logprobs: list[TokenLogprobs] | None = None,
     prompt_logprobs: list[TokenLogprobs | None] | None = None,
+    pooled: Pooled | None = None,
 ) -> EngineCoreOutput:
     """New tokens of a request with all that is known of it; said at its beginning and its end."""
     return EngineCoreOutput(
@@ -45,4 +47,5 @@ def output_of(
         scheduled_ts=request.scheduled_ts,
         num_preemptions=request.num_preemptions,
         error=request.error,
+        pooled=pooled,
     )

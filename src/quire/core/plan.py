@@ -18,7 +18,10 @@ class StepPlan:
         "budget",
         "cached_ids",
         "computed",
+        "drafts",
         "new_blocks",
+        "now",
+        "num_prefills",
         "num_prompt_tokens",
         "preempted",
         "prefix_hits",
@@ -27,7 +30,9 @@ class StepPlan:
         "total",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, now: float) -> None:
+        self.now = now
+        """Seconds on the clock when the step began."""
         self.total = budget
         """The budget at the beginning."""
         self.budget = budget
@@ -37,8 +42,10 @@ class StepPlan:
         self.cached_ids: list[str] = []
         self.new_blocks: list[list[int]] = []
         self.computed: list[int] = []
+        self.drafts: dict[str, list[int]] = {}
         self.preempted: list[str] = []
         self.num_prompt_tokens = 0
+        self.num_prefills = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -47,6 +54,7 @@ class StepPlan:
         computed = request.num_computed_tokens
         if computed < request.num_prompt_tokens:
             self.num_prompt_tokens += min(num_tokens, request.num_prompt_tokens - computed)
+            self.num_prefills += 1
         self.scheduled[request.request_id] = num_tokens
         self.budget -= num_tokens
         request.num_computed_tokens = computed + num_tokens
@@ -62,6 +70,8 @@ class StepPlan:
             del parallel[index]
         if computed < request.num_prompt_tokens:
             self.num_prompt_tokens -= min(num_tokens, request.num_prompt_tokens - computed)
+            self.num_prefills -= 1
+        self.drafts.pop(request.request_id, None)
         self.budget += num_tokens
         request.num_computed_tokens = computed
         return True
@@ -81,6 +91,8 @@ class StepPlan:
             preempted_req_ids=self.preempted,
             finished_req_ids=finished_req_ids,
             block_copies=self.block_copies,
+            scheduled_spec_tokens=self.drafts,
+            num_prefills=self.num_prefills,
             num_prompt_tokens=self.num_prompt_tokens,
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,

@@ -79,6 +79,10 @@ class Policy(ABC):
         """Take out a request because it is admitted: the one `peek_request` gave."""
         self.remove_request(request)
 
+    def change_priority(self, request: Request, priority: int) -> None:
+        """Give a waiting request another priority; it keeps its place unless that counts here."""
+        request.priority = priority
+
     def finish_request(self, request: Request) -> None:
         """Told of each request that ended, running or waiting, with its output."""
         return
@@ -197,6 +201,12 @@ class Priority(Ordered):
 
     def prepend_request(self, request: Request) -> None:
         """Back to its place by urgency."""
+        self.add_request(request)
+
+    def change_priority(self, request: Request, priority: int) -> None:
+        """To its new place."""
+        self.remove_request(request)
+        request.priority = priority
         self.add_request(request)
 
     def choose_victim(self, running: Sequence[Request]) -> Request:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from quire.outputs import FinishReason
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
 
 
 class RequestStatus(enum.IntEnum):
@@ -55,11 +56,14 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_quiet_tokens",
+        "number",
+        "pooling_params",
         "priority",
         "queued_ts",
         "request_id",
         "sampling_params",
         "scheduled_ts",
+        "spec_token_ids",
         "status",
         "stop_ids",
         "stop_reason",
@@ -76,8 +80,10 @@ class Request:
         cache_salt: str | None = None,
         output_token_ids: list[int] | None = None,
         client: str = "",
+        pooling_params: PoolingParams | None = None,
     ) -> None:
         self.request_id = request_id
+        self.pooling_params = pooling_params
         self.sampling_params = sampling_params
         self.max_tokens = sampling_params.max_tokens
         self.arrival_time = arrival_time
@@ -92,6 +98,11 @@ class Request:
         """Tokens that have KV, or will once the step that was scheduled has run."""
         self.block_hashes: list[bytes] = []
         """Hashes of the full blocks of `all_token_ids`, kept up by the KV manager."""
+        self.spec_token_ids: Sequence[int] = ()
+        """Draft tokens to be verified in the next step; they are not part of the request. Mostly
+        one shared empty tuple: a list of each request's own would be one more place to fetch."""
+        self.number = 0
+        """What the scheduler's records call it."""
         self.num_quiet_tokens = 0
         """Up to this many computed tokens the KV manager has nothing to do: there is a slot, and
         no block becomes full. Kept by the KV manager; 0 while the request holds no blocks."""
@@ -116,6 +127,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt plus output tokens."""
         return len(self.all_token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """Prompt, output and draft tokens."""
+        return len(self.all_token_ids) + len(self.spec_token_ids)
 
     @property
     def num_output_tokens(self) -> int:

@@ -18,14 +18,15 @@ from quire.core.batch import (
     ScheduledBatch,
     ScheduledNewRequest,
 )
+from quire.core.facts import FactLog, Kind, Loss, Wait
 from quire.core.integrity import check_books
 from quire.core.kv.manager import KVCacheManager
-from quire.core.output import EngineCoreOutput, output_of
+from quire.core.output import EngineCoreOutput
 from quire.core.plan import StepPlan
 from quire.core.policy_loader import make_policy, move_waiting
 from quire.core.request import Request, RequestStatus
-from quire.core.stats import StepStats
-from quire.core.stop import check_stop
+from quire.core.stats import StepStats, collect_stats
+from quire.core.update import update_from_output
 from quire.logger import get_logger
 from quire.utils.math import cdiv
 from quire.utils.timing import Clock, RealClock
@@ -43,7 +44,8 @@ class Scheduler:
         config: Limits and policy.
         kv: The KV cache manager; the scheduler is its only user.
         max_model_len: Longest prompt plus output.
-        clock: Monotonic time, for queue-time facts.
+        clock: Monotonic time, for the records.
+        num_lookahead_tokens: KV slots kept ready after a request's tokens, for drafts.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Scheduler:
         *,
         max_model_len: int = 2**31,
         clock: Clock | None = None,
+        num_lookahead_tokens: int = 0,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -65,6 +68,10 @@ class Scheduler:
         self.finished_req_ids: list[str] = []
         """Ended since the last step; handed to the worker with the next one."""
         self.step = 0
+        self.facts = FactLog()
+        self._lookahead = num_lookahead_tokens
+        self.pool_counts = (0, 0, 0)
+        """Blocks allocated, freed and evicted up to the last statistics."""
         self._max_running = config.max_num_seqs
         # more than max_num_seqs after that was lowered while they ran
         self._delay = DelayGate(factor) if (factor := config.scheduler_delay_factor) else None
@@ -74,7 +81,16 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request. Its id must not be in use."""
         assert request.request_id not in self.requests, f"{request.request_id} is already here"
-        request.queued_ts = self.clock.now()
+        request.queued_ts = now = self.clock.now()
+        request.number = self.facts.name(request.request_id)
+        self.facts.at(now)
+        self.facts.add(
+            Kind.QUEUED,
+            request.number,
+            a=request.num_prompt_tokens,
+            b=request.num_output_tokens,
+            c=request.priority,
+        )
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
         if self._delay is not None:
@@ -91,11 +107,12 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING:
                 self.waiting.remove_request(request)
         was_running = [r for r in ended if r.status is RequestStatus.RUNNING]
+        self.facts.at(self.clock.now())
         for request in ended:
             request.status = status
-            self._free(request)
+            self.free_request(request)
         if was_running:
-            self._drop_finished_from_running()
+            self.drop_finished()
         return ended
 
     def _count_uncached(self, request: Request) -> int:
@@ -118,6 +135,18 @@ class Scheduler:
         self.waiting.config = self.config = config
         self._max_running = max(config.max_num_seqs, len(self.running))
 
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        """Give a request another priority, where it waits or runs; False if there is none of that
+        id."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        if request.status is RequestStatus.RUNNING:
+            request.priority = priority
+        else:
+            self.waiting.change_priority(request, priority)
+        return True
+
     @property
     def has_requests(self) -> bool:
         """Whether a step has anything to do: requests, or ended ones to announce."""
@@ -133,10 +162,14 @@ class Scheduler:
         step runs.
         """
         self.step += 1
+        now = self.clock.now()
+        self.facts.begin_step(self.step, now)
+        budget = self.config.max_num_batched_tokens
+        self.facts.add(Kind.STEP, 0, a=budget, b=len(self.running), c=len(self.waiting))
         self.kv.begin_step()
-        plan = StepPlan(self.config.max_num_batched_tokens)
+        plan = StepPlan(budget, now)
         if self._delay is not None:
-            self._delay.begin_step(self.clock.now())
+            self._delay.begin_step(now)
         if self.waiting.waiting_first:
             self._admit_before_running(plan)
             self._continue_running(plan)
@@ -144,6 +177,8 @@ class Scheduler:
             self._continue_running(plan)
             if not plan.preempted:
                 self._admit_waiting(plan)
+            elif self.waiting:
+                self._say_waits(self.waiting.peek_request(now), Wait.PREEMPTION)
         if self._delay is not None:
             self._delay.end_step(has_prompt=plan.num_prompt_tokens > 0)
         return self._freeze(plan)
@@ -158,14 +193,22 @@ class Scheduler:
             request = running[index]
             index += 1
             computed = request.num_computed_tokens
-            num_new = min(len(request.all_token_ids) - computed, chunk, plan.budget)
+            wanted = len(request.all_token_ids) + len(request.spec_token_ids) - computed
+            num_new = min(wanted, chunk, plan.budget)
+            if request.spec_token_ids:
+                num_new = self._take_drafts(request, num_new, plan)
+            if num_new != 1 or computed < request.num_prompt_tokens:
+                drafts = len(plan.drafts.get(request.request_id, ()))
+                self.facts.add(Kind.CHUNK, request.number, a=num_new, b=computed, c=drafts)
             if num_new == 0:
                 continue
             new_blocks: list[int] = []
             if computed + num_new > request.num_quiet_tokens:
                 blocks = self._find_room(request, num_new, plan)
                 if blocks is None:
-                    return
+                    index -= 1  # it has left its place
+                    end = len(running) - len(plan.admitted)
+                    break
                 new_blocks = [b.block_id for b in blocks]
                 if plan.preempted:
                     # Taking a victim from before this request has moved everything up.
@@ -175,6 +218,25 @@ class Scheduler:
             plan.new_blocks.append(new_blocks)
             plan.computed.append(computed)
             plan.take(request, num_new)
+        if index < end:
+            why = Wait.BUDGET if plan.budget <= 0 else Wait.BLOCKS
+            self.facts.add(Kind.STALLED, 0, why, a=end - index)
+
+    def _take_drafts(self, request: Request, num_new: int, plan: StepPlan) -> int:
+        """Have a request's drafts verified, as many as fit and could still become output.
+
+        Returns:
+            Tokens of the request in this step, drafts included.
+        """
+        drafts, request.spec_token_ids = list(request.spec_token_ids), ()
+        num_tokens = request.num_tokens
+        known = min(num_new, num_tokens - request.num_computed_tokens)
+        # The step gives one token beyond the drafts anyway.
+        useful = min(request.length_limit, self.max_model_len) - num_tokens - 1
+        drafts = drafts[: max(0, min(num_new - known, useful))]
+        if drafts:
+            plan.drafts[request.request_id] = drafts
+        return known + len(drafts)
 
     def _find_room(self, request: Request, num_new: int, plan: StepPlan) -> list[KVBlock] | None:
         """Allocate for a running request, preempting others as long as it takes.
@@ -182,10 +244,14 @@ class Scheduler:
         Returns:
             The new blocks, or None if the request itself was the one to give way.
         """
-        while (blocks := self.kv.allocate_slots(request, num_new)) is None:
-            if self._preempt_one(plan) is request:
+        while True:
+            blocks = self.kv.allocate_slots(request, num_new, num_lookahead_tokens=self._lookahead)
+            if blocks is not None:
+                return blocks
+            victim = self.waiting.choose_victim(self.running)
+            self._evict(victim, plan, Loss.BLOCKS, request)
+            if victim is request:
                 return None
-        return blocks
 
     def _chunk_limit(self) -> int:
         """Most prompt tokens of one request in this step, besides the budget."""
@@ -197,13 +263,7 @@ class Scheduler:
             return max(threshold, self.config.max_num_batched_tokens // count, 1)
         return threshold or 2**62
 
-    def _preempt_one(self, plan: StepPlan) -> Request:
-        """Take the blocks of the request that has least right to them."""
-        victim = self.waiting.choose_victim(self.running)
-        self._evict(victim, plan)
-        return victim
-
-    def _evict(self, victim: Request, plan: StepPlan) -> None:
+    def _evict(self, victim: Request, plan: StepPlan, why: Loss, winner: Request) -> None:
         """Take a running request's place and blocks, in this step too."""
         if victim is self.running[-1]:
             self.running.pop()
@@ -212,16 +272,26 @@ class Scheduler:
         if plan.give_back(victim):
             # Its blocks were registered for a computation that will not happen.
             self.kv.uncache_from(victim, victim.num_computed_tokens)
-        self._preempt(victim, plan.preempted)
+        self.preempt(victim, why, winner)
+        plan.preempted.append(victim.request_id)
 
-    def _preempt(self, request: Request, preempted: list[str], keep_tail: bool = True) -> None:
-        """Recompute later: blocks are freed, output tokens are kept."""
-        self.kv.free(request, keep_tail)
+    def preempt(self, request: Request, why: Loss, winner: Request | None = None) -> None:
+        """Put a request that has left `running` back into the queue, to be recomputed: its blocks
+        are freed, its output tokens are kept."""
+        self.facts.add(
+            Kind.PREEMPTED,
+            request.number,
+            why,
+            winner.number if winner else 0,
+            a=request.num_computed_tokens,
+            b=self.kv.num_blocks_of(request.request_id),
+        )
+        self.kv.free(request, keep_tail=why is not Loss.FAILURE)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
+        request.spec_token_ids = ()
         request.num_preemptions += 1
         self.waiting.prepend_request(request)
-        preempted.append(request.request_id)
 
     def _admit_before_running(self, plan: StepPlan) -> None:
         """Waiting requests first. Unfinished prompts keep their part of the budget, and running
@@ -242,49 +312,66 @@ class Scheduler:
             plan: The step.
             keep_free: Blocks that must stay free.
         """
-        if not self.waiting or (self._delay and self.running and not self._delay.is_open()):
+        if not self.waiting:
             return
-        chunk, now = self._chunk_limit(), self.clock.now()
-        watermark = int(self.config.watermark * self.kv.block_pool.num_blocks)
+        now = plan.now
+        if self._delay and self.running and not self._delay.is_open():
+            self._say_waits(self.waiting.peek_request(now), Wait.POLICY)
+            return
+        chunk = self._chunk_limit()
+        keep_free += int(self.config.watermark * self.kv.block_pool.num_blocks)
         while self.waiting:
             request = self.waiting.peek_request(now)
             if plan.preempted and request.request_id in plan.preempted:
-                return  # it has just lost its place to a more urgent one
+                return self._say_waits(request, Wait.PREEMPTION)  # for a more urgent one
             if plan.budget <= 0 or len(self.running) >= self.config.max_num_seqs:
-                if self._displace(request, 0, plan, now):
+                if self._displace(request, 0, plan):
                     continue
-                return
+                return self._say_no_place(request, plan)
             hit_blocks, num_hit = self.kv.get_computed_blocks(request)
             source, num_copied = self.kv.find_partial_block(request, num_hit)
             num_hit += num_copied
             num_new = min(request.num_tokens - num_hit, chunk)
             if num_new > plan.budget and not self.config.enable_chunked_prefill:
-                return
+                return self._say_waits(request, Wait.BUDGET, num_new, plan.budget)
             num_new = min(num_new, plan.budget)
             whole = self.config.scheduler_reserve_full_isl
             num_tokens = request.num_tokens if whole else num_hit + num_new
-            lacking = lacking_blocks(self.kv, num_tokens, hit_blocks)
-            lacking += keep_free + (watermark if self.running else 0)
+            lacking = lacking_blocks(self.kv, num_tokens + self._lookahead, hit_blocks)
+            lacking += keep_free if self.running else 0
             if lacking > 0:
-                if self._displace(request, lacking, plan, now):
+                if self._displace(request, lacking, plan):
                     continue
-                return
-            allocated = self.kv.allocate_slots(request, num_new, hit_blocks, num_copied)
+                free = self.kv.block_pool.get_num_free_blocks()
+                return self._say_waits(request, Wait.BLOCKS, free + lacking, free)
+            allocated = self.kv.allocate_slots(
+                request, num_new, hit_blocks, num_copied, self._lookahead
+            )
             assert allocated is not None, "there is room"
             if source is not None:
                 own = allocated[len(hit_blocks)]
                 plan.block_copies.append((source.block_id, own.block_id, num_copied))
             self.waiting.admit_request(request)
-            self._admit(request, num_hit, num_new, now, plan)
+            taken = len(allocated) - len(hit_blocks)
+            self._admit(request, num_hit, num_new, plan, (len(hit_blocks), taken))
 
-    def _displace(self, request: Request, lacking: int, plan: StepPlan, now: float) -> bool:
+    def _say_no_place(self, request: Request, plan: StepPlan) -> None:
+        if len(self.running) >= self.config.max_num_seqs:
+            limit = self.config.max_num_seqs
+            self._say_waits(request, Wait.MAX_NUM_SEQS, len(self.running) + 1, limit)
+        else:
+            self._say_waits(request, Wait.BUDGET, 1, 0)
+
+    def _say_waits(self, request: Request, why: Wait, needed: int = 0, available: int = 0) -> None:
+        self.facts.waits(request.number, why, needed, available)
+
+    def _displace(self, request: Request, lacking: int, plan: StepPlan) -> bool:
         """Preempt a running request for a waiting one, if the policy lets it and it helps.
 
         Args:
             request: Waits and finds no room.
             lacking: Blocks it lacks; 0 if it lacks a seat or tokens of the budget.
             plan: The step.
-            now: Seconds on the clock.
         """
         if not self.waiting.displaces:
             return False
@@ -294,21 +381,32 @@ class Scheduler:
         candidates = [
             r
             for r in self.running
-            if self.waiting.may_displace(request, r, now) and r.request_id not in new_ids
+            if self.waiting.may_displace(request, r, plan.now) and r.request_id not in new_ids
         ]
         if plan.budget <= 0:
             candidates = [r for r in candidates if r.request_id in plan.scheduled]
         held = sum(len(self.kv.get_block_ids(r.request_id)) for r in candidates)
         if not candidates or held < lacking:
             return False
-        self._evict(self.waiting.choose_victim(candidates), plan)
+        victim = self.waiting.choose_victim(candidates)
+        self._evict(victim, plan, Loss.URGENCY, request)
         return True
 
     def _admit(
-        self, request: Request, num_hit: int, num_new: int, now: float, plan: StepPlan
+        self,
+        request: Request,
+        num_hit: int,
+        num_new: int,
+        plan: StepPlan,
+        blocks: tuple[int, int],
     ) -> None:
-        if request.status is RequestStatus.WAITING:
-            request.scheduled_ts = now
+        again = request.status is not RequestStatus.WAITING
+        found, taken = blocks
+        self.facts.add(
+            Kind.ADMITTED, request.number, int(again), a=num_new, b=num_hit, c=found, d=taken
+        )
+        if not again:
+            request.scheduled_ts = plan.now
             request.num_cached_tokens = num_hit
             if request.sampling_params.reads_prefix_cache and self.kv.enable_caching:
                 plan.prefix_queries += request.num_tokens
@@ -325,6 +423,7 @@ class Scheduler:
                 sampling_params=request.sampling_params,
                 block_ids=self.kv.get_block_ids(request.request_id),
                 num_computed_tokens=num_hit,
+                pooling_params=request.pooling_params,
             )
         )
 
@@ -346,98 +445,28 @@ class Scheduler:
         Returns:
             One output for each request that has new tokens or ended.
         """
-        outputs: list[EngineCoreOutput] = []
-        distrusted = self._fail_requests(batch, result, outputs)
-        finished = bool(outputs)
-        requests, max_model_len = self.requests, self.max_model_len
-        for request_id, tokens in result.sampled_token_ids.items():
-            request = requests.get(request_id)
-            if request is None or request_id in distrusted:
-                continue
-            everything = request.all_token_ids
-            num_tokens = len(everything) + 1
-            if (
-                len(tokens) == 1
-                and request.num_prompt_tokens < num_tokens - 1
-                and num_tokens < request.length_limit
-                and num_tokens < max_model_len
-                and tokens[0] not in request.stop_ids
-                and request_id not in result.logprobs
-            ):
-                # The common case: one more token, nothing to report but it.
-                everything.append(tokens[0])
-                outputs.append(EngineCoreOutput(request_id, tokens))
-                continue
-            output = self._append_tokens(request, tokens, result)
-            finished |= output.finish_reason is not None
-            outputs.append(output)
-        if finished:
-            self._drop_finished_from_running()
-        return outputs
+        self.facts.at(self.clock.now())
+        return update_from_output(self, batch, result)
 
     update_from_output = update
 
-    def _append_tokens(
-        self, request: Request, tokens: list[int], result: BatchResult
-    ) -> EngineCoreOutput:
-        first = request.num_output_tokens == 0
-        kept = 0
-        for token in tokens:
-            request.all_token_ids.append(token)
-            kept += 1
-            if check_stop(request, self.max_model_len):
-                break
-        logprobs = result.logprobs.get(request.request_id)
-        prompt_logprobs = result.prompt_logprobs.get(request.request_id) if first else None
-        output = output_of(request, tokens[:kept], logprobs and logprobs[:kept], prompt_logprobs)
-        if request.status.is_finished:
-            self._free(request)
-        return output
-
-    def _fail_requests(
-        self, batch: ScheduledBatch, result: BatchResult, outputs: list[EngineCoreOutput]
-    ) -> set[str]:
-        """End the requests that failed alone, and compute again what others read from them.
-
-        Returns:
-            Ids whose result of this step must not be used.
-        """
-        if not result.failed:
-            return set()
-        suspect: set[int] = set()
-        for request_id, reason in result.failed.items():
-            request = self.requests.get(request_id)
-            if request is None:
-                continue
-            suspect.update(self.kv.uncache_from(request, max(0, request.num_cached_tokens)))
-            request.status = RequestStatus.FINISHED_ERROR
-            request.error = reason
-            outputs.append(output_of(request, []))
-            self._free(request)
-        self._drop_finished_from_running()
-        return {*result.failed, *self._recompute_readers(suspect, batch)}
-
-    def _recompute_readers(self, suspect: set[int], batch: ScheduledBatch) -> list[str]:
-        """Preempt the requests that hold blocks of a failed one: they shared them as a prefix."""
-        again: list[str] = []
-        for request in reversed(self.running[:]):
-            if suspect.isdisjoint(self.kv.get_block_ids(request.request_id)):
-                continue
-            self.kv.uncache_from(request, 0)
-            self.running.remove(request)
-            self._preempt(request, again, keep_tail=False)
-        # The worker still holds their state; a resumed request replaces it.
-        return again
-
-    def _free(self, request: Request) -> None:
+    def free_request(self, request: Request) -> None:
         """Let go of everything an ended request holds, except its place in `running`."""
+        self.facts.add(
+            Kind.FINISHED,
+            request.number,
+            request.status,
+            a=request.num_output_tokens,
+            b=self.kv.num_blocks_of(request.request_id),
+        )
         failed = request.status is RequestStatus.FINISHED_ERROR
         self.kv.free(request, keep_tail=not failed)
         self.waiting.finish_request(request)
         self.finished_req_ids.append(request.request_id)
         del self.requests[request.request_id]
 
-    def _drop_finished_from_running(self) -> None:
+    def drop_finished(self) -> None:
+        """Ended requests leave `running`."""
         self.running = [r for r in self.running if not r.status.is_finished]
 
     # ---- facts -------------------------------------------------------------------------------
@@ -446,20 +475,7 @@ class Scheduler:
         self, batch: ScheduledBatch, result: BatchResult, outputs: list[EngineCoreOutput]
     ) -> StepStats:
         """Facts about the step just applied."""
-        generated = sum(len(o.new_token_ids) for o in outputs)
-        return StepStats(
-            step=batch.step,
-            num_running=len(self.running),
-            num_waiting=len(self.waiting),
-            kv_cache_usage=self.kv.usage,
-            num_prompt_tokens=batch.num_prompt_tokens,
-            num_generation_tokens=generated,
-            num_scheduled_tokens=batch.total_num_scheduled_tokens,
-            num_preempted=len(batch.preempted_req_ids),
-            prefix_queries=batch.prefix_queries,
-            prefix_hits=batch.prefix_hits,
-            forward_seconds=result.forward_seconds,
-        )
+        return collect_stats(self, batch, result, outputs)
 
     def check_integrity(self) -> None:
         """Check that queues, statuses and blocks agree; when idle, that every block is free.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+from quire.core.batch import BatchResult, ScheduledBatch
+from quire.core.output import EngineCoreOutput
+
+if TYPE_CHECKING:
+    from quire.core.scheduler import Scheduler
 
 
 class StepStats(msgspec.Struct, array_like=True):
     """One engine step. The documents' `SchedulerStats` plus what the step did."""
 
     step: int = 0
+    start: float = 0.0
+    """Seconds on the core's clock when the step began."""
     num_running: int = 0
     """Requests in `running` after the step."""
     num_waiting: int = 0
@@ -18,12 +28,29 @@ class StepStats(msgspec.Struct, array_like=True):
     """Prompt tokens computed in this step (cache hits excluded)."""
     num_generation_tokens: int = 0
     num_scheduled_tokens: int = 0
+    num_scheduled_requests: int = 0
+    num_prefills: int = 0
+    """Requests that computed prompt tokens in this step."""
     num_preempted: int = 0
     prefix_queries: int = 0
     """Tokens looked up in the prefix cache by requests admitted in this step."""
     prefix_hits: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Draft tokens that the model confirmed."""
+    num_blocks_allocated: int = 0
+    num_blocks_freed: int = 0
+    num_blocks_evicted: int = 0
+    """Cached blocks whose content was given up for new tokens."""
     step_seconds: float = 0.0
+    schedule_seconds: float = 0.0
     forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    update_seconds: float = 0.0
+    facts: bytes = b""
+    """The records of `quire.core.facts` up to and including this step."""
+    names: list[tuple[int, str]] = []
+    """Number and internal id of each request first named in them."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):
@@ -60,3 +87,43 @@ class IterationStats(msgspec.Struct, array_like=True):
     finished: list[FinishedRequestStats] = []
     admission_rejections: dict[str, int] = {}
     """Requests refused because of a queue limit, by the limit's name."""
+
+
+def collect_stats(
+    scheduler: Scheduler,
+    batch: ScheduledBatch,
+    result: BatchResult,
+    outputs: list[EngineCoreOutput],
+) -> StepStats:
+    """Facts about the step just applied, and the records that belong to it."""
+    pool, before = scheduler.kv.block_pool, scheduler.pool_counts
+    scheduler.pool_counts = (pool.num_allocated, pool.num_freed, pool.num_evicted)
+    allocated, freed, evicted = (
+        now - then for now, then in zip(scheduler.pool_counts, before, strict=True)
+    )
+    facts, names = scheduler.facts.take()
+    drafts, sampled = batch.scheduled_spec_tokens, result.sampled_token_ids
+    return StepStats(
+        step=batch.step,
+        start=scheduler.facts.started,
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        kv_cache_usage=scheduler.kv.usage,
+        num_prompt_tokens=batch.num_prompt_tokens,
+        num_generation_tokens=sum(len(o.new_token_ids) for o in outputs),
+        num_scheduled_tokens=batch.total_num_scheduled_tokens,
+        num_scheduled_requests=len(batch.num_scheduled_tokens),
+        num_prefills=batch.num_prefills,
+        num_preempted=len(batch.preempted_req_ids),
+        prefix_queries=batch.prefix_queries,
+        prefix_hits=batch.prefix_hits,
+        num_draft_tokens=sum(map(len, drafts.values())),
+        num_accepted_tokens=sum(len(sampled[i]) - 1 for i in drafts if i in sampled),
+        num_blocks_allocated=allocated,
+        num_blocks_freed=freed,
+        num_blocks_evicted=evicted,
+        forward_seconds=result.forward_seconds,
+        sample_seconds=result.sample_seconds,
+        facts=facts,
+        names=names,
+    )

@@ -12,16 +12,17 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import quire.errors
-from quire.config import EngineConfig, ModelShape
+from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.config.engine import read_generation_config
 from quire.core.stats import IterationStats
 from quire.engine.client import CoreProcess
 from quire.engine.facts import add_log_sinks, make_sinks
-from quire.engine.input_processor import InputProcessor, PromptType
+from quire.engine.gate import make_input_processor
+from quire.engine.input_processor import PromptType
 from quire.engine.journal import Journal
 from quire.engine.messages import (
     AbortRequests,
@@ -36,10 +37,10 @@ from quire.engine.messages import (
 )
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
-from quire.errors import EngineDead, QuireError
+from quire.errors import EngineDead, NotFound, QuireError, StepFailed
 from quire.logger import get_logger
-from quire.outputs import RequestOutput
-from quire.params import SamplingParams
+from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
 
@@ -101,7 +102,9 @@ class AsyncLLM:
         self.tokenizer = Tokenizer.from_folder(
             config.model.tokenizer_folder, config.model.chat_template
         )
-        self.input = InputProcessor(
+        self.pooler = read_pooler(self.config.model, shape)
+        """How the model pools; `None` if it generates text."""
+        self.input = make_input_processor(
             self.config.model,
             shape,
             self.tokenizer,
@@ -182,7 +185,7 @@ class AsyncLLM:
     async def submit(
         self,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         *,
         priority: int = 0,
@@ -236,6 +239,30 @@ class AsyncLLM:
         finally:
             await stream.aclose()
 
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """What the model pools out of one prompt; leaving early aborts it.
+
+        Raises:
+            RequestError: it is invalid; nothing was queued.
+            EngineError: the engine failed on it.
+        """
+        stream = await self.submit(prompt, pooling_params, request_id, priority=priority)
+        try:
+            async for output in stream:
+                if output.error is not None:
+                    raise StepFailed(output.error)
+                if output.pooled is not None:
+                    yield PoolingRequestOutput.of(output)
+        finally:
+            await stream.aclose()
+
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with `finish_reason` "abort". Unknown ids
         are ignored."""
@@ -274,16 +301,28 @@ class AsyncLLM:
         finally:
             self._calls.pop(call_id, None)
 
-    async def set_limits(self, **limits: Any) -> dict[str, Any]:
+    async def set_limits(
+        self, priorities: Mapping[str, int] | None = None, **limits: Any
+    ) -> dict[str, Any]:
         """Change scheduler limits while requests run; the names are `LIVE_LIMITS`.
 
+        Args:
+            priorities: New priorities of unfinished requests, by request id.
+            limits: New limits.
+
         Returns:
-            All of them, as they hold now.
+            All limits, as they hold now.
 
         Raises:
-            QuireError: a name or value is bad; nothing has changed.
+            QuireError: a name or value is bad, or a request is unknown; nothing has changed.
         """
-        now: dict[str, Any] = await self.call("set_limits", **limits)
+        completions = {i: self.output.internal_ids(i) for i in priorities or {}}
+        if unknown := [i for i, internal in completions.items() if not internal]:
+            raise NotFound(f"no unfinished request has the id {unknown[0]!r}")
+        told = {i: p for name, p in (priorities or {}).items() for i in completions[name]}
+        now: dict[str, Any] = await self.call("set_limits", priorities=told, **limits)
+        for name, priority in (priorities or {}).items():
+            self.journal.set_priority(completions[name], priority)
         scheduler = dataclasses.replace(self.config.scheduler, **now)
         self.config = dataclasses.replace(self.config, scheduler=scheduler)
         return now
@@ -294,6 +333,19 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return bool(await self.call("reset_prefix_cache"))
+
+    async def explain_prefix(
+        self, prompt_token_ids: list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """Why a prompt would, or would not, find its prefix in the cache: see
+        `quire.core.kv.manager.PrefixAnswer`.
+
+        Raises:
+            QuireError: the prompt is empty.
+        """
+        args = {"prompt_token_ids": prompt_token_ids, "cache_salt": cache_salt}
+        answer: dict[str, Any] = await self.call("explain_prefix", **args)
+        return answer
 
     async def check_health(self) -> None:
         """Raise if the engine has stopped or makes no progress.

@@ -79,10 +79,15 @@ class EngineCore:
         """One turn: pick the tokens, compute them, apply the results."""
         start = self.clock.now()
         batch = self.scheduler.schedule()
+        scheduled = self.clock.now()
         result = self.executor.execute(batch)
+        executed = self.clock.now()
         outputs = self.scheduler.update(batch, result)
         stats = self.scheduler.make_stats(batch, result, outputs)
-        stats.step_seconds = self.clock.now() - start
+        end = self.clock.now()
+        stats.schedule_seconds = scheduled - start
+        stats.update_seconds = end - executed
+        stats.step_seconds = end - start
         if not self.scheduler.requests:
             self._audit()
         return outputs, stats
@@ -113,6 +118,7 @@ class EngineCore:
                 cache_salt=request.cache_salt,
                 output_token_ids=request.output_token_ids,
                 client=request.client,
+                pooling_params=request.pooling_params,
             )
         )
 
@@ -141,9 +147,13 @@ class EngineCore:
         self.executor.shutdown()
 
 
-def _set_limits(core: EngineCore, **limits: Any) -> dict[str, Any]:
-    """Change scheduler limits while requests run; says what holds now."""
+def _set_limits(
+    core: EngineCore, priorities: dict[str, int] | None = None, **limits: Any
+) -> dict[str, Any]:
+    """Change scheduler limits and requests' priorities while they run; says what holds now."""
     core.scheduler.set_limits(**limits)
+    for request_id, priority in (priorities or {}).items():
+        core.scheduler.set_priority(request_id, priority)
     return {name: getattr(core.scheduler.config, name) for name in LIVE_LIMITS}
 
 

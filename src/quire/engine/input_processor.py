@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn, TypedDict
 
 from quire.config import ModelConfig, ModelShape
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest
-from quire.params import MAX_SEED, SamplingParams
+from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedTask
+from quire.params import MAX_SEED, PoolingParams, SamplingParams
 from quire.tokenizer import Tokenizer
 
 MAX_REQUEST_ID_LENGTH: Final = 256
@@ -163,7 +163,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         arrival_time: float,
         priority: int = 0,
@@ -176,8 +176,14 @@ class InputProcessor:
         Raises:
             InvalidRequest: a field is wrong; `param` names it.
             ContextLengthExceeded: the prompt does not fit the context or the KV cache.
+            UnsupportedTask: the parameters are for a pooling model.
         """
         check_request_id(request_id)
+        if isinstance(params, PoolingParams):
+            raise UnsupportedTask(
+                f"{self._model.names[0]} generates text; embeddings, classes and scores need a "
+                "pooling model, or one started with --runner pooling."
+            )
         if not isinstance(params, SamplingParams):
             _refuse("sampling_params", f"must be SamplingParams, got {type(params).__name__}.")
         if type(priority) is not int or priority not in INT64:
@@ -232,7 +238,11 @@ class InputProcessor:
                 f"output together, but the prompt alone has {count}. Shorten the prompt.",
                 param="prompt",
             )
-        needed = -(-(count + 1) // self._block_size) * self._block_size
+        self._check_room(count, count + 1)
+
+    def _check_room(self, count: int, slots: int) -> None:
+        """A prompt of `count` tokens, which takes so many slots, must fit the KV cache."""
+        needed = -(-slots // self._block_size) * self._block_size
         available = self._kv_capacity_tokens
         if available is not None and needed > available:
             raise ContextLengthExceeded(

@@ -61,6 +61,12 @@ class Journal:
         for request_id in request_ids:
             self._entries.pop(request_id, None)
 
+    def set_priority(self, request_ids: Iterable[str], priority: int) -> None:
+        """Unfinished completions have another priority from now on."""
+        for request_id in request_ids:
+            if entry := self._entries.get(request_id):
+                entry.request.priority = priority
+
     def replay(self) -> list[EngineCoreRequest]:
         """The unfinished requests with their output, in order of acceptance, for a new core."""
         return [

@@ -12,10 +12,11 @@ from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
 from quire.engine.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.llm_pooling import PoolingVerbs, as_prompts
 from quire.engine.progress import GenerateProgress
 from quire.errors import ConfigError, InvalidRequest
 from quire.outputs import RequestOutput
-from quire.params import RequestOutputKind, SamplingParams
+from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
 
 Message = dict[str, Any]
@@ -25,8 +26,8 @@ _OFFLINE_DEFAULTS = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "disab
 """Offline work wants throughput and quiet; the sections' own defaults are a server's."""
 
 
-class LLM:
-    """Generates text for lists of prompts.
+class LLM(PoolingVerbs):
+    """Generates text for lists of prompts, or embeddings, classes and scores.
 
     Args:
         model: Folder of a model in Hugging Face format; the embedded model unless given.
@@ -69,15 +70,25 @@ class LLM:
         Raises:
             RequestError: a prompt or parameter is invalid; nothing is generated for any.
         """
-        items = _as_list(prompts)
+        items = as_prompts(prompts)
         params = self._params_for(len(items), sampling_params)
         if priority is not None and len(priority) != len(items):
             raise InvalidRequest(
                 f"priority has {len(priority)} entries for {len(items)} prompts", param="priority"
             )
+        return self._submit_all(items, params, use_tqdm, priority)
+
+    def _submit_all(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[SamplingParams | PoolingParams],
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Run requests to their end, in the order given."""
         ids: list[str] = []
         try:
-            for index, prompt in enumerate(items):
+            for index, prompt in enumerate(prompts):
                 request_id = str(next(self._counter))
                 self.llm_engine.add_request(
                     request_id, prompt, params[index], priority=priority[index] if priority else 0
@@ -208,16 +219,6 @@ class LLM:
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
-    """One prompt or many: a list of integers is one prompt."""
-    if isinstance(prompts, (str, dict)):
-        return [cast(PromptType, prompts)]
-    items = list(prompts)
-    if items and all(isinstance(i, int) for i in items):
-        return [cast(PromptType, items)]
-    return cast(list[PromptType], items)
 
 
 def _as_conversations(

@@ -6,12 +6,13 @@ from quire.config import EngineConfig, ModelShape
 from quire.config.engine import read_generation_config
 from quire.engine.core import EngineCore, ProgressCallback
 from quire.engine.facts import add_log_sinks, make_sinks
-from quire.engine.input_processor import InputProcessor, PromptType
+from quire.engine.gate import make_input_processor
+from quire.engine.input_processor import PromptType
 from quire.engine.output_processor import OutputProcessor
 from quire.errors import ConfigError
 from quire.executor.base import Executor
 from quire.outputs import RequestOutput
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
 
@@ -47,7 +48,7 @@ class LLMEngine:
         self.config = self.core.config
         model = self.config.model
         assert model.max_model_len is not None
-        self.input = InputProcessor(
+        self.input = make_input_processor(
             model,
             ModelShape.from_folder(model.folder),
             self.tokenizer,
@@ -65,7 +66,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         cache_salt: str | None = None,

@@ -12,7 +12,7 @@ import msgspec
 
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True):
@@ -35,6 +35,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True):
     """Already generated tokens, when a journal is replayed into a new core."""
     client: str = ""
     """Who asked, for the `fair` scheduling policy."""
+    pooling_params: PoolingParams | None = None
+    """Set for pooling models: the prompt is computed, nothing is sampled."""
 
 
 class Start(msgspec.Struct, tag=True):

@@ -21,6 +21,7 @@ from quire.outputs import (
     CompletionOutput,
     FinishReason,
     Logprob,
+    Pooled,
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
@@ -85,6 +86,7 @@ class _Request:
     prompt_logprobs_delivered: bool = False
     num_cached_tokens: int | None = None
     error: str | None = None
+    pooled: Pooled | None = None
 
     @property
     def first(self) -> EngineCoreRequest:
@@ -166,6 +168,12 @@ class OutputProcessor:
             self._forget_if_ended(external_id)
         return ProcessedOutputs(request_outputs, batch.aborts, self.take_stats())
 
+    def internal_ids(self, external_id: str) -> list[str]:
+        """The completions of a request that have not ended; none if the id is unknown."""
+        request = self._requests.get(external_id)
+        completions = request.completions if request else []
+        return [c.internal_id for c in completions if c.finish_reason is None]
+
     def abort(self, external_id: str) -> tuple[list[str], RequestOutput | None]:
         """End a request from outside: its internal ids that the core still works on, and its last
         output, with `finish_reason` "abort" where a completion had not ended.
@@ -239,6 +247,9 @@ class OutputProcessor:
             request.prompt_logprobs = [self._position(p) for p in output.new_prompt_logprobs]
         if output.error is not None:
             request.error = output.error
+        if output.pooled is not None:
+            request.pooled = output.pooled
+            self._time_prompt(completion, now)
         stop = self._append_tokens(completion, output, now)
         if stop is not None:
             self._end(completion, str(FinishReason.STOP), stop, now)
@@ -280,17 +291,21 @@ class OutputProcessor:
         stats, metrics = self._stats, completion.request.metrics
         stats.num_generation_tokens += count
         if first:
-            shared = completion.request.first
-            completion.first_token_ts = now
-            stats.time_to_first_token.append(now - shared.arrival_time)
-            stats.num_prompt_tokens += len(shared.prompt_token_ids)
-            stats.num_cached_tokens += completion.num_cached_tokens
+            self._time_prompt(completion, now)
         else:
             stats.inter_token_latency.append(now - completion.last_token_ts)
         if not metrics.num_generation_tokens:
             metrics.first_token_ts = now
         completion.last_token_ts = metrics.last_token_ts = now
         metrics.num_generation_tokens += count
+
+    def _time_prompt(self, completion: _Completion, now: float) -> None:
+        """The prompt has its result: a first token, or what was pooled."""
+        shared, stats = completion.request.first, self._stats
+        completion.first_token_ts = completion.last_token_ts = now
+        stats.time_to_first_token.append(now - shared.arrival_time)
+        stats.num_prompt_tokens += len(shared.prompt_token_ids)
+        stats.num_cached_tokens += completion.num_cached_tokens
 
     def _append_logprobs(self, completion: _Completion, new: list[TokenLogprobs]) -> None:
         assert completion.logprobs is not None and completion.cumulative_logprob is not None
@@ -354,6 +369,7 @@ class OutputProcessor:
             num_cached_tokens=request.num_cached_tokens or 0,
             seed=request.processed.seed,
             error=request.error,
+            pooled=request.pooled,
         )
 
 
@@ -387,9 +403,9 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
         finish_reason=completion.finish_reason or "",
         e2e_time=_span(request.first.arrival_time, now),
         queue_time=_span(completion.queued_ts, scheduled) if scheduled else 0.0,
-        prefill_time=_span(scheduled, first_token) if completion.num_tokens else 0.0,
+        prefill_time=_span(scheduled, first_token) if first_token else 0.0,
         decode_time=_span(first_token, completion.last_token_ts),
-        inference_time=_span(scheduled, completion.last_token_ts) if completion.num_tokens else 0.0,
+        inference_time=_span(scheduled, completion.last_token_ts) if first_token else 0.0,
         num_prompt_tokens=len(request.first.prompt_token_ids),
         num_generation_tokens=completion.num_tokens,
         num_cached_tokens=completion.num_cached_tokens,

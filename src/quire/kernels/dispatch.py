@@ -32,6 +32,7 @@ class Ops:
     """Name of the implementation."""
     clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     embedding: Callable[[Tensor, Tensor], Tensor]
+    encoder_attention: Callable[..., Tensor]
     exp: Callable[[Tensor], Tensor]
     gelu: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.exact import erf, exp, log, log_softmax, tanh, tree_sum
+from quire.kernels import exact
+from quire.kernels.encoder import encoder_attention
+from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
 from quire.kernels.tiles import linear, prepare_linear
@@ -87,6 +89,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return _gelu_tanh(x.to(torch.float32)).to(x.dtype)
 
 
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
+    return exact.tanh(x.to(torch.float32)).to(x.dtype)
+
+
 def _silu(x: Tensor) -> Tensor:
     return x / exp(-x).add_(1.0)
 
@@ -97,7 +104,7 @@ def _gelu(x: Tensor) -> Tensor:
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     inner = (x * x).mul_(0.044715).add_(1.0).mul_(x).mul_(0.7978845608028654)
-    return tanh(inner).add_(1.0).mul_(x).mul_(0.5)
+    return exact.tanh(inner).add_(1.0).mul_(x).mul_(0.5)
 
 
 def gelu_and_mul(x: Tensor) -> Tensor:
@@ -167,6 +174,7 @@ def write_kv(
 OPS = {
     "clamped_swiglu": clamped_swiglu,
     "embedding": embedding,
+    "encoder_attention": encoder_attention,
     "exp": exp,
     "gelu": gelu,
     "gelu_and_mul": gelu_and_mul,

@@ -19,9 +19,10 @@ PLAIN: Final = {
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
+    "tanh": "tanh",
 }
 """Name in a configuration to operation."""
-GATED: Final = {name: f"{op}_and_mul" for name, op in PLAIN.items() if op != "relu"}
+GATED: Final = {name: f"{op}_and_mul" for name, op in PLAIN.items() if op not in ("relu", "tanh")}
 """Likewise, for MLPs with a gate."""
 
 

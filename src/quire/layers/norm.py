@@ -82,7 +82,7 @@ class LayerNorm:
     """Layer norm, with or without weight and bias; one for all heads or one per head."""
 
     def __init__(
-        self, size: int | tuple[int, int], eps: float, weight: bool = True, bias: bool = True
+        self, size: int | tuple[int, int], eps: float, bias: bool = True, weight: bool = True
     ) -> None:
         """A `size` of (heads, head_dim) stands for a norm with weights of its own per head."""
         self._shape = (size,) if isinstance(size, int) else size

@@ -87,17 +87,28 @@ def load_model(
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
         ConfigError: no attention backend serves the model on this device.
     """
-    family = MODELS.get(shape.architecture)
-    _refuse_quantised(shape)
-    _check(family, shape)
     device = resolve_device(device)
-    name = resolve_dtype(shape, dtype)
-    attention = _attention(family, shape, name, device)
-    model = family(shape, torch_dtype(name), device, attention, max_model_len)
+    model = build_model(shape, resolve_dtype(shape, dtype), device, max_model_len)
     model.num_parameters = load_weights(
         folder, model.parameters(), model.name_rules(), model.dtype, device, progress
     )
     return model
+
+
+def build_model(
+    shape: ModelShape, dtype: str, device: str, max_model_len: int | None = None
+) -> DecoderForCausalLM:
+    """The model without its weights; `dtype` and `device` are settled.
+
+    Raises:
+        ModelLoadError: the architecture or a size is not as it must be.
+        ConfigError: no attention backend serves the model on this device.
+    """
+    family = MODELS.get(shape.architecture)
+    _refuse_quantised(shape)
+    _check(family, shape)
+    attention = _attention(family, shape, dtype, device)
+    return family(shape, torch_dtype(dtype), device, attention, max_model_len)
 
 
 def kv_layers(shape: ModelShape) -> tuple[LayerKV, ...]:

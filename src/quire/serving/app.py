@@ -17,12 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.errors import NotFound
-from quire.serving import probes
+from quire.serving import admin, probes
 from quire.serving.auth import Role
 from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import KEY, Exchange, Scope
 from quire.serving.gate import Gate
 from quire.serving.openai import chat, completions, models, tokenize
+from quire.serving.pooling import classify, embeddings, score
 from quire.serving.state import ServerState
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -45,8 +46,19 @@ ROUTES: Final = (
     RouteSpec("/v1/completions", _POST, Role.USER, completions.completions),
     RouteSpec("/v1/models", _GET, Role.USER, models.list_models),
     RouteSpec("/v1/models/{id:path}", _GET, Role.USER, models.retrieve_model),
+    RouteSpec("/v1/embeddings", _POST, Role.USER, embeddings.embeddings),
+    RouteSpec("/pooling", _POST, Role.USER, embeddings.pooling),
+    RouteSpec("/classify", _POST, Role.USER, classify.classify),
+    RouteSpec("/score", _POST, Role.USER, score.score),
+    RouteSpec("/v1/score", _POST, Role.USER, score.score),
+    RouteSpec("/rerank", _POST, Role.USER, score.rerank),
+    RouteSpec("/v1/rerank", _POST, Role.USER, score.rerank),
+    RouteSpec("/v2/rerank", _POST, Role.USER, score.rerank),
     RouteSpec("/tokenize", _POST, Role.USER, tokenize.tokenize),
     RouteSpec("/detokenize", _POST, Role.USER, tokenize.detokenize),
+    RouteSpec("/limits", ("GET", "POST"), Role.ADMIN, admin.limits),
+    RouteSpec("/reset_prefix_cache", _POST, Role.ADMIN, admin.reset_prefix_cache),
+    RouteSpec("/explain_prefix", _POST, Role.ADMIN, admin.explain_prefix),
     RouteSpec("/metrics", _GET, Role.METRICS, probes.metrics),
     RouteSpec("/load", _GET, Role.METRICS, probes.load),
     RouteSpec("/livez", _GET, Role.OPEN, probes.livez),

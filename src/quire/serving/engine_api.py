@@ -6,12 +6,13 @@ knows HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, PoolerSpec
 from quire.outputs import RequestOutput
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
+from quire.tokenizer.pairs import EncodedPair
 
 
 class TokenizerLike(Protocol):
@@ -24,6 +25,23 @@ class TokenizerLike(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
+        ...
+
+    def encode_within(
+        self, text: str, max_tokens: int, side: str = "right", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text, cut to `max_tokens` with the special tokens left whole."""
+        ...
+
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        max_tokens: int | None = None,
+        max_first: int | None = None,
+        max_second: int | None = None,
+    ) -> EncodedPair:
+        """Two texts as one prompt of a cross-encoder."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -94,6 +112,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def pooler(self) -> PoolerSpec | None:
+        """How the model pools; `None` if it generates text."""
+        ...
+
+    @property
     def state(self) -> str:
         """`loading`, `ready` or `dead`."""
         ...
@@ -106,7 +129,7 @@ class EngineClient(Protocol):
     async def submit(
         self,
         prompt: list[int],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         *,
         priority: int = 0,
@@ -123,6 +146,31 @@ class EngineClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its stream yields a last output. Unknown ids are ignored."""
+        ...
+
+    async def set_limits(
+        self, priorities: Mapping[str, int] | None = None, **limits: Any
+    ) -> dict[str, Any]:
+        """Change scheduler limits, and priorities of requests by id, while they run; says what
+        holds.
+
+        Raises:
+            QuireError: something is bad or unknown; nothing has changed.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while requests run."""
+        ...
+
+    async def explain_prefix(
+        self, prompt_token_ids: list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """How far the prefix cache follows a prompt, and where and why it stops.
+
+        Raises:
+            QuireError: the prompt is empty.
+        """
         ...
 
     def last_step_age(self) -> float | None:

@@ -342,12 +342,19 @@ def greeting(config: ServerConfig, listener: socket.socket, engine: EngineClient
         shown = place = f"http://{name}:{port}"
         options = ""
     key = ' \\\n    -H "Authorization: Bearer $QUIRE_API_KEY"' if config.api_key else ""
-    body = (
-        f'{{"model": "{engine.config.model.names[0]}", "messages": '
-        '[{"role": "user", "content": "What is the capital of France?"}]}'
-    )
+    path, body = _example(engine)
     return (
         f"quire is ready at {shown}\n\n"
-        f"  curl{options} {place}/v1/chat/completions \\\n"
+        f"  curl{options} {place}{path} \\\n"
         f"    -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n"
     )
+
+
+def _example(engine: EngineClient) -> tuple[str, str]:
+    """Path and body of a request that the model can answer."""
+    name, text = engine.config.model.names[0], "What is the capital of France?"
+    if engine.pooler is None:
+        messages = f'[{{"role": "user", "content": "{text}"}}]'
+        return "/v1/chat/completions", f'{{"model": "{name}", "messages": {messages}}}'
+    path = "/v1/embeddings" if engine.pooler.task == "embed" else "/classify"
+    return path, f'{{"model": "{name}", "input": "{text}"}}'

@@ -11,8 +11,8 @@ import uuid
 from typing import Final
 
 from quire import __version__
-from quire.config import ServerConfig
-from quire.errors import EngineDead, NotFound
+from quire.config import PoolerSpec, ServerConfig
+from quire.errors import EngineDead, NotFound, UnsupportedTask
 from quire.serving.auth import KeyRing
 from quire.serving.engine_api import EngineClient
 from quire.serving.errors import EngineLoading, ShuttingDown
@@ -107,3 +107,23 @@ class ServerState:
             text = f"{__version__} {engine.config.model}"
             self._fingerprint = f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         return self._fingerprint
+
+
+def require_runner(engine: EngineClient, runner: str) -> PoolerSpec | None:
+    """How the model pools, if it is run for what is asked: `generate` or `pooling`.
+
+    Raises:
+        UnsupportedTask: it is not; says what it is run for.
+    """
+    pooler = engine.pooler
+    if (pooler is not None) == (runner == "pooling"):
+        return pooler
+    name = engine.config.model.names[0]
+    if pooler is None:
+        raise UnsupportedTask(
+            f"`{name}` generates text; embeddings, classes and scores need a pooling model, or a "
+            "server started with --runner pooling.",
+            param="model",
+        )
+    does = "gives embeddings" if pooler.task == "embed" else "classifies"
+    raise UnsupportedTask(f"`{name}` {does}; it generates no text.", param="model")

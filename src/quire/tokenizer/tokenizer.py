@@ -7,15 +7,18 @@ tokenizer has no entry for (padding of the vocabulary) stand for the empty text.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidRequest, ModelLoadError
 from quire.tokenizer.chat_template import ChatTemplate, read_chat_template
+from quire.tokenizer.pairs import EncodedPair, encode_pair, encode_within
 from quire.tokenizer.vocabulary import ByteSpelling, byte_spelling
+from quire.tokenizer.wordpiece import VOCABULARY, read_wordpiece
 
 if TYPE_CHECKING:
     import tokenizers
@@ -67,7 +70,10 @@ class Tokenizer:
             ModelLoadError: a file is missing or cannot be read; the message names it.
         """
         config = _read_config(folder / CONFIG_FILE)
-        backend = _read_backend(folder / TOKENIZER_FILE)
+        if (folder / TOKENIZER_FILE).is_file() or not (folder / VOCABULARY).is_file():
+            backend = _read_backend(folder / TOKENIZER_FILE)
+        else:
+            backend = read_wordpiece(folder, config)
         if chat_template is None:
             return cls(backend, config, _read_templates(folder, config))
         return cls(backend, config, {"default": read_chat_template(chat_template)})
@@ -113,15 +119,36 @@ class Tokenizer:
         Raises:
             InvalidRequest: the text holds lone surrogates, which no UTF-8 text can.
         """
-        try:
+        with _checked(text):
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (TypeError, UnicodeEncodeError):
-            if not isinstance(text, str):
-                raise
-            raise InvalidRequest(
-                "the text must be valid Unicode, but it holds lone surrogates (half characters)."
-            ) from None
         return ids
+
+    def encode_within(
+        self, text: str, max_tokens: int, side: str = "right", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text, cut at `side` to `max_tokens`, special tokens included.
+
+        Raises:
+            InvalidRequest: the text holds lone surrogates.
+        """
+        with _checked(text):
+            return encode_within(self._backend, text, max_tokens, side, add_special_tokens)
+
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        max_tokens: int | None = None,
+        max_first: int | None = None,
+        max_second: int | None = None,
+    ) -> EncodedPair:
+        """Two texts as one prompt of a cross-encoder; limits as in `pairs.encode_pair`.
+
+        Raises:
+            InvalidRequest: a text holds lone surrogates.
+        """
+        with _checked(first, second):
+            return encode_pair(self._backend, first, second, max_tokens, max_first, max_second)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are no valid UTF-8 become U+FFFD."""
@@ -213,6 +240,19 @@ class Tokenizer:
         known = [i for i in ids if 0 <= i <= _MAX_LIBRARY_ID]
         text: str = self._backend.decode(known, skip_special_tokens=False)
         return text
+
+
+@contextlib.contextmanager
+def _checked(*texts: str) -> Iterator[None]:
+    """Tell of half characters, which the library cannot take, in our own words."""
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError):
+        if not all(isinstance(text, str) for text in texts):
+            raise
+        raise InvalidRequest(
+            "the text must be valid Unicode, but it holds lone surrogates (half characters)."
+        ) from None
 
 
 def _spelling_of(backend: tokenizers.Tokenizer) -> ByteSpelling | None:

@@ -7,7 +7,7 @@ must be copied before the files may change. Knows nothing of models.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,8 +61,11 @@ def _indexed(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor, Path]]:
-    """Name, memory-mapped tensor and file, in the order of the files.
+def iterate_tensors(
+    files: list[Path], skip: Callable[[str], bool] = lambda name: False
+) -> Iterator[tuple[str, Tensor, Path]]:
+    """Name, memory-mapped tensor and file, in the order of the files; what `skip` says of a name
+    is not read (it may be of any type).
 
     Raises:
         ModelLoadError: a file is missing, truncated or corrupt, holds a type that is not a known
@@ -75,6 +78,8 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor, Path]]:
                 if name in seen:
                     raise ModelLoadError(f"{name!r} is in both {seen[name].name} and {path.name}")
                 seen[name] = path
+                if skip(name):
+                    continue
                 yield name, _tensor(file, name, path), path
 
 

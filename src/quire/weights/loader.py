@@ -93,6 +93,11 @@ class _Loading:
         self._unexpected: list[str] = []
         self._misshaped: list[str] = []
 
+    def unwanted(self, stored: str) -> bool:
+        """Whether a tensor need not be read, of whatever type it is."""
+        name = self._rules.renamed(stored)
+        return name not in self._waiting and self._rules.ignored(name)
+
     def take(self, stored: str, tensor: Tensor, path: Path) -> None:
         """A tensor of the checkpoint, under its name there."""
         for name, piece in self._rules.pieces(self._rules.renamed(stored), tensor):
@@ -138,7 +143,7 @@ def load_weights(
     files = weight_files(folder)
     total, done = total_bytes(files), 0
     state = _Loading(rules, dtype, device, _expected(targets, rules))
-    for name, tensor, path in iterate_tensors(files):
+    for name, tensor, path in iterate_tensors(files, state.unwanted):
         done += tensor.numel() * tensor.element_size()
         state.take(name, tensor, path)
         if progress is not None:

@@ -100,6 +100,16 @@ def plan_kv_cache(
     return KVCachePlan(num_blocks, cache.block_size, num_blocks * per_block, per_request)
 
 
+def plan_without_cache(
+    block_size: int, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+) -> KVCachePlan:
+    """Blocks for the scheduler's books where nothing is kept of a token (encoders): enough for
+    every step, since a request holds its own for one step only."""
+    per_request = cdiv(max_model_len, block_size)
+    num_blocks = max_num_batched_tokens // block_size + max_num_seqs + per_request + 1
+    return KVCachePlan(num_blocks, block_size, 0, per_request)
+
+
 def _spare(cache: CacheConfig, facts: MemoryFacts) -> int:
     spare = max(0, int(facts.free * cache.gpu_memory_utilization) - facts.weights)
     return spare if facts.default_limit is None else min(spare, facts.default_limit)

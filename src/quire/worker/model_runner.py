@@ -25,6 +25,7 @@ from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
 from quire.kernels.dispatch import ops
 from quire.logger import get_logger
 from quire.models.base import CausalLM
+from quire.outputs import Pooled
 from quire.sampling import LogprobRow, RequestSampling, Sampler, SamplingMetadata, gather_logprobs
 from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
@@ -37,15 +38,16 @@ _PROMPT_SLAB: Final = 2**24
 
 
 @dataclass(slots=True)
-class _Outcome:
+class Outcome:
     """What one pass produced, before any of it becomes state."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     prompt_entries: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    pooled: dict[str, Pooled] = field(default_factory=dict)
 
-    def merge(self, other: _Outcome) -> _Outcome:
+    def merge(self, other: Outcome) -> Outcome:
         """Add another pass's results."""
         for name in self.__dataclass_fields__:
             getattr(self, name).update(getattr(other, name))
@@ -70,18 +72,18 @@ class ModelRunner:
         self.input_batch = input_batch
         self.device = device
         self.sampler = Sampler()
-        self._forward_seconds = 0.0
+        self._forward_seconds = self._sample_seconds = 0.0
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> BatchResult:
         """Compute a batch's tokens and sample where a request's known tokens end."""
-        self._forward_seconds = 0.0
+        self._forward_seconds = self._sample_seconds = 0.0
         failed = self._update_states(batch)
         self._copy_blocks(batch.block_copies)
         scheduled = batch.num_scheduled_tokens
         if failed:
             scheduled = {i: n for i, n in scheduled.items() if i not in failed}
-        outcome = _Outcome(failed=failed)
+        outcome = Outcome(failed=failed)
         if scheduled:
             outcome.merge(self._attempt(list(scheduled), list(scheduled.values())))
         return self._commit(outcome)
@@ -125,7 +127,7 @@ class ModelRunner:
             slots = cache.flatten(0, 1)  # a layer may keep no values
             slots.index_copy_(0, destination, slots.index_select(0, source))
 
-    def _commit(self, outcome: _Outcome) -> BatchResult:
+    def _commit(self, outcome: Outcome) -> BatchResult:
         """Move the state on, and put the results in the scheduler's words."""
         pending = self.input_batch.prompt_logprobs
         for req_id, entries in outcome.prompt_entries.items():
@@ -140,17 +142,18 @@ class ModelRunner:
             prompt_logprobs={i: pending.pop(i) for i in done},
             failed=outcome.failed,
             forward_seconds=self._forward_seconds,
+            sample_seconds=self._sample_seconds,
         )
 
     # ---- one pass ----------------------------------------------------------------------------
 
-    def _attempt(self, req_ids: Sequence[str], counts: Sequence[int]) -> _Outcome:
+    def _attempt(self, req_ids: Sequence[str], counts: Sequence[int]) -> Outcome:
         """Run requests together; if that raises, in halves, down to the one that does it."""
         try:
             return self._run(req_ids, counts)
         except Exception as error:
             if len(req_ids) == 1:
-                return _Outcome(failed={req_ids[0]: _reason(req_ids[0], error)})
+                return Outcome(failed={req_ids[0]: _reason(req_ids[0], error)})
             logger.warning(
                 "a step of %d requests raised %s; trying halves to find the one that does it",
                 len(req_ids),
@@ -161,13 +164,15 @@ class ModelRunner:
         first = self._attempt(req_ids[:half], counts[:half])
         return first.merge(self._attempt(req_ids[half:], counts[half:]))
 
-    def _run(self, req_ids: Sequence[str], counts: Sequence[int]) -> _Outcome:
+    def _run(self, req_ids: Sequence[str], counts: Sequence[int]) -> Outcome:
         inputs = self.input_batch.select(req_ids, counts)
         hidden = self._forward(inputs)
-        outcome = _Outcome()
+        outcome = Outcome()
         if self.input_batch.prompt_logprobs:
             self._score_prompts(inputs, hidden, outcome)
+        start = time.perf_counter()
         self._sample(inputs, hidden, outcome)
+        self._sample_seconds += time.perf_counter() - start
         return outcome
 
     def _forward(self, inputs: StepInputs) -> Tensor:
@@ -188,7 +193,7 @@ class ModelRunner:
         self._forward_seconds += time.perf_counter() - start
         return hidden
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor, outcome: _Outcome) -> None:
+    def _sample(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
         """Logits and new tokens, only for requests whose known tokens end in this step."""
         which = inputs.samples.nonzero()[0]
         if not len(which):
@@ -219,7 +224,7 @@ class ModelRunner:
 
     # ---- prompt log-probabilities ------------------------------------------------------------
 
-    def _score_prompts(self, inputs: StepInputs, hidden: Tensor, outcome: _Outcome) -> None:
+    def _score_prompts(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
         """Log-probabilities of the prompt tokens that follow the positions of this step."""
         starts = inputs.query_start_loc.tolist()
         for index, req_id in enumerate(inputs.req_ids):

@@ -9,18 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.attention.kv_cache import allocate_kv_cache
-from quire.config import EngineConfig, ModelShape
+from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
 from quire.logger import get_logger
 from quire.models.base import CausalLM
+from quire.models.pooling import (
+    DecoderModel,
+    EncoderModel,
+    load_pooling_model,
+    pooling_kv_layers,
+)
 from quire.models.registry import kv_layers, load_model
 from quire.utils.math import human_bytes
 from quire.weights.files import total_bytes, weight_files
 from quire.worker.device import resolve_dtype, select_device, set_torch_threads
 from quire.worker.input_batch import InputBatch
-from quire.worker.memory import KVCachePlan, MemoryFacts, check_weights, log_plan, plan_kv_cache
+from quire.worker.memory import (
+    KVCachePlan,
+    MemoryFacts,
+    check_weights,
+    log_plan,
+    plan_kv_cache,
+    plan_without_cache,
+)
 from quire.worker.model_runner import ModelRunner
+from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profile import TorchProfiler
 
 logger = get_logger(__name__)
@@ -44,7 +58,8 @@ class Worker:
         assert config.model.max_model_len is not None, "resolve() settles it"
         self.config = config
         self.shape = shape
-        self.kv_layers = kv_layers(shape)
+        self.pooler = read_pooler(config.model, shape)
+        self.kv_layers = pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
         self.max_model_len = config.model.max_model_len
         self.device = select_device(config.model.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
@@ -79,7 +94,8 @@ class Worker:
         tell("Allocating KV cache", 0, self.plan.bytes)
         self._runner = self._make_runner(model, self.plan)
         tell("Allocating KV cache", self.plan.bytes, self.plan.bytes)
-        log_plan(self.plan, self.device.name, self.max_model_len)
+        if self.plan.bytes:
+            log_plan(self.plan, self.device.name, self.max_model_len)
         return self.plan
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:
@@ -119,19 +135,30 @@ class Worker:
         own = TORCH_DTYPES.get(self.shape.dtype.removeprefix("torch."))
         return stored * held // own.itemsize if own else stored
 
-    def _load_model(self, tell: Progress) -> CausalLM:
-        model = load_model(
-            self.shape,
-            self.config.model.folder,
-            self.dtype,
-            str(self.device.torch_device),
-            lambda done, total: tell("Loading weights", done, total),
-            self.max_model_len,
-        )
+    def _load_model(self, tell: Progress) -> CausalLM | EncoderModel | DecoderModel:
+        folder, where = self.config.model.folder, str(self.device.torch_device)
+        model: CausalLM | EncoderModel | DecoderModel
+
+        def progress(done: int, total: int) -> None:
+            tell("Loading weights", done, total)
+
+        common = (self.shape, folder, self.dtype, where, progress, self.max_model_len)
+        if self.pooler is None:
+            model = load_model(*common)
+        else:
+            model = load_pooling_model(self.pooler, *common)
         self.weight_bytes = model.num_parameters * torch_dtype(self.dtype).itemsize
         return model
 
     def _plan(self, facts: MemoryFacts) -> KVCachePlan:
+        if not self.kv_layers:
+            scheduler = self.config.scheduler
+            return plan_without_cache(
+                self.config.cache.block_size,
+                max_num_batched_tokens=scheduler.max_num_batched_tokens,
+                max_num_seqs=scheduler.max_num_seqs,
+                max_model_len=self.max_model_len,
+            )
         return plan_kv_cache(
             self.kv_layers,
             self.config.cache,
@@ -141,7 +168,9 @@ class Worker:
             max_model_len=self.max_model_len,
         )
 
-    def _make_runner(self, model: CausalLM, plan: KVCachePlan) -> ModelRunner:
+    def _make_runner(
+        self, model: CausalLM | EncoderModel | DecoderModel, plan: KVCachePlan
+    ) -> ModelRunner:
         where = str(self.device.torch_device)
         caches = allocate_kv_cache(
             self.kv_layers, plan.num_blocks, plan.block_size, self.dtype, where
@@ -160,6 +189,8 @@ class Worker:
             plan.block_size,
             self.shape.vocab_size,
         )
+        if isinstance(model, (EncoderModel, DecoderModel)):
+            return PoolingRunner(model, caches, state, self.device)
         return ModelRunner(model, caches, state, self.device)
 
 

@@ -76,6 +76,10 @@ class KVCacheManager:
         """Block table of a request; empty if it holds none."""
         return [b.block_id for b in self._tables.get(request_id, ())]
 
+    def num_blocks_of(self, request_id: str) -> int:
+        """How many blocks a request holds."""
+        return len(self._tables.get(request_id, ()))
+
     def get_computed_blocks(self, request: Request) -> tuple[list[KVBlock], int]:
         """The longest cached prefix: its blocks and its length in tokens.
 
@@ -120,6 +124,7 @@ class KVCacheManager:
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVBlock] = (),
         num_copied_tokens: int = 0,
+        num_lookahead_tokens: int = 0,
     ) -> list[KVBlock] | None:
         """Make room for the next `num_new_tokens` of a request, and register the blocks they fill.
 
@@ -131,6 +136,7 @@ class KVCacheManager:
             num_new_tokens: Tokens to be computed after computed and hit tokens.
             new_computed_blocks: Blocks of the prefix hit, from `get_computed_blocks`.
             num_copied_tokens: Tokens after those, from `find_partial_block`.
+            num_lookahead_tokens: Slots wanted beyond, for drafts to come.
 
         Returns:
             The blocks appended to the request's table (hit blocks first), or None when too few
@@ -139,7 +145,8 @@ class KVCacheManager:
         table = self._tables.get(request.request_id, [])
         hit_tokens = len(new_computed_blocks) * self.block_size + num_copied_tokens
         total = request.num_computed_tokens + hit_tokens + num_new_tokens
-        num_needed = cdiv(min(total, self.max_model_len), self.block_size)
+        num_slots = min(total + num_lookahead_tokens, self.max_model_len)
+        num_needed = cdiv(num_slots, self.block_size)
         num_new = max(0, num_needed - len(table) - len(new_computed_blocks))
         # Hit blocks that nobody holds still count as free, but will not be once they are touched.
         num_revived = sum(b.ref_cnt == 0 for b in new_computed_blocks)
@@ -155,7 +162,7 @@ class KVCacheManager:
         if request.request_id not in self._tables:
             self._tables[request.request_id] = table
         table.extend(appended)
-        request.num_quiet_tokens = len(table) * self.block_size
+        request.num_quiet_tokens = len(table) * self.block_size - num_lookahead_tokens
         if self.enable_caching:
             full = self._cache_full_blocks(request, min(total, request.num_tokens))
             next_full = (full + 1) * self.block_size

@@ -86,6 +86,10 @@ class BlockPool:
         # full and partial blocks by what comes before them
         self.step = 0
         """Counted by whoever schedules, so that nothing is read before it is computed."""
+        self.num_allocated = 0
+        """Blocks taken for new tokens, since start."""
+        self.num_freed = 0
+        """Blocks that nobody holds any more, since start."""
         self.num_evicted = 0
         """Cached blocks whose content was given up for new tokens, since start."""
 
@@ -111,6 +115,7 @@ class BlockPool:
         if count > len(self._free):
             raise ValueError(f"{count} KV blocks wanted, {len(self._free)} free")
         taken = self._free.popleft(count)
+        self.num_allocated += count
         for block in taken:
             if block.parent is not None:
                 self.uncache(block)
@@ -135,6 +140,7 @@ class BlockPool:
             block.ref_cnt -= 1
             assert block.ref_cnt >= 0, f"{block} was freed twice"
             if block.ref_cnt == 0:
+                self.num_freed += 1
                 if block.parent is None:
                     empty.append(block)
                 else:

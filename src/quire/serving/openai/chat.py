@@ -20,6 +20,7 @@ from quire.serving.openai.reply import Chunks, Head, Usage
 from quire.serving.openai.sampling import build_params, check_common, truncate
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
 from quire.serving.sse import send_stream
+from quire.serving.state import require_runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ async def chat_completions(exchange: Exchange) -> None:
 
 async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatRequest) -> _Chat:
     model = exchange.state.check_model(request.model, engine)
+    require_runner(engine, "generate")
     check_common(request, engine)
     max_tokens, logprobs, tools = _max_tokens(request), _logprobs(request), _tools(request)
     params = build_params(request, engine.default_params, max_tokens=max_tokens, logprobs=logprobs)

@@ -20,6 +20,7 @@ from quire.serving.openai.reply import Chunks, Head, Usage
 from quire.serving.openai.sampling import build_params, check_common, truncate
 from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
 from quire.serving.sse import send_stream
+from quire.serving.state import require_runner
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default on this endpoint."""
@@ -76,6 +77,7 @@ async def _prepare(
     exchange: Exchange, engine: EngineClient, request: CompletionRequest
 ) -> _Completion:
     model = exchange.state.check_model(request.model, engine)
+    require_runner(engine, "generate")
     check_common(request, engine)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequest(

@@ -58,14 +58,14 @@ def check_common(request: GenerateRequest, engine: EngineClient) -> None:
         InvalidRequest: one is broken.
     """
     _check_stream(request)
-    _check_labels(request)
+    check_labels(request)
     if request.response_format is not None and request.response_format != {"type": "text"}:
         raise InvalidRequest(
             'response_format must be {"type": "text"}: constrained decoding is not available '
             f"yet, got {show(request.response_format)}.",
             param="response_format",
         )
-    _check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
+    check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
     if request.truncation_side not in (None, "left", "right"):
         side = show(request.truncation_side)
         raise InvalidRequest(
@@ -73,7 +73,12 @@ def check_common(request: GenerateRequest, engine: EngineClient) -> None:
         )
 
 
-def _check_priority(priority: int, policy: str) -> None:
+def check_priority(priority: int, policy: str) -> None:
+    """Refuse a priority that does not count.
+
+    Raises:
+        InvalidRequest: it is out of range, or the policy does not look at it.
+    """
     if not -_PRIORITY <= priority < _PRIORITY:
         raise InvalidRequest(
             f"priority must be from {-_PRIORITY} to {_PRIORITY - 1}, got {priority}.",
@@ -100,18 +105,24 @@ def _check_stream(request: GenerateRequest) -> None:
         )
 
 
-def _check_labels(request: GenerateRequest) -> None:
+def check_labels(request: Any) -> None:
+    """Rules of salt, user, metadata and request id, as far as the request has such fields.
+
+    Raises:
+        InvalidRequest: one is too long or empty.
+    """
     for name in ("user", "safety_identifier", "prompt_cache_key", "cache_salt"):
-        value = getattr(request, name)
+        value = getattr(request, name, None)
         if value is not None and len(value) > MAX_LABEL:
             raise InvalidRequest(
                 f"{name} may have at most {MAX_LABEL} characters, got {len(value)}.", param=name
             )
     if request.cache_salt == "":
         raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
-    if request.metadata is not None and len(request.metadata) > MAX_METADATA:
+    metadata = getattr(request, "metadata", None)
+    if metadata is not None and len(metadata) > MAX_METADATA:
         raise InvalidRequest(
-            f"metadata may have at most {MAX_METADATA} entries, got {len(request.metadata)}.",
+            f"metadata may have at most {MAX_METADATA} entries, got {len(metadata)}.",
             param="metadata",
         )
     _check_request_id(request.request_id)

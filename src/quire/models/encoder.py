@@ -1,0 +1,108 @@
+"""What encoder families share: attention in both directions, activations, the step's input.
+
+No KV cache and no chunks: a prompt is computed whole, in one step. Knows no family and no
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.config.shape import ModelShape
+from quire.kernels.dispatch import ops
+from quire.layers.activation import activation as plain_activation
+from quire.layers.linear import Linear
+from quire.layers.parameter import Parameters
+from quire.weights.names import NameRules
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderInput:
+    """R whole prompts with T tokens in one flat batch, in order, without padding."""
+
+    input_ids: Tensor
+    """`[T]` int64."""
+    positions: Tensor
+    """`[T]` int64, from 0 in each prompt."""
+    token_types: Tensor
+    """`[T]` int64: 1 in the second text of a pair, else 0."""
+    query_start_loc: Tensor
+    """`[R + 1]` int32: prompt r is `query_start_loc[r] .. query_start_loc[r + 1]`."""
+
+
+class Head(Protocol):
+    """A classification head over pooled states."""
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """`[R, H]` to float32 logits `[R, labels]`."""
+        ...
+
+    def parameters(self) -> Parameters:
+        """Under the checkpoint's names."""
+        ...
+
+
+class Encoder(Protocol):
+    """A family: whole prompts to hidden states, and its own head.
+
+    A token's hidden state depends only on the tokens of its own prompt, bit for bit.
+    """
+
+    PREFIXES: tuple[str, ...]
+    """Names under which checkpoints with a head hold the encoder."""
+
+    def __init__(self, shape: ModelShape, device: str) -> None: ...
+
+    def __call__(self, step: EncoderInput) -> Tensor:
+        """Hidden states `[T, H]` after the last layer."""
+        ...
+
+    def parameters(self) -> Parameters:
+        """Under the checkpoint's names, without prefix."""
+        ...
+
+    def name_rules(self) -> NameRules:
+        """How checkpoints of the family spell names."""
+        ...
+
+    @classmethod
+    def head(cls, shape: ModelShape, num_labels: int) -> Head:
+        """The family's classification head."""
+        ...
+
+
+class EncoderAttention:
+    """Multi-head attention within each prompt, in both directions. The two projections get their
+    names from the family."""
+
+    def __init__(self, shape: ModelShape, bias: bool, window: int | None = None) -> None:
+        self._heads, self._dim = shape.num_heads, shape.head_dim
+        size = self._heads * self._dim
+        self._window = window
+        self.qkv = Linear(shape.hidden_size, (size, size, size), bias)
+        self.out = Linear(size, shape.hidden_size, bias)
+
+    def __call__(self, x: Tensor, step: EncoderInput, rope_table: Tensor | None = None) -> Tensor:
+        """`[T, H] -> [T, H]`."""
+        split = self.qkv(x).view(-1, 3, self._heads, self._dim)
+        q, k, v = split.unbind(1)
+        if rope_table is not None:
+            q, k = ops.rotary(q, k, step.positions, rope_table)
+        scale = self._dim**-0.5
+        out = ops.encoder_attention(q, k, v, step.query_start_loc, scale, self._window)
+        return self.out(out.reshape(-1, self._heads * self._dim))
+
+
+def activation(name: object) -> Callable[[Tensor], Tensor]:
+    """The function by its name in a configuration.
+
+    Raises:
+        ModelLoadError: there is no such function.
+    """
+    if name == "none":
+        return lambda x: x
+    return plain_activation(str(name), gated=False)

@@ -1,0 +1,108 @@
+"""Hidden states to what a request of a pooling model gets: a vector, or class probabilities.
+
+Everything is float32 and per request, in a fixed order, so a result does not depend on the batch.
+Knows no family and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from quire.config.pooling import DenseSpec, PoolerSpec
+from quire.kernels.dispatch import ops
+from quire.kernels.exact import tree_sum
+from quire.layers.linear import Linear
+from quire.layers.parameter import Parameters
+from quire.models.encoder import Head, activation
+from quire.params import PoolingParams
+
+_SHORTEST: Final = 1e-12
+"""Vectors shorter than this are divided by it: a zero vector stays one."""
+
+POOLINGS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "cls": lambda rows: rows[0],
+    "last": lambda rows: rows[-1],
+    "max": lambda rows: rows.amax(0),
+    "mean": lambda rows: tree_sum(rows, 0).div_(rows.shape[0]),
+    "mean_sqrt_len": lambda rows: tree_sum(rows, 0).div_(rows.shape[0] ** 0.5),
+}
+"""`[n, H]` float32, all tokens of a prompt, to `[H]` (`last` needs the last one only)."""
+
+
+def normalize(rows: Tensor) -> Tensor:
+    """Rows `[n, H]` scaled to length 1."""
+    lengths = tree_sum(rows * rows).sqrt_().clamp_min_(_SHORTEST)
+    return rows / lengths.unsqueeze(-1)
+
+
+CLASS_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "none": lambda logits: logits,
+    "sigmoid": lambda logits: 1.0 / (1.0 + ops.exp(-logits)),
+    "softmax": lambda logits: ops.exp(ops.log_softmax(logits)),
+}
+"""Float32 logits `[R, labels]` to scores."""
+
+
+class DenseLayer:
+    """A linear layer of sentence-transformers, with its activation."""
+
+    def __init__(self, spec: DenseSpec) -> None:
+        self._linear = Linear(spec.in_features, spec.out_features, spec.bias)
+        self._act = activation(spec.activation)
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """`[R, in] -> [R, out]`, float32."""
+        return self._act(self._linear(pooled))
+
+    def parameters(self) -> Parameters:
+        """Under the names of sentence-transformers."""
+        return {f"linear.{name}": p for name, p in self._linear.parameters().items()}
+
+
+class Pooler:
+    """Pools as `spec` says, with the layers that come after."""
+
+    def __init__(self, spec: PoolerSpec, head: Head | None) -> None:
+        self.spec = spec
+        self.head = head
+        self.dense = [DenseLayer(dense) for dense in spec.dense]
+
+    def __call__(self, hidden: Sequence[Tensor], params: Sequence[PoolingParams]) -> list[Tensor]:
+        """Hidden states `[n, H]` of each request to float32 `[size]`, or `[n, size]`.
+
+        Args:
+            hidden: All tokens of each prompt; with `last` pooling at least the last.
+            params: One per request.
+        """
+        pool = POOLINGS[self.spec.pooling]
+        wide = [rows.to(torch.float32) for rows in hidden]
+        whole = [p.task == "token_embed" for p in params]
+        pooled = [pool(rows) for rows, all_of_it in zip(wide, whole, strict=True) if not all_of_it]
+        vectors = iter(self._after(torch.stack(pooled)) if pooled else ())
+        return [
+            self._finish(rows if all_of_it else next(vectors).unsqueeze(0), p, all_of_it)
+            for rows, all_of_it, p in zip(wide, whole, params, strict=True)
+        ]
+
+    def _after(self, pooled: Tensor) -> Tensor:
+        """What follows pooling in the model: dense layers, or the classification head."""
+        if self.head is not None:
+            return self.head(pooled).to(torch.float32)
+        for dense in self.dense:
+            pooled = dense(pooled)
+        return pooled
+
+    def _finish(self, rows: Tensor, params: PoolingParams, all_of_it: bool) -> Tensor:
+        """Cut and scaled as the request wants: `[n, size]`, or `[size]` for one vector."""
+        wanted = params.use_activation
+        wanted = self.spec.use_activation if wanted is None else wanted
+        if self.head is not None:
+            rows = CLASS_ACTIVATIONS[self.spec.activation](rows) if wanted else rows
+        else:
+            rows = rows[:, : params.dimensions or self.spec.dimensions]
+            rows = normalize(rows) if wanted else rows
+        return rows if all_of_it else rows[0]

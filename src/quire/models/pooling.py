@@ -1,0 +1,224 @@
+"""From a pooling specification to a loaded model: encoder or decoder, pooler, head.
+
+The counterpart of `registry.py` for models that give vectors and classes instead of text. Knows
+no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from quire.attention.base import KVCache
+from quire.attention.metadata import AttentionMetadata
+from quire.config.pooling import PoolerSpec
+from quire.config.shape import LayerKV, ModelShape
+from quire.errors import ModelLoadError
+from quire.kernels.dtypes import torch_dtype
+from quire.layers.linear import Linear
+from quire.layers.parameter import Parameters, prefixed
+from quire.models.blocks import DecoderForCausalLM
+from quire.models.encoder import Encoder, EncoderInput
+from quire.models.pooler import Pooler
+from quire.models.registry import MODELS, build_model, kv_layers, resolve_device, resolve_dtype
+from quire.registry import Registry
+from quire.weights.loader import load_weights
+from quire.weights.names import NameRules
+
+_ROBERTA: Final = "quire.models.bert:RobertaEncoder"
+FAMILIES: Final[Registry[type[Encoder]]] = Registry(
+    "encoder family",
+    {
+        "Bert": "quire.models.bert:BertEncoder",
+        "Camembert": _ROBERTA,
+        "ModernBert": "quire.models.modernbert:ModernBertEncoder",
+        "Roberta": _ROBERTA,
+        "XLMRoberta": _ROBERTA,
+    },
+    error=ModelLoadError,
+)
+"""Architecture without its head to class; the names stand in `config.pooling.ENCODERS`, too."""
+_TEXT_HEADS: Final = ("lm_head.", "embed_out.", "output_layer.")
+"""Parameters that a decoder needs for text only."""
+
+Progress = Callable[[int, int], None]
+
+
+class PoolingModel:
+    """Computes hidden states and pools them. An encoder has `encode`, a decoder `forward`."""
+
+    num_parameters = 0
+
+    def __init__(
+        self, shape: ModelShape, pooler: Pooler, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.pooler = pooler
+        self.dtype = dtype
+        self.device = device
+
+    @property
+    def spec(self) -> PoolerSpec:
+        """How it pools."""
+        return self.pooler.spec
+
+
+class EncoderModel(PoolingModel):
+    """Over an encoder: whole prompts, no KV cache."""
+
+    def __init__(
+        self,
+        spec: PoolerSpec,
+        shape: ModelShape,
+        dtype: str,
+        device: str,
+        max_model_len: int | None = None,
+    ) -> None:
+        """Weights are loaded afterwards, through `parameters()`."""
+        _check_heads(shape)
+        family = FAMILIES.get(spec.backbone)
+        head = family.head(shape, spec.size) if spec.task == "classify" else None
+        super().__init__(shape, Pooler(spec, head), torch_dtype(dtype), torch.device(device))
+        self._encoder = family(shape, device)
+
+    @torch.inference_mode()
+    def encode(self, step: EncoderInput) -> Tensor:
+        """Hidden states `[T, H]` of whole prompts."""
+        return self._encoder(step)
+
+    def parameters(self) -> Parameters:
+        """Of the encoder and its head."""
+        head = self.pooler.head
+        return self._encoder.parameters() | ({} if head is None else head.parameters())
+
+    def name_rules(self) -> NameRules:
+        """The family's, with the prefix that checkpoints with a head have."""
+        rules = self._encoder.name_rules()
+        return replace(rules, renames=tuple((prefix, "") for prefix in self._encoder.PREFIXES))
+
+
+class DecoderModel(PoolingModel):
+    """Over a text model: paged KV cache, chunks and prefixes as ever, and no logits."""
+
+    def __init__(
+        self,
+        spec: PoolerSpec,
+        shape: ModelShape,
+        dtype: str,
+        device: str,
+        max_model_len: int | None = None,
+    ) -> None:
+        """Weights are loaded afterwards, through `parameters()`."""
+        head = _Score(shape, spec.size) if spec.task == "classify" else None
+        super().__init__(shape, Pooler(spec, head), torch_dtype(dtype), torch.device(device))
+        self._decoder: DecoderForCausalLM = build_model(
+            decoder_shape(spec, shape), dtype, device, max_model_len
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """See `CausalLM.forward`."""
+        return self._decoder.forward(input_ids, positions, kv_caches, metadata)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """There is no language-model head."""
+        raise AssertionError("a pooling model is never asked for logits")
+
+    def parameters(self) -> Parameters:
+        """The decoder's without its language-model head, and the classifier's."""
+        head = self.pooler.head
+        own = self._decoder.parameters().items()
+        kept = {name: p for name, p in own if not name.startswith(_TEXT_HEADS)}
+        return kept | ({} if head is None else head.parameters())
+
+    def name_rules(self) -> NameRules:
+        """The family's; checkpoints without a head leave the prefix `model.` out."""
+        rules = self._decoder.name_rules()
+        ignore = (*rules.ignore, *(prefix.replace(".", r"\..*") for prefix in _TEXT_HEADS))
+        renames = rules.renames
+        own = self._decoder.parameters()
+        if all(name.startswith(("model.", *_TEXT_HEADS)) for name in own):
+            same = ("model.", "score.", *_TEXT_HEADS)
+            renames = (*renames, *((prefix, prefix) for prefix in same), ("", "model."))
+        return replace(rules, ignore=ignore, renames=renames)
+
+
+class _Score:
+    """The classifier of decoders: one linear layer without bias."""
+
+    def __init__(self, shape: ModelShape, num_labels: int) -> None:
+        self._score = Linear(shape.hidden_size, num_labels, False)
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        return self._score(pooled)
+
+    def parameters(self) -> Parameters:
+        return prefixed("score", self._score.parameters())
+
+
+def decoder_shape(spec: PoolerSpec, shape: ModelShape) -> ModelShape:
+    """The shape of the text model that a pooling model is made of; its head is never built.
+
+    Raises:
+        ModelLoadError: no family of that name.
+    """
+    names = (f"{spec.backbone}ForCausalLM", f"{spec.backbone}LMHeadModel")
+    name = next((name for name in names if name in MODELS), shape.architecture)
+    untied = {"tie_word_embeddings": False}
+    return replace(shape, architecture=name, raw={**shape.raw, **untied}, **untied)
+
+
+def pooling_kv_layers(spec: PoolerSpec, shape: ModelShape) -> tuple[LayerKV, ...]:
+    """What each layer keeps of a token: nothing, for an encoder.
+
+    Raises:
+        ModelLoadError: no family of that name.
+    """
+    return () if spec.whole_prompts else kv_layers(decoder_shape(spec, shape))
+
+
+@torch.inference_mode()
+def load_pooling_model(
+    spec: PoolerSpec,
+    shape: ModelShape,
+    folder: Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
+) -> EncoderModel | DecoderModel:
+    """Build the model of a folder and load its weights, those of dense layers included.
+
+    Raises:
+        ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
+        ConfigError: no attention backend serves the model on this device.
+    """
+    kind = EncoderModel if spec.whole_prompts else DecoderModel
+    model = kind(spec, shape, resolve_dtype(shape, dtype), resolve_device(device), max_model_len)
+    place = str(model.device)
+    model.num_parameters = load_weights(
+        folder, model.parameters(), model.name_rules(), model.dtype, place, progress
+    )
+    for dense, layer in zip(spec.dense, model.pooler.dense, strict=True):
+        model.num_parameters += load_weights(
+            dense.folder, layer.parameters(), NameRules(), model.dtype, place
+        )
+    return model
+
+
+def _check_heads(shape: ModelShape) -> None:
+    if shape.hidden_size % shape.num_heads:
+        raise ModelLoadError(
+            f"hidden_size must be a multiple of num_attention_heads, got {shape.hidden_size} and "
+            f"{shape.num_heads}"
+        )

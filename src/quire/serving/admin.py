@@ -1,0 +1,70 @@
+"""Routes for operators: limits and priorities of the running scheduler, the prefix cache."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.serving.decode import decode
+from quire.serving.exchange import Exchange
+from quire.serving.openai.prompts import encode
+
+LIMITS: Final = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "scheduling_policy",
+    "long_prefill_token_threshold",
+)
+
+
+class LimitsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /limits`: what is absent stays as it is."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    scheduling_policy: str | None = None
+    long_prefill_token_threshold: int | None = None
+    priorities: dict[str, int] | None = None
+    """By request id."""
+
+
+class ExplainPrefixRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /explain_prefix`."""
+
+    prompt: str | list[int]
+    cache_salt: str | None = None
+    model: str | None = None
+
+
+async def limits(exchange: Exchange) -> None:
+    """`GET`: the limits that hold. `POST`: change some of them, then the same."""
+    engine = exchange.state.ready_engine()
+    if exchange.scope["method"] == "POST":
+        changes = decode(LimitsRequest, await exchange.body(), {})
+        given: dict[str, Any] = {
+            name: value for name in LIMITS if (value := getattr(changes, name)) is not None
+        }
+        await engine.set_limits(changes.priorities, **given)
+    scheduler = engine.config.scheduler
+    await exchange.reply(msgspec.json.encode({name: getattr(scheduler, name) for name in LIMITS}))
+
+
+async def reset_prefix_cache(exchange: Exchange) -> None:
+    """Forget cached prefixes; `reset` is false, and nothing happened, while requests run."""
+    done = await exchange.state.ready_engine().reset_prefix_cache()
+    await exchange.reply(msgspec.json.encode({"reset": done}))
+
+
+async def explain_prefix(exchange: Exchange) -> None:
+    """How far the prefix cache follows a prompt, and the token at which it stops."""
+    engine = exchange.state.ready_engine()
+    request = decode(ExplainPrefixRequest, await exchange.body(), {})
+    exchange.state.check_model(request.model, engine)
+    ids = request.prompt
+    if isinstance(ids, str):
+        ids = await encode(engine, ids, True)
+    if not ids:
+        raise InvalidRequest("prompt must not be empty.", param="prompt")
+    await exchange.reply(msgspec.json.encode(await engine.explain_prefix(ids, request.cache_salt)))

@@ -1,0 +1,1 @@
+"""Endpoints of pooling models: embeddings, raw pooling, classes, scores, reranking."""

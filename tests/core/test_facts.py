@@ -1,0 +1,155 @@
+"""Every decision leaves a record that says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.core.batch import BatchResult
+from quire.core.facts import RECORD_BYTES, Kind, Loss, Wait, unpack
+from quire.core.request import RequestStatus
+
+
+class Told:
+    """The records of a bench's steps, with names instead of numbers."""
+
+    def __init__(self, bench):
+        self.bench = bench
+        self.names = {0: None}
+        self.all = []
+
+    def step(self):
+        self.bench.step()
+        scheduler = self.bench.scheduler
+        stats = scheduler.make_stats(self.bench.last, BatchResult({}), [])
+        self.names.update(stats.names)
+        facts = list(unpack(stats.facts))
+        self.all += facts
+        return [
+            (Kind(f.kind), self.names[f.request], f.reason, f.a, f.b)
+            for f in facts
+            if f.kind != Kind.STEP
+        ]
+
+    def of(self, kind):
+        return [f for f in self.all if f.kind == kind]
+
+
+def test_a_request_from_queue_to_end(make):
+    bench = make(budget=16, caching=False)
+    told = Told(bench)
+    bench.add("a", 40, max_tokens=2)
+    assert told.step() == [
+        (Kind.QUEUED, "a", 0, 40, 0),
+        (Kind.ADMITTED, "a", 0, 16, 0),
+    ]
+    assert told.step() == [(Kind.CHUNK, "a", 0, 16, 16)]
+    assert told.step() == [(Kind.CHUNK, "a", 0, 8, 32)]
+    assert told.step() == [(Kind.FINISHED, "a", RequestStatus.FINISHED_LENGTH_CAPPED, 2, 3)]
+    steps = told.of(Kind.STEP)
+    assert [f.step for f in steps] == [1, 2, 3, 4]
+    assert {(f.a) for f in steps} == {16}
+
+
+def test_decodes_need_no_records(make):
+    bench = make()
+    told = Told(bench)
+    for i in range(5):
+        bench.add(f"r{i}", 4, max_tokens=9)
+    told.step()
+    assert [told.step() for _ in range(5)] == [[]] * 5
+
+
+def wait_of(told):
+    [said] = [f for f in told.step() if f[0] is Kind.WAITS]
+    return said[1], Wait(said[2]), said[3], said[4]
+
+
+@pytest.mark.parametrize(
+    "limits, prompts, expected",
+    [
+        ({"seqs": 1}, (8, 8), ("b", Wait.MAX_NUM_SEQS, 2, 1)),
+        ({"budget": 16}, (16, 8), ("b", Wait.BUDGET, 1, 0)),
+        ({"num_blocks": 4}, (40, 30), ("b", Wait.BLOCKS, 2, 0)),
+        ({"num_blocks": 6, "watermark": 0.4}, (40, 10), ("b", Wait.BLOCKS, 3, 2)),
+        (
+            {"budget": 32, "enable_chunked_prefill": False, "max_model_len": 32},
+            (20, 20),
+            ("b", Wait.BUDGET, 20, 12),
+        ),
+    ],
+)
+def test_why_the_head_of_the_queue_waits(make, limits, prompts, expected):
+    bench = make(caching=False, **limits)
+    told = Told(bench)
+    for name, prompt in zip("ab", prompts, strict=True):
+        bench.add(name, prompt, max_tokens=9)
+    assert wait_of(told) == expected
+    again = [f for f in told.step() if f[0] is Kind.WAITS]
+    assert not again or again[0][2] != expected[1], "the same reason is said once"
+
+
+def test_the_delay_factor_is_the_policys_reason(make):
+    bench = make(scheduler_delay_factor=5.0)
+    told = Told(bench)
+    bench.add("a", 8, max_tokens=9)
+    told.step()
+    bench.wait(1.0)
+    bench.add("b", 8)
+    assert wait_of(told) == ("b", Wait.POLICY, 0, 0)
+
+
+def test_who_was_preempted_for_whom(make):
+    bench = make(num_blocks=5, block_size=16, caching=False)
+    told = Told(bench)
+    bench.add("a", 31, max_tokens=30)
+    bench.add("b", 31, max_tokens=30)
+    while not told.of(Kind.PREEMPTED):
+        told.step()
+    [fact] = told.of(Kind.PREEMPTED)
+    assert (told.names[fact.request], told.names[fact.other]) == ("b", "a")
+    assert (fact.reason, fact.a, fact.b) == (Loss.BLOCKS, 32, 2)
+    assert told.of(Kind.WAITS)[-1].reason == Wait.PREEMPTION
+
+
+def test_who_has_to_give_way_to_a_more_urgent_one(make):
+    bench = make(seqs=1, scheduling_policy="priority", priority_preemption=True)
+    told = Told(bench)
+    bench.add("a", 8, priority=5, max_tokens=9)
+    told.step()
+    bench.add("b", 8, priority=1, max_tokens=1)
+    told.step()
+    [fact] = told.of(Kind.PREEMPTED)
+    assert (told.names[fact.request], told.names[fact.other]) == ("a", "b")
+    assert fact.reason == Loss.URGENCY
+    told.step()
+    assert told.of(Kind.ADMITTED)[-1].reason == 1, "it came back"
+
+
+def test_who_got_nothing_of_the_budget(make):
+    bench = make(budget=4, seqs=4)
+    told = Told(bench)
+    for i in range(4):
+        bench.add(f"r{i}", 1, max_tokens=9)
+    told.step()
+    bench.scheduler.set_limits(max_num_batched_tokens=3, max_num_seqs=3)
+    assert (Kind.STALLED, None, Wait.BUDGET, 1, 0) in told.step()
+
+
+def test_block_traffic_adds_up(make):
+    bench = make(num_blocks=9, block_size=16)
+    allocated = freed = evicted = 0
+    for i in range(4):
+        bench.add(f"r{i}", [i] * 40, max_tokens=4)
+        while bench.scheduler.requests:
+            outputs = bench.step()
+            stats = bench.scheduler.make_stats(bench.last, BatchResult({}), outputs)
+            allocated += stats.num_blocks_allocated
+            freed += stats.num_blocks_freed
+            evicted += stats.num_blocks_evicted
+    assert allocated == freed == 4 * 3
+    assert evicted > 0
+
+
+def test_half_a_record_is_refused():
+    with pytest.raises(ValueError, match=f"41 bytes are no whole number of {RECORD_BYTES}"):
+        list(unpack(bytes(41)))

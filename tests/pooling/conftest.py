@@ -1,0 +1,12 @@
+"""One thread: the models are tiny, and a busy machine makes a second one wait."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,66 @@
+"""Routes for operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_engine import FakeEngine
+from quire.errors import InvalidRequest
+from quire.serving.app import build_app
+from quire.serving.state import ServerState
+
+DEFAULTS = {
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+    "scheduling_policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+}
+
+
+@pytest.fixture
+async def client(state: ServerState) -> Any:
+    transport = httpx.ASGITransport(build_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+        yield client
+
+
+async def test_limits_are_told_and_changed(client: Any, engine: FakeEngine) -> None:
+    now = (await client.get("/limits")).json()
+    assert set(now) == set(DEFAULTS)
+    reply = await client.post("/limits", json={"max_num_seqs": 3, "priorities": {"r": -1}})
+    assert reply.status_code == 200
+    assert reply.json() == {**now, "max_num_seqs": 3}
+    assert engine.changes == [({"r": -1}, {"max_num_seqs": 3})]
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ({"max_num_seqs": "4"}, "max_num_seqs must be an integer"),
+        ({"max_num_seq": 4}, "max_num_seqs"),
+        ({"priorities": {"r": 1.5}}, "priorities"),
+    ],
+)
+async def test_bad_limits(client: Any, engine: FakeEngine, body: Any, words: str) -> None:
+    reply = await client.post("/limits", json=body)
+    assert reply.status_code == 400
+    assert words in reply.json()["error"]["message"]
+    assert not engine.changes
+
+
+async def test_what_the_engine_refuses(client: Any, engine: FakeEngine) -> None:
+    engine.refuse = InvalidRequest("--max-num-seqs must be at least 1, got 0")
+    reply = await client.post("/limits", json={"max_num_seqs": 0})
+    assert reply.status_code == 400
+    assert "at least 1, got 0" in reply.json()["error"]["message"]
+
+
+async def test_prefix_cache_routes(client: Any) -> None:
+    assert (await client.post("/reset_prefix_cache")).json() == {"reset": True}
+    answer = await client.post("/explain_prefix", json={"prompt": "abc", "cache_salt": "x"})
+    assert answer.json() == {"num_tokens": 4, "salt": "x"}
+    assert (await client.post("/explain_prefix", json={"prompt": [1, 2]})).json()["num_tokens"] == 2
+    assert (await client.post("/explain_prefix", json={"prompt": []})).status_code == 400
