@@ -13,7 +13,7 @@ ROUTINGS = {
     "softmax then top-k": Routing(EXPERTS, 3, normalise=False),
     "normalised": Routing(EXPERTS, 2),
     "scaled": Routing(EXPERTS, 3, normalise=False, scale=2.5),
-    "best group": Routing(EXPERTS, 2, normalise=False, groups=4, top_groups=2),
+    "best group": Routing(EXPERTS, 3, normalise=False, groups=4, top_groups=2),
     "sigmoid": Routing(EXPERTS, 3, "sigmoid", scale=1.5),
     "sigmoid, plain": Routing(EXPERTS, 3, "sigmoid", normalise=False),
     "sigmoid, groups": Routing(EXPERTS, 3, "sigmoid", groups=4, top_groups=2, group_score="top2"),
