@@ -96,7 +96,7 @@ class Bench:
         return self.last.num_scheduled_tokens
 
     def blocks(self, request_id: str) -> list[int]:
-        return self.scheduler.kv.get_block_ids(request_id)
+        return next(iter(self.scheduler.kv.get_block_ids(request_id)), [])
 
 
 @pytest.fixture

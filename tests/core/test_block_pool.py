@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.core.block_hash import extend_block_hashes, hash_block
+from quire.core.block_hash import extend_block_hashes, hash_prefix
 from quire.core.kv.manager import KVCacheManager
 from quire.core.kv.pool import BlockPool
 from quire.core.request import Request
@@ -30,7 +30,7 @@ def test_cached_blocks_go_right_tail_first_empty_ones_go_left() -> None:
     kv = KVCacheManager(8, block_size=4)
     a = request("a", list(range(10)))  # blocks 1, 2 full, 3 half full
     kv.allocate_slots(a, 10)
-    assert kv.get_block_ids("a") == [1, 2, 3]
+    assert kv.get_block_ids("a") == ([1, 2, 3],)
     kv.free(a)
     # 3 holds nothing to find: reused first. Then never used ones. Then 2 before 1: tail first.
     assert free_ids(kv.block_pool) == [3, 4, 5, 6, 7, 2, 1]
@@ -46,10 +46,10 @@ def test_eviction_is_least_recently_released_first() -> None:
     assert free_ids(kv.block_pool) == [2, 1, 4, 3]
     c = request("c", list(range(200, 208)))
     kv.allocate_slots(c, 8)
-    assert kv.get_block_ids("c") == [2, 1]
+    assert kv.get_block_ids("c") == ([2, 1],)
     assert kv.block_pool.num_evicted == 2
     probe = request("p", list(range(100, 109)))
-    assert [b.block_id for b in kv.get_computed_blocks(probe)[0]] == [3, 4]
+    assert [b.block_id for b in kv.get_computed_blocks(probe)[0][0]] == [3, 4]
     assert kv.get_computed_blocks(request("q", list(range(9))))[1] == 0
 
 
@@ -63,7 +63,7 @@ def test_a_hit_on_a_free_block_leaves_the_free_queue() -> None:
     assert num == 8
     free_before = kv.block_pool.get_num_free_blocks()
     kv.allocate_slots(b, 1, hits)
-    assert kv.get_block_ids("b") == [1, 2, 3]
+    assert kv.get_block_ids("b") == ([1, 2, 3],)
     assert kv.block_pool.get_num_free_blocks() == free_before - 3
 
 
@@ -78,7 +78,7 @@ def test_hits_that_are_free_count_against_the_free_blocks() -> None:
     assert num == 8
     assert kv.allocate_slots(b, 8, hits) is None
     kv.check_integrity()
-    assert kv.get_block_ids("b") == []
+    assert kv.get_block_ids("b") == ()
 
 
 def test_shared_blocks_are_freed_by_the_last_holder() -> None:
@@ -117,9 +117,9 @@ def test_hashes_are_chained_and_salted() -> None:
 
 
 def test_hash_inputs_cannot_run_into_each_other() -> None:
-    parent = b"\0" * 32
-    assert hash_block(parent, [1, 2], b"ab") != hash_block(parent, [1, 2], b"a")
-    assert hash_block(parent, [1], (2).to_bytes(4, "little")) != hash_block(parent, [1, 2])
+    assert hash_prefix([1, 2], b"ab") != hash_prefix([1, 2], b"a")
+    assert hash_prefix([2, 3], b"") != hash_prefix([3], (2).to_bytes(4, "little"))
+    assert hash_prefix([1, 2]) != hash_prefix([1, 2, 0])
 
 
 def test_integrity_check_sees_a_lost_reference() -> None:

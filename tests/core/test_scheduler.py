@@ -49,7 +49,7 @@ def test_blocks_are_taken_only_at_boundaries(make: Make) -> None:
     assert bench.blocks("a") == [1, 2]
     bench.step()  # token 33 opens block 3
     assert bench.blocks("a") == [1, 2, 3]
-    assert bench.last.scheduled_cached_reqs.new_block_ids == [[3]]
+    assert bench.last.scheduled_cached_reqs.new_block_ids == [([3],)]
 
 
 def test_a_decode_step_has_one_token_per_running_request(make: Make) -> None:
@@ -72,7 +72,7 @@ def test_prefix_hit_is_capped_at_the_last_token(make: Make) -> None:
     assert second.num_cached_tokens == 47
     assert bench.scheduled == {"b": 1}
     (new,) = bench.last.scheduled_new_reqs
-    assert new.block_ids == [1, 2, 4]
+    assert new.block_ids == ([1, 2, 4],)
     assert bench.last.block_copies == [(3, 4, 15)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from itertools import chain
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -124,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _compute(self, batch):  # type: ignore[no-untyped-def]
         """A worker: writes token values into blocks, then reads whole contexts back."""
         for new in batch.scheduled_new_reqs:
-            self.tables[new.req_id] = list(new.block_ids)
+            self.tables[new.req_id] = list(new.block_ids[0])
         copied = [
             ((dst, i), self.store[(src, i)])
             for src, dst, count in batch.block_copies
@@ -133,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.store.update(copied)
         cached = batch.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            self.tables[name].extend(blocks)
+            self.tables[name].extend(chain(*blocks))
         for name, count in batch.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
             tokens = request.all_token_ids + batch.scheduled_spec_tokens.get(name, [])

@@ -1,21 +1,14 @@
-"""What admission asks beyond the order of the queue: the blocks that are lacking, the delay that
-batches prompts, and limits that change while requests run."""
+"""What admission asks beyond the order of the queue: the delay that batches prompts, and limits that change while requests run."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from quire.config.scheduler import SchedulerConfig
-from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request, RequestStatus
 from quire.errors import ConfigError, InvalidRequest
-from quire.utils.math import cdiv
-
-if TYPE_CHECKING:
-    from quire.core.kv.block import KVBlock
 
 LIVE_LIMITS = (
     "max_num_seqs",
@@ -24,15 +17,6 @@ LIVE_LIMITS = (
     "long_prefill_token_threshold",
 )
 """What can be changed while requests run."""
-
-
-def lacking_blocks(kv: KVCacheManager, num_tokens: int, hits: list[KVBlock]) -> int:
-    """Blocks that are too few to hold the first `num_tokens` tokens of a request that comes in
-    with a prefix hit; 0 or less if there is room."""
-    needed = cdiv(min(num_tokens, kv.max_model_len), kv.block_size) - len(hits)
-    # Hit blocks that nobody holds count as free, but will not be once they are held.
-    needed += sum(b.ref_cnt == 0 for b in hits)
-    return needed - kv.block_pool.get_num_free_blocks()
 
 
 class DelayGate:

@@ -14,6 +14,10 @@ from quire.outputs import Pooled
 from quire.params import PoolingParams, SamplingParams
 
 
+BlockIds = tuple[list[int], ...]
+"""One list of block ids per group of layers; mostly there is one group. `()`: nothing new."""
+
+
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     """Log-probabilities at one position."""
 
@@ -35,8 +39,8 @@ class ScheduledNewRequest:
     """Tokens generated before (preemption, replay after a crash); they stay output tokens."""
     sampling_params: SamplingParams
     """With `seed` always set."""
-    block_ids: list[int]
-    """The request's whole block table."""
+    block_ids: BlockIds
+    """The request's whole block tables; 0, the null block, where a window has passed."""
     num_computed_tokens: int
     """Tokens whose KV is already in those blocks (prefix hit)."""
     pooling_params: PoolingParams | None = None
@@ -53,8 +57,8 @@ class ScheduledCachedRequests:
     """Differences of requests the worker already knows: parallel lists."""
 
     req_ids: list[str] = field(default_factory=list)
-    new_block_ids: list[list[int]] = field(default_factory=list)
-    """Blocks appended to each request's table in this step."""
+    new_block_ids: list[BlockIds] = field(default_factory=list)
+    """Blocks appended to each request's tables in this step."""
     num_computed_tokens: list[int] = field(default_factory=list)
     """Before this step."""
 

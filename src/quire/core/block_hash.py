@@ -1,7 +1,9 @@
-"""Chained hashes of full KV blocks: equal hash means equal KV content.
+"""Hashes of full KV blocks: equal hash means equal KV content.
 
-Each hash covers its parent's, so it stands for the whole prefix. What changes the KV besides the
-tokens goes in as extra keys: the `cache_salt` in the first block, from where chaining spreads it.
+A block's hash is the SHA-256 of everything up to its end: what changes the KV besides the tokens
+(the `cache_salt`), then all tokens of the prefix. One running hash gives them all: each block is
+fed once, and the digest is read at its end. That costs half of hashing block after block with
+its parent's hash in front, and is as hard to collide.
 """
 
 from __future__ import annotations
@@ -9,21 +11,30 @@ from __future__ import annotations
 import sys
 from array import array
 from hashlib import sha256
+from struct import iter_unpack
+from typing import TYPE_CHECKING
 
 from quire.core.request import Request
 
-NONE_HASH = sha256(b"quire-none-hash").digest()
-"""Parent of a first block."""
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_SEED = b"quire-block-hash"
 
 
-def hash_block(parent: bytes, token_ids: list[int], extra: bytes = b"") -> bytes:
-    """Hash of one block: SHA-256 over parent, tokens and extra keys.
+def hash_prefix(token_ids: list[int], keys: bytes = b"") -> bytes:
+    """Hash of a whole prefix, in one go: what a block that ends there is known by.
 
-    The parent has 32 bytes and the length of the tokens comes before them, so no two different
-    inputs make the same byte string. Token ids are 32-bit, little-endian.
+    The keys come with their length before the tokens, so no two different inputs make the same
+    byte string. Token ids are 32-bit, little-endian.
     """
-    tokens = _to_bytes(token_ids)
-    return sha256(parent + _header(tokens) + tokens + extra).digest()
+    running = _begin(keys)
+    running.update(_to_bytes(token_ids))
+    return running.digest()
+
+
+def _begin(keys: bytes) -> _Hash:
+    return sha256(_SEED + len(keys).to_bytes(8, "little") + keys)
 
 
 def _to_bytes(token_ids: list[int]) -> bytes:
@@ -31,10 +42,6 @@ def _to_bytes(token_ids: list[int]) -> bytes:
     if sys.byteorder == "big":
         tokens.byteswap()
     return tokens.tobytes()
-
-
-def _header(tokens: bytes) -> bytes:
-    return len(tokens).to_bytes(8, "little")
 
 
 def extend_block_hashes(request: Request, block_size: int) -> None:
@@ -46,21 +53,21 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
     first, full = len(hashes), len(request.all_token_ids) // block_size
     if first >= full:
         return
-    # One conversion for all blocks: most of the work is hashing then.
+    running = request.prefix_hash
+    if running is None:
+        running = request.prefix_hash = _begin(_first_block_keys(request))
     tokens = _to_bytes(request.all_token_ids[first * block_size : full * block_size])
-    width = len(tokens) // (full - first)
-    header = _header(tokens[:width])
-    parent = hashes[-1] if hashes else NONE_HASH
-    extra = b"" if hashes else _first_block_keys(request)
-    for start in range(0, len(tokens), width):
-        parent = sha256(parent + header + tokens[start : start + width] + extra).digest()
-        hashes.append(parent)
-        extra = b""
+    feed, digest, append = running.update, running.digest, hashes.append
+    for (block,) in iter_unpack(f"{len(tokens) // (full - first)}s", tokens):
+        feed(block)
+        append(digest())
 
 
 def parent_key(request: Request, index: int) -> bytes:
     """What comes before block `index` of a request: equal keys mean an equal prefix."""
-    return request.block_hashes[index - 1] if index else NONE_HASH + _first_block_keys(request)
+    if index:
+        return request.block_hashes[index - 1]
+    return _begin(_first_block_keys(request)).digest()
 
 
 def _first_block_keys(request: Request) -> bytes:

@@ -29,11 +29,11 @@ def check_books(
     for request in running:
         assert request.status is RequestStatus.RUNNING, f"{request} is in running"
         assert request.num_computed_tokens <= request.num_tokens, f"{request} is ahead"
-        held = len(kv.get_block_ids(request.request_id)) * kv.block_size
+        held = kv.num_slots_of(request.request_id)
         assert held >= request.num_computed_tokens, f"{request} has KV outside its blocks"
     for request in waiting:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request}"
-        assert not kv.get_block_ids(request.request_id), f"{request} waits holding blocks"
+        assert not kv.num_slots_of(request.request_id), f"{request} waits holding blocks"
     kv.check_integrity()
     if not requests:
         assert kv.usage == 0.0, f"idle, but {kv.usage:.1%} of the blocks are held"

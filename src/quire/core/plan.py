@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.core.batch import ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
+from quire.core.batch import BlockIds, ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
 from quire.core.request import Request
 from quire.logger import get_logger
 
@@ -40,7 +40,7 @@ class StepPlan:
         self.admitted: list[ScheduledNewRequest] = []
         self.block_copies: list[tuple[int, int, int]] = []
         self.cached_ids: list[str] = []
-        self.new_blocks: list[list[int]] = []
+        self.new_blocks: list[BlockIds] = []
         self.computed: list[int] = []
         self.drafts: dict[str, list[int]] = {}
         self.preempted: list[str] = []

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quire.outputs import FinishReason
 from quire.params import PoolingParams, SamplingParams
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 
 class RequestStatus(enum.IntEnum):
@@ -58,6 +62,7 @@ class Request:
         "num_quiet_tokens",
         "number",
         "pooling_params",
+        "prefix_hash",
         "priority",
         "queued_ts",
         "request_id",
@@ -103,6 +108,8 @@ class Request:
         one shared empty tuple: a list of each request's own would be one more place to fetch."""
         self.number = 0
         """What the scheduler's records call it."""
+        self.prefix_hash: _Hash | None = None
+        """The running hash that these were read from."""
         self.num_quiet_tokens = 0
         """Up to this many computed tokens the KV manager has nothing to do: there is a slot, and
         no block becomes full. Kept by the KV manager; 0 while the request holds no blocks."""

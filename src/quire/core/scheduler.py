@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from quire.config.scheduler import SchedulerConfig
-from quire.core.admission import DelayGate, change_limits, lacking_blocks
+from quire.core.admission import DelayGate, change_limits
 from quire.core.batch import (
     BatchResult,
+    BlockIds,
     ScheduledBatch,
     ScheduledNewRequest,
 )
 from quire.core.facts import FactLog, Kind, Loss, Wait
 from quire.core.integrity import check_books
+from quire.core.kv.hits import num_blocks_in
 from quire.core.kv.manager import KVCacheManager
 from quire.core.output import EngineCoreOutput
 from quire.core.plan import StepPlan
@@ -30,9 +31,6 @@ from quire.core.update import update_from_output
 from quire.logger import get_logger
 from quire.utils.math import cdiv
 from quire.utils.timing import Clock, RealClock
-
-if TYPE_CHECKING:
-    from quire.core.kv.block import KVBlock
 
 logger = get_logger(__name__)
 
@@ -202,14 +200,14 @@ class Scheduler:
                 self.facts.add(Kind.CHUNK, request.number, a=num_new, b=computed, c=drafts)
             if num_new == 0:
                 continue
-            new_blocks: list[int] = []
+            new_blocks: BlockIds = ()
             if computed + num_new > request.num_quiet_tokens:
                 blocks = self._find_room(request, num_new, plan)
                 if blocks is None:
                     index -= 1  # it has left its place
                     end = len(running) - len(plan.admitted)
                     break
-                new_blocks = [b.block_id for b in blocks]
+                new_blocks = blocks
                 if plan.preempted:
                     # Taking a victim from before this request has moved everything up.
                     index = running.index(request) + 1
@@ -238,7 +236,7 @@ class Scheduler:
             plan.drafts[request.request_id] = drafts
         return known + len(drafts)
 
-    def _find_room(self, request: Request, num_new: int, plan: StepPlan) -> list[KVBlock] | None:
+    def _find_room(self, request: Request, num_new: int, plan: StepPlan) -> BlockIds | None:
         """Allocate for a running request, preempting others as long as it takes.
 
         Returns:
@@ -257,11 +255,12 @@ class Scheduler:
         """Most prompt tokens of one request in this step, besides the budget."""
         threshold = self.config.long_prefill_token_threshold
         count = len(self.running) + len(self.waiting)
+        most = max(1, self.kv.max_chunk_tokens - self._lookahead)
         if count <= 1:
-            return 2**62
+            return most
         if self.config.long_prefill_token_threshold_adaptive:
-            return max(threshold, self.config.max_num_batched_tokens // count, 1)
-        return threshold or 2**62
+            return min(most, max(threshold, self.config.max_num_batched_tokens // count, 1))
+        return min(most, threshold or most)
 
     def _evict(self, victim: Request, plan: StepPlan, why: Loss, winner: Request) -> None:
         """Take a running request's place and blocks, in this step too."""
@@ -302,7 +301,8 @@ class Scheduler:
         lacking = [r.num_tokens - r.num_computed_tokens for r in self.running]
         set_aside = min(plan.budget, sum(min(n, chunk) for n in lacking if n > 1))
         plan.budget -= set_aside
-        self._admit_waiting(plan, sum(cdiv(n, self.kv.block_size) for n in lacking))
+        blocks = sum(cdiv(n, self.kv.block_size) for n in lacking)
+        self._admit_waiting(plan, blocks * len(self.kv.windows))
         plan.budget += set_aside
 
     def _admit_waiting(self, plan: StepPlan, keep_free: int = 0) -> None:
@@ -329,7 +329,7 @@ class Scheduler:
                     continue
                 return self._say_no_place(request, plan)
             hit_blocks, num_hit = self.kv.get_computed_blocks(request)
-            source, num_copied = self.kv.find_partial_block(request, num_hit)
+            sources, num_copied = self.kv.find_partial_block(request, num_hit)
             num_hit += num_copied
             num_new = min(request.num_tokens - num_hit, chunk)
             if num_new > plan.budget and not self.config.enable_chunked_prefill:
@@ -337,7 +337,7 @@ class Scheduler:
             num_new = min(num_new, plan.budget)
             whole = self.config.scheduler_reserve_full_isl
             num_tokens = request.num_tokens if whole else num_hit + num_new
-            lacking = lacking_blocks(self.kv, num_tokens + self._lookahead, hit_blocks)
+            lacking = self.kv.lacking_blocks(num_tokens + self._lookahead, hit_blocks)
             lacking += keep_free if self.running else 0
             if lacking > 0:
                 if self._displace(request, lacking, plan):
@@ -348,12 +348,14 @@ class Scheduler:
                 request, num_new, hit_blocks, num_copied, self._lookahead
             )
             assert allocated is not None, "there is room"
-            if source is not None:
-                own = allocated[len(hit_blocks)]
-                plan.block_copies.append((source.block_id, own.block_id, num_copied))
+            if sources:
+                plan.block_copies += self.kv.copies_into(
+                    request, sources, num_hit - num_copied, num_copied
+                )
             self.waiting.admit_request(request)
-            taken = len(allocated) - len(hit_blocks)
-            self._admit(request, num_hit, num_new, plan, (len(hit_blocks), taken))
+            found = num_blocks_in(hit_blocks)
+            taken = self.kv.num_blocks_of(request.request_id) - found
+            self._admit(request, num_hit, num_new, plan, (found, taken))
 
     def _say_no_place(self, request: Request, plan: StepPlan) -> None:
         if len(self.running) >= self.config.max_num_seqs:
@@ -385,7 +387,7 @@ class Scheduler:
         ]
         if plan.budget <= 0:
             candidates = [r for r in candidates if r.request_id in plan.scheduled]
-        held = sum(len(self.kv.get_block_ids(r.request_id)) for r in candidates)
+        held = sum(self.kv.num_blocks_of(r.request_id) for r in candidates)
         if not candidates or held < lacking:
             return False
         victim = self.waiting.choose_victim(candidates)

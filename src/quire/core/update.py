@@ -5,6 +5,7 @@ The second half of the scheduler, which owns all state. Knows no tensors and no 
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from quire.core.batch import BatchResult, ScheduledBatch
@@ -125,7 +126,7 @@ def _recompute_readers(scheduler: Scheduler, suspect: set[int]) -> list[str]:
     """Preempt the requests that hold blocks of a failed one: they shared them as a prefix."""
     again: list[str] = []
     for request in reversed(scheduler.running[:]):
-        if suspect.isdisjoint(scheduler.kv.get_block_ids(request.request_id)):
+        if suspect.isdisjoint(chain(*scheduler.kv.get_block_ids(request.request_id))):
             continue
         scheduler.kv.uncache_from(request, 0)
         scheduler.running.remove(request)

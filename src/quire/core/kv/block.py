@@ -17,6 +17,7 @@ class KVBlock:
         "block_hash",
         "block_id",
         "content",
+        "group",
         "is_null",
         "next_free",
         "parent",
@@ -33,6 +34,8 @@ class KVBlock:
         self.ref_cnt = 0
         self.block_hash: bytes | None = None
         """Hash of a full block's content and all before it."""
+        self.group = 0
+        """Whose layers' KV it holds, when its content can be found."""
         self.parent: bytes | None = None
         """What comes before the block, when its content can be found."""
         self.content: list[int] | None = None

@@ -1,15 +1,21 @@
 """What the scheduler may ask of the KV cache: look up a prefix, allocate slots, free.
 
-It owns one block table per request. It moves no data: the worker reads the tables from the batch.
+It owns one block table per request and group of layers. It moves no data: the worker reads the
+tables from the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
+from quire.core.batch import BlockIds
 from quire.core.block_hash import extend_block_hashes, parent_key
 from quire.core.kv.block import KVBlock
+from quire.core.kv.groups import blocks_per_request, most_blocks, num_unseen_blocks
+from quire.core.kv.hits import GroupBlocks, find_hits
 from quire.core.kv.pool import BlockPool
 from quire.core.request import Request
 from quire.logger import get_logger
@@ -37,6 +43,35 @@ class PrefixAnswer:
     given_token_id: int | None
 
 
+class _Holding:
+    """What one request holds."""
+
+    __slots__ = ("num_cached", "num_unseen", "tables")
+
+    def __init__(self, num_groups: int) -> None:
+        self.tables: GroupBlocks = tuple([] for _ in range(num_groups))
+        """One block list per group of layers, all of the same length."""
+        self.num_unseen = [0] * num_groups
+        """Blocks at the head of each table that are null: no later token sees them."""
+        self.num_cached = 0
+        """Blocks at the head of the tables whose hash is already registered."""
+
+    def __len__(self) -> int:
+        """Blocks of a table, the null ones too."""
+        return len(self.tables[0])
+
+    @property
+    def num_held(self) -> int:
+        """Blocks of the pool."""
+        return len(self) * len(self.tables) - sum(self.num_unseen)
+
+    def from_tail(self) -> Iterator[KVBlock]:
+        """All blocks, last position first."""
+        if len(self.tables) == 1:
+            return reversed(self.tables[0])
+        return chain.from_iterable(zip(*map(reversed, self.tables), strict=True))
+
+
 class KVCacheManager:
     """Block tables over one pool.
 
@@ -45,6 +80,9 @@ class KVCacheManager:
         block_size: Tokens per block.
         enable_caching: Prefix reuse on or off.
         max_model_len: Longest request; caps what is reserved ahead.
+        windows: Of each group of layers, the positions a token sees; `None`: all before it.
+        max_chunk_tokens: Slots that one step takes for a request at most, for drafts to come
+            too. Room in groups with a window is reckoned with it.
     """
 
     def __init__(
@@ -53,14 +91,17 @@ class KVCacheManager:
         block_size: int = 16,
         enable_caching: bool = True,
         max_model_len: int = 2**31,
+        windows: Sequence[int | None] = (None,),
+        max_chunk_tokens: int = 2**31,
     ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
         self.max_model_len = max_model_len
-        self.block_pool = BlockPool(num_blocks, enable_caching)
-        self._tables: dict[str, list[KVBlock]] = {}
-        self._num_cached: dict[str, int] = {}
-        # blocks at the head of a table whose hash is already registered
+        self.windows = tuple(windows)
+        self._windowed = [(g, w) for g, w in enumerate(self.windows) if w is not None]
+        self.max_chunk_tokens = max_chunk_tokens if self._windowed else 2**62
+        self.block_pool = BlockPool(num_blocks, enable_caching, len(self.windows))
+        self._held: dict[str, _Holding] = {}
 
     @property
     def usage(self) -> float:
@@ -69,40 +110,51 @@ class KVCacheManager:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that fit into the whole pool."""
-        return (self.block_pool.num_blocks - 1) * self.block_size
+        """Tokens of the longest request that the whole pool can hold, in whole blocks."""
+        room = self.block_pool.num_blocks - 1
+        longest = max(room, cdiv(self.max_model_len, self.block_size)) if self._windowed else room
+        return self.block_size * bisect_right(range(1, longest + 1), room, key=self._most_blocks)
 
-    def get_block_ids(self, request_id: str) -> list[int]:
-        """Block table of a request; empty if it holds none."""
-        return [b.block_id for b in self._tables.get(request_id, ())]
+    def _most_blocks(self, length: int) -> int:
+        """Blocks that a request of so many whole blocks holds at most."""
+        tokens = length * self.block_size
+        return blocks_per_request(self.windows, tokens, self.max_chunk_tokens, self.block_size)
+
+    def get_block_ids(self, request_id: str) -> BlockIds:
+        """Block tables of a request, one per group; empty if it holds none."""
+        held = self._held.get(request_id)
+        return () if held is None else _ids(held.tables)
 
     def num_blocks_of(self, request_id: str) -> int:
         """How many blocks a request holds."""
-        return len(self._tables.get(request_id, ()))
+        held = self._held.get(request_id)
+        return 0 if held is None else held.num_held
 
-    def get_computed_blocks(self, request: Request) -> tuple[list[KVBlock], int]:
-        """The longest cached prefix: its blocks and its length in tokens.
+    def num_slots_of(self, request_id: str) -> int:
+        """For how many tokens a request has room."""
+        held = self._held.get(request_id)
+        return 0 if held is None else len(held) * self.block_size
+
+    def get_computed_blocks(self, request: Request) -> tuple[GroupBlocks, int]:
+        """The longest cached prefix: its blocks in each group, and its length in tokens.
 
         At most `num_tokens - 1` tokens, because the last one must be computed to get logits: an
         aligned prompt that is wholly cached recomputes its last block. The blocks are not held
         yet; nothing changes.
         """
         if not self.enable_caching or not request.sampling_params.reads_prefix_cache:
-            return [], 0
+            return (), 0
         extend_block_hashes(request, self.block_size)
         limit = (request.num_tokens - 1) // self.block_size
-        found: list[KVBlock] = []
-        for block_hash in request.block_hashes[:limit]:
-            block = self.block_pool.get_cached_block(block_hash)
-            if block is None:
-                break
-            found.append(block)
-        return found, len(found) * self.block_size
+        hashes = request.block_hashes[:limit]
+        hits = find_hits(self.block_pool, self.windows, hashes, self.block_size)
+        return hits, len(hits[0]) * self.block_size
 
-    def find_partial_block(self, request: Request, num_hit: int) -> tuple[KVBlock | None, int]:
-        """Where the longest match ends inside a block: that block, and how many of its tokens.
+    def find_partial_block(self, request: Request, num_hit: int) -> tuple[list[KVBlock], int]:
+        """Where the longest match ends inside a block: that block in each group, and how many of
+        its tokens match.
 
-        They can be copied into the request's own next block instead of being computed. At most
+        They can be copied into the request's own next blocks instead of being computed. At most
         `num_tokens - 1` tokens of a request are matched in all.
 
         Args:
@@ -110,24 +162,42 @@ class KVCacheManager:
             num_hit: Tokens in whole blocks that were found.
         """
         if not self.enable_caching or not request.sampling_params.reads_prefix_cache:
-            return None, 0
+            return [], 0
         end = min(num_hit + self.block_size, request.num_tokens - 1)
-        if end - num_hit < MIN_COPIED_TOKENS:
-            return None, 0
         key = parent_key(request, num_hit // self.block_size)
-        block, count = self.block_pool.find_beginning(key, request.all_token_ids[num_hit:end])
-        return (block, count) if count >= MIN_COPIED_TOKENS else (None, 0)
+        blocks: list[KVBlock] = []
+        for group in range(len(self.windows)):
+            if end - num_hit < MIN_COPIED_TOKENS:
+                break
+            tokens = request.all_token_ids[num_hit:end]
+            block, count = self.block_pool.find_beginning(key, tokens, group)
+            end = num_hit + count
+            if block is not None:
+                blocks.append(block)
+        return (blocks, end - num_hit) if end - num_hit >= MIN_COPIED_TOKENS else ([], 0)
+
+    def lacking_blocks(self, num_tokens: int, hits: GroupBlocks) -> int:
+        """Blocks that are too few to bring the first `num_tokens` tokens of a request in, which
+        has a prefix hit; 0 or less if there is room."""
+        num_slots, num_hit = min(num_tokens, self.max_model_len), _num_positions(hits)
+        needed = self.block_pool.count_free(hits)
+        # Hit blocks that nobody holds count as free, but will not be once they are held.
+        for window in self.windows:
+            most = most_blocks(window, num_slots, self.max_chunk_tokens, self.block_size)
+            needed += min(cdiv(num_slots, self.block_size) - num_hit, most)
+        return needed - self.block_pool.get_num_free_blocks()
 
     def allocate_slots(
         self,
         request: Request,
         num_new_tokens: int,
-        new_computed_blocks: Sequence[KVBlock] = (),
+        new_computed_blocks: GroupBlocks = (),
         num_copied_tokens: int = 0,
         num_lookahead_tokens: int = 0,
-    ) -> list[KVBlock] | None:
+    ) -> BlockIds | None:
         """Make room for the next `num_new_tokens` of a request, and register the blocks they fill.
 
+        Blocks that fell out of the windows are given back first, even if there is no room then.
         Not needed while computed plus new tokens stay within `request.num_quiet_tokens`.
 
         Args:
@@ -139,37 +209,81 @@ class KVCacheManager:
             num_lookahead_tokens: Slots wanted beyond, for drafts to come.
 
         Returns:
-            The blocks appended to the request's table (hit blocks first), or None when too few
-            are free; then nothing has changed.
+            Ids of the blocks appended to each of the request's tables (hit blocks first); `()` if
+            there was room already; None when too few are free.
         """
-        table = self._tables.get(request.request_id, [])
-        hit_tokens = len(new_computed_blocks) * self.block_size + num_copied_tokens
+        held = self._held.get(request.request_id)
+        if held is None:
+            held = _Holding(len(self.windows))
+        elif self._windowed:
+            self._free_unseen(request, held)
+        num_hit = _num_positions(new_computed_blocks)
+        hit_tokens = num_hit * self.block_size + num_copied_tokens
         total = request.num_computed_tokens + hit_tokens + num_new_tokens
         num_slots = min(total + num_lookahead_tokens, self.max_model_len)
-        num_needed = cdiv(num_slots, self.block_size)
-        num_new = max(0, num_needed - len(table) - len(new_computed_blocks))
+        num_new = max(0, cdiv(num_slots, self.block_size) - len(held) - num_hit)
         # Hit blocks that nobody holds still count as free, but will not be once they are touched.
-        num_revived = sum(b.ref_cnt == 0 for b in new_computed_blocks)
-        if num_new + num_revived > self.block_pool.get_num_free_blocks():
+        num_revived = self.block_pool.count_free(new_computed_blocks)
+        if num_new * len(self.windows) + num_revived > self.block_pool.get_num_free_blocks():
             return None
-        appended: list[KVBlock] = []
-        if new_computed_blocks:
-            self.block_pool.touch(new_computed_blocks)
-            appended.extend(new_computed_blocks)
-            self._num_cached[request.request_id] = len(new_computed_blocks)
+        start = len(held)
+        if num_hit:
+            self._take_hits(held, new_computed_blocks)
         if num_new:
-            appended.extend(self.block_pool.get_new_blocks(num_new))
-        if request.request_id not in self._tables:
-            self._tables[request.request_id] = table
-        table.extend(appended)
-        request.num_quiet_tokens = len(table) * self.block_size - num_lookahead_tokens
+            for table in held.tables:
+                table += self.block_pool.get_new_blocks(num_new)
+        self._held[request.request_id] = held
         if self.enable_caching:
-            full = self._cache_full_blocks(request, min(total, request.num_tokens))
-            next_full = (full + 1) * self.block_size
-            request.num_quiet_tokens = min(request.num_quiet_tokens, next_full - 1)
+            self._cache_full_blocks(request, held, min(total, request.num_tokens))
+        request.num_quiet_tokens = self._num_quiet_tokens(held, num_lookahead_tokens)
         if logger.isEnabledFor(10):
             self._log_allocation(request, num_new_tokens, new_computed_blocks)
-        return appended
+        return _ids(held.tables, start) if len(held) > start else ()
+
+    def _take_hits(self, held: _Holding, hits: GroupBlocks) -> None:
+        for group, (table, blocks) in enumerate(zip(held.tables, hits, strict=True)):
+            self.block_pool.touch(blocks)
+            table += blocks
+            if self.windows[group] is not None:
+                held.num_unseen[group] = sum(block.is_null for block in blocks)
+        held.num_cached = len(held)
+
+    def _free_unseen(self, request: Request, held: _Holding) -> None:
+        """Give back the blocks that no token of the request will see again."""
+        computed, size = request.num_computed_tokens, self.block_size
+        for group, window in self._windowed:
+            first, end = held.num_unseen[group], num_unseen_blocks(window, computed, size)
+            if end > first:
+                table = held.tables[group]
+                self.block_pool.free_blocks(table[first:end][::-1])
+                table[first:end] = [self.block_pool.null_block] * (end - first)
+                held.num_unseen[group] = end
+
+    def _num_quiet_tokens(self, held: _Holding, num_lookahead: int) -> int:
+        """See `Request.num_quiet_tokens`."""
+        quiet = len(held) * self.block_size - num_lookahead
+        if self.enable_caching:
+            quiet = min(quiet, (held.num_cached + 1) * self.block_size - 1)
+        for group, window in self._windowed:
+            # One more computed token than this, and a block is out of sight.
+            quiet = min(quiet, (held.num_unseen[group] + 1) * self.block_size + window - 1)
+        return quiet
+
+    def copies_into(
+        self, request: Request, sources: Sequence[KVBlock], num_hit: int, count: int
+    ) -> list[tuple[int, int, int]]:
+        """The copies, for `ScheduledBatch.block_copies`, that `find_partial_block` suggested.
+
+        Args:
+            request: It has got its blocks.
+            sources: From `find_partial_block`.
+            num_hit: Tokens in whole blocks that were found.
+            count: Tokens to copy.
+        """
+        index = num_hit // self.block_size
+        tables = self._held[request.request_id].tables
+        own = [table[index].block_id for table in tables]
+        return [(b.block_id, o, count) for b, o in zip(sources, own, strict=True)]
 
     def free(self, request: Request, keep_tail: bool = True) -> None:
         """Give back all blocks of a request, its tail first, so that the tail is evicted before
@@ -179,34 +293,44 @@ class KVCacheManager:
             request: With `num_computed_tokens` telling how far its KV goes.
             keep_tail: Whether the beginning of its last block may be copied later.
         """
-        table = self._tables.pop(request.request_id, [])
-        self._num_cached.pop(request.request_id, None)
         request.num_quiet_tokens = 0
+        held = self._held.pop(request.request_id, None)
+        if held is None:
+            return
         if keep_tail and self.enable_caching:
-            self._cache_tail(request, table)
-        self.block_pool.free_blocks(reversed(table))
+            self._cache_tail(request, held)
+        self.block_pool.free_blocks(held.from_tail())
 
-    def _cache_tail(self, request: Request, table: list[KVBlock]) -> None:
+    def _cache_tail(self, request: Request, held: _Holding) -> None:
         index, count = divmod(request.num_computed_tokens, self.block_size)
-        if count < MIN_COPIED_TOKENS or index >= len(table) or index > len(request.block_hashes):
+        if count < MIN_COPIED_TOKENS or index >= len(held) or index > len(request.block_hashes):
             return
         span = (index * self.block_size, request.num_computed_tokens)
         parent = parent_key(request, index)
-        self.block_pool.cache_tail(table[index], parent, request.all_token_ids, span)
+        for group, table in enumerate(held.tables):
+            self.block_pool.cache_tail(table[index], parent, request.all_token_ids, span, group)
 
     def uncache_from(self, request: Request, num_tokens: int) -> list[int]:
         """Make the blocks after the first `num_tokens` of a request unfindable.
 
-        Needed when tokens that were registered ahead of a step are not computed after all.
+        Needed when tokens that were registered ahead of a step are not computed after all. Blocks
+        that fell out of a window since then are found by their content.
 
         Returns:
             Ids of those blocks: other requests that already hold them cannot trust them either.
         """
-        table = self._tables.get(request.request_id, [])
-        suspect = table[num_tokens // self.block_size :]
+        held = self._held.get(request.request_id)
+        if held is None:
+            return []
+        first, pool = num_tokens // self.block_size, self.block_pool
+        suspect: list[KVBlock] = []
+        for group, table in enumerate(held.tables):
+            for block_hash in request.block_hashes[first : held.num_unseen[group]]:
+                suspect += pool.uncache_all(block_hash, group)
+            suspect += table[max(first, held.num_unseen[group]) :]
         for block in suspect:
-            self.block_pool.uncache(block)
-        return [b.block_id for b in suspect]
+            pool.uncache(block)
+        return [block.block_id for block in suspect]
 
     def begin_step(self) -> None:
         """What was allocated before is computed now; what follows belongs to the next step."""
@@ -217,15 +341,15 @@ class KVCacheManager:
         the token at which the nearest cached content parts from it. Asked between steps."""
         self.begin_step()  # what the last one registered is computed by now
         extend_block_hashes(request, self.block_size)
-        blocks, num_hit = self.get_computed_blocks(request)
+        num_hit = self.get_computed_blocks(request)[1]
         rest = request.all_token_ids[num_hit:]
-        key = parent_key(request, len(blocks))
+        key = parent_key(request, num_hit // self.block_size)
         nearest, shared = self.block_pool.find_beginning(key, rest[: self.block_size])
         parts = nearest is not None and shared < min(len(nearest.token_ids), len(rest))
         return PrefixAnswer(
             num_tokens=request.num_tokens,
             num_cached_tokens=num_hit + self.find_partial_block(request, num_hit)[1],
-            block_index=len(blocks),
+            block_index=num_hit // self.block_size,
             first_difference=num_hit + shared if parts else None,
             cached_token_id=nearest.token_ids[shared] if nearest and parts else None,
             given_token_id=rest[shared] if parts else None,
@@ -241,43 +365,57 @@ class KVCacheManager:
         Raises:
             AssertionError: naming what is wrong.
         """
-        self.block_pool.check_integrity(self._tables.values())
-        assert self._num_cached.keys() <= self._tables.keys(), "cache counts outlive their tables"
-        for request_id, table in self._tables.items():
-            ids = [b.block_id for b in table if not b.is_null]
+        holdings = self._held.items()
+        self.block_pool.check_integrity([t for _, held in holdings for t in held.tables])
+        for request_id, held in holdings:
+            assert held.num_cached <= len(held), f"{request_id}: more cached than held"
+            ids = [b.block_id for table in held.tables for b in table if not b.is_null]
             assert len(ids) == len(set(ids)), f"{request_id} holds a block twice: {ids}"
+            for group, table in enumerate(held.tables):
+                assert len(table) == len(held), f"{request_id}: tables of different lengths"
+                nulls = [b.is_null for b in table]
+                unseen = held.num_unseen[group]
+                assert all(nulls[:unseen]) and not any(nulls[unseen:]), (
+                    f"{request_id}, group {group}: null blocks are not the first {unseen}: {nulls}"
+                )
+                assert all(b.group == group for b in table if b.parent is not None), (
+                    f"{request_id} holds another group's blocks in group {group}"
+                )
 
-    def _cache_full_blocks(self, request: Request, num_tokens: int) -> int:
+    def _cache_full_blocks(self, request: Request, held: _Holding, num_tokens: int) -> None:
         """Register the blocks that will be full after this step, before it runs: requests
-        admitted later in the same step can already share them.
-
-        Returns:
-            How many blocks of the request are registered.
-        """
-        full = num_tokens // self.block_size
-        done = self._num_cached.get(request.request_id, 0)
-        if full > done:
-            extend_block_hashes(request, self.block_size)
-            table = self._tables[request.request_id]
-            size, tokens, cache = self.block_size, request.all_token_ids, self.block_pool.cache
-            parent = parent_key(request, done)
-            for index in range(done, full):
-                block_hash = request.block_hashes[index]
-                cache(table[index], block_hash, parent, tokens, (index * size, (index + 1) * size))
-                parent = block_hash
-            self._num_cached[request.request_id] = done = full
-        return done
+        admitted later in the same step can already share them."""
+        size, done = self.block_size, held.num_cached
+        full = num_tokens // size
+        if full <= done:
+            return
+        extend_block_hashes(request, size)
+        hashes, parent = request.block_hashes[done:full], parent_key(request, done)
+        spans = list(pairwise(range(done * size, full * size + 1, size)))
+        for group, table in enumerate(held.tables):
+            self.block_pool.cache(
+                table[done:full], hashes, parent, request.all_token_ids, spans, group
+            )
+        held.num_cached = full
 
     def _log_allocation(
-        self, request: Request, num_new_tokens: int, hits: Sequence[KVBlock]
+        self, request: Request, num_new_tokens: int, hits: GroupBlocks
     ) -> None:
-        for block in hits:
+        for block in chain.from_iterable(hits):
             mark = block.block_hash.hex()[:16] if block.block_hash else ""
             logger.debug("[CACHE HIT] hash=%s block_id=%d", mark, block.block_id)
         logger.debug(
             "[KV] req=%s new_tokens=%d block_table_len=%d free_blocks=%d",
             request.request_id,
             num_new_tokens,
-            len(self._tables[request.request_id]),
+            len(self._held[request.request_id]),
             self.block_pool.get_num_free_blocks(),
         )
+
+
+def _num_positions(hits: GroupBlocks) -> int:
+    return len(hits[0]) if hits else 0
+
+
+def _ids(tables: GroupBlocks, start: int = 0) -> BlockIds:
+    return tuple([block.block_id for block in table[start:]] for table in tables)

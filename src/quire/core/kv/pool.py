@@ -49,6 +49,23 @@ class BlockIndex:
         found = self._blocks.get(key)
         return next(iter(found.values())) if isinstance(found, dict) else found
 
+    def run(self, keys: Iterable[bytes]) -> list[KVBlock]:
+        """The oldest block of each key, up to the first key that has none."""
+        get, run = self._blocks.get, []
+        for key in keys:
+            found = get(key)
+            if found is None:
+                break
+            run.append(next(iter(found.values())) if isinstance(found, dict) else found)
+        return run
+
+    def all_of(self, key: bytes) -> list[KVBlock]:
+        """All blocks of a key."""
+        found = self._blocks.get(key)
+        if isinstance(found, dict):
+            return list(found.values())
+        return [] if found is None else [found]
+
     def latest(self, key: bytes, limit: int) -> Iterable[KVBlock]:
         """The youngest blocks of a key, youngest first."""
         found = self._blocks.get(key)
@@ -68,9 +85,10 @@ class BlockPool:
     Args:
         num_blocks: All blocks, the null block included; at least 2.
         enable_caching: Whether freed blocks keep their hash and can be found again.
+        num_groups: Groups of layers that take blocks; equal tokens of two are told apart.
     """
 
-    def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, enable_caching: bool = True, num_groups: int = 1) -> None:
         if num_blocks < 2:
             raise ValueError(
                 f"a pool needs at least 2 blocks (one is the null block), got {num_blocks}"
@@ -80,10 +98,10 @@ class BlockPool:
         self.blocks = [KVBlock(i, is_null=i == 0) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self._free = FreeBlockQueue(self.blocks[1:])
-        self._cached = BlockIndex()
-        # full blocks by their hash
-        self._children = BlockIndex()
-        # full and partial blocks by what comes before them
+        # Of each group: full blocks by their hash, and
+        self._cached = [BlockIndex() for _ in range(num_groups)]
+        # full and partial blocks by what comes before them.
+        self._children = [BlockIndex() for _ in range(num_groups)]
         self.step = 0
         """Counted by whoever schedules, so that nothing is read before it is computed."""
         self.num_allocated = 0
@@ -97,14 +115,22 @@ class BlockPool:
         """Blocks nobody holds; cached ones count."""
         return len(self._free)
 
+    def count_free(self, hits: Iterable[list[KVBlock]]) -> int:
+        """Of the blocks that a lookup found, those that nobody holds."""
+        return sum([b.ref_cnt == 0 and not b.is_null for blocks in hits for b in blocks])
+
     @property
     def usage(self) -> float:
         """Share of blocks that are held, 0 to 1."""
         return 1.0 - len(self._free) / (self.num_blocks - 1)
 
-    def get_cached_block(self, block_hash: bytes) -> KVBlock | None:
+    def get_cached_block(self, block_hash: bytes, group: int = 0) -> KVBlock | None:
         """A block with this content, held or free. The first of several equal ones."""
-        return self._cached.first(block_hash)
+        return self._cached[group].first(block_hash)
+
+    def find_run(self, hashes: Iterable[bytes], group: int = 0) -> list[KVBlock]:
+        """Blocks with these contents, up to the first that is not there."""
+        return self._cached[group].run(hashes)
 
     def get_new_blocks(self, count: int) -> list[KVBlock]:
         """Take `count` blocks from the left of the free queue; cached content in them is evicted.
@@ -126,7 +152,9 @@ class BlockPool:
     def touch(self, blocks: Iterable[KVBlock]) -> None:
         """Hold blocks that a lookup found; free ones leave the free queue."""
         for block in blocks:
-            if block.ref_cnt == 0 and not block.is_null:
+            if block.is_null:
+                continue
+            if block.ref_cnt == 0:
                 self._free.remove(block)
             block.ref_cnt += 1
 
@@ -150,41 +178,55 @@ class BlockPool:
 
     def cache(
         self,
-        block: KVBlock,
-        block_hash: bytes,
+        blocks: Iterable[KVBlock],
+        hashes: Iterable[bytes],
         parent: bytes,
         tokens: list[int],
-        span: tuple[int, int],
+        spans: Iterable[tuple[int, int]],
+        group: int = 0,
     ) -> None:
-        """Make a full block findable, whose content `tokens[span]` this step computes. Equal
-        blocks are all kept: nothing is de-duplicated."""
-        assert block.parent is None, f"{block} already has content"
-        block.block_hash = block_hash
-        self._cached.add(block_hash, block)
-        self._adopt(block, parent, tokens, span, self.step + 1)
+        """Make consecutive full blocks of a request findable, whose content this step computes.
+        Equal blocks are all kept: nothing is de-duplicated. The null block is passed over.
+
+        Args:
+            blocks: In order.
+            hashes: Of each.
+            parent: What comes before the first.
+            tokens: All of the request.
+            spans: Which of those each block holds.
+            group: Whose layers' KV it is.
+        """
+        cached, children = self._cached[group].add, self._children[group].add
+        ready_at = self.step + 1
+        for block, block_hash, span in zip(blocks, hashes, spans, strict=False):
+            if not block.is_null:
+                assert block.parent is None, f"{block} already has content"
+                block.block_hash, block.parent, block.group = block_hash, parent, group
+                block.content, block.span, block.ready_at = tokens, span, ready_at
+                cached(block_hash, block)
+                children(parent, block)
+            parent = block_hash
 
     def cache_tail(
-        self, block: KVBlock, parent: bytes, tokens: list[int], span: tuple[int, int]
-    ) -> None:
-        """Make the computed beginning of a partial block findable, for copying."""
-        if block.parent is None:
-            self._adopt(block, parent, tokens, span, self.step)
-
-    def _adopt(
         self,
         block: KVBlock,
         parent: bytes,
         tokens: list[int],
         span: tuple[int, int],
-        ready_at: int,
+        group: int = 0,
     ) -> None:
-        block.parent, block.content, block.span, block.ready_at = parent, tokens, span, ready_at
-        self._children.add(parent, block)
+        """Make the computed beginning of a partial block findable, for copying."""
+        if block.parent is None and not block.is_null:
+            block.parent, block.group = parent, group
+            block.content, block.span, block.ready_at = tokens, span, self.step
+            self._children[group].add(parent, block)
 
-    def find_beginning(self, parent: bytes, tokens: list[int]) -> tuple[KVBlock | None, int]:
+    def find_beginning(
+        self, parent: bytes, tokens: list[int], group: int = 0
+    ) -> tuple[KVBlock | None, int]:
         """The block after `parent` that shares most tokens with `tokens`, and how many."""
         best, most = None, 0
-        for block in self._children.latest(parent, CANDIDATES):
+        for block in self._children[group].latest(parent, CANDIDATES):
             # Most blocks differ at once: look before comparing.
             if block.content is None or block.content[block.span[0]] != tokens[0]:
                 continue
@@ -198,10 +240,17 @@ class BlockPool:
         """Forget what a block holds; it stays where it is."""
         if block.parent is None:
             return
-        self._children.remove(block.parent, block)
+        self._children[block.group].remove(block.parent, block)
         if block.block_hash is not None:
-            self._cached.remove(block.block_hash, block)
+            self._cached[block.group].remove(block.block_hash, block)
         block.block_hash = block.parent = block.content = None
+
+    def uncache_all(self, block_hash: bytes, group: int = 0) -> list[KVBlock]:
+        """Forget this content wherever it stands; gives those blocks."""
+        found = self._cached[group].all_of(block_hash)
+        for block in found:
+            self.uncache(block)
+        return found
 
     def reset_prefix_cache(self) -> bool:
         """Forget all content. Refused (False) while any block is held."""
@@ -230,15 +279,19 @@ class BlockPool:
                 f"{block}: free queue and reference count disagree"
             )
             if block.block_hash is not None:
-                assert self._cached.has(block.block_hash, block), (
+                assert self._cached[block.group].has(block.block_hash, block), (
                     f"{block}: its hash does not lead to it"
                 )
             if block.parent is not None:
-                assert self._children.has(block.parent, block), f"{block}: its parent lost it"
+                known_to = self._children[block.group]
+                assert known_to.has(block.parent, block), f"{block}: its parent lost it"
+        null = self.null_block
+        assert null.ref_cnt == 0 and null.parent is None, "the null block is used"
         hashed = sum(b.block_hash is not None for b in self.blocks)
         known = sum(b.parent is not None for b in self.blocks)
-        assert len(self._cached) == hashed, f"{len(self._cached)} mapped, {hashed} carry a hash"
-        assert len(self._children) == known, f"{len(self._children)} adopted, {known} know it"
+        mapped, adopted = sum(map(len, self._cached)), sum(map(len, self._children))
+        assert mapped == hashed, f"{mapped} mapped, {hashed} carry a hash"
+        assert adopted == known, f"{adopted} adopted, {known} know it"
 
 
 def _num_shared(a: list[int], b: list[int]) -> int:

@@ -1,0 +1,79 @@
+"""The longest cached prefix that serves all groups of layers at once.
+
+A group that keeps all tokens needs every block from the first on: it is followed from left to
+right. A group with a window needs only the last few blocks before the first token to be computed:
+it is searched from right to left. Each answer may shorten what the others can use, until all
+agree. Changes nothing; knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.core.kv.block import KVBlock
+from quire.core.kv.groups import blocks_before
+from quire.core.kv.pool import BlockPool
+
+GroupBlocks = tuple[list[KVBlock], ...]
+"""One block list per group, all of the same length; the null block stands for those not needed."""
+
+
+def find_hits(
+    pool: BlockPool, windows: Sequence[int | None], hashes: list[bytes], block_size: int
+) -> GroupBlocks:
+    """Cached blocks of the longest common prefix.
+
+    Args:
+        pool: Where to look.
+        windows: Of each group.
+        hashes: Of the blocks that may be hit, in order.
+        block_size: Tokens per block.
+    """
+    found: list[list[KVBlock]] = []
+    end = len(hashes)
+    for group, window in enumerate(windows):
+        if window is None:
+            found.append(pool.find_run(hashes[:end], group))
+            end = len(found[-1])
+        else:
+            found.append([])
+    needs = [(g, blocks_before(w, block_size)) for g, w in enumerate(windows) if w is not None]
+    end = _common_end(pool, needs, hashes, end)
+    for blocks in found:
+        del blocks[end:]
+    for group, need in needs:
+        first = max(0, end - need)
+        found[group] = [pool.null_block] * first + pool.find_run(hashes[first:end], group)
+    return tuple(found)
+
+
+def num_blocks_in(hits: GroupBlocks) -> int:
+    """Blocks of the pool in all lists together."""
+    return sum([not block.is_null for blocks in hits for block in blocks])
+
+
+def _common_end(
+    pool: BlockPool, needs: Sequence[tuple[int, int]], hashes: list[bytes], end: int
+) -> int:
+    """The greatest number of blocks, at most `end`, that all windowed groups can follow."""
+    agreed = False
+    while not agreed:
+        agreed = True
+        for group, need in needs:
+            shorter = _window_end(pool, group, need, hashes, end)
+            agreed, end = agreed and shorter == end, shorter
+    return end
+
+
+def _window_end(pool: BlockPool, group: int, need: int, hashes: list[bytes], end: int) -> int:
+    """The greatest boundary, at most `end`, with `need` cached blocks before it, or all if there
+    are fewer."""
+    run = 0
+    for index in range(end - 1, -1, -1):
+        if run >= need:
+            break
+        if pool.get_cached_block(hashes[index], group) is None:
+            run, end = 0, index
+        else:
+            run += 1
+    return end
