@@ -1,4 +1,5 @@
-"""What admission asks beyond the order of the queue: the delay that batches prompts, and limits that change while requests run."""
+"""What admission asks beyond the order of the queue: the delay that batches prompts, and limits
+that change while requests run."""
 
 from __future__ import annotations
 

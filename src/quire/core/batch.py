@@ -13,7 +13,6 @@ import msgspec
 from quire.outputs import Pooled
 from quire.params import PoolingParams, SamplingParams
 
-
 BlockIds = tuple[list[int], ...]
 """One list of block ids per group of layers; mostly there is one group. `()`: nothing new."""
 

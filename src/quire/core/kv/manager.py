@@ -398,9 +398,7 @@ class KVCacheManager:
             )
         held.num_cached = full
 
-    def _log_allocation(
-        self, request: Request, num_new_tokens: int, hits: GroupBlocks
-    ) -> None:
+    def _log_allocation(self, request: Request, num_new_tokens: int, hits: GroupBlocks) -> None:
         for block in chain.from_iterable(hits):
             mark = block.block_hash.hex()[:16] if block.block_hash else ""
             logger.debug("[CACHE HIT] hash=%s block_id=%d", mark, block.block_id)
