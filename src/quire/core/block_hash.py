@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from array import array
 from hashlib import sha256
-from struct import iter_unpack
 from typing import TYPE_CHECKING
 
 from quire.core.request import Request
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _SEED = b"quire-block-hash"
+_TOKEN_BYTES = array("I").itemsize
 
 
 def hash_prefix(token_ids: list[int], keys: bytes = b"") -> bytes:
@@ -56,11 +56,13 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
     running = request.prefix_hash
     if running is None:
         running = request.prefix_hash = _begin(_first_block_keys(request))
-    tokens = _to_bytes(request.all_token_ids[first * block_size : full * block_size])
-    feed, digest, append = running.update, running.digest, hashes.append
-    for (block,) in iter_unpack(f"{len(tokens) // (full - first)}s", tokens):
-        feed(block)
-        append(digest())
+    tokens = request.all_token_ids
+    packed = _to_bytes(tokens[first * block_size :] if first else tokens)
+    width = block_size * _TOKEN_BYTES
+    blocks = [packed[start : start + width] for start in range(0, (full - first) * width, width)]
+    digest = running.digest
+    # In C, but for the digests: each block is fed when the next step of the loop asks for it.
+    hashes += [digest() for _ in map(running.update, blocks)]
 
 
 def parent_key(request: Request, index: int) -> bytes:

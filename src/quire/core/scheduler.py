@@ -20,7 +20,6 @@ from quire.core.batch import (
 )
 from quire.core.facts import FactLog, Kind, Loss, Wait
 from quire.core.integrity import check_books
-from quire.core.kv.hits import num_blocks_in
 from quire.core.kv.manager import KVCacheManager
 from quire.core.output import EngineCoreOutput
 from quire.core.plan import StepPlan
@@ -353,9 +352,8 @@ class Scheduler:
                     request, sources, num_hit - num_copied, num_copied
                 )
             self.waiting.admit_request(request)
-            found = num_blocks_in(hit_blocks)
-            taken = self.kv.num_blocks_of(request.request_id) - found
-            self._admit(request, num_hit, num_new, plan, (found, taken))
+            found = self.kv.num_blocks_in(hit_blocks)
+            self._admit(request, num_hit, num_new, plan, found, allocated)
 
     def _say_no_place(self, request: Request, plan: StepPlan) -> None:
         if len(self.running) >= self.config.max_num_seqs:
@@ -400,10 +398,11 @@ class Scheduler:
         num_hit: int,
         num_new: int,
         plan: StepPlan,
-        blocks: tuple[int, int],
+        found: int,
+        block_ids: BlockIds,
     ) -> None:
         again = request.status is not RequestStatus.WAITING
-        found, taken = blocks
+        taken = self.kv.num_blocks_of(request.request_id) - found
         self.facts.add(
             Kind.ADMITTED, request.number, int(again), a=num_new, b=num_hit, c=found, d=taken
         )
@@ -423,7 +422,7 @@ class Scheduler:
                 prompt_token_ids=request.prompt_token_ids,
                 output_token_ids=request.output_token_ids,
                 sampling_params=request.sampling_params,
-                block_ids=self.kv.get_block_ids(request.request_id),
+                block_ids=block_ids,
                 num_computed_tokens=num_hit,
                 pooling_params=request.pooling_params,
             )

@@ -7,6 +7,18 @@ on an unused block does, costs O(1), where a deque would search.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Origin(NamedTuple):
+    """Where the content of blocks that were made findable together comes from."""
+
+    tokens: list[int]
+    """The request's own list, so that nothing is copied."""
+    ready_at: int
+    """Step from which the content is there; until then it is only about to be computed."""
+    group: int
+    """Whose layers' KV it is."""
 
 
 class KVBlock:
@@ -16,13 +28,13 @@ class KVBlock:
     __slots__ = (
         "block_hash",
         "block_id",
-        "content",
-        "group",
+        "follower",
         "is_null",
+        "leader",
         "next_free",
+        "origin",
         "parent",
         "prev_free",
-        "ready_at",
         "ref_cnt",
         "span",
     )
@@ -31,25 +43,26 @@ class KVBlock:
         self.block_id = block_id
         self.is_null = is_null
         """Block 0: a placeholder, never allocated, never freed."""
-        self.ref_cnt = 0
+        self.ref_cnt = int(is_null)
+        # What follows is set while the content can be found.
         self.block_hash: bytes | None = None
         """Hash of a full block's content and all before it."""
-        self.group = 0
-        """Whose layers' KV it holds, when its content can be found."""
         self.parent: bytes | None = None
-        """What comes before the block, when its content can be found."""
-        self.content: list[int] | None = None
+        """The hash of what comes before it."""
+        self.origin: Origin | None = None
         self.span = (0, 0)
-        # Its tokens are content[span]: the request's own list, so that nothing is copied.
-        self.ready_at = 0
-        """Step from which the content is there; until then it is only about to be computed."""
+        """Which of the origin's tokens it holds."""
+        self.leader: KVBlock | None = None
+        """A block with the hash `parent` whose `follower` this is, if there is one."""
+        self.follower: KVBlock | None = None
+        """One of the blocks that go on from here."""
         self.prev_free: KVBlock | None = None
         self.next_free: KVBlock | None = None
 
     @property
     def token_ids(self) -> list[int]:
         """Content that can be found: all of a full block, or the beginning of a partial one."""
-        return self.content[slice(*self.span)] if self.content is not None else []
+        return self.origin.tokens[slice(*self.span)] if self.origin is not None else []
 
     def __repr__(self) -> str:
         mark = self.block_hash.hex()[:8] if self.block_hash else None

@@ -47,11 +47,6 @@ def find_hits(
     return tuple(found)
 
 
-def num_blocks_in(hits: GroupBlocks) -> int:
-    """Blocks of the pool in all lists together."""
-    return sum([not block.is_null for blocks in hits for block in blocks])
-
-
 def _common_end(
     pool: BlockPool, needs: Sequence[tuple[int, int]], hashes: list[bytes], end: int
 ) -> int:

@@ -130,6 +130,12 @@ class KVCacheManager:
         held = self._held.get(request_id)
         return 0 if held is None else held.num_held
 
+    def num_blocks_in(self, hits: GroupBlocks) -> int:
+        """How many blocks a prefix hit has in all groups together."""
+        if not self._windowed:
+            return sum(map(len, hits))
+        return sum(not block.is_null for blocks in hits for block in blocks)
+
     def num_slots_of(self, request_id: str) -> int:
         """For how many tokens a request has room."""
         held = self._held.get(request_id)
@@ -378,7 +384,7 @@ class KVCacheManager:
                 assert all(nulls[:unseen]) and not any(nulls[unseen:]), (
                     f"{request_id}, group {group}: null blocks are not the first {unseen}: {nulls}"
                 )
-                assert all(b.group == group for b in table if b.parent is not None), (
+                assert all(b.origin.group == group for b in table if b.origin is not None), (
                     f"{request_id} holds another group's blocks in group {group}"
                 )
 

@@ -6,10 +6,10 @@ It counts references and knows hashes; it knows nothing of requests or schedulin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from quire.core.kv.block import FreeBlockQueue, KVBlock
+from quire.core.kv.block import FreeBlockQueue, KVBlock, Origin
 
 CANDIDATES = 16
 """Blocks after the same prefix that are compared token by token; the latest are taken."""
@@ -34,6 +34,17 @@ class BlockIndex:
             found[block.block_id] = block
         elif found is not block:
             self._blocks[key] = {found.block_id: found, block.block_id: block}
+
+    def add_run(self, keys: Sequence[bytes], blocks: Sequence[KVBlock]) -> None:
+        """Append to each key its block, except the null block."""
+        setdefault = self._blocks.setdefault
+        for key, block in zip(keys, blocks, strict=True):
+            if block.is_null:
+                continue
+            if setdefault(key, block) is block:
+                self._count += 1
+            else:
+                self.add(key, block)
 
     def remove(self, key: bytes, block: KVBlock) -> None:
         """Take out a block that is there."""
@@ -117,7 +128,7 @@ class BlockPool:
 
     def count_free(self, hits: Iterable[list[KVBlock]]) -> int:
         """Of the blocks that a lookup found, those that nobody holds."""
-        return sum([b.ref_cnt == 0 and not b.is_null for blocks in hits for b in blocks])
+        return sum([b.ref_cnt == 0 for blocks in hits for b in blocks])
 
     @property
     def usage(self) -> float:
@@ -178,8 +189,8 @@ class BlockPool:
 
     def cache(
         self,
-        blocks: Iterable[KVBlock],
-        hashes: Iterable[bytes],
+        blocks: Sequence[KVBlock],
+        hashes: Sequence[bytes],
         parent: bytes,
         tokens: list[int],
         spans: Iterable[tuple[int, int]],
@@ -196,15 +207,21 @@ class BlockPool:
             spans: Which of those each block holds.
             group: Whose layers' KV it is.
         """
-        cached, children = self._cached[group].add, self._children[group].add
-        ready_at = self.step + 1
-        for block, block_hash, span in zip(blocks, hashes, spans, strict=False):
-            if not block.is_null:
+        self._cached[group].add_run(hashes, blocks)
+        origin, before = Origin(tokens, self.step + 1, group), None
+        for block, block_hash, span in zip(blocks, hashes, spans, strict=True):
+            if block.is_null:
+                before = None
+            else:
                 assert block.parent is None, f"{block} already has content"
-                block.block_hash, block.parent, block.group = block_hash, parent, group
-                block.content, block.span, block.ready_at = tokens, span, ready_at
-                cached(block_hash, block)
-                children(parent, block)
+                block.block_hash, block.parent = block_hash, parent
+                block.origin, block.span = origin, span
+                if before is None:
+                    self._children[group].add(parent, block)
+                else:
+                    # A link costs much less than an entry in a large dictionary.
+                    before.follower, block.leader = block, before
+                before = block
             parent = block_hash
 
     def cache_tail(
@@ -217,20 +234,28 @@ class BlockPool:
     ) -> None:
         """Make the computed beginning of a partial block findable, for copying."""
         if block.parent is None and not block.is_null:
-            block.parent, block.group = parent, group
-            block.content, block.span, block.ready_at = tokens, span, self.step
+            block.parent, block.span = parent, span
+            block.origin = Origin(tokens, self.step, group)
             self._children[group].add(parent, block)
+
+    def _going_on(self, parent: bytes, group: int) -> Iterator[KVBlock]:
+        """Blocks after `parent`."""
+        yield from self._children[group].latest(parent, CANDIDATES)
+        for leader in self._cached[group].latest(parent, CANDIDATES):
+            if leader.follower is not None:
+                yield leader.follower
 
     def find_beginning(
         self, parent: bytes, tokens: list[int], group: int = 0
     ) -> tuple[KVBlock | None, int]:
         """The block after `parent` that shares most tokens with `tokens`, and how many."""
         best, most = None, 0
-        for block in self._children[group].latest(parent, CANDIDATES):
+        for block in self._going_on(parent, group):
+            origin = block.origin
             # Most blocks differ at once: look before comparing.
-            if block.content is None or block.content[block.span[0]] != tokens[0]:
+            if origin is None or origin.tokens[block.span[0]] != tokens[0]:
                 continue
-            if block.ready_at <= self.step:
+            if origin.ready_at <= self.step:
                 shared = _num_shared(block.token_ids, tokens)
                 if shared > most:
                     best, most = block, shared
@@ -238,12 +263,21 @@ class BlockPool:
 
     def uncache(self, block: KVBlock) -> None:
         """Forget what a block holds; it stays where it is."""
-        if block.parent is None:
+        if block.parent is None or block.origin is None:
             return
-        self._children[block.group].remove(block.parent, block)
+        group = block.origin.group
+        if block.leader is not None:
+            block.leader.follower = None
+        else:
+            self._children[group].remove(block.parent, block)
+        if (follower := block.follower) is not None:
+            # It can be found again once its parent's content is there again.
+            assert follower.parent is not None, "who follows has content"
+            follower.leader = None
+            self._children[group].add(follower.parent, follower)
         if block.block_hash is not None:
-            self._cached[block.group].remove(block.block_hash, block)
-        block.block_hash = block.parent = block.content = None
+            self._cached[group].remove(block.block_hash, block)
+        block.block_hash = block.parent = block.origin = block.leader = block.follower = None
 
     def uncache_all(self, block_hash: bytes, group: int = 0) -> list[KVBlock]:
         """Forget this content wherever it stands; gives those blocks."""
@@ -278,20 +312,28 @@ class BlockPool:
             assert (block.ref_cnt == 0) == (block.block_id in free_ids), (
                 f"{block}: free queue and reference count disagree"
             )
-            if block.block_hash is not None:
-                assert self._cached[block.group].has(block.block_hash, block), (
-                    f"{block}: its hash does not lead to it"
-                )
-            if block.parent is not None:
-                known_to = self._children[block.group]
-                assert known_to.has(block.parent, block), f"{block}: its parent lost it"
+            self._check_found(block)
         null = self.null_block
-        assert null.ref_cnt == 0 and null.parent is None, "the null block is used"
+        assert null.ref_cnt == 1 and null.parent is None, "the null block is used"
         hashed = sum(b.block_hash is not None for b in self.blocks)
-        known = sum(b.parent is not None for b in self.blocks)
+        known = sum(b.parent is not None and b.leader is None for b in self.blocks)
         mapped, adopted = sum(map(len, self._cached)), sum(map(len, self._children))
         assert mapped == hashed, f"{mapped} mapped, {hashed} carry a hash"
         assert adopted == known, f"{adopted} adopted, {known} know it"
+
+    def _check_found(self, block: KVBlock) -> None:
+        """Both ways to a block's content lead to it."""
+        if block.parent is None or block.origin is None:
+            assert not (block.block_hash or block.leader or block.follower), f"{block} is empty"
+            return
+        cached, children = (index[block.origin.group] for index in (self._cached, self._children))
+        if block.block_hash is not None:
+            assert cached.has(block.block_hash, block), f"{block}: its hash does not lead to it"
+        if block.leader is None:
+            assert children.has(block.parent, block), f"{block}: its parent lost it"
+        else:
+            assert block.leader.block_hash == block.parent, f"{block} follows another"
+            assert block.leader.follower is block, f"{block}: its leader lost it"
 
 
 def _num_shared(a: list[int], b: list[int]) -> int:
