@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-from itertools import chain
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.config.scheduler import POLICIES, SchedulerConfig
 from quire.core.batch import BatchResult
 from quire.core.facts import Follower
+from quire.core.kv.groups import blocks_per_request
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
@@ -48,12 +48,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Adds, steps, aborts, fails and resets at random; a toy KV store notices stale blocks."""
 
     @initialize(
-        num_blocks=st.integers(8, 20),
+        spare_blocks=st.integers(0, 14),
         block_size=st.sampled_from([8, 16]),
         budget=st.integers(4, 64),
         seqs=st.integers(1, 4),
         caching=st.booleans(),
         lookahead=st.sampled_from([0, 0, 1, 3]),
+        windows=st.sampled_from([(None,), (None,), (10,), (None, 5), (None, 20, 20), (17, 1)]),
         seed=st.integers(0, 99),
         options=st.fixed_dictionaries(
             {
@@ -68,10 +69,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             }
         ),
     )
-    def start(self, num_blocks, block_size, budget, seqs, caching, lookahead, seed, options):  # type: ignore[no-untyped-def]
+    def start(  # type: ignore[no-untyped-def]
+        self, spare_blocks, block_size, budget, seqs, caching, lookahead, windows, seed, options
+    ):
         self.block_size = block_size
         self.clock = ManualClock()
-        self.cache = (num_blocks, block_size, caching, MAX_MODEL_LEN)
+        self.windows = windows
+        chunk = budget + lookahead
+        needed = blocks_per_request(windows, MAX_MODEL_LEN, chunk, block_size)
+        self.cache = (needed + 1 + spare_blocks, block_size, caching, MAX_MODEL_LEN, windows, chunk)
         self.lookahead = lookahead
         self.random = random.Random(seed)
         self._make_scheduler(
@@ -94,7 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_lookahead_tokens=self.lookahead,
         )
         self.store: dict[tuple[int, int], int] = {}
-        self.tables: dict[str, list[int]] = {}
+        self.tables: dict[str, tuple[list[int], ...]] = {}
         self.follower = Follower()
         self.names: dict[int, str] = {}
 
@@ -125,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _compute(self, batch):  # type: ignore[no-untyped-def]
         """A worker: writes token values into blocks, then reads whole contexts back."""
         for new in batch.scheduled_new_reqs:
-            self.tables[new.req_id] = list(new.block_ids[0])
+            self.tables[new.req_id] = tuple(map(list, new.block_ids))
         copied = [
             ((dst, i), self.store[(src, i)])
             for src, dst, count in batch.block_copies
@@ -134,20 +140,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.store.update(copied)
         cached = batch.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            self.tables[name].extend(chain(*blocks))
+            for table, ids in zip(self.tables[name], blocks, strict=bool(blocks)):
+                table += ids
         for name, count in batch.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
             tokens = request.all_token_ids + batch.scheduled_spec_tokens.get(name, [])
             end = request.num_computed_tokens
-            for position in range(end - count, end):
-                self.store[self._slot(name, position)] = tokens[position]
+            for slots in self._slots(name, end - count, end):
+                self.store.update(zip(slots, tokens[end - count : end], strict=True))
         sampled = {}
         for name in batch.num_scheduled_tokens:
             request = self.scheduler.requests[name]
             if request.num_computed_tokens < request.num_tokens:
                 continue
-            context = [self.store.get(self._slot(name, p), -1) for p in range(request.num_tokens)]
-            assert context == request.all_token_ids, f"{name} reads stale KV"
+            context, end = request.all_token_ids, request.num_tokens
+            for window, slots in zip(self.windows, self._slots(name, 0, end), strict=True):
+                first = max(0, end - (window or end))
+                seen = [self.store.get(slot, -1) for slot in slots[first:]]
+                assert seen == context[first:], f"{name} reads stale KV in window {window}"
             sampled[name] = [next_token(context)]
             for draft in batch.scheduled_spec_tokens.get(name, []):
                 if draft != sampled[name][-1]:
@@ -166,8 +176,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                 drafts[name].append(next_token(context + drafts[name]) if right else 8)
         return drafts
 
-    def _slot(self, name: str, position: int) -> tuple[int, int]:
-        return self.tables[name][position // self.block_size], position % self.block_size
+    def _slots(self, name: str, start: int, end: int) -> list[list[tuple[int, int]]]:
+        """Block and offset of some positions, in each group."""
+        size = self.block_size
+        return [
+            [(table[p // size], p % size) for p in range(start, end)] for table in self.tables[name]
+        ]
+
+    def _check_windows(self, batch, computed):  # type: ignore[no-untyped-def]
+        """Exactly the blocks are held that a token of the step or a later one sees."""
+        held = {name: self.scheduler.kv.get_block_ids(name) for name in batch.num_scheduled_tokens}
+        for name, tables in held.items():
+            if name not in computed:
+                continue
+            for window, table in zip(self.windows, tables, strict=True):
+                seen = max(0, computed[name] - window + 1) if window else 0
+                unseen = seen // self.block_size
+                assert [block == 0 for block in table] == [
+                    index < unseen for index in range(len(table))
+                ], f"{name} holds {table} with {computed[name]} tokens computed, window {window}"
 
     def _apply(self, batch, result):  # type: ignore[no-untyped-def]
         result.draft_token_ids = self._guess(result.sampled_token_ids)
@@ -186,7 +213,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, times):  # type: ignore[no-untyped-def]
         for _ in range(times):
             had_requests = bool(self.scheduler.requests)
+            computed = {r.request_id: r.num_computed_tokens for r in self.scheduler.running}
             batch = self.scheduler.schedule()
+            self._check_windows(batch, computed)
             limit = self.scheduler.config.max_num_batched_tokens
             assert batch.total_num_scheduled_tokens <= limit
             # By priority, the only one served so far can be the one that has to give way.
@@ -209,8 +238,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         # whatever the culprit wrote cannot be trusted
         request = self.scheduler.requests[culprit]
         first = request.num_cached_tokens
-        for position in range(first, request.num_computed_tokens):
-            self.store[self._slot(culprit, position)] = -7
+        for slots in self._slots(culprit, first, request.num_computed_tokens):
+            self.store.update({slot: -7 for slot in slots if slot[0]})
         self._apply(batch, BatchResult(sampled, failed={culprit: "injected"}))
 
     @precondition(lambda self: self.scheduler.requests)

@@ -41,7 +41,9 @@ class Engine:
     def run(self, requests):
         """Results by id: token ids, log-probabilities, prompt log-probabilities."""
         info = self.info
-        kv = KVCacheManager(info.num_blocks, info.block_size, self.caching, info.max_model_len)
+        kv = KVCacheManager(
+            info.num_blocks, info.block_size, self.caching, info.max_model_len, info.kv_windows
+        )
         scheduler = Scheduler(self.config.scheduler, kv, max_model_len=info.max_model_len)
         for key, (prompt, params) in requests.items():
             scheduler.add_request(Request(key, prompt, params))

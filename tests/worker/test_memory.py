@@ -5,21 +5,25 @@ import logging.handlers
 
 import pytest
 
-from quire.config import CacheConfig, ModelShape
+from quire.config import CacheConfig
+from quire.config.shape import LayerKV
 from quire.errors import NotEnoughMemory
 from quire.worker.host import ControlGroups, available_cores, available_memory
 from quire.worker.memory import MemoryFacts, check_weights, log_plan, plan_kv_cache
 
 GIB = 2**30
-SHAPE = ModelShape("X", 100, 64, 128, 4, 4, 2, 16, 4096)
 PER_BLOCK = 2 * 4 * 2 * 16 * 2 * 16  # K and V, layers, heads, dim, bytes, tokens
 
 
-def plan(free=8 * GIB, weights=GIB, limit=4 * GIB, seqs=4, length=1000, **cache):
+def plan(
+    free=8 * GIB, weights=GIB, limit=4 * GIB, seqs=4, length=1000, windows=(None,) * 4, chunk=64,
+    **cache,
+):  # fmt: skip
     facts = MemoryFacts("cpu", free, weights, limit)
+    layers = [LayerKV(2, 16, 16, window) for window in windows]
     return plan_kv_cache(
-        SHAPE.uniform_kv_layers(), CacheConfig(**cache), facts,
-        bytes_per_element=2, max_num_seqs=seqs, max_model_len=length,
+        layers, CacheConfig(**cache), facts, bytes_per_element=2, max_num_seqs=seqs,
+        max_model_len=length, max_chunk_tokens=chunk,
     )  # fmt: skip
 
 
@@ -73,6 +77,39 @@ def test_one_request_must_fit(options, words):
 def test_no_memory_at_all():
     with pytest.raises(NotEnoughMemory, match="longest length that fits is 0 tokens"):
         plan(free=0)
+
+
+GEMMA = (32, 32, 32, None)
+"""One layer in four keeps all tokens: four groups of one layer."""
+
+
+def test_windows_make_room_for_more_requests():
+    result = plan(seqs=4, length=1000, windows=GEMMA)
+    windowed = -(-(31 + 64) // 16) + 1  # what a step of 64 tokens and the window before them need
+    assert result.windows == (None, 32, 32, 32)
+    assert result.blocks_per_request == 63 + 3 * windowed
+    assert result.num_blocks == 4 * result.blocks_per_request + 1
+    assert result.bytes == result.num_blocks * PER_BLOCK // 4
+    assert result.max_concurrency == 4.0
+    assert result.tokens == 4 * 1000
+    kept = plan(seqs=4, length=1000, windows=GEMMA, disable_hybrid_kv_cache_manager=True)
+    assert kept.windows == (None,)
+    assert kept.bytes == 253 * PER_BLOCK
+    assert result.bytes < 0.4 * kept.bytes
+
+
+def test_a_chunk_longer_than_the_context_makes_windows_keep_all():
+    assert plan(length=1000, windows=GEMMA, chunk=8192).blocks_per_request == 4 * 63
+
+
+def test_the_longest_length_that_fits_counts_windows():
+    needed = plan(length=1000, windows=GEMMA).blocks_per_request + 1
+    with pytest.raises(NotEnoughMemory) as error:
+        plan(length=1000, windows=GEMMA, num_gpu_blocks_override=needed - 10)
+    longest = int(str(error.value).split("fits is ")[1].split()[0])
+    plan(length=longest, windows=GEMMA, num_gpu_blocks_override=needed - 10)
+    with pytest.raises(NotEnoughMemory):
+        plan(length=longest + 1, windows=GEMMA, num_gpu_blocks_override=needed - 10)
 
 
 def test_weights_that_do_not_fit_are_refused_before_reading():

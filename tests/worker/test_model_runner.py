@@ -196,7 +196,7 @@ def new_request(key, prompt, blocks, output=(), computed=0, **params):
     params.setdefault("seed", 1)
     params.setdefault("temperature", 0.0)
     return ScheduledNewRequest(
-        key, list(prompt), list(output), SamplingParams(**params), list(blocks), computed
+        key, list(prompt), list(output), SamplingParams(**params), (list(blocks),), computed
     )
 
 
@@ -210,9 +210,9 @@ def test_logits_only_where_a_token_is_sampled():
     )  # fmt: skip
     assert list(result.sampled_token_ids) == ["b"]
     assert model.rows_of_logits == 1
-    runner.execute(batch_of(cached=[("a", [], 12)], counts={"a": 7}))
+    runner.execute(batch_of(cached=[("a", (), 12)], counts={"a": 7}))
     assert model.rows_of_logits == 1
-    result = runner.execute(batch_of(cached=[("a", [], 19)], counts={"a": 1}))
+    result = runner.execute(batch_of(cached=[("a", (), 19)], counts={"a": 1}))
     assert list(result.sampled_token_ids) == ["a"]
     assert result.forward_seconds > 0
 

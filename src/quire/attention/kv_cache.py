@@ -10,20 +10,35 @@ import torch
 from torch import Tensor
 
 from quire.config.shape import LayerKV
+from quire.core.kv.groups import KVGroup, form_groups, page_bytes, page_layers
 from quire.kernels.dtypes import torch_dtype
 
 
-def kv_cache_bytes(layers: Sequence[LayerKV], num_blocks: int, block_size: int, dtype: str) -> int:
-    """Bytes of the cache over all layers, keys and values."""
+def kv_cache_bytes(
+    layers: Sequence[LayerKV],
+    num_blocks: int,
+    block_size: int,
+    dtype: str,
+    groups: Sequence[KVGroup] | None = None,
+) -> int:
+    """Bytes of the cache, keys and values; all layers in one group unless `groups` are given."""
     element = torch_dtype(dtype).itemsize
-    return num_blocks * block_size * sum(layer.bytes_per_token(element) for layer in layers)
+    return num_blocks * page_bytes(
+        layers, groups or form_groups(layers, False), block_size, element
+    )
 
 
 def allocate_kv_cache(
-    layers: Sequence[LayerKV], num_blocks: int, block_size: int, dtype: str, device: str
+    layers: Sequence[LayerKV],
+    num_blocks: int,
+    block_size: int,
+    dtype: str,
+    device: str,
+    groups: Sequence[KVGroup] | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Zero-filled (key, value) of each layer, each `[num_blocks, block_size, KVH, D]`, KVH and D
-    the layer's own.
+    the layer's own. Layers at the same place of several groups share memory: a block belongs to
+    one group at a time. Without `groups` no layers do.
 
     Raises:
         ConfigError: `dtype` is not one quire computes with.
@@ -36,10 +51,17 @@ def allocate_kv_cache(
             return _untouched_zeros(size, kind)
         return torch.zeros(size, dtype=kind, device=device)
 
-    return [
+    groups = groups or form_groups(layers, False)
+    places = [
         (zeros(layer.num_kv_heads, layer.key_dim), zeros(layer.num_kv_heads, layer.value_dim))
-        for layer in layers
+        for layer in (layers[index] for index in page_layers(groups))
     ]
+    caches: dict[int, tuple[Tensor, Tensor]] = {}
+    for group in groups:
+        for index, (key, value) in zip(group.layers, places, strict=False):
+            layer, size = layers[index], (num_blocks, block_size, layers[index].num_kv_heads)
+            caches[index] = key.view(*size, layer.key_dim), value.view(*size, layer.value_dim)
+    return [caches[index] for index in range(len(layers))]
 
 
 def _untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

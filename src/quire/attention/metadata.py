@@ -30,8 +30,15 @@ class AttentionMetadata:
     positions: Tensor
     """`[T]` int64: absolute position of each token."""
     block_size: int
+    by_layer: Sequence[AttentionMetadata] = field(default=(), repr=False)
+    """What each layer reads, if that differs between groups of layers; else empty."""
     scratch: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """A backend's notes about this step, shared by all layers (it may put what it likes)."""
+    """A backend's notes about this step, shared by all layers that read the same
+    (it may put what it likes)."""
+
+    def of_layer(self, index: int) -> AttentionMetadata:
+        """What one layer reads."""
+        return self.by_layer[index] if self.by_layer else self
 
     @property
     def num_tokens(self) -> int:

@@ -25,6 +25,9 @@ class CacheConfig:
     """Number of KV blocks, whatever the memory says (for tests and experiments)."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of an equal prefix."""
+    disable_hybrid_kv_cache_manager: bool = False
+    """Keep the KV of all tokens in layers with a sliding window, too, instead of giving back the
+    blocks that fell out of it."""
     prefix_caching_hash_algo: str = "sha256"
     """Hash of a block's content: `sha256`."""
 

@@ -67,6 +67,8 @@ class EngineCore:
             self.config.cache.block_size,
             self.config.cache.enable_prefix_caching,
             max_model_len,
+            self.info.kv_windows,
+            self.config.scheduler.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(
             self.config.scheduler, self.kv, max_model_len=max_model_len, clock=self.clock

@@ -30,6 +30,8 @@ class ExecutorInfo:
     dtype: str
     weight_bytes: int
     kv_cache_bytes: int
+    kv_windows: tuple[int | None, ...] = (None,)
+    """Of each group of layers that has block tables of its own, the positions a token sees."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for messages."""
@@ -38,7 +40,7 @@ class ExecutorInfo:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ExecutorInfo:
         """The inverse of `to_dict`."""
-        return cls(**data)
+        return cls(**{**data, "kv_windows": tuple(data["kv_windows"])})
 
 
 class Executor(Protocol):

@@ -43,6 +43,7 @@ class InlineExecutor:
             dtype=worker.dtype,
             weight_bytes=worker.weight_bytes,
             kv_cache_bytes=plan.bytes,
+            kv_windows=plan.windows,
         )
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:

@@ -133,8 +133,8 @@ class DecoderModel:
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
         """Ids `[T]` to hidden states `[T, H]`, or `[T, embedding_size]`."""
         x, residual = self._embedded(input_ids, step.positions), None
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            x, residual = layer(x, residual, kv_cache, step)
+        for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
+            x, residual = layer(x, residual, kv_cache, step.of_layer(index))
         if self._norm is None:
             x = x if residual is None else x + residual
         else:

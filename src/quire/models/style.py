@@ -137,6 +137,11 @@ class StepInput:
         """The table that layers have unless their family says otherwise."""
         return self.rope_tables[FULL]
 
+    def of_layer(self, index: int) -> StepInput:
+        """What one layer reads: groups of layers have block tables of their own."""
+        metadata = self.metadata.of_layer(index)
+        return self if metadata is self.metadata else replace(self, metadata=metadata)
+
 
 class AttentionBlock(Protocol):
     """What stands at the place of a layer's attention."""

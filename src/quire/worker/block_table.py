@@ -1,4 +1,4 @@
-"""Block tables of the running requests, and the slot of every token.
+"""Block tables of the running requests in one group of layers, and the slot of every token.
 
 Block 0 is the null block: no token is ever written there, and table entries past a request's
 last block point to it.
@@ -20,10 +20,14 @@ class BlockTable:
         num_rows: Requests that have room at first; `grow` makes more.
         max_blocks: Blocks of the longest request.
         block_size: Tokens per block.
+        window: Positions a token sees, itself included; `None`: all before it.
     """
 
-    def __init__(self, num_rows: int, max_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_rows: int, max_blocks: int, block_size: int, window: int | None = None
+    ) -> None:
         self.block_size = block_size
+        self.window = window
         self.ids = np.zeros((num_rows, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(num_rows, dtype=np.int64)
 
@@ -58,9 +62,17 @@ class BlockTable:
         slots: np.ndarray = blocks * self.block_size + positions % self.block_size
         return slots
 
-    def lines(self, rows: np.ndarray, max_len: int) -> np.ndarray:
-        """Tables of some rows, int32 `[R, blocks]`: wide enough for `max_len` tokens."""
-        return self.ids[rows, : cdiv(max_len, self.block_size)]
+    def lines(self, rows: np.ndarray, computed: np.ndarray, max_len: int) -> np.ndarray:
+        """Tables of some rows, int32 `[R, blocks]`: wide enough for `max_len` tokens.
+
+        Blocks that no token from `computed [R]` on sees may hold another request's tokens by
+        now; the null block stands for them.
+        """
+        lines: np.ndarray = self.ids[rows, : cdiv(max_len, self.block_size)]
+        if self.window is not None:
+            unseen = np.maximum(0, computed - self.window + 1) // self.block_size
+            lines[np.arange(lines.shape[1]) < unseen[:, None]] = 0
+        return lines
 
     def grow(self, num_rows: int) -> None:
         """Make room for more rows."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.core.batch import ScheduledNewRequest, TokenLogprobs
+from quire.core.batch import BlockIds, ScheduledNewRequest, TokenLogprobs
 from quire.sampling import RequestSampling
 from quire.utils.math import cdiv
 from quire.worker.block_table import BlockTable, grown
@@ -36,10 +36,10 @@ class StepInputs:
     """int32 `[R + 1]`."""
     seq_lens: np.ndarray
     """int32 `[R]`, context after the step."""
-    block_table: np.ndarray
-    """int32 `[R, blocks]`."""
-    slot_mapping: np.ndarray
-    """int64 `[T]`."""
+    block_tables: list[np.ndarray]
+    """int32 `[R, blocks]` of each group of layers."""
+    slot_mappings: list[np.ndarray]
+    """int64 `[T]` of each group of layers."""
     samples: np.ndarray
     """bool `[R]`: the step reaches the request's last known token, so a new one is sampled."""
 
@@ -53,11 +53,18 @@ class InputBatch:
         max_model_len: Longest prompt plus output.
         block_size: Tokens per KV block.
         vocab_size: Size of the logits' rows.
+        windows: Of each group of layers, the positions a token sees; `None`: all before it.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
+        self.block_size = block_size
         self.vocab_size = vocab_size
         self.row_of: dict[str, int] = {}
         self.prompt_logprobs: dict[str, PromptLogprobs] = {}
@@ -68,7 +75,8 @@ class InputBatch:
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self.sampling: list[RequestSampling | None] = [None] * max_num_seqs
-        self.block_table = BlockTable(max_num_seqs, cdiv(max_model_len, block_size), block_size)
+        width = cdiv(max_model_len, block_size)
+        self.block_tables = [BlockTable(max_num_seqs, width, block_size, w) for w in windows]
         self._free = list(range(max_num_seqs))[::-1]
 
     def __len__(self) -> int:
@@ -89,17 +97,20 @@ class InputBatch:
         self.num_prompt[row], self.num_tokens[row] = len(prompt), num_tokens
         self.num_computed[row] = new.num_computed_tokens
         self.sampling[row] = sampling
-        self.block_table.replace(row, new.block_ids)
+        for table, block_ids in zip(self.block_tables, new.block_ids, strict=True):
+            table.replace(row, block_ids)
         if new.sampling_params.prompt_logprobs is not None and not output:
             # Nothing precedes the first token; positions read from the prefix cache (only on
             # explicit wish) have no logits.
             self.prompt_logprobs[new.req_id] = [None] * (1 + new.num_computed_tokens)
 
-    def advance(self, req_id: str, num_computed: int, block_ids: Sequence[int]) -> None:
+    def advance(self, req_id: str, num_computed: int, new_block_ids: BlockIds) -> None:
         """A known request goes on: where it stands, and its new blocks."""
         row = self.row_of[req_id]
         self.num_computed[row] = num_computed
-        self.block_table.append(row, block_ids)
+        if new_block_ids:
+            for table, block_ids in zip(self.block_tables, new_block_ids, strict=True):
+                table.append(row, block_ids)
 
     def remove(self, req_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
@@ -107,7 +118,8 @@ class InputBatch:
         row = self.row_of.pop(req_id, None)
         if row is not None:
             self.sampling[row] = None
-            self.block_table.replace(row, ())
+            for table in self.block_tables:
+                table.replace(row, ())
             self._free.append(row)
 
     def append_token(self, req_id: str, token_id: int) -> None:
@@ -130,7 +142,8 @@ class InputBatch:
         old = len(self.sampling)
         for name in ("token_ids", "num_prompt", "num_tokens", "num_computed"):
             setattr(self, name, grown(getattr(self, name), num_rows))
-        self.block_table.grow(num_rows)
+        for table in self.block_tables:
+            table.grow(num_rows)
         self.sampling += [None] * (num_rows - old)
         self._free += range(num_rows - 1, old - 1, -1)
 
@@ -153,6 +166,7 @@ class InputBatch:
         token_rows = rows[token_request]
         positions = np.arange(starts[-1]) + (computed - starts[:-1])[token_request]
         seq_lens = computed + lengths
+        longest = int(seq_lens.max())
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
@@ -161,8 +175,8 @@ class InputBatch:
             token_request=token_request,
             query_start_loc=starts.astype(np.int32),
             seq_lens=seq_lens.astype(np.int32),
-            block_table=self.block_table.lines(rows, int(seq_lens.max())),
-            slot_mapping=self.block_table.slot_mapping(token_rows, positions),
+            block_tables=[t.lines(rows, computed, longest) for t in self.block_tables],
+            slot_mappings=[t.slot_mapping(token_rows, positions) for t in self.block_tables],
             samples=seq_lens >= self.num_tokens[rows],
         )
 

@@ -5,11 +5,13 @@ Knows no device and no tensor: the worker measures, this module decides.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.config import CacheConfig
 from quire.config.shape import LayerKV
+from quire.core.kv.groups import KVGroup, blocks_per_request, form_groups, page_bytes
 from quire.errors import NotEnoughMemory
 from quire.logger import get_logger
 from quire.utils.math import cdiv, human_bytes
@@ -38,12 +40,22 @@ class KVCachePlan:
     block_size: int
     bytes: int
     blocks_per_request: int
-    """Blocks of one request of the greatest length."""
+    """Blocks of one request of the greatest length, at most: a window gives some back."""
+    max_model_len: int
+    groups: tuple[KVGroup, ...]
 
     @property
     def tokens(self) -> int:
-        """Tokens that fit."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens that fit, in requests of the greatest length if there is more than one group or
+        a window."""
+        if self.windows == (None,):
+            return (self.num_blocks - 1) * self.block_size
+        return int(self.max_concurrency * self.max_model_len)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each group."""
+        return tuple(group.window for group in self.groups)
 
     @property
     def max_concurrency(self) -> float:
@@ -75,8 +87,12 @@ def plan_kv_cache(
     bytes_per_element: int,
     max_num_seqs: int,
     max_model_len: int,
+    max_chunk_tokens: int,
 ) -> KVCachePlan:
-    """Settle the number of blocks.
+    """Settle the groups of layers and the number of blocks.
+
+    A step computes at most `max_chunk_tokens` of one request; a group with a window holds them
+    and the window before them.
 
     `num_gpu_blocks_override` wins, then `kv_cache_memory_bytes`; else what the device has to
     spare, but no more than `max_num_seqs` requests of `max_model_len` tokens can fill.
@@ -84,9 +100,14 @@ def plan_kv_cache(
     Raises:
         NotEnoughMemory: not even one request of `max_model_len` tokens fits.
     """
-    per_token = sum(layer.bytes_per_token(bytes_per_element) for layer in layers)
-    per_block = per_token * cache.block_size
-    per_request = cdiv(max_model_len, cache.block_size)
+    groups = form_groups(layers, hybrid=not cache.disable_hybrid_kv_cache_manager)
+    windows = [group.window for group in groups]
+    per_block = page_bytes(layers, groups, cache.block_size, bytes_per_element)
+
+    def blocks_of(num_tokens: int) -> int:
+        return blocks_per_request(windows, num_tokens, max_chunk_tokens, cache.block_size)
+
+    per_request = blocks_of(max_model_len)
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
     elif cache.kv_cache_memory_bytes is not None:
@@ -94,10 +115,13 @@ def plan_kv_cache(
     else:
         num_blocks = min(_spare(cache, facts) // per_block, max_num_seqs * per_request + 1)
     if num_blocks < per_request + 1:
+        lengths = range(cache.block_size, max_model_len, cache.block_size)
+        longest = cache.block_size * bisect_right(lengths, num_blocks - 1, key=blocks_of)
         raise NotEnoughMemory(
-            _too_little(num_blocks, per_request + 1, per_block, cache, max_model_len)
+            _too_little(num_blocks, per_request + 1, per_block, cache, max_model_len, longest)
         )
-    return KVCachePlan(num_blocks, cache.block_size, num_blocks * per_block, per_request)
+    size = num_blocks * per_block
+    return KVCachePlan(num_blocks, cache.block_size, size, per_request, max_model_len, groups)
 
 
 def plan_without_cache(
@@ -107,7 +131,8 @@ def plan_without_cache(
     every step, since a request holds its own for one step only."""
     per_request = cdiv(max_model_len, block_size)
     num_blocks = max_num_batched_tokens // block_size + max_num_seqs + per_request + 1
-    return KVCachePlan(num_blocks, block_size, 0, per_request)
+    groups = (KVGroup(()),)
+    return KVCachePlan(num_blocks, block_size, 0, per_request, max_model_len, groups)
 
 
 def _spare(cache: CacheConfig, facts: MemoryFacts) -> int:
@@ -116,9 +141,13 @@ def _spare(cache: CacheConfig, facts: MemoryFacts) -> int:
 
 
 def _too_little(
-    num_blocks: int, needed: int, per_block: int, cache: CacheConfig, max_model_len: int
+    num_blocks: int,
+    needed: int,
+    per_block: int,
+    cache: CacheConfig,
+    max_model_len: int,
+    longest: int,
 ) -> str:
-    longest = max(0, (num_blocks - 1) * cache.block_size)
     remedy = f"set --max-model-len {longest} or less, or raise " if longest else "raise "
     if cache.num_gpu_blocks_override is not None:
         remedy += f"--num-gpu-blocks-override to at least {needed}"

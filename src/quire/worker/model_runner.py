@@ -8,11 +8,10 @@ State moves on only after a pass has succeeded.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -62,15 +61,24 @@ class ModelRunner:
         kv_caches: Keys and values per layer.
         input_batch: Empty state of the right size.
         device: Where the model and the caches are.
+        groups: The layers of each group that has block tables of its own; none: one group.
     """
 
     def __init__(
-        self, model: CausalLM, kv_caches: list[KVCache], input_batch: InputBatch, device: Device
+        self,
+        model: CausalLM,
+        kv_caches: list[KVCache],
+        input_batch: InputBatch,
+        device: Device,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
         self.input_batch = input_batch
         self.device = device
+        self._group_of = {layer: group for group, layers in enumerate(groups) for layer in layers}
+        # Layers of several groups share memory: each once.
+        self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
         self.sampler = Sampler()
         self._forward_seconds = self._sample_seconds = 0.0
 
@@ -117,14 +125,14 @@ class ModelRunner:
         written."""
         if not copies:
             return
-        size = self.input_batch.block_table.block_size
+        size = self.input_batch.block_size
         counts = [count for _, _, count in copies]
         offsets = np.concatenate([np.arange(count) for count in counts])
         starts = np.repeat(np.array([c[:2] for c in copies], dtype=np.int64) * size, counts, axis=0)
         source = self._tensor(starts[:, 0] + offsets)
         destination = self._tensor(starts[:, 1] + offsets)
-        for cache in itertools.chain.from_iterable(self.kv_caches):
-            slots = cache.flatten(0, 1)  # a layer may keep no values
+        for cache in self._tensors.values():
+            slots = cache.flatten(0, 1)
             slots.index_copy_(0, destination, slots.index_select(0, source))
 
     def _commit(self, outcome: Outcome) -> BatchResult:
@@ -178,20 +186,36 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> Tensor:
         start = time.perf_counter()
         positions = self._tensor(inputs.positions)
-        metadata = AttentionMetadata(
-            query_start_loc=self._tensor(inputs.query_start_loc),
-            seq_lens=self._tensor(inputs.seq_lens),
-            block_table=self._tensor(inputs.block_table),
-            slot_mapping=self._tensor(inputs.slot_mapping),
-            token_request=self._tensor(inputs.token_request),
-            positions=positions,
-            block_size=self.input_batch.block_table.block_size,
-        )
+        metadata = self._metadata(inputs, positions)
         input_ids = self._tensor(inputs.input_ids)
         hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
         self.device.synchronize()
         self._forward_seconds += time.perf_counter() - start
         return hidden
+
+    def _metadata(self, inputs: StepInputs, positions: Tensor) -> AttentionMetadata:
+        first = AttentionMetadata(
+            query_start_loc=self._tensor(inputs.query_start_loc),
+            seq_lens=self._tensor(inputs.seq_lens),
+            block_table=self._tensor(inputs.block_tables[0]),
+            slot_mapping=self._tensor(inputs.slot_mappings[0]),
+            token_request=self._tensor(inputs.token_request),
+            positions=positions,
+            block_size=self.input_batch.block_size,
+        )
+        if len(inputs.block_tables) == 1:
+            return first
+        groups = [
+            replace(
+                first,
+                block_table=self._tensor(table),
+                slot_mapping=self._tensor(slots),
+                scratch={},
+            )
+            for table, slots in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+        ]
+        by_layer = [groups[self._group_of[i]] for i in range(len(self.kv_caches))]
+        return replace(first, by_layer=by_layer)
 
     def _sample(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
         """Logits and new tokens, only for requests whose known tokens end in this step."""

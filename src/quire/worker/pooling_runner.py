@@ -7,6 +7,7 @@ earlier chunks are kept until the end, by position, so that a repeated pass chan
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ class PoolingRunner(ModelRunner):
         kv_caches: Keys and values per layer; none for an encoder.
         input_batch: Empty state of the right size.
         device: Where the model and the caches are.
+        groups: See `ModelRunner`.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class PoolingRunner(ModelRunner):
         kv_caches: list[KVCache],
         input_batch: InputBatch,
         device: Device,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         # The base never samples here, and calls `forward` only through `_forward`.
-        super().__init__(model, kv_caches, input_batch, device)  # type: ignore[arg-type]
+        super().__init__(model, kv_caches, input_batch, device, groups)  # type: ignore[arg-type]
         self.pooling_model = model
         self._params: dict[str, PoolingParams] = {}
         self._parts: dict[str, dict[int, Tensor]] = {}

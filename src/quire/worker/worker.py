@@ -166,6 +166,7 @@ class Worker:
             bytes_per_element=torch_dtype(self.dtype).itemsize,
             max_num_seqs=self.config.scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
+            max_chunk_tokens=self.config.scheduler.max_num_batched_tokens,
         )
 
     def _make_runner(
@@ -173,7 +174,7 @@ class Worker:
     ) -> ModelRunner:
         where = str(self.device.torch_device)
         caches = allocate_kv_cache(
-            self.kv_layers, plan.num_blocks, plan.block_size, self.dtype, where
+            self.kv_layers, plan.num_blocks, plan.block_size, self.dtype, where, plan.groups
         )
         logger.info(
             "%s in %s on %s: weights %s, KV cache %s",
@@ -188,10 +189,12 @@ class Worker:
             self.max_model_len,
             plan.block_size,
             self.shape.vocab_size,
+            plan.windows,
         )
+        groups = [group.layers for group in plan.groups]
         if isinstance(model, (EncoderModel, DecoderModel)):
-            return PoolingRunner(model, caches, state, self.device)
-        return ModelRunner(model, caches, state, self.device)
+            return PoolingRunner(model, caches, state, self.device, groups)
+        return ModelRunner(model, caches, state, self.device, groups)
 
 
 def _silent(phase: str, done: int, total: int) -> None:

@@ -5,7 +5,7 @@ same bytes whatever group uses it: the layers at the same place of all groups sh
 request has one block list per group; a group with a window gives up the blocks behind it.
 
 The depth is the smallest number of layers of one window (Gemma 3: 1 full layer for 5 with a
-window, so 1 full group and 5 windowed ones), or the largest if that is less than a quarter more.
+window, so 1 full group and 5 windowed ones), or the largest if that is at most a quarter more.
 A group that is not filled wastes the rest of its pages. Layers of different windows are grouped
 only if they keep equally many numbers per token; else, and with
 `--disable-hybrid-kv-cache-manager`, all layers keep all tokens, in one group.
@@ -60,7 +60,7 @@ def _numbers(layer: LayerKV) -> tuple[int, int]:
 
 
 def _depth(counts: list[int]) -> int:
-    return max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+    return max(counts) if max(counts) <= 1.25 * min(counts) else min(counts)
 
 
 def _evenly(indices: list[int], parts: int) -> list[list[int]]:
