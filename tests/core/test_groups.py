@@ -78,6 +78,16 @@ def test_layers_of_different_sizes_keep_everything() -> None:
     assert len(form_groups(same_numbers)) == 2
 
 
+@given(st.integers(1, 40), st.integers(0, 200), st.sampled_from([4, 8]))
+def test_a_block_is_unseen_once_no_later_token_sees_its_end(
+    window: int, computed: int, size: int
+) -> None:
+    first_seen = computed - window + 1  # by the next token, at position `computed`
+    unseen = [index for index in range(200) if (index + 1) * size - 1 < first_seen]
+    assert num_unseen_blocks(window, computed, size) == len(unseen)
+    assert num_unseen_blocks(None, computed, size) == 0
+
+
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 200), st.sampled_from([4, 8]))
 def test_no_step_holds_more_than_was_reckoned(
     window: int, chunk: int, length: int, size: int
