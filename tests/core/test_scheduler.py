@@ -87,6 +87,7 @@ def test_requests_of_one_step_share_a_prefix(make: Make) -> None:
     assert bench.blocks("a") == [1, 2, 3]
     assert bench.blocks("b") == [1, 2, 4]
     assert bench.last.prefix_queries == 80
+    assert sum(found for _, found in bench.last.prefix_lookups) == bench.last.prefix_hits
     assert bench.last.prefix_hits == 32
 
 

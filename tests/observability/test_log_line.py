@@ -41,7 +41,7 @@ def test_exact_line(lines: Lines, log: logging.Logger, clock: ManualClock) -> No
     sink = LogLine(10.0, "cpu", clock=clock, log=log)
     sink.record(
         StepStats(num_prompt_tokens=100, num_generation_tokens=1, prefix_queries=200,
-                  prefix_hits=50, num_running=1), None,
+                  prefix_hits=50, prefix_lookups=[(120, 50), (80, 0)], num_running=1), None,
     )  # fmt: skip
     assert lines.lines == []
     clock.advance(10)

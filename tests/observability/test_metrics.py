@@ -45,6 +45,7 @@ STEP = StepStats(
     num_preempted=1,
     prefix_queries=30,
     prefix_hits=16,
+    prefix_lookups=[(20, 16), (10, 0)],
 )
 ITERATION = IterationStats(
     num_prompt_tokens=30,

@@ -77,14 +77,15 @@ def test_only_timed_sinks_are_woken() -> None:
     assert timed.ticks == 1 and len(sinks) == 3
 
 
-def test_hit_rate_covers_the_last_lookups() -> None:
+def test_hit_rate_covers_the_last_requests() -> None:
     rate = HitRate(lookups=3)
     assert rate.value == 0
-    rate.add(10, 10)
-    rate.add(0, 0)
+    rate.extend([(10, 10)])
+    rate.extend([])
     assert rate.value == 1
-    rate.add(10, 0)
-    rate.add(20, 0)
+    rate.extend([(10, 0), (20, 0)])
     assert rate.value == 0.25
-    rate.add(10, 0)
+    rate.extend([(10, 0)])
     assert rate.value == 0, "the hit has left the window"
+    rate.extend([(1, 1)] * 4)
+    assert rate.value == 1, "a step may admit more than the window holds"

@@ -90,6 +90,8 @@ class ScheduledBatch:
     prefix_queries: int = 0
     """Tokens looked up in the prefix cache by requests admitted in this step, for statistics."""
     prefix_hits: int = 0
+    prefix_lookups: list[tuple[int, int]] = field(default_factory=list)
+    """The same by request: (tokens looked up, tokens found)."""
 
 
 SchedulerOutput = ScheduledBatch

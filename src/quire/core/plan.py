@@ -24,8 +24,7 @@ class StepPlan:
         "num_prefills",
         "num_prompt_tokens",
         "preempted",
-        "prefix_hits",
-        "prefix_queries",
+        "prefix_lookups",
         "scheduled",
         "total",
     )
@@ -46,8 +45,8 @@ class StepPlan:
         self.preempted: list[str] = []
         self.num_prompt_tokens = 0
         self.num_prefills = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self.prefix_lookups: list[tuple[int, int]] = []
+        """Of each request that was looked up: its tokens, and those found."""
 
     def take(self, request: Request, num_tokens: int) -> None:
         """Spend budget on a request and advance it."""
@@ -94,8 +93,9 @@ class StepPlan:
             scheduled_spec_tokens=self.drafts,
             num_prefills=self.num_prefills,
             num_prompt_tokens=self.num_prompt_tokens,
-            prefix_queries=self.prefix_queries,
-            prefix_hits=self.prefix_hits,
+            prefix_queries=sum([tokens for tokens, _ in self.prefix_lookups]),
+            prefix_hits=sum([found for _, found in self.prefix_lookups]),
+            prefix_lookups=self.prefix_lookups,
         )
 
     def log(self, num_running: int, num_waiting: int) -> None:

@@ -410,8 +410,7 @@ class Scheduler:
             request.scheduled_ts = plan.now
             request.num_cached_tokens = num_hit
             if request.sampling_params.reads_prefix_cache and self.kv.enable_caching:
-                plan.prefix_queries += request.num_tokens
-                plan.prefix_hits += num_hit
+                plan.prefix_lookups.append((request.num_tokens, num_hit))
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_hit
         self.running.append(request)

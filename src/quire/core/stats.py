@@ -51,6 +51,8 @@ class StepStats(msgspec.Struct, array_like=True):
     """The records of `quire.core.facts` up to and including this step."""
     names: list[tuple[int, str]] = []
     """Number and internal id of each request first named in them."""
+    prefix_lookups: list[tuple[int, int]] = []
+    """`prefix_queries` and `prefix_hits` by request."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):
@@ -117,6 +119,7 @@ def collect_stats(
         num_preempted=len(batch.preempted_req_ids),
         prefix_queries=batch.prefix_queries,
         prefix_hits=batch.prefix_hits,
+        prefix_lookups=batch.prefix_lookups,
         num_draft_tokens=sum(map(len, drafts.values())),
         num_accepted_tokens=sum(len(sampled[i]) - 1 for i in drafts if i in sampled),
         num_blocks_allocated=allocated,

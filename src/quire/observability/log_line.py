@@ -92,7 +92,7 @@ class LogLine:
             self._now.prompt_tokens += step.num_prompt_tokens
             self._now.generation_tokens += step.num_generation_tokens
             self._now.preemptions += step.num_preempted
-            self._hits.add(step.prefix_queries, step.prefix_hits)
+            self._hits.extend(step.prefix_lookups)
         self.tick()
 
     def tick(self) -> None:

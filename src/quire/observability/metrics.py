@@ -271,7 +271,7 @@ class MetricStore:
         """Read every row that the given facts feed."""
         with self._lock:
             if step is not None:
-                self.hit_rate.add(step.prefix_queries, step.prefix_hits)
+                self.hit_rate.extend(step.prefix_lookups)
                 self._feed(Source.STEP, step)
             if iteration is not None:
                 self._feed(Source.ITERATION, iteration)

@@ -15,7 +15,7 @@ from quire.logger import get_logger
 logger = get_logger(__name__)
 
 HIT_RATE_LOOKUPS: Final = 1000
-"""How many recent lookups the prefix hit rate covers."""
+"""How many requests looked up last the prefix hit rate covers."""
 
 
 class StatSink(Protocol):
@@ -76,11 +76,7 @@ class StatSinks:
 
 
 class HitRate:
-    """Share of looked-up prefix tokens that were cached, over the last lookups.
-
-    One entry is one step's lookups: a step admits few requests, so a thousand entries cover at
-    least the last thousand requests that were looked up.
-    """
+    """Share of looked-up prefix tokens that were cached, over the requests looked up last."""
 
     def __init__(self, lookups: int = HIT_RATE_LOOKUPS) -> None:
         self._window: deque[tuple[int, int]] = deque()
@@ -88,17 +84,16 @@ class HitRate:
         self._queries = 0
         self._hits = 0
 
-    def add(self, queries: int, hits: int) -> None:
-        """Count one step's tokens; steps without a lookup leave the window alone."""
-        if queries <= 0:
-            return
-        self._window.append((queries, hits))
-        self._queries += queries
-        self._hits += hits
-        if len(self._window) > self._limit:
-            old_queries, old_hits = self._window.popleft()
-            self._queries -= old_queries
-            self._hits -= old_hits
+    def extend(self, lookups: Iterable[tuple[int, int]]) -> None:
+        """Count requests, each with its tokens and how many of them were found."""
+        for queries, hits in lookups:
+            self._window.append((queries, hits))
+            self._queries += queries
+            self._hits += hits
+            if len(self._window) > self._limit:
+                old_queries, old_hits = self._window.popleft()
+                self._queries -= old_queries
+                self._hits -= old_hits
 
     @property
     def value(self) -> float:
