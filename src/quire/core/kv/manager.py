@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 
 from quire.core.batch import BlockIds
 from quire.core.block_hash import extend_block_hashes, parent_key
@@ -102,6 +102,8 @@ class KVCacheManager:
         self.max_chunk_tokens = max_chunk_tokens if self._windowed else 2**62
         self.block_pool = BlockPool(num_blocks, enable_caching, len(self.windows))
         self._held: dict[str, _Holding] = {}
+        self._spans: list[tuple[int, int]] = []
+        # of full blocks, by their place: made once for all requests
 
     @property
     def usage(self) -> float:
@@ -397,7 +399,9 @@ class KVCacheManager:
             return
         extend_block_hashes(request, size)
         hashes, parent = request.block_hashes[done:full], parent_key(request, done)
-        spans = list(pairwise(range(done * size, full * size + 1, size)))
+        while len(self._spans) < full:
+            self._spans.append((len(self._spans) * size, (len(self._spans) + 1) * size))
+        spans = self._spans[done:full]
         for group, table in enumerate(held.tables):
             self.block_pool.cache(
                 table[done:full], hashes, parent, request.all_token_ids, spans, group

@@ -6,7 +6,7 @@ It counts references and knows hashes; it knows nothing of requests or schedulin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from quire.core.kv.block import FreeBlockQueue, KVBlock, Origin
@@ -238,22 +238,24 @@ class BlockPool:
             block.origin = Origin(tokens, self.step, group)
             self._children[group].add(parent, block)
 
-    def _going_on(self, parent: bytes, group: int) -> Iterator[KVBlock]:
+    def _going_on(self, parent: bytes, group: int) -> list[KVBlock]:
         """Blocks after `parent`."""
-        yield from self._children[group].latest(parent, CANDIDATES)
-        for leader in self._cached[group].latest(parent, CANDIDATES):
-            if leader.follower is not None:
-                yield leader.follower
+        leaders = self._cached[group].latest(parent, CANDIDATES)
+        return [
+            *self._children[group].latest(parent, CANDIDATES),
+            *[leader.follower for leader in leaders if leader.follower is not None],
+        ]
 
     def find_beginning(
         self, parent: bytes, tokens: list[int], group: int = 0
     ) -> tuple[KVBlock | None, int]:
         """The block after `parent` that shares most tokens with `tokens`, and how many."""
         best, most = None, 0
+        wanted = tokens[0]
         for block in self._going_on(parent, group):
             origin = block.origin
             # Most blocks differ at once: look before comparing.
-            if origin is None or origin.tokens[block.span[0]] != tokens[0]:
+            if origin is None or origin.tokens[block.span[0]] != wanted:
                 continue
             if origin.ready_at <= self.step:
                 shared = _num_shared(block.token_ids, tokens)
