@@ -110,9 +110,12 @@ def make() -> Callable[..., Bench]:
         seqs: int = 128,
         caching: bool = True,
         max_model_len: int = 8192,
+        swap_blocks: int = 0,
         **config: object,
     ) -> Bench:
-        kv = KVCacheManager(num_blocks, block_size, caching, max_model_len)
+        kv = KVCacheManager(
+            num_blocks, block_size, caching, max_model_len, num_swap_blocks=swap_blocks
+        )
         limits = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seqs, **config)  # type: ignore[arg-type]
         return Bench(Scheduler(limits, kv, max_model_len=max_model_len, clock=ManualClock()))
 

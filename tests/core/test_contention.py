@@ -17,10 +17,11 @@ def token(request: Any) -> int:
     return (sum(request.all_token_ids) * 31 + request.num_tokens) % 1000
 
 
+@pytest.mark.parametrize("swap_blocks", [0, 40])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_livelock_and_little_recomputation(
-    make: Callable[..., Any], policy: str, caching: bool
+    make: Callable[..., Any], policy: str, caching: bool, swap_blocks: int
 ) -> None:
     num_blocks = int(1.2 * (PROMPT + OUTPUT) / BLOCK) + 1
     bench = make(
@@ -30,6 +31,7 @@ def test_no_livelock_and_little_recomputation(
         caching=caching,
         max_model_len=PROMPT + OUTPUT,
         scheduling_policy=policy,
+        swap_blocks=swap_blocks,
     )
     for i in range(COUNT):
         bench.add(f"r{i}", [(i * 7 + j) % 997 for j in range(PROMPT)], max_tokens=OUTPUT)

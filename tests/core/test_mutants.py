@@ -74,6 +74,24 @@ MUTANTS = {
         "total",
         "test_spec_slots.py",
     ),
+    "a demoted block is taken before it is written": (
+        "kv/swap.py",
+        "self._moving.append(parked)",
+        "self._tier.unpin([parked])",
+        "test_state_machine.py",
+    ),
+    "what could not be written is trusted": (
+        "kv/swap.py",
+        "self._tier.forget_blocks(parked)\n        lost",
+        "lost",
+        "test_swap.py",
+    ),
+    "an ended request keeps its place in the tier": (
+        "scheduler.py",
+        "self.kv.swap.drop(request.request_id)",
+        "pass",
+        "test_swap.py",
+    ),
     "a chunk leaves no record": (
         "scheduler.py",
         "if num_new != 1 or computed < request.num_prompt_tokens:",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from itertools import chain
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -56,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         lookahead=st.sampled_from([0, 0, 1, 3]),
         windows=st.sampled_from([(None,), (None,), (10,), (None, 5), (None, 20, 20), (17, 1)]),
         seed=st.integers(0, 99),
+        num_swap_blocks=st.sampled_from([0, 2, 10]),
         options=st.fixed_dictionaries(
             {
                 "scheduling_policy": POLICY,
@@ -63,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "long_prefill_token_threshold_adaptive": st.booleans(),
                 "priority_preemption": st.booleans(),
                 "scheduler_aging_seconds": st.sampled_from([None, 0.0, 5.0]),
+                "preemption_mode": st.sampled_from(["auto", "swap", "recompute"]),
                 "scheduler_delay_factor": st.sampled_from([0.0, 0.0, 2.0]),
                 "scheduler_reserve_full_isl": st.booleans(),
                 "watermark": st.sampled_from([0.0, 0.0, 0.3]),
@@ -70,7 +73,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
     )
     def start(  # type: ignore[no-untyped-def]
-        self, spare_blocks, block_size, budget, seqs, caching, lookahead, windows, seed, options
+        self,
+        spare_blocks,
+        block_size,
+        budget,
+        seqs,
+        caching,
+        lookahead,
+        windows,
+        seed,
+        num_swap_blocks,
+        options,
     ):
         self.block_size = block_size
         self.clock = ManualClock()
@@ -78,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk = budget + lookahead
         needed = blocks_per_request(windows, MAX_MODEL_LEN, chunk, block_size)
         self.cache = (needed + 1 + spare_blocks, block_size, caching, MAX_MODEL_LEN, windows, chunk)
+        self.num_swap_blocks = num_swap_blocks
         self.lookahead = lookahead
         self.random = random.Random(seed)
         self._make_scheduler(
@@ -94,12 +108,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _make_scheduler(self, config: SchedulerConfig) -> None:
         self.scheduler = Scheduler(
             config,
-            KVCacheManager(*self.cache),
+            KVCacheManager(*self.cache, num_swap_blocks=self.num_swap_blocks),
             max_model_len=MAX_MODEL_LEN,
             clock=self.clock,
             num_lookahead_tokens=self.lookahead,
         )
         self.store: dict[tuple[int, int], int] = {}
+        self.parked: dict[int, list[int | None]] = {}
         self.tables: dict[str, tuple[list[int], ...]] = {}
         self.follower = Follower()
         self.names: dict[int, str] = {}
@@ -132,12 +147,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A worker: writes token values into blocks, then reads whole contexts back."""
         for new in batch.scheduled_new_reqs:
             self.tables[new.req_id] = tuple(map(list, new.block_ids))
+        written = [dst for _, dst in batch.swap_out]
+        assert len(written) == len(set(written)), "a block of the tier is written twice in a step"
+        for src, dst in batch.swap_out:
+            self.parked[dst] = [self.store.get((src, i)) for i in range(self.block_size)]
         copied = [
             ((dst, i), self.store[(src, i)])
             for src, dst, count in batch.block_copies
             for i in range(count)
         ]
         self.store.update(copied)
+        for src, dst in batch.swap_in:
+            for i, value in enumerate(self.parked[src]):
+                self.store[(dst, i)] = value
         cached = batch.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             for table, ids in zip(self.tables[name], blocks, strict=bool(blocks)):
@@ -241,6 +263,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         for slots in self._slots(culprit, first, request.num_computed_tokens):
             self.store.update({slot: -7 for slot in slots if slot[0]})
         self._apply(batch, BatchResult(sampled, failed={culprit: "injected"}))
+
+    @precondition(lambda self: self.scheduler.running and self.num_swap_blocks)
+    @rule(write=st.booleans())
+    def step_with_a_broken_swap_space(self, write):  # type: ignore[no-untyped-def]
+        batch = self.scheduler.schedule()
+        result = BatchResult(self._compute(batch))
+        if write:
+            result.unwritten = [dst for _, dst in batch.swap_out]
+        lost = set(result.unwritten) or {src for src, _ in batch.swap_in[:1]}
+        result.unread = [dst for src, dst in batch.swap_in if src in lost]
+        for parked in lost:
+            self.parked[parked] = [-5] * self.block_size
+        for block in result.unread:
+            self.store.update({(block, i): -5 for i in range(self.block_size)})
+        for name in result.sampled_token_ids:
+            if not set(chain(*self.tables[name])).isdisjoint(result.unread):
+                result.sampled_token_ids[name] = [8]
+        self._apply(batch, result)
 
     @precondition(lambda self: self.scheduler.requests)
     @rule(data=st.data())

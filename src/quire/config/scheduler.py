@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError
 
+PREEMPTION_MODES = ("auto", "recompute", "swap")
 POLICIES = ("fcfs", "priority", "sjf", "ljf", "fair", "prefill_first")
 
 
@@ -45,6 +46,9 @@ class SchedulerConfig:
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when blocks for its whole prompt are free, not only for its first
     chunk: fewer preemptions."""
+    preemption_mode: str = "auto"
+    """What becomes of the KV of a preempted request, if there is a second tier (`--swap-space`):
+    `swap` copies it there, `recompute` drops it, `auto` does what is cheaper by measured costs."""
     max_num_queued_reqs: int | None = None
     """Most requests that may wait in a server: one more is refused with status 429. Default: no
     limit."""
@@ -65,6 +69,11 @@ class SchedulerConfig:
                 f"--scheduling-policy must be one of {', '.join(POLICIES)}, "
                 f"got {self.scheduling_policy!r}"
             )
+        self._check(
+            "preemption_mode",
+            "one of " + ", ".join(PREEMPTION_MODES),
+            self.preemption_mode in PREEMPTION_MODES,
+        )
         for name in ("long_prefill_token_threshold", "scheduler_delay_factor"):
             self._check(name, "at least 0", getattr(self, name) >= 0)
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):

@@ -77,6 +77,11 @@ class ScheduledBatch:
     """Requests that lost their blocks in this step: the worker drops their state."""
     finished_req_ids: list[str]
     """Requests that ended since the last step: the worker drops their state."""
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """(block, block of the second tier): to be copied before anything else of this step."""
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """(block of the second tier, block): to be copied after `swap_out` and `block_copies`, before
+    anything is computed."""
     block_copies: list[tuple[int, int, int]] = field(default_factory=list)
     """(source, destination, tokens): KV of the first tokens of a block to be copied before
     anything of this step is written. All sources are read before any destination is written."""
@@ -112,6 +117,11 @@ class BatchResult:
     """Requests that failed alone in this step, with the reason."""
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     """Guesses at the tokens after the new ones, to be verified in the next step."""
+    unwritten: list[int] = field(default_factory=list)
+    """Blocks of the second tier that could not be written."""
+    unread: list[int] = field(default_factory=list)
+    """Blocks that could not be read back from the second tier."""
+    swap_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     pooled: dict[str, Pooled] = field(default_factory=dict)

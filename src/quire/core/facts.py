@@ -25,7 +25,8 @@ class Kind(enum.IntEnum):
     """a: prompt tokens, b: output tokens it came with (after a crash), c: priority."""
     ADMITTED = 2
     """a: tokens scheduled, b: tokens found in the prefix cache, c: blocks found, d: blocks taken.
-    `reason` is 1 if it comes back after a preemption."""
+    `reason` is 1 if it comes back after a preemption, 2 if it was swapped out: then b is the
+    tokens that came back with it."""
     CHUNK = 3
     """A running request got other than one decode token. a: tokens, b: computed before,
     c: draft tokens among them."""

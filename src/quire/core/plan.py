@@ -75,8 +75,13 @@ class StepPlan:
         request.num_computed_tokens = computed
         return True
 
-    def freeze(self, step: int, finished_req_ids: list[str]) -> ScheduledBatch:
-        """Turn the plan into a batch."""
+    def freeze(
+        self,
+        step: int,
+        finished_req_ids: list[str],
+        moves: tuple[list[tuple[int, int]], list[tuple[int, int]]],
+    ) -> ScheduledBatch:
+        """Turn the plan into a batch, with the copies (out, in) of the second tier."""
         return ScheduledBatch(
             step=step,
             scheduled_new_reqs=self.admitted,
@@ -89,6 +94,8 @@ class StepPlan:
             total_num_scheduled_tokens=self.total - self.budget,
             preempted_req_ids=self.preempted,
             finished_req_ids=finished_req_ids,
+            swap_out=moves[0],
+            swap_in=moves[1],
             block_copies=self.block_copies,
             scheduled_spec_tokens=self.drafts,
             num_prefills=self.num_prefills,

@@ -20,12 +20,13 @@ from quire.core.batch import (
 )
 from quire.core.facts import FactLog, Kind, Loss, Wait
 from quire.core.integrity import check_books
-from quire.core.kv.manager import KVCacheManager
+from quire.core.kv.manager import KVCacheManager, Prefix
 from quire.core.output import EngineCoreOutput
 from quire.core.plan import StepPlan
 from quire.core.policy_loader import make_policy, move_waiting
 from quire.core.request import Request, RequestStatus
 from quire.core.stats import StepStats, collect_stats
+from quire.core.swap_cost import SwapCost
 from quire.core.update import update_from_output
 from quire.logger import get_logger
 from quire.utils.math import cdiv
@@ -66,6 +67,7 @@ class Scheduler:
         """Ended since the last step; handed to the worker with the next one."""
         self.step = 0
         self.facts = FactLog()
+        self.swap_cost = SwapCost(config.preemption_mode)
         self._lookahead = num_lookahead_tokens
         self.pool_counts = (0, 0, 0)
         """Blocks allocated, freed and evicted up to the last statistics."""
@@ -274,8 +276,9 @@ class Scheduler:
         plan.preempted.append(victim.request_id)
 
     def preempt(self, request: Request, why: Loss, winner: Request | None = None) -> None:
-        """Put a request that has left `running` back into the queue, to be recomputed: its blocks
-        are freed, its output tokens are kept."""
+        """Put a request that has left `running` back into the queue, swapped out or to be
+        recomputed: its blocks are freed, its output tokens are kept."""
+        swapped = why is not Loss.FAILURE and self._swap_out(request)
         self.facts.add(
             Kind.PREEMPTED,
             request.number,
@@ -283,6 +286,7 @@ class Scheduler:
             winner.number if winner else 0,
             a=request.num_computed_tokens,
             b=self.kv.num_blocks_of(request.request_id),
+            c=int(swapped),
         )
         self.kv.free(request, keep_tail=why is not Loss.FAILURE)
         request.status = RequestStatus.PREEMPTED
@@ -290,6 +294,18 @@ class Scheduler:
         request.spec_token_ids = ()
         request.num_preemptions += 1
         self.waiting.prepend_request(request)
+
+    def _swap_out(self, request: Request) -> bool:
+        """Keep what a request has computed in the second tier, if that is there and cheaper."""
+        swap, params = self.kv.swap, request.sampling_params
+        if swap is None:
+            return False
+        if params.prompt_logprobs is not None and not request.num_output_tokens:
+            return False  # the worker forgets what it has scored of the prompt
+        num_blocks = self.kv.num_blocks_of(request.request_id)
+        if not self.swap_cost.prefers_swap(request.num_computed_tokens, num_blocks):
+            return False
+        return swap.swap_out(request)
 
     def _admit_before_running(self, plan: StepPlan) -> None:
         """Waiting requests first. Unfinished prompts keep their part of the budget, and running
@@ -327,33 +343,24 @@ class Scheduler:
                 if self._displace(request, 0, plan):
                     continue
                 return self._say_no_place(request, plan)
-            hit_blocks, num_hit = self.kv.get_computed_blocks(request)
-            sources, num_copied = self.kv.find_partial_block(request, num_hit)
-            num_hit += num_copied
-            num_new = min(request.num_tokens - num_hit, chunk)
+            prefix = self.kv.find_prefix(request)
+            num_new = min(request.num_tokens - prefix.num_tokens, chunk)
             if num_new > plan.budget and not self.config.enable_chunked_prefill:
                 return self._say_waits(request, Wait.BUDGET, num_new, plan.budget)
             num_new = min(num_new, plan.budget)
             whole = self.config.scheduler_reserve_full_isl
-            num_tokens = request.num_tokens if whole else num_hit + num_new
-            lacking = self.kv.lacking_blocks(num_tokens + self._lookahead, hit_blocks)
+            num_tokens = request.num_tokens if whole else prefix.num_tokens + num_new
+            lacking = self.kv.lacking_blocks(num_tokens + self._lookahead, prefix.hits)
             lacking += keep_free if self.running else 0
             if lacking > 0:
                 if self._displace(request, lacking, plan):
                     continue
                 free = self.kv.block_pool.get_num_free_blocks()
                 return self._say_waits(request, Wait.BLOCKS, free + lacking, free)
-            allocated = self.kv.allocate_slots(
-                request, num_new, hit_blocks, num_copied, self._lookahead
-            )
-            assert allocated is not None, "there is room"
-            if sources:
-                plan.block_copies += self.kv.copies_into(
-                    request, sources, num_hit - num_copied, num_copied
-                )
+            block_ids, copies = self.kv.admit(request, prefix, num_new, self._lookahead)
+            plan.block_copies += copies
             self.waiting.admit_request(request)
-            found = self.kv.num_blocks_in(hit_blocks)
-            self._admit(request, num_hit, num_new, plan, found, allocated)
+            self._admit(request, prefix, num_new, plan, block_ids)
 
     def _say_no_place(self, request: Request, plan: StepPlan) -> None:
         if len(self.running) >= self.config.max_num_seqs:
@@ -393,18 +400,18 @@ class Scheduler:
         return True
 
     def _admit(
-        self,
-        request: Request,
-        num_hit: int,
-        num_new: int,
-        plan: StepPlan,
-        found: int,
-        block_ids: BlockIds,
+        self, request: Request, prefix: Prefix, num_new: int, plan: StepPlan, block_ids: BlockIds
     ) -> None:
-        again = request.status is not RequestStatus.WAITING
-        taken = self.kv.num_blocks_of(request.request_id) - found
+        again, num_hit = request.status is not RequestStatus.WAITING, prefix.num_tokens
+        found = self.kv.num_blocks_in(prefix.hits)
         self.facts.add(
-            Kind.ADMITTED, request.number, int(again), a=num_new, b=num_hit, c=found, d=taken
+            Kind.ADMITTED,
+            request.number,
+            2 if prefix.is_swapped else int(again),
+            a=num_new,
+            b=num_hit,
+            c=found,
+            d=self.kv.num_blocks_of(request.request_id) - found,
         )
         if not again:
             request.scheduled_ts = plan.now
@@ -428,7 +435,8 @@ class Scheduler:
         )
 
     def _freeze(self, plan: StepPlan) -> ScheduledBatch:
-        batch = plan.freeze(self.step, self.finished_req_ids)
+        moves = self.kv.swap.take_moves() if self.kv.swap else ([], [])
+        batch = plan.freeze(self.step, self.finished_req_ids, moves)
         self.finished_req_ids = []
         if logger.isEnabledFor(logging.DEBUG):
             plan.log(len(self.running), len(self.waiting))
@@ -461,6 +469,8 @@ class Scheduler:
         )
         failed = request.status is RequestStatus.FINISHED_ERROR
         self.kv.free(request, keep_tail=not failed)
+        if self.kv.swap is not None:
+            self.kv.swap.drop(request.request_id)
         self.waiting.finish_request(request)
         self.finished_req_ids.append(request.request_id)
         del self.requests[request.request_id]

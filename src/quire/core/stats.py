@@ -22,6 +22,10 @@ class StepStats(msgspec.Struct, array_like=True):
     num_running: int = 0
     """Requests in `running` after the step."""
     num_waiting: int = 0
+    num_swapped: int = 0
+    """Waiting requests whose KV is in the second tier."""
+    swap_usage: float = 0.0
+    """Share of the second tier that such requests hold, 0 to 1."""
     kv_cache_usage: float = 0.0
     """0 to 1; cached blocks nobody holds count as free."""
     num_prompt_tokens: int = 0
@@ -42,6 +46,11 @@ class StepStats(msgspec.Struct, array_like=True):
     num_blocks_freed: int = 0
     num_blocks_evicted: int = 0
     """Cached blocks whose content was given up for new tokens."""
+    num_blocks_swapped_out: int = 0
+    """Copied to the second tier, for preempted requests or because their place was needed."""
+    num_blocks_swapped_in: int = 0
+    num_swap_failures: int = 0
+    """Blocks that could not be written there or read back."""
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -105,11 +114,14 @@ def collect_stats(
     )
     facts, names = scheduler.facts.take()
     drafts, sampled = batch.scheduled_spec_tokens, result.sampled_token_ids
+    swap = scheduler.kv.swap
     return StepStats(
         step=batch.step,
         start=scheduler.facts.started,
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
+        num_swapped=swap.num_swapped if swap else 0,
+        swap_usage=swap.usage if swap else 0.0,
         kv_cache_usage=scheduler.kv.usage,
         num_prompt_tokens=batch.num_prompt_tokens,
         num_generation_tokens=sum(len(o.new_token_ids) for o in outputs),
@@ -125,6 +137,9 @@ def collect_stats(
         num_blocks_allocated=allocated,
         num_blocks_freed=freed,
         num_blocks_evicted=evicted,
+        num_blocks_swapped_out=len(batch.swap_out),
+        num_blocks_swapped_in=len(batch.swap_in),
+        num_swap_failures=len(result.unwritten) + len(result.unread),
         forward_seconds=result.forward_seconds,
         sample_seconds=result.sample_seconds,
         facts=facts,

@@ -13,9 +13,12 @@ from quire.core.facts import Kind, Loss
 from quire.core.output import EngineCoreOutput, output_of
 from quire.core.request import Request, RequestStatus
 from quire.core.stop import check_stop
+from quire.logger import get_logger
 
 if TYPE_CHECKING:
     from quire.core.scheduler import Scheduler
+
+logger = get_logger(__name__)
 
 
 def update_from_output(
@@ -23,7 +26,9 @@ def update_from_output(
 ) -> list[EngineCoreOutput]:
     """See `Scheduler.update`."""
     outputs: list[EngineCoreOutput] = []
-    distrusted = _fail_requests(scheduler, batch, result, outputs)
+    distrusted = _fail_requests(scheduler, result, outputs)
+    if scheduler.kv.swap is not None:
+        distrusted |= _apply_swaps(scheduler, batch, result)
     finished = bool(outputs)
     requests, max_model_len = scheduler.requests, scheduler.max_model_len
     drafts = batch.scheduled_spec_tokens
@@ -94,11 +99,32 @@ def _append_tokens(
     return output
 
 
+def _apply_swaps(scheduler: Scheduler, batch: ScheduledBatch, result: BatchResult) -> set[str]:
+    """Learn what copies cost, and have computed again what they lost.
+
+    Returns:
+        Ids of requests whose result of this step must not be used.
+    """
+    scheduler.swap_cost.observe(batch, result)
+    swap = scheduler.kv.swap
+    assert swap is not None, "moves were made"
+    if result.unwritten:
+        if not swap.is_closed:
+            logger.warning(
+                "the second KV tier cannot be written; from now on preempted requests are "
+                "recomputed, and %d blocks are lost: see the worker's log for the cause",
+                len(result.unwritten),
+            )
+        swap.lose(result.unwritten)
+    if not result.unread:
+        return set()
+    swap.num_failures += len(result.unread)
+    suspect = scheduler.kv.uncache_ids(result.unread)
+    return set(_recompute_readers(scheduler, suspect))
+
+
 def _fail_requests(
-    scheduler: Scheduler,
-    batch: ScheduledBatch,
-    result: BatchResult,
-    outputs: list[EngineCoreOutput],
+    scheduler: Scheduler, result: BatchResult, outputs: list[EngineCoreOutput]
 ) -> set[str]:
     """End the requests that failed alone, and compute again what others read from them.
 

@@ -8,18 +8,32 @@ agree. Changes nothing; knows no requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from quire.core.kv.block import KVBlock
 from quire.core.kv.groups import blocks_before
-from quire.core.kv.pool import BlockPool
 
 GroupBlocks = tuple[list[KVBlock], ...]
 """One block list per group, all of the same length; the null block stands for those not needed."""
 
 
+class Lookup(Protocol):
+    """Where cached blocks are looked up: a `BlockPool`, or it and more."""
+
+    null_block: KVBlock
+
+    def get_cached_block(self, block_hash: bytes, group: int = 0) -> KVBlock | None:
+        """See `BlockPool`."""
+        ...
+
+    def find_run(self, hashes: Iterable[bytes], group: int = 0) -> list[KVBlock]:
+        """See `BlockPool`."""
+        ...
+
+
 def find_hits(
-    pool: BlockPool, windows: Sequence[int | None], hashes: list[bytes], block_size: int
+    pool: Lookup, windows: Sequence[int | None], hashes: list[bytes], block_size: int
 ) -> GroupBlocks:
     """Cached blocks of the longest common prefix.
 
@@ -48,7 +62,7 @@ def find_hits(
 
 
 def _common_end(
-    pool: BlockPool, needs: Sequence[tuple[int, int]], hashes: list[bytes], end: int
+    pool: Lookup, needs: Sequence[tuple[int, int]], hashes: list[bytes], end: int
 ) -> int:
     """The greatest number of blocks, at most `end`, that all windowed groups can follow."""
     agreed = False
@@ -60,7 +74,7 @@ def _common_end(
     return end
 
 
-def _window_end(pool: BlockPool, group: int, need: int, hashes: list[bytes], end: int) -> int:
+def _window_end(pool: Lookup, group: int, need: int, hashes: list[bytes], end: int) -> int:
     """The greatest boundary, at most `end`, with `need` cached blocks before it, or all if there
     are fewer."""
     run = 0

@@ -7,16 +7,19 @@ tables from the batch.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from quire.core.batch import BlockIds
 from quire.core.block_hash import extend_block_hashes, parent_key
 from quire.core.kv.block import KVBlock
 from quire.core.kv.groups import blocks_per_request, most_blocks, num_unseen_blocks
 from quire.core.kv.hits import GroupBlocks, find_hits
+from quire.core.kv.holding import Holding
 from quire.core.kv.pool import BlockPool
+from quire.core.kv.swap import SwapSpace
 from quire.core.request import Request
 from quire.logger import get_logger
 from quire.utils.math import cdiv
@@ -43,33 +46,23 @@ class PrefixAnswer:
     given_token_id: int | None
 
 
-class _Holding:
-    """What one request holds."""
+class Prefix(NamedTuple):
+    """What of a request need not be computed."""
 
-    __slots__ = ("num_cached", "num_unseen", "tables")
-
-    def __init__(self, num_groups: int) -> None:
-        self.tables: GroupBlocks = tuple([] for _ in range(num_groups))
-        """One block list per group of layers, all of the same length."""
-        self.num_unseen = [0] * num_groups
-        """Blocks at the head of each table that are null: no later token sees them."""
-        self.num_cached = 0
-        """Blocks at the head of the tables whose hash is already registered."""
-
-    def __len__(self) -> int:
-        """Blocks of a table, the null ones too."""
-        return len(self.tables[0])
+    hits: GroupBlocks
+    """Whole blocks that were found."""
+    num_hit: int
+    """Their tokens; those a swapped-out request comes back to."""
+    sources: list[KVBlock]
+    """Of each group, a block whose beginning is to be copied."""
+    num_copied: int
+    """Tokens to copy."""
+    is_swapped: bool = False
 
     @property
-    def num_held(self) -> int:
-        """Blocks of the pool."""
-        return len(self) * len(self.tables) - sum(self.num_unseen)
-
-    def from_tail(self) -> Iterator[KVBlock]:
-        """All blocks, last position first."""
-        if len(self.tables) == 1:
-            return reversed(self.tables[0])
-        return chain.from_iterable(zip(*map(reversed, self.tables), strict=True))
+    def num_tokens(self) -> int:
+        """All of them."""
+        return self.num_hit + self.num_copied
 
 
 class KVCacheManager:
@@ -83,6 +76,7 @@ class KVCacheManager:
         windows: Of each group of layers, the positions a token sees; `None`: all before it.
         max_chunk_tokens: Slots that one step takes for a request at most, for drafts to come
             too. Room in groups with a window is reckoned with it.
+        num_swap_blocks: Blocks of the second tier; 0: there is none.
     """
 
     def __init__(
@@ -93,6 +87,7 @@ class KVCacheManager:
         max_model_len: int = 2**31,
         windows: Sequence[int | None] = (None,),
         max_chunk_tokens: int = 2**31,
+        num_swap_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
@@ -101,9 +96,14 @@ class KVCacheManager:
         self._windowed = [(g, w) for g, w in enumerate(self.windows) if w is not None]
         self.max_chunk_tokens = max_chunk_tokens if self._windowed else 2**62
         self.block_pool = BlockPool(num_blocks, enable_caching, len(self.windows))
-        self._held: dict[str, _Holding] = {}
         self._spans: list[tuple[int, int]] = []
         # of full blocks, by their place: made once for all requests
+        self._held: dict[str, Holding] = {}
+        self.swap: SwapSpace | None = None
+        """The second tier, if there is one."""
+        if num_swap_blocks:
+            self.swap = SwapSpace(self, num_swap_blocks)
+            self.block_pool.on_evict = self.swap.demote
 
     @property
     def usage(self) -> float:
@@ -127,6 +127,15 @@ class KVCacheManager:
         held = self._held.get(request_id)
         return () if held is None else _ids(held.tables)
 
+    def holding_of(self, request_id: str) -> Holding | None:
+        """What a request holds."""
+        return self._held.get(request_id)
+
+    def hold(self, request_id: str, held: Holding) -> None:
+        """A request that holds nothing gets blocks that were taken for it."""
+        assert request_id not in self._held, f"{request_id} holds blocks"
+        self._held[request_id] = held
+
     def num_blocks_of(self, request_id: str) -> int:
         """How many blocks a request holds."""
         held = self._held.get(request_id)
@@ -142,6 +151,39 @@ class KVCacheManager:
         """For how many tokens a request has room."""
         held = self._held.get(request_id)
         return 0 if held is None else len(held) * self.block_size
+
+    def find_prefix(self, request: Request) -> Prefix:
+        """What of a waiting request need not be computed: its own KV in the second tier, or what
+        the prefix cache has. Only content that has room is moved; nothing is held yet."""
+        swap = self.swap
+        if swap is not None and (kept := swap.num_tokens_of(request.request_id)):
+            return Prefix((), kept, [], 0, is_swapped=True)
+        hits, num_hit = self.get_computed_blocks(request)
+        if swap is not None and hits:
+            hits = swap.promote(request, hits)
+            num_hit = len(hits[0]) * self.block_size
+        return Prefix(hits, num_hit, *self.find_partial_block(request, num_hit))
+
+    def admit(
+        self, request: Request, prefix: Prefix, num_new_tokens: int, num_lookahead_tokens: int = 0
+    ) -> tuple[BlockIds, list[tuple[int, int, int]]]:
+        """Give a waiting request its blocks; there must be room.
+
+        Returns:
+            Its block tables, and the copies to make, for `ScheduledBatch.block_copies`.
+        """
+        if prefix.is_swapped:
+            assert self.swap is not None, "it came from there"
+            self.swap.swap_in(request)
+        ids = self.allocate_slots(
+            request, num_new_tokens, prefix.hits, prefix.num_copied, num_lookahead_tokens
+        )
+        assert ids is not None, "there is room"
+        if prefix.is_swapped:
+            ids = self.get_block_ids(request.request_id)
+        if not prefix.sources:
+            return ids, []
+        return ids, self.copies_into(request, prefix.sources, prefix.num_hit, prefix.num_copied)
 
     def get_computed_blocks(self, request: Request) -> tuple[GroupBlocks, int]:
         """The longest cached prefix: its blocks in each group, and its length in tokens.
@@ -222,7 +264,7 @@ class KVCacheManager:
         """
         held = self._held.get(request.request_id)
         if held is None:
-            held = _Holding(len(self.windows))
+            held = Holding(len(self.windows))
         elif self._windowed:
             self._free_unseen(request, held)
         num_hit = _num_positions(new_computed_blocks)
@@ -248,7 +290,7 @@ class KVCacheManager:
             self._log_allocation(request, num_new_tokens, new_computed_blocks)
         return _ids(held.tables, start) if len(held) > start else ()
 
-    def _take_hits(self, held: _Holding, hits: GroupBlocks) -> None:
+    def _take_hits(self, held: Holding, hits: GroupBlocks) -> None:
         for group, (table, blocks) in enumerate(zip(held.tables, hits, strict=True)):
             self.block_pool.touch(blocks)
             table += blocks
@@ -256,7 +298,7 @@ class KVCacheManager:
                 held.num_unseen[group] = sum(block.is_null for block in blocks)
         held.num_cached = len(held)
 
-    def _free_unseen(self, request: Request, held: _Holding) -> None:
+    def _free_unseen(self, request: Request, held: Holding) -> None:
         """Give back the blocks that no token of the request will see again."""
         computed, size = request.num_computed_tokens, self.block_size
         for group, window in self._windowed:
@@ -267,7 +309,7 @@ class KVCacheManager:
                 table[first:end] = [self.block_pool.null_block] * (end - first)
                 held.num_unseen[group] = end
 
-    def _num_quiet_tokens(self, held: _Holding, num_lookahead: int) -> int:
+    def _num_quiet_tokens(self, held: Holding, num_lookahead: int) -> int:
         """See `Request.num_quiet_tokens`."""
         quiet = len(held) * self.block_size - num_lookahead
         if self.enable_caching:
@@ -309,7 +351,7 @@ class KVCacheManager:
             self._cache_tail(request, held)
         self.block_pool.free_blocks(held.from_tail())
 
-    def _cache_tail(self, request: Request, held: _Holding) -> None:
+    def _cache_tail(self, request: Request, held: Holding) -> None:
         index, count = divmod(request.num_computed_tokens, self.block_size)
         if count < MIN_COPIED_TOKENS or index >= len(held) or index > len(request.block_hashes):
             return
@@ -337,12 +379,23 @@ class KVCacheManager:
                 suspect += pool.uncache_all(block_hash, group)
             suspect += table[max(first, held.num_unseen[group]) :]
         for block in suspect:
+            if self.swap is not None and block.origin and block.block_hash:
+                self.swap.forget((block.origin.group, block.block_hash))
             pool.uncache(block)
         return [block.block_id for block in suspect]
+
+    def uncache_ids(self, block_ids: Iterable[int]) -> set[int]:
+        """Make blocks unfindable that do not hold what they should; gives their ids."""
+        suspect = set(block_ids)
+        for block_id in suspect:
+            self.block_pool.uncache(self.block_pool.blocks[block_id])
+        return suspect
 
     def begin_step(self) -> None:
         """What was allocated before is computed now; what follows belongs to the next step."""
         self.block_pool.step += 1
+        if self.swap is not None:
+            self.swap.begin_step()
 
     def explain_prefix(self, request: Request) -> PrefixAnswer:
         """Why a request would, or would not, find its prefix: how far the cache follows it, and
@@ -365,7 +418,10 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused (False) while requests hold blocks."""
-        return self.block_pool.reset_prefix_cache()
+        done = self.block_pool.reset_prefix_cache()
+        if done and self.swap is not None:
+            self.swap.clear()
+        return done
 
     def check_integrity(self) -> None:
         """Check pool and tables against each other.
@@ -373,6 +429,8 @@ class KVCacheManager:
         Raises:
             AssertionError: naming what is wrong.
         """
+        if self.swap is not None:
+            self.swap.check_integrity()
         holdings = self._held.items()
         self.block_pool.check_integrity([t for _, held in holdings for t in held.tables])
         for request_id, held in holdings:
@@ -390,7 +448,7 @@ class KVCacheManager:
                     f"{request_id} holds another group's blocks in group {group}"
                 )
 
-    def _cache_full_blocks(self, request: Request, held: _Holding, num_tokens: int) -> None:
+    def _cache_full_blocks(self, request: Request, held: Holding, num_tokens: int) -> None:
         """Register the blocks that will be full after this step, before it runs: requests
         admitted later in the same step can already share them."""
         size, done = self.block_size, held.num_cached

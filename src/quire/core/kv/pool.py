@@ -6,7 +6,7 @@ It counts references and knows hashes; it knows nothing of requests or schedulin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from quire.core.kv.block import FreeBlockQueue, KVBlock, Origin
@@ -113,6 +113,8 @@ class BlockPool:
         self._cached = [BlockIndex() for _ in range(num_groups)]
         # full and partial blocks by what comes before them.
         self._children = [BlockIndex() for _ in range(num_groups)]
+        self.on_evict: Callable[[KVBlock], None] | None = None
+        """Called before the content of a cached block is given up."""
         self.step = 0
         """Counted by whoever schedules, so that nothing is read before it is computed."""
         self.num_allocated = 0
@@ -155,6 +157,8 @@ class BlockPool:
         self.num_allocated += count
         for block in taken:
             if block.parent is not None:
+                if self.on_evict is not None:
+                    self.on_evict(block)
                 self.uncache(block)
                 self.num_evicted += 1
             block.ref_cnt = 1

@@ -1,0 +1,303 @@
+"""The second KV tier: what goes there, what comes back. Moves are described, not done.
+
+Three ways in and out:
+
+- A request that is preempted can be *swapped out*: all its blocks are copied and pinned, and it
+  goes on from there when room returns.
+- A cached block whose place is needed is *demoted*: copied, unless its content is here already.
+- A prompt whose prefix is found here is *promoted*: copied into free blocks of the pool, where
+  the ordinary lookup finds it.
+
+Within a step the worker copies out first, then within the pool, then in; only then it computes.
+So whatever is read was written in an earlier step, and nothing is read twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.core.block_hash import parent_key
+from quire.core.kv.block import KVBlock
+from quire.core.kv.hits import GroupBlocks, find_hits
+from quire.core.kv.holding import Holding
+from quire.core.kv.pool import BlockPool
+from quire.core.kv.tier import HostTier, Key
+from quire.core.request import Request
+from quire.utils.math import cdiv
+
+if TYPE_CHECKING:
+    from quire.core.kv.manager import KVCacheManager
+
+Move = tuple[int, int]
+"""(from, to): block ids, of the pool or of the tier as the direction says."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Swapped:
+    """What a swapped-out request comes back to."""
+
+    num_computed_tokens: int
+    num_unseen: list[int]
+    tables: list[list[int]]
+    """Blocks of the tier, of each group, after the unseen ones."""
+
+    @property
+    def blocks(self) -> list[int]:
+        return [block for table in self.tables for block in table]
+
+
+class _Parked(KVBlock):
+    """Stands in a list of hits for a block that is only in the tier, whose id it has."""
+
+    __slots__ = ()
+
+
+class _BothTiers:
+    """Looks blocks up in the pool, then in the tier."""
+
+    def __init__(self, pool: BlockPool, tier: HostTier) -> None:
+        self._pool = pool
+        self._tier = tier
+        self.null_block = pool.null_block
+
+    def get_cached_block(self, block_hash: bytes, group: int = 0) -> KVBlock | None:
+        """See `BlockPool`."""
+        block = self._pool.get_cached_block(block_hash, group)
+        if block is None and (parked := self._tier.find((group, block_hash))) is not None:
+            return _Parked(parked)
+        return block
+
+    def find_run(self, hashes: Iterable[bytes], group: int = 0) -> list[KVBlock]:
+        """See `BlockPool`."""
+        run: list[KVBlock] = []
+        for block_hash in hashes:
+            block = self.get_cached_block(block_hash, group)
+            if block is None:
+                break
+            run.append(block)
+        return run
+
+
+class SwapSpace:
+    """The tier of one KV cache manager, which calls it.
+
+    Args:
+        kv: The manager; its pool and holdings are changed from here.
+        num_blocks: Blocks of the tier.
+    """
+
+    def __init__(self, kv: KVCacheManager, num_blocks: int) -> None:
+        self._kv = kv
+        self._pool = kv.block_pool
+        self._tier = HostTier(num_blocks)
+        self._both = _BothTiers(self._pool, self._tier)
+        self._swapped: dict[str, _Swapped] = {}
+        self._out: list[Move] = []
+        self._in: list[Move] = []
+        self._moving: list[int] = []
+        # pinned until the step that reads or writes them is over
+        self.is_closed = False
+        """After a failed write nothing more goes in; what is here can come back."""
+        self.num_failures = 0
+        """Blocks that could not be written or read, since start."""
+
+    # ---- facts -------------------------------------------------------------------------------
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests that are swapped out."""
+        return len(self._swapped)
+
+    @property
+    def usage(self) -> float:
+        """Share of the tier that must not be given up, 0 to 1."""
+        return self._tier.num_pinned / self._tier.num_blocks
+
+    def num_tokens_of(self, request_id: str) -> int:
+        """Computed tokens that a swapped-out request comes back to; 0 if it is not here."""
+        swapped = self._swapped.get(request_id)
+        return swapped.num_computed_tokens if swapped else 0
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """The step before is over: its copies are done."""
+        self._tier.unpin(self._moving)
+        self._moving = []
+
+    def take_moves(self) -> tuple[list[Move], list[Move]]:
+        """The copies of this step: (pool to tier, tier to pool)."""
+        out, into = self._out, self._in
+        self._out, self._in = [], []
+        return out, into
+
+    # ---- out ---------------------------------------------------------------------------------
+
+    def demote(self, block: KVBlock) -> None:
+        """The pool is about to reuse a cached block: keep its content if there is room."""
+        origin = block.origin
+        if block.block_hash is None or origin is None or self.is_closed:
+            return
+        if origin.ready_at > self._pool.step:
+            return
+        key = (origin.group, block.block_hash)
+        if self._tier.find(key) is not None:
+            return
+        parked = self._tier.take(key)
+        if parked is not None:
+            self._out.append((block.block_id, parked))
+            self._moving.append(parked)
+
+    def swap_out(self, request: Request) -> bool:
+        """Keep all that a request has computed; False, and nothing has happened, if there is no
+        room. Its blocks in the pool are still its own."""
+        held = self._kv.holding_of(request.request_id)
+        if held is None or self.is_closed or not request.num_computed_tokens:
+            return False
+        out: list[Move] = []
+        tables: list[list[int]] = []
+        size = self._kv.block_size
+        for group, table in enumerate(held.tables):
+            seen = table[held.num_unseen[group] : cdiv(request.num_computed_tokens, size)]
+            tables.append([])
+            for block in seen:
+                parked = self._park(block, group, out)
+                if parked is None:
+                    self._give_up(tables, out)
+                    return False
+                tables[-1].append(parked)
+        self._out += out
+        self._swapped[request.request_id] = _Swapped(
+            request.num_computed_tokens, list(held.num_unseen), tables
+        )
+        return True
+
+    def _park(self, block: KVBlock, group: int, out: list[Move]) -> int | None:
+        """A pinned block of the tier with a block's content, or None if there is no room."""
+        key: Key | None = (group, block.block_hash) if block.block_hash is not None else None
+        parked = self._tier.find(key) if key is not None else None
+        if parked is not None:
+            self._tier.pin(parked)
+            return parked
+        parked = self._tier.take(key)
+        if parked is not None:
+            out.append((block.block_id, parked))
+        return parked
+
+    def _give_up(self, tables: list[list[int]], out: list[Move]) -> None:
+        # Nothing was written to these yet.
+        self._tier.forget_blocks(parked for _, parked in out)
+        for table in tables:
+            self._tier.unpin(table)
+
+    # ---- in ----------------------------------------------------------------------------------
+
+    def swap_in(self, request: Request) -> None:
+        """Give a swapped-out request blocks of the pool again; there must be room."""
+        swapped = self._swapped.pop(request.request_id)
+        held = Holding(len(swapped.tables))
+        held.num_unseen = list(swapped.num_unseen)
+        for group, parked in enumerate(swapped.tables):
+            blocks = self._pool.get_new_blocks(len(parked))
+            held.tables[group].extend([self._pool.null_block] * held.num_unseen[group])
+            held.tables[group].extend(blocks)
+            self._in += [(p, b.block_id) for p, b in zip(parked, blocks, strict=True)]
+        self._moving += swapped.blocks
+        self._kv.hold(request.request_id, held)
+        request.num_computed_tokens = swapped.num_computed_tokens
+
+    def promote(self, request: Request, hits: GroupBlocks) -> GroupBlocks:
+        """Bring in what the tier adds to a prefix that was found in the pool, if the request has
+        room there.
+
+        Args:
+            request: One that `get_computed_blocks` was asked for.
+            hits: What it answered.
+
+        Returns:
+            The hits, the new ones among them. As before, they are not held.
+        """
+        size = self._kv.block_size
+        limit = (request.num_tokens - 1) // size
+        hashes = request.block_hashes[:limit]
+        windows = self._kv.windows
+        found = find_hits(self._both, windows, hashes, size) if hits else ()
+        if not found or len(found[0]) <= len(hits[0]):
+            return hits
+        if self._kv.lacking_blocks(request.num_tokens, hits) > 0:
+            return hits
+        for blocks in found:
+            for block in blocks:
+                # Before a place is taken, whose content may be demoted: hold what is needed.
+                if isinstance(block, _Parked):
+                    self._tier.pin(block.block_id)
+                    self._moving.append(block.block_id)
+                else:
+                    self._pool.touch([block])
+        for group, blocks in enumerate(found):
+            self._bring_in(request, group, blocks)
+        for blocks in found:
+            self._pool.free_blocks(reversed(blocks))
+        return found
+
+    def _bring_in(self, request: Request, group: int, blocks: list[KVBlock]) -> None:
+        """Put blocks of the pool in the place of parked ones."""
+        size = self._kv.block_size
+        for index, block in enumerate(blocks):
+            if isinstance(block, _Parked):
+                [own] = self._pool.get_new_blocks(1)
+                self._in.append((block.block_id, own.block_id))
+                self._pool.cache(
+                    [own],
+                    [request.block_hashes[index]],
+                    parent_key(request, index),
+                    request.all_token_ids,
+                    [(index * size, (index + 1) * size)],
+                    group,
+                )
+                blocks[index] = own
+
+    # ---- ends --------------------------------------------------------------------------------
+
+    def drop(self, request_id: str) -> None:
+        """A request has ended or will be recomputed: let go of what is kept for it."""
+        swapped = self._swapped.pop(request_id, None)
+        if swapped is not None:
+            self._tier.unpin(swapped.blocks)
+
+    def forget(self, key: Key) -> None:
+        """Content that cannot be trusted any more."""
+        self._tier.forget(key)
+
+    def clear(self) -> None:
+        """Forget all content that is kept for nobody."""
+        self._tier.clear()
+
+    def lose(self, parked: list[int]) -> list[str]:
+        """Blocks of the tier could not be written: forget them, and write nothing more.
+
+        Returns:
+            Ids of the requests that were swapped out to them: they must be recomputed.
+        """
+        self.is_closed = True
+        self.num_failures += len(parked)
+        self._tier.forget_blocks(parked)
+        lost = set(parked)
+        losers = [i for i, s in self._swapped.items() if not lost.isdisjoint(s.blocks)]
+        for request_id in losers:
+            self.drop(request_id)
+        return losers
+
+    def check_integrity(self) -> None:
+        """Check that every pin has its reason.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        pins = Counter(self._moving)
+        for swapped in self._swapped.values():
+            pins.update(swapped.blocks)
+        self._tier.check_integrity(dict(pins))
