@@ -260,8 +260,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         # whatever the culprit wrote cannot be trusted
         request = self.scheduler.requests[culprit]
         first = request.num_cached_tokens
+        held = set(chain(*self.scheduler.kv.get_block_ids(culprit))) - {0}
         for slots in self._slots(culprit, first, request.num_computed_tokens):
-            self.store.update({slot: -7 for slot in slots if slot[0]})
+            self.store.update({slot: -7 for slot in slots if slot[0] in held})
         self._apply(batch, BatchResult(sampled, failed={culprit: "injected"}))
 
     @precondition(lambda self: self.scheduler.running and self.num_swap_blocks)
