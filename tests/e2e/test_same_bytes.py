@@ -3,6 +3,7 @@ on chunking, on prefix hits or on preemption. Bits are compared."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ from mixed import facts, mixed_requests
 from quire import LLM, SamplingParams
 
 REQUESTS = mixed_requests(64)
+SWAP = {
+    "num_gpu_blocks_override": 24,
+    "max_model_len": 256,
+    "swap_space": 0.1,
+    "preemption_mode": "swap",
+}
 
 
 def run(llm: LLM, requests: list[dict[str, Any]]) -> list[Any]:
@@ -37,6 +44,8 @@ def run(llm: LLM, requests: list[dict[str, Any]]) -> list[Any]:
             "max_model_len": 256,
             "enable_prefix_caching": False,
         },
+        SWAP,
+        {**SWAP, "enable_prefix_caching": False, "swap_dir": "/tmp"},
     ],
     ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()),
 )
@@ -46,11 +55,31 @@ def test_together_as_alone(alone_facts: list[Any], options: dict[str, Any]) -> N
         scheduler = llm.llm_engine.core.scheduler
         scheduler.check_integrity()
         assert scheduler.kv.usage == 0.0
-        preemptions = next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+        values = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
     for request, got, expected in zip(REQUESTS, together, alone_facts, strict=True):
         assert got == expected, f"{request} differs under {options}"
     if "num_gpu_blocks_override" in options:
-        assert preemptions > 0, "the pool was meant to be too small"
+        assert values["vllm:num_preemptions"] > 0, "the pool was meant to be too small"
+    if "swap_space" in options:
+        assert values["vllm:kv_blocks_swapped_in"] > 0, "the tier was meant to be used"
+
+
+def test_a_full_disk_costs_only_time(
+    alone_facts: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from quire.worker import kv_transfer
+
+    monkeypatch.setattr(
+        kv_transfer, "_nameless_file", lambda folder: os.open("/dev/full", os.O_RDWR)
+    )
+    with LLM(disable_log_stats=False, **SWAP, swap_dir="/tmp") as llm:
+        together = run(llm, REQUESTS)
+        llm.llm_engine.core.scheduler.check_integrity()
+        failures = [m.value for m in llm.get_metrics() if m.name == "vllm:kv_swap_failures"]
+    assert together == alone_facts
+    assert failures[0] > 0
+    assert len([r for r in caplog.records if "No space left" in r.message]) == 1
+    assert len([r for r in caplog.records if "second KV tier cannot be written" in r.message]) == 1
 
 
 def test_a_second_run_hits_the_cache_and_gives_the_same(alone_facts: list[Any]) -> None:

@@ -48,7 +48,7 @@ def allocate_kv_cache(
     def zeros(num_heads: int, dim: int) -> Tensor:
         size = (num_blocks, block_size, num_heads, dim)
         if torch.device(device).type == "cpu":
-            return _untouched_zeros(size, kind)
+            return untouched_zeros(size, kind)
         return torch.zeros(size, dtype=kind, device=device)
 
     groups = groups or form_groups(layers, False)
@@ -64,7 +64,7 @@ def allocate_kv_cache(
     return [caches[index] for index in range(len(layers))]
 
 
-def _untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros on pages that the system provides when they are first written: a large cache costs
     neither start-up time nor memory before it is used."""
     if 0 in size:  # values that are part of the keys

@@ -23,6 +23,13 @@ class CacheConfig:
     most 4 GiB, or `VLLM_CPU_KVCACHE_SPACE` GiB."""
     num_gpu_blocks_override: int | None = None
     """Number of KV blocks, whatever the memory says (for tests and experiments)."""
+    swap_space: float | None = None
+    """GiB of the second KV tier, to which preempted requests are swapped out and in which evicted
+    prefixes are kept: host memory, or a file with `--swap-dir`. Default: 4 behind a GPU, else
+    0."""
+    swap_dir: str | None = None
+    """Folder for a file that is the second KV tier instead of memory. It has no name and is gone
+    with the process; if it cannot be written any more, preempted requests are recomputed."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of an equal prefix."""
     disable_hybrid_kv_cache_manager: bool = False
@@ -44,6 +51,12 @@ class CacheConfig:
             if value is not None and value < 1:
                 option = "--" + name.replace("_", "-")
                 raise ConfigError(f"{option} must be at least 1, got {value}")
+        if self.swap_space is not None and self.swap_space < 0:
+            raise ConfigError(f"--swap-space must be at least 0, got {self.swap_space}")
+        if self.swap_dir is not None and not self.swap_space:
+            raise ConfigError(
+                f"--swap-dir {self.swap_dir} needs --swap-space, the size of the file in GiB"
+            )
         if self.prefix_caching_hash_algo != "sha256":
             raise ConfigError(
                 f"--prefix-caching-hash-algo must be sha256, got {self.prefix_caching_hash_algo!r}"

@@ -36,7 +36,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "safetensors"),
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
-    "swap_space": (0,),
     "tensor_parallel_size": (1,),
     "tokenizer_mode": ("auto",),
     "trust_remote_code": (False,),

@@ -69,6 +69,7 @@ class EngineCore:
             max_model_len,
             self.info.kv_windows,
             self.config.scheduler.max_num_batched_tokens,
+            self.info.num_swap_blocks,
         )
         self.scheduler = Scheduler(
             self.config.scheduler, self.kv, max_model_len=max_model_len, clock=self.clock

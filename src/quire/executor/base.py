@@ -32,6 +32,8 @@ class ExecutorInfo:
     kv_cache_bytes: int
     kv_windows: tuple[int | None, ...] = (None,)
     """Of each group of layers that has block tables of its own, the positions a token sees."""
+    num_swap_blocks: int = 0
+    """Blocks of the second tier."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for messages."""

@@ -44,6 +44,7 @@ class InlineExecutor:
             weight_bytes=worker.weight_bytes,
             kv_cache_bytes=plan.bytes,
             kv_windows=plan.windows,
+            num_swap_blocks=plan.num_swap_blocks,
         )
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:

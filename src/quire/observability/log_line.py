@@ -50,8 +50,8 @@ FIELDS: Final = (
     Field("Preemptions: %d", lambda i: i.preemptions, when=lambda i: i.preemptions > 0),
     Field("%s KV cache usage: %.1f%%", lambda i: (i.device.upper(), 100 * i.last.kv_cache_usage)),
     Field("Prefix cache hit rate: %.1f%%", lambda i: 100 * i.hit_rate),
-    # The older documents' words. Preemption recomputes, so no request is ever swapped out.
-    Field("Swapped: %d reqs", lambda i: 0),
+    # The older documents' words.
+    Field("Swapped: %d reqs", lambda i: i.last.num_swapped),
     Field("Pending: %d reqs", lambda i: i.last.num_waiting),
 )
 

@@ -18,6 +18,9 @@ from quire.utils.math import cdiv, human_bytes
 
 logger = get_logger(__name__)
 
+DEFAULT_SWAP_SPACE = 4.0
+"""GiB of host memory behind the KV cache of a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
@@ -43,6 +46,8 @@ class KVCachePlan:
     """Blocks of one request of the greatest length, at most: a window gives some back."""
     max_model_len: int
     groups: tuple[KVGroup, ...]
+    num_swap_blocks: int = 0
+    """Blocks of the second tier."""
 
     @property
     def tokens(self) -> int:
@@ -121,7 +126,22 @@ def plan_kv_cache(
             _too_little(num_blocks, per_request + 1, per_block, cache, max_model_len, longest)
         )
     size = num_blocks * per_block
-    return KVCachePlan(num_blocks, cache.block_size, size, per_request, max_model_len, groups)
+    swap = _swap_bytes(cache, facts, size) // per_block
+    return KVCachePlan(num_blocks, cache.block_size, size, per_request, max_model_len, groups, swap)
+
+
+def _swap_bytes(cache: CacheConfig, facts: MemoryFacts, pool: int) -> int:
+    """Bytes of the second tier."""
+    default = 0 if facts.device == "cpu" else DEFAULT_SWAP_SPACE
+    wanted = int((default if cache.swap_space is None else cache.swap_space) * 2**30)
+    spare = facts.free - facts.weights - pool
+    if facts.device == "cpu" and cache.swap_dir is None and wanted > max(0, spare):
+        raise NotEnoughMemory(
+            f"--swap-space {cache.swap_space:g} GiB does not fit beside weights and KV cache: "
+            f"{human_bytes(max(0, spare))} of memory is left; lower it, or give --swap-dir to "
+            "keep it in a file"
+        )
+    return wanted
 
 
 def plan_without_cache(
@@ -169,6 +189,8 @@ def _too_little(
 def log_plan(plan: KVCachePlan, device: str, max_model_len: int) -> None:
     """The two lines that tell what fits."""
     logger.info("%s KV cache size: %s tokens", device.upper(), f"{plan.tokens:,}")
+    if plan.num_swap_blocks:
+        logger.info("Second KV tier: %s blocks", f"{plan.num_swap_blocks:,}")
     logger.info(
         "Maximum concurrency for %s tokens per request: %.2fx",
         f"{max_model_len:,}",

@@ -29,6 +29,7 @@ from quire.sampling import LogprobRow, RequestSampling, Sampler, SamplingMetadat
 from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
+from quire.worker.kv_transfer import KVTransfer, Moved
 
 logger = get_logger(__name__)
 
@@ -62,6 +63,7 @@ class ModelRunner:
         input_batch: Empty state of the right size.
         device: Where the model and the caches are.
         groups: The layers of each group that has block tables of its own; none: one group.
+        transfer: Moves blocks to and from the second tier, if there is one.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ModelRunner:
         input_batch: InputBatch,
         device: Device,
         groups: Sequence[Sequence[int]] = (),
+        transfer: KVTransfer | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -79,6 +82,7 @@ class ModelRunner:
         self._group_of = {layer: group for group, layers in enumerate(groups) for layer in layers}
         # Layers of several groups share memory: each once.
         self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
+        self._transfer = transfer or KVTransfer(None)
         self.sampler = Sampler()
         self._forward_seconds = self._sample_seconds = 0.0
 
@@ -87,14 +91,20 @@ class ModelRunner:
         """Compute a batch's tokens and sample where a request's known tokens end."""
         self._forward_seconds = self._sample_seconds = 0.0
         failed = self._update_states(batch)
+        moved = Moved()
+        self._transfer.move_out(batch.swap_out, moved)
         self._copy_blocks(batch.block_copies)
+        self._transfer.move_in(batch.swap_in, moved)
         scheduled = batch.num_scheduled_tokens
         if failed:
             scheduled = {i: n for i, n in scheduled.items() if i not in failed}
         outcome = Outcome(failed=failed)
         if scheduled:
             outcome.merge(self._attempt(list(scheduled), list(scheduled.values())))
-        return self._commit(outcome)
+        result = self._commit(outcome)
+        result.unwritten, result.unread = moved.unwritten, moved.unread
+        result.swap_seconds = moved.seconds
+        return result
 
     def reset(self) -> None:
         """Forget all requests."""

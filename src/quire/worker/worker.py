@@ -25,6 +25,7 @@ from quire.utils.math import human_bytes
 from quire.weights.files import total_bytes, weight_files
 from quire.worker.device import resolve_dtype, select_device, set_torch_threads
 from quire.worker.input_batch import InputBatch
+from quire.worker.kv_transfer import make_transfer
 from quire.worker.memory import (
     KVCachePlan,
     MemoryFacts,
@@ -192,9 +193,10 @@ class Worker:
             plan.windows,
         )
         groups = [group.layers for group in plan.groups]
+        transfer = make_transfer(caches, plan.num_swap_blocks, self.config.cache.swap_dir)
         if isinstance(model, (EncoderModel, DecoderModel)):
-            return PoolingRunner(model, caches, state, self.device, groups)
-        return ModelRunner(model, caches, state, self.device, groups)
+            return PoolingRunner(model, caches, state, self.device, groups, transfer)
+        return ModelRunner(model, caches, state, self.device, groups, transfer)
 
 
 def _silent(phase: str, done: int, total: int) -> None:
