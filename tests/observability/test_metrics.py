@@ -43,6 +43,11 @@ STEP = StepStats(
     num_prompt_tokens=14,
     num_generation_tokens=2,
     num_preempted=1,
+    num_swapped=4,
+    swap_usage=0.5,
+    num_blocks_swapped_out=6,
+    num_blocks_swapped_in=5,
+    num_swap_failures=1,
     prefix_queries=30,
     prefix_hits=16,
     prefix_lookups=[(20, 16), (10, 0)],
@@ -59,7 +64,8 @@ ITERATION = IterationStats(
 GAUGES = {
     "num_requests_running": 3,
     "num_requests_waiting": 2,
-    "num_requests_swapped": 0,
+    "num_requests_swapped": 4,
+    "cpu_cache_usage_perc": 0.5,
     "kv_cache_usage_perc": 0.25,
     "gpu_cache_usage_perc": 0.25,
     "prefix_cache_hit_rate": 16 / 30,
@@ -67,6 +73,9 @@ GAUGES = {
 }
 COUNTERS = {
     "num_preemptions": 2,
+    "kv_blocks_swapped_out": 12,
+    "kv_blocks_swapped_in": 10,
+    "kv_swap_failures": 2,
     "prefix_cache_queries": 60,
     "prefix_cache_hits": 32,
     "gpu_prefix_cache_queries": 60,

@@ -89,7 +89,6 @@ METRICS: Final = (
            lambda s: {"capacity": s.num_waiting}, label="reason",
            label_values=("capacity", "deferred")),
     # Preemption recomputes, so no request is ever swapped out; older dashboards plot it.
-    Metric("vllm:num_requests_swapped", _G, "Requests swapped out.", _STEP, lambda s: 0),
     Metric("vllm:kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _STEP,
            lambda s: s.kv_cache_usage),
     Metric("vllm:gpu_cache_usage_perc", _G, "Old name of vllm:kv_cache_usage_perc.", _STEP,
