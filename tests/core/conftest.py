@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
+from hypothesis import Phase, settings
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.batch import BatchResult, ScheduledBatch
@@ -14,6 +16,11 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock
+
+if os.environ.get("QUIRE_TEST_NO_SHRINK"):
+    # Only whether a test fails is asked, not by which smallest example.
+    settings.register_profile("no-shrink", phases=[Phase.explicit, Phase.generate])
+    settings.load_profile("no-shrink")
 
 
 class Bench:

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.scheduler import SchedulerConfig
-from quire.config.shape import LayerKV
-from quire.core.kv.groups import (
+from quire.config.kv_groups import (
     KVGroup,
     blocks_per_request,
     form_groups,
@@ -20,6 +18,8 @@ from quire.core.kv.groups import (
     num_unseen_blocks,
     page_bytes,
 )
+from quire.config.scheduler import SchedulerConfig
+from quire.config.shape import LayerKV
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler

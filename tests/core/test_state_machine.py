@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from quire.config.kv_groups import blocks_per_request
 from quire.config.scheduler import POLICIES, SchedulerConfig
 from quire.core.batch import BatchResult
 from quire.core.facts import Follower
-from quire.core.kv.groups import blocks_per_request
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler

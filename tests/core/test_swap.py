@@ -120,6 +120,16 @@ def test_what_cannot_be_written_is_recomputed(make_swap, caplog):
     assert scheduler.kv.swap.is_closed, "nothing more is written"
 
 
+def test_a_block_of_the_tier_is_written_once_in_a_step(make_swap):
+    bench = make_swap(swap=1, num_blocks=6)
+    bench.add("a", [7] * 33, max_tokens=1)
+    bench.drain()
+    bench.add("b", [8] * 75, max_tokens=1)
+    bench.step()
+    assert len(bench.last.swap_out) == 1, "two are evicted, one finds room"
+    bench.drain()
+
+
 def test_what_was_not_written_is_not_found(make_swap):
     bench = make_swap(num_blocks=6)
     bench.add("a", [7] * 33, max_tokens=1)

@@ -8,8 +8,8 @@ import torch
 from fake_model import VOCAB, fold, logits_of
 from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
 from quire.config import SchedulerConfig
+from quire.config.kv_groups import blocks_per_request, form_groups
 from quire.config.shape import LayerKV
-from quire.core.kv.groups import blocks_per_request, form_groups
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.config.kv_groups import KVGroup, form_groups, page_bytes, page_layers
 from quire.config.shape import LayerKV
-from quire.core.kv.groups import KVGroup, form_groups, page_bytes, page_layers
 from quire.kernels.dtypes import torch_dtype
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.config import CacheConfig
+from quire.config.kv_groups import KVGroup, blocks_per_request, form_groups, page_bytes
 from quire.config.shape import LayerKV
-from quire.core.kv.groups import KVGroup, blocks_per_request, form_groups, page_bytes
 from quire.errors import NotEnoughMemory
 from quire.logger import get_logger
 from quire.utils.math import cdiv, human_bytes

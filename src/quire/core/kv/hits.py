@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from quire.config.kv_groups import blocks_before
 from quire.core.kv.block import KVBlock
-from quire.core.kv.groups import blocks_before
 
 GroupBlocks = tuple[list[KVBlock], ...]
 """One block list per group, all of the same length; the null block stands for those not needed."""

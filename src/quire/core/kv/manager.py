@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
+from quire.config.kv_groups import blocks_per_request, most_blocks, num_unseen_blocks
 from quire.core.batch import BlockIds
 from quire.core.block_hash import extend_block_hashes, parent_key
 from quire.core.kv.block import KVBlock
-from quire.core.kv.groups import blocks_per_request, most_blocks, num_unseen_blocks
 from quire.core.kv.hits import GroupBlocks, find_hits
 from quire.core.kv.holding import Holding
 from quire.core.kv.pool import BlockPool
