@@ -1,0 +1,488 @@
+"""Where the time of one request went, as causes that add up.
+
+The life of a completion, from its arrival at the frontend to the end that the frontend saw, is
+cut at the beginnings and ends of steps. Each piece has one cause: what the request did, or why it
+could do nothing. The pieces touch, so their sum is the measured latency whatever happened.
+`explain_text.py` puts the causes into words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from quire.core.facts import Fact, Kind, Loss
+from quire.core.request import FINISH_REASONS, RequestStatus
+from quire.observability.explain_text import Cause, lines, prefix_sentence, sentence
+from quire.observability.lives import Life, wait_name
+from quire.observability.records import Recording
+from quire.observability.replay import Replay, Step
+
+MAX_NAMED = 5
+"""Other requests that a part names; the rest are counted."""
+MAX_SPANS = 200
+"""Intervals of a part in a report; the nearest ones are drawn together beyond."""
+
+
+class Blame(msgspec.Struct):
+    """Another request that had to do with a part."""
+
+    id: str
+    tokens: int
+    """Prompt tokens it computed meanwhile; 0 if it was in the way otherwise."""
+
+
+class Part(msgspec.Struct):
+    """Time with one cause."""
+
+    cause: str
+    """A `Cause`."""
+    reason: str | None
+    """For waiting: the `Wait` in small letters."""
+    seconds: float
+    share: float
+    """Of the whole, 0 to 1."""
+    steps: int
+    """Engine steps that it covers, wholly or partly."""
+    text: str
+    requests: list[Blame]
+    spans: list[tuple[float, float]]
+    """Where it lies, in seconds since arrival."""
+    details: dict[str, Any]
+
+
+class Prefix(msgspec.Struct):
+    """What the prefix cache gave."""
+
+    num_tokens: int
+    num_cached_tokens: int
+    first_missing_block: int | None
+    """Index of the first block not found whole; None if everything that can be reused was."""
+    text: str
+
+
+class Explanation(msgspec.Struct):
+    """Where the time of one completion went."""
+
+    id: str
+    index: int
+    internal_id: str
+    state: str
+    finish_reason: str | None
+    seconds: float
+    """Arrival to end, or to now."""
+    ttft: float | None
+    """Arrival to the end of the step that gave the first token; None if that is not known."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    parts: list[Part]
+    """In the order in which they began; their seconds add up to `seconds`."""
+    slowest_step: dict[str, Any] | None
+    """Of the steps in which it computed."""
+    prefix: Prefix | None
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part while it is being gathered."""
+
+    cause: Cause
+    reason: int = 0
+    seconds: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    steps: set[int] = field(default_factory=set)
+    blamed: Counter[int] = field(default_factory=Counter)
+    """Other requests: prompt tokens they computed meanwhile (0: they were ahead)."""
+    tokens: int = 0
+    """Of the request itself."""
+    batches: list[int] = field(default_factory=list)
+    behind_others: float = 0.0
+    """Seconds in which others stood before it in the queue."""
+    slowest: tuple[float, int] = (0.0, 0)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the sentence needs besides."""
+
+
+class Story:
+    """Cuts the time of one completion into pieces, step by step.
+
+    Args:
+        recording: Decides what things are called.
+        number: The request's number in the core of `epoch`.
+        arrival: When the frontend got it; None: when it was queued.
+        end: When the frontend saw its end, or now; None: when the core ended it.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        keys: set[tuple[int, int]],
+        arrival: float | None,
+        end: float | None,
+    ) -> None:
+        self.recording = recording
+        self.keys = keys
+        self.epoch = recording.epoch
+        self.number = next((n for e, n in keys if e == self.epoch), 0)
+        self.arrival, self.end = arrival, end
+        self.pieces: dict[tuple[Any, ...], Piece] = {}
+        self.cursor = arrival
+        self.life: Life | None = None
+        self.first_token: float | None = None
+        self.slowest: tuple[float, Step] | None = None
+        self._state = ""
+        self._lost = 0
+        self._now_waits = (0, False)
+        # reason of the wait, and whether it is at the head
+        self._step: Step | None = None
+
+    # ---- the cuts ----------------------------------------------------------------------------
+
+    def _cut(self, until: float, cause: Cause, *key: Any, reason: int = 0) -> Piece:
+        """Give the time up to `until` to a cause."""
+        piece = self.pieces.get((cause, reason, *key))
+        if piece is None:
+            piece = self.pieces[(cause, reason, *key)] = Piece(cause, reason)
+        start = self.cursor if self.cursor is not None else until
+        until = max(start, until if self.end is None else min(until, self.end))
+        self.cursor = until
+        if until > start:
+            piece.seconds.append(until - start)
+            if piece.spans and piece.spans[-1][1] == start:
+                piece.spans[-1] = (piece.spans[-1][0], until)
+            else:
+                piece.spans.append((start, until))
+        return piece
+
+    def tell(self) -> None:
+        """Read the recording."""
+        replay = Replay(self.recording)
+        self._begin(replay.lives.lives.get(self.number))
+        for step in replay:
+            if step.row.epoch != self.epoch:
+                self._next_core(step.row.epoch)
+            self._take(step)
+            if self.life is not None:
+                known = (replay.lives.lives.get(self.number), *step.ended)
+                self.life = next((i for i in known if i and i.number == self.number), self.life)
+            self._step = step
+            if self._state == "finished":
+                break
+        self._close()
+
+    def _begin(self, life: Life | None) -> None:
+        """What happened before the oldest record."""
+        if life is None or not len(self.recording):
+            return
+        self._queued(life.queued, life)
+        if life.admitted is not None:
+            self._cut(life.admitted, Cause.QUEUED)
+            self._cut(self.recording.row(0).start, Cause.EARLIER)
+            self._state = life.state
+
+    def _queued(self, time: float, life: Life | None) -> None:
+        if self.cursor is None:
+            self.arrival = self.cursor = time
+        cause = Cause.RESTART if self._state else Cause.INTAKE
+        self._cut(time, cause)
+        self._state, self.life = "waiting", life
+        self._now_waits = (0, False)
+
+    def _next_core(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.number = next((n for e, n in self.keys if e == epoch), 0)
+
+    # ---- one step ----------------------------------------------------------------------------
+
+    def _take(self, step: Step) -> None:
+        me = self.number
+        begun = False
+        ended: Fact | None = None
+        for fact in step.facts:
+            if fact.kind == Kind.STEP:
+                begun = True
+            elif fact.request == me and fact.kind == Kind.QUEUED:
+                self._queued(fact.time, _life_of(fact))
+            elif fact.request == me and fact.kind == Kind.FINISHED:
+                ended = fact
+                if not begun:
+                    return self._finish(fact)
+        if not self._state or self._state == "finished":
+            return
+        self._gap(step.row.start)
+        self._spend(step)
+        if ended is not None:
+            self._finish(ended)
+
+    def _gap(self, start: float) -> None:
+        """The time before the step."""
+        if self._state == "running":
+            self._cut(start, Cause.BETWEEN_STEPS)
+        elif self._state == "waiting":
+            piece = self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
+            if not self._now_waits[0] and self._step is not None:
+                self._blame(piece, self._step)
+        else:
+            self._cut(start, Cause.PREEMPTED, self._lost)
+
+    def _spend(self, step: Step) -> None:
+        """The time of the step itself."""
+        me = self.number
+        for fact in step.facts:
+            if fact.request != me:
+                continue
+            if fact.kind == Kind.PREEMPTED:
+                self._preempted(fact, step)
+            elif fact.kind == Kind.ADMITTED:
+                self._state = "running"
+        end = step.row.end
+        if me in step.scheduled:
+            self._work(step, end)
+        elif self._state == "running":
+            piece = self._cut(end, Cause.STALLED, reason=step.stalled)
+            self._note(piece, step)
+        elif self._state == "waiting":
+            self._wait(step, end)
+        else:
+            self._note(self._cut(end, Cause.PREEMPTED, self._lost), step)
+
+    def _preempted(self, fact: Fact, step: Step) -> None:
+        self._lost += 1
+        piece = self._cut(self.cursor or 0.0, Cause.PREEMPTED, self._lost)
+        piece.facts = {
+            "step": step.row.step,
+            "for": fact.other,
+            "loss": fact.reason,
+            "tokens": fact.a,
+            "swapped": bool(fact.c),
+        }
+        if fact.reason != Loss.FAILURE:
+            self._state = "preempted"
+            if fact.other:
+                piece.blamed[fact.other] += 0
+
+    def _wait(self, step: Step, end: float) -> None:
+        head = step.head
+        reason = head.reason if head is not None else 0
+        piece = self._cut(end, Cause.QUEUED, reason=reason)
+        self._note(piece, step)
+        if head is not None:
+            piece.facts |= {"needed": head.needed, "available": head.available}
+            if head.number != self.number:
+                piece.behind_others += step.row.step_seconds
+                piece.facts.setdefault("ahead", set()).add(head.number)
+        self._now_waits = (reason, head is not None and head.number == self.number)
+
+    def _work(self, step: Step, end: float) -> None:
+        me = self.number
+        chunk = step.chunks.get(me)
+        others = [(n, c) for n, c in step.chunks.items() if n != me]
+        if chunk is not None and chunk.again:
+            piece = self._cut(end, Cause.RECOMPUTED, self._lost)
+            lost = self.pieces.get((Cause.PREEMPTED, 0, self._lost))
+            piece.facts |= {k: v for k, v in lost.facts.items() if k != "tokens"} if lost else {}
+        elif chunk is not None:
+            piece = self._cut(end, Cause.PREFILL)
+        else:
+            piece = self._cut(end, Cause.DECODE_BESIDE_PREFILL if others else Cause.DECODE)
+        self._note(piece, step)
+        piece.tokens += step.scheduled[me]
+        if self.slowest is None or step.row.step_seconds > self.slowest[0]:
+            self.slowest = (step.row.step_seconds, step)
+        if self.first_token is None and (chunk is None or chunk.last):
+            self.first_token = end if self._reaches_back else None
+        if any(f.kind == Kind.PREEMPTED and f.request == me for f in step.facts):
+            self._state = "preempted"  # after the step, by a failure of another
+
+    @property
+    def _reaches_back(self) -> bool:
+        """Whether the records reach back to before the first token."""
+        return (Cause.EARLIER, 0) not in self.pieces
+
+    def _note(self, piece: Piece, step: Step) -> None:
+        """Remember who else was in the step."""
+        piece.steps.add(step.row.step)
+        piece.batches.append(len(step.scheduled))
+        if step.row.step_seconds > piece.slowest[0]:
+            piece.slowest = (step.row.step_seconds, step.row.step)
+        self._blame(piece, step)
+
+    def _blame(self, piece: Piece, step: Step) -> None:
+        for number, chunk in step.chunks.items():
+            if number != self.number:
+                piece.blamed[number] += chunk.tokens
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def _finish(self, fact: Fact) -> None:
+        self._rest(fact.time)
+        self._state = "finished"
+        if self.life is not None:
+            self.life.status, self.life.num_output_tokens = fact.reason, fact.a
+
+    def _rest(self, until: float) -> None:
+        """The time up to an end that lies between steps, or after the last recorded one."""
+        if self.cursor is None or self.cursor >= until:
+            return
+        if self._state == "finished":
+            self._cut(until, Cause.DELIVERY)
+        elif self._state == "running":
+            self._cut(until, Cause.UNDER_WAY)
+        elif self._state == "waiting":
+            self._cut(until, Cause.QUEUED, reason=self._now_waits[0])
+        elif self._state:
+            self._cut(until, Cause.PREEMPTED, self._lost)
+        else:
+            self._cut(until, Cause.INTAKE)
+
+    def _close(self) -> None:
+        if self.end is not None:
+            self._rest(self.end)
+
+
+def _life_of(fact: Fact) -> Life:
+    return Life(fact.request, fact.time, fact.a, fact.b, fact.c)
+
+
+# ------------------------------------------------------------------------------------- the report
+
+
+def explain(
+    recording: Recording,
+    internal_id: str,
+    *,
+    now: float | None = None,
+    num_output_tokens: int | None = None,
+) -> Explanation | None:
+    """Explain one completion; None if the records do not know it.
+
+    Args:
+        recording: The records.
+        internal_id: Which.
+        now: The time, if it has not ended.
+        num_output_tokens: What the frontend has counted, if it has not ended.
+    """
+    keys = {key for key, name in recording.names.items() if name == internal_id}
+    accepted = recording.accepted.get(internal_id)
+    if not keys and accepted is None:
+        return None
+    seen = recording.seen.get(internal_id)
+    arrival = accepted.arrival if accepted else None
+    story = Story(recording, keys, arrival, seen.time if seen else now)
+    story.tell()
+    return _report(story, internal_id, num_output_tokens)
+
+
+def _report(story: Story, internal_id: str, num_outputs: int | None) -> Explanation:
+    recording, life = story.recording, story.life
+    accepted = recording.accepted.get(internal_id)
+    seen = recording.seen.get(internal_id)
+    arrival = story.arrival or 0.0
+    end = story.cursor if story.cursor is not None else arrival
+    total = end - arrival
+    pieces = [p for p in story.pieces.values() if p.seconds or p.cause is Cause.PREEMPTED]
+    status = life.status if life else 0
+    reason = seen.reason if seen else _status_name(status)
+    outputs = life.num_output_tokens if life and status else num_outputs
+    return Explanation(
+        id=recording.external(internal_id),
+        index=accepted.index if accepted else 0,
+        internal_id=internal_id,
+        state="finished" if seen or status else story._state or "accepted",
+        finish_reason=reason or None,
+        seconds=total,
+        ttft=None if story.first_token is None else story.first_token - arrival,
+        num_prompt_tokens=life.num_prompt_tokens if life else 0,
+        num_output_tokens=outputs or 0,
+        num_preemptions=life.num_preemptions if life else 0,
+        parts=[_part(story, p, arrival, total) for p in pieces],
+        slowest_step=_slowest(story),
+        prefix=_prefix(life, recording.block_size),
+    )
+
+
+def _status_name(status: int) -> str:
+    return str(FINISH_REASONS.get(RequestStatus(status), "")) if status else ""
+
+
+def _part(story: Story, piece: Piece, arrival: float, total: float) -> Part:
+    recording = story.recording
+    seconds = math.fsum(piece.seconds)
+    ahead = piece.facts.pop("ahead", set())
+    blamed = Counter({number: 0 for number in ahead if number not in piece.blamed})
+    blamed.update(piece.blamed)
+    named = [
+        Blame(recording.name(story.epoch, number), tokens)
+        for number, tokens in blamed.most_common()
+    ]
+    if "for" in piece.facts:
+        number = piece.facts["for"]
+        piece.facts["for"] = recording.name(story.epoch, number) if number else None
+    details: dict[str, Any] = {
+        **piece.facts,
+        "num_blamed": len(named),
+        "num_ahead": len(ahead),
+        "tokens": piece.facts.get("tokens", piece.tokens),
+        "mean_batch": round(sum(piece.batches) / len(piece.batches), 1) if piece.batches else 0,
+        "behind_others_seconds": piece.behind_others,
+        "slowest_step": {"step": piece.slowest[1], "seconds": piece.slowest[0]},
+    }
+    part = Part(
+        cause=str(piece.cause),
+        reason=wait_name(piece.reason) if piece.cause in (Cause.QUEUED, Cause.STALLED) else None,
+        seconds=seconds,
+        share=seconds / total if total > 0 else 0.0,
+        steps=len(piece.steps),
+        text="",
+        requests=named[:MAX_NAMED],
+        spans=_spans(piece.spans, arrival),
+        details=details,
+    )
+    part.text = sentence(part)
+    return part
+
+
+def _spans(spans: list[tuple[float, float]], arrival: float) -> list[tuple[float, float]]:
+    """Relative to arrival; drawn together where they are too many to show."""
+    size = math.ceil(len(spans) / MAX_SPANS) or 1
+    groups = (spans[i : i + size] for i in range(0, len(spans), size))
+    return [(group[0][0] - arrival, group[-1][1] - arrival) for group in groups]
+
+
+def _slowest(story: Story) -> dict[str, Any] | None:
+    if story.slowest is None:
+        return None
+    seconds, step = story.slowest
+    others = [(c.tokens, n) for n, c in step.chunks.items() if n != story.number]
+    tokens, number = max(others, default=(0, 0))
+    return {
+        "step": step.row.step,
+        "seconds": seconds,
+        "num_requests": len(step.scheduled),
+        "num_tokens": sum(step.scheduled.values()),
+        "because_of": story.recording.name(story.epoch, number) if number else None,
+        "prompt_tokens": tokens,
+    }
+
+
+def _prefix(life: Life | None, block_size: int) -> Prefix | None:
+    if life is None or life.admitted is None:
+        return None
+    total = life.num_prompt_tokens + life.num_prior_outputs
+    whole = life.num_cached_tokens >= total - 1
+    return Prefix(
+        num_tokens=total,
+        num_cached_tokens=life.num_cached_tokens,
+        first_missing_block=None if whole else life.num_cached_blocks,
+        text=prefix_sentence(
+            total, life.num_cached_tokens, life.num_cached_blocks, block_size, whole
+        ),
+    )
