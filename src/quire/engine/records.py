@@ -112,7 +112,7 @@ class Question:
             if chosen:
                 # The last one, and its sisters: internal ids of one request differ in front.
                 groups = {i: (accepted[i].external_id, accepted[i].arrival) for i in chosen}
-                latest = {name: arrival for name, arrival in groups.values()}
+                latest = dict(groups.values())
                 return [i for i, (name, arrival) in groups.items() if latest[name] == arrival]
         return []
 

@@ -19,6 +19,11 @@ from quire.observability.signals import Signals
 
 NOTABLE: Final = 0.05
 """Share of time from which on a cause is a finding."""
+BURST: Final = 0.1
+"""Share of time for which a queue may stand still without being a symptom."""
+MIN_SPIKES: Final = 3
+SMOOTH: Final = 0.05
+"""Seconds between tokens that nobody calls a stutter: twenty a second."""
 MIN_STEPS: Final = 20
 """Below this many steps shares mean nothing."""
 
@@ -50,8 +55,13 @@ class Row:
 
 
 def _wait(reason: str) -> Callable[[Signals], float]:
-    """Share of the time in which the queue stood still for a reason."""
-    return lambda s: float(s["wait_share"].get(reason, 0.0))
+    """Share of the time in which the queue stood still for a reason; short bursts are normal."""
+
+    def weigh(s: Signals) -> float:
+        share = float(s["wait_share"].get(reason, 0.0))
+        return share if share >= BURST else 0.0
+
+    return weigh
 
 
 def _pool_too_small(s: Signals) -> float:
@@ -62,7 +72,9 @@ def _pool_too_small(s: Signals) -> float:
 
 def _spikes(s: Signals) -> float:
     """Spikes count when they are most of what is slow, and p99 shows them."""
-    if s.get("spikes_by_prefill", 0.0) < 0.5 or s["itl_p99"] < 3 * s["decode_step_p50"]:
+    if s.get("spikes", 0) < MIN_SPIKES or s["spikes_by_prefill"] < 0.5:
+        return 0.0
+    if s["itl_p99"] < max(SMOOTH, 3 * s["decode_step_p50"]):
         return 0.0
     return max(NOTABLE, float(s["spike_time_share"]))
 
@@ -119,7 +131,7 @@ DRILL: Final = (
         _pool_evidence,
         lambda s: (
             "more KV memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or fewer at once: "
-            f"--max-num-seqs (now {s['max_num_seqs']}; about {max(1, int(s['running_mean']))} run), "
+            f"--max-num-seqs (now {s['max_num_seqs']}; {max(1, int(s['running_mean']))} run), "
             "--watermark against preemption, a lower --max-model-len, or a replica more"
         ),
     ),
@@ -147,7 +159,7 @@ DRILL: Final = (
         "budget_used_up_by_prompts",
         "first tokens are late although seats and KV blocks are free",
         "prompts wait for tokens of the step's budget",
-        lambda s: _wait("budget")(s) if s["waiting_mean"] >= 1 else 0.0,
+        _wait("budget"),
         lambda s: _queue_evidence(s, "budget"),
         lambda s: (
             f"--max-num-batched-tokens (now {s['max_num_batched_tokens']}): more tokens per step, "

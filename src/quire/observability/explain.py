@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from quire.core.facts import Fact, Kind, Loss
+from quire.core.facts import Fact, Kind, Loss, Wait
 from quire.core.request import FINISH_REASONS, RequestStatus
 from quire.observability.explain_text import Cause, lines, prefix_sentence, sentence
 from quire.observability.lives import Life, wait_name
@@ -26,6 +26,10 @@ MAX_NAMED = 5
 """Other requests that a part names; the rest are counted."""
 MAX_SPANS = 200
 """Intervals of a part in a report; the nearest ones are drawn together beyond."""
+
+
+_HELD = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
+"""Waits for what running requests hold, whatever they compute."""
 
 
 class Blame(msgspec.Struct):
@@ -101,6 +105,8 @@ class Piece:
     steps: set[int] = field(default_factory=set)
     blamed: Counter[int] = field(default_factory=Counter)
     """Other requests: prompt tokens they computed meanwhile (0: they were ahead)."""
+    holders: Counter[int] = field(default_factory=Counter)
+    """Other requests that had the places or blocks it waited for: steps."""
     tokens: int = 0
     """Of the request itself."""
     batches: list[int] = field(default_factory=list)
@@ -273,7 +279,11 @@ class Story:
         head = step.head
         reason = head.reason if head is not None else 0
         piece = self._cut(end, Cause.QUEUED, reason=reason)
-        self._note(piece, step)
+        if reason in _HELD:
+            self._count(piece, step)
+            piece.holders.update(step.scheduled)
+        else:
+            self._note(piece, step)
         if head is not None:
             piece.facts |= {"needed": head.needed, "available": head.available}
             if head.number != self.number:
@@ -284,7 +294,6 @@ class Story:
     def _work(self, step: Step, end: float) -> None:
         me = self.number
         chunk = step.chunks.get(me)
-        others = [(n, c) for n, c in step.chunks.items() if n != me]
         if chunk is not None and chunk.again:
             piece = self._cut(end, Cause.RECOMPUTED, self._lost)
             lost = self.pieces.get((Cause.PREEMPTED, 0, self._lost))
@@ -292,7 +301,7 @@ class Story:
         elif chunk is not None:
             piece = self._cut(end, Cause.PREFILL)
         else:
-            piece = self._cut(end, Cause.DECODE_BESIDE_PREFILL if others else Cause.DECODE)
+            piece = self._cut(end, _beside(step))
         self._note(piece, step)
         piece.tokens += step.scheduled[me]
         if self.slowest is None or step.row.step_seconds > self.slowest[0]:
@@ -309,11 +318,14 @@ class Story:
 
     def _note(self, piece: Piece, step: Step) -> None:
         """Remember who else was in the step."""
+        self._count(piece, step)
+        self._blame(piece, step)
+
+    def _count(self, piece: Piece, step: Step) -> None:
         piece.steps.add(step.row.step)
         piece.batches.append(len(step.scheduled))
         if step.row.step_seconds > piece.slowest[0]:
             piece.slowest = (step.row.step_seconds, step.row.step)
-        self._blame(piece, step)
 
     def _blame(self, piece: Piece, step: Step) -> None:
         for number, chunk in step.chunks.items():
@@ -346,6 +358,13 @@ class Story:
     def _close(self) -> None:
         if self.end is not None:
             self._rest(self.end)
+
+
+def _beside(step: Step) -> Cause:
+    """What a decode in this step is called: a few prompt tokens do not make a step slow."""
+    prompt = sum(chunk.tokens for chunk in step.chunks.values())
+    mostly = prompt > len(step.scheduled) - len(step.chunks)
+    return Cause.DECODE_BESIDE_PREFILL if mostly else Cause.DECODE
 
 
 def _life_of(fact: Fact) -> Life:
@@ -417,11 +436,9 @@ def _part(story: Story, piece: Piece, arrival: float, total: float) -> Part:
     recording = story.recording
     seconds = math.fsum(piece.seconds)
     ahead = piece.facts.pop("ahead", set())
-    blamed = Counter({number: 0 for number in ahead if number not in piece.blamed})
-    blamed.update(piece.blamed)
     named = [
-        Blame(recording.name(story.epoch, number), tokens)
-        for number, tokens in blamed.most_common()
+        Blame(recording.name(story.epoch, number), 0 if piece.holders else count)
+        for number, count in (piece.holders or piece.blamed).most_common()
     ]
     if "for" in piece.facts:
         number = piece.facts["for"]
@@ -463,13 +480,15 @@ def _slowest(story: Story) -> dict[str, Any] | None:
     seconds, step = story.slowest
     others = [(c.tokens, n) for n, c in step.chunks.items() if n != story.number]
     tokens, number = max(others, default=(0, 0))
+    if tokens <= max(step.scheduled[story.number], len(step.scheduled) - len(step.chunks)):
+        number = 0  # it was slow for what this request, or all together, computed
     return {
         "step": step.row.step,
         "seconds": seconds,
         "num_requests": len(step.scheduled),
         "num_tokens": sum(step.scheduled.values()),
         "because_of": story.recording.name(story.epoch, number) if number else None,
-        "prompt_tokens": tokens,
+        "prompt_tokens": tokens if number else 0,
     }
 
 

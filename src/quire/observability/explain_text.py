@@ -57,7 +57,7 @@ def plural(count: int, noun: str) -> str:
 
 def _ids(part: Part, only: Callable[[int], bool] = lambda tokens: True) -> str:
     chosen = [b for b in part.requests if only(b.tokens)]
-    names = [f"{b.id} ({b.tokens:,} tokens)" if b.tokens else b.id for b in chosen]
+    names = [f"{b.id} ({plural(b.tokens, 'token')})" if b.tokens else b.id for b in chosen]
     more = part.details["num_blamed"] - len(part.requests)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
@@ -68,13 +68,13 @@ def _behind(part: Part) -> str:
     more = part.details["num_blamed"] - len(part.requests)
     if prefills:
         return f" behind {plural(prefills + more, 'prefill')} ({_ids(part, lambda t: t > 0)})"
-    return f" behind {_ids(part)}" if part.requests else ""
+    return ""
 
 
 _WAITS: Final[dict[str, str]] = {
     "budget": "the step's token budget was used up (--max-num-batched-tokens)",
-    "blocks": "too few free KV blocks ({needed} needed, {available} free)",
-    "max_num_seqs": "all {available} places were taken (--max-num-seqs)",
+    "blocks": "too few free KV blocks ({needed} needed, {available} free), held by {holders}",
+    "max_num_seqs": "all {available} places were taken (--max-num-seqs), by {holders}",
     "preemption": "a running request was just being preempted, so nobody came in",
     "policy": "the scheduling policy or --scheduler-delay-factor held it back",
     "adapter": "its adapter had no place",
@@ -86,7 +86,9 @@ _WAITS: Final[dict[str, str]] = {
 
 def _queued(part: Part) -> str:
     why = _WAITS[part.reason or "step"].format(
-        needed=part.details.get("needed", "?"), available=part.details.get("available", "?")
+        needed=part.details.get("needed", "?"),
+        available=part.details.get("available", "?"),
+        holders=_ids(part) or "others",
     )
     ahead = part.details["num_ahead"]
     line = f"; {plural(ahead, 'request')} stood before it in the queue" if ahead else ""
