@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from zlib import crc32
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.batch import BatchResult
@@ -60,7 +61,9 @@ class Rig:
         intake: float = 0.0003,
     ) -> str:
         """Queue a request; its internal id."""
-        ids = [hash(name) % 1000 + i for i in range(prompt)] if isinstance(prompt, int) else prompt
+        ids = list(range(prompt)) if isinstance(prompt, int) else prompt
+        if isinstance(prompt, int):
+            ids = [crc32(name.encode()) % 1000 + i for i in ids]
         internal = f"{name}-0000000a"
         if internal not in self.arrivals:
             self.arrivals[internal] = self.clock.now()
