@@ -1,4 +1,4 @@
-"""`explain`, `timeline`, `top` and `doctor`: what they print, and what they say when it goes wrong."""
+"""`explain`, `timeline`, `top`, `doctor`: what they print, and what they say when it fails."""
 
 from __future__ import annotations
 

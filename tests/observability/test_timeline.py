@@ -18,7 +18,7 @@ from record_rig import Rig
 def rig() -> Rig:
     made = Rig(num_blocks=10, budget=24, seqs=3)
     for i in range(6):
-        made.add(f"r{i}", 20 + 9 * i, 12)
+        made.add(f"r{i}", 20 + 9 * i, 40)
     made.drain()
     return made
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from quire.cli.parser import Parser
 from quire.cli.running import add_running_flags, running_client
+from quire.errors import ConfigError
 
 COLOURS: Final = {
     "queued": "yellow",
@@ -31,7 +32,7 @@ def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser("explain", "Tell where the time of one request of a running server went.")
     parser.add_argument(
-        "request_id", metavar="REQUEST_ID",
+        "request_id", metavar="REQUEST_ID", nargs="?", default=None,
         help="The id of the reply, or the X-Request-Id that was sent.",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", default=False, help="Print JSON.")
@@ -42,6 +43,8 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Print the explanation; returns the exit code."""
     namespace = build_parser().parse(arguments)
+    if namespace.request_id is None:
+        raise ConfigError("which request? quire explain REQUEST_ID; quire top lists running ones")
     path = f"/v1/requests/{quote(namespace.request_id, safe='')}/explain"
     told = running_client(namespace).get_json(path)
     if namespace.json:

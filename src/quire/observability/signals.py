@@ -55,6 +55,7 @@ class _Window:
         self.last_end = 0.0
         self.epoch = recording.epoch
         self._queued: dict[int, float] = {}
+        self._had_work = False
 
     def add(self, step: Step, inside: bool) -> None:
         """One step; outside the window only what later steps need is kept."""
@@ -83,7 +84,9 @@ class _Window:
 
     def _costs(self, step: Step) -> None:
         row = step.row
-        gap = max(0.0, row.start - self.last_end) if self.steps else 0.0
+        # Time in which there was nothing to do is no time of the engine.
+        gap = max(0.0, row.start - self.last_end) if self._had_work else 0.0
+        self._had_work = bool(row.num_running or row.num_waiting)
         self.steps += 1
         self.busy += row.step_seconds
         self.gaps += gap
@@ -230,8 +233,9 @@ def metric_signals(before: Samples, after: Samples, seconds: float) -> Signals:
             change = sum(after[metric].values()) - sum(before.get(metric, {}).values())
             signals[name] = change / seconds if seconds > 0 else 0.0
     for name, metric in _HISTOGRAMS.items():
-        counts = _buckets(after, metric) - _buckets(before, metric)
-        counts = counts or _buckets(after, metric)
+        counts, old = _buckets(after, metric), _buckets(before, metric)
+        fresh = {bound: count - old.get(bound, 0) for bound, count in counts.items()}
+        counts = fresh if any(fresh.values()) else counts
         for q in (50, 95, 99):
             value = _bucket_quantile(counts, q / 100)
             if value is not None:
@@ -259,9 +263,9 @@ _HISTOGRAMS: Final = {
 }
 
 
-def _buckets(samples: Samples, metric: str) -> Counter[float]:
+def _buckets(samples: Samples, metric: str) -> dict[float, int]:
     """Cumulative counts by upper bound, summed over labels."""
-    counts: Counter[float] = Counter()
+    counts: dict[float, int] = defaultdict(int)
     for labels, value in samples.get(f"{metric}_bucket", {}).items():
         bound = re.search(r'le="([^"]+)"', labels)
         if bound is not None:
@@ -269,7 +273,7 @@ def _buckets(samples: Samples, metric: str) -> Counter[float]:
     return counts
 
 
-def _bucket_quantile(counts: Counter[float], q: float) -> float | None:
+def _bucket_quantile(counts: Mapping[float, int], q: float) -> float | None:
     """As PromQL's histogram_quantile does: linear within the bucket."""
     bounds = sorted(counts)
     total = counts[bounds[-1]] if bounds else 0
