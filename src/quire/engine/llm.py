@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
@@ -15,10 +15,12 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.llm_pooling import PoolingVerbs, as_prompts
 from quire.engine.progress import GenerateProgress
 from quire.errors import ConfigError, InvalidRequest
-from quire.observability.explain import Explanation
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation
 
 Message = dict[str, Any]
 """A chat message: `{"role": ..., "content": ...}`."""

@@ -1,12 +1,13 @@
 """The frontend's questions to the records: one place for the inline engine and the server's.
 
-Joins the ring of records with what the frontend knows of unfinished requests.
+Joins the ring of records with what the frontend knows of unfinished requests. What answers is
+imported when somebody asks: no server waits for it at its start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,11 +15,12 @@ from quire.config import EngineConfig
 from quire.engine.messages import EngineCoreRequest
 from quire.engine.output_processor import ActiveCompletion
 from quire.errors import InvalidRequest, NotFound
-from quire.observability.explain import Explanation, explain
 from quire.observability.lives import Lives, wait_name
 from quire.observability.records import StepRecords
-from quire.observability.signals import Signals, read_signals
-from quire.observability.timeline import timeline
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation
+    from quire.observability.signals import Signals
 
 NAMED_IDS = 10
 """Ids that a refusal names."""
@@ -86,6 +88,8 @@ class Question:
         Raises:
             NotFound: the id is in no record; some that are get named.
         """
+        from quire.observability.explain import explain
+
         internal_ids = self._find(request_id)
         if not internal_ids:
             raise NotFound(self._unknown(request_id))
@@ -131,6 +135,8 @@ class Question:
         Raises:
             InvalidRequest: `steps` is not positive.
         """
+        from quire.observability.timeline import timeline
+
         if steps < 1:
             raise InvalidRequest(f"steps must be at least 1, got {steps}", param="steps")
         self._recording.keep_last(steps)
@@ -169,6 +175,8 @@ class Question:
 
     def signals(self, window: float) -> Signals:
         """Figures of the last `window` seconds, for the doctor."""
+        from quire.observability.signals import read_signals
+
         return read_signals(self._recording, self._config.scheduler, window, self._now)
 
 

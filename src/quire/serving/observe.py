@@ -12,7 +12,6 @@ from urllib.parse import parse_qs
 import msgspec
 
 from quire.errors import InvalidRequest
-from quire.observability.diagnosis import diagnose
 from quire.serving.exchange import Exchange
 
 TIMELINE_STEPS: Final = 1000
@@ -88,6 +87,8 @@ async def timeline(exchange: Exchange) -> None:
 
 async def diagnosis(exchange: Exchange) -> None:
     """Figures of the last `seconds`, and the likely causes they speak for."""
+    from quire.observability.diagnosis import diagnose
+
     given = _parameters(exchange, "seconds").get("seconds")
     window = _number(given, WINDOW_SECONDS, "seconds")
     question = exchange.state.ready_engine().question()
