@@ -58,6 +58,7 @@ fix: $(VENV)/.test
 bench: install
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/policies.py
+	$(BIN)/python benchmarks/observe_cost.py
 
 demo: install
 	$(BIN)/python tools/train_demo.py

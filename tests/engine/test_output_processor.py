@@ -374,6 +374,7 @@ def test_aborts_are_counted_even_when_the_core_is_idle() -> None:
         num_preemptions=0,
         n=1,
         max_tokens=100,
+        request_id="r-00000000",
     )
     assert frontend.processor.take_stats().finished == []
 
@@ -425,6 +426,7 @@ def test_timings_and_statistics() -> None:
             num_preemptions=2,
             n=1,
             max_tokens=9,
+            request_id="r-00000000",
         )
     ]
     metrics = three.request_outputs[0].metrics

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
+from quire.engine.records import Question
 from quire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
+from quire.observability.records import StepRecords
 from quire.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
 
@@ -111,6 +113,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.changes: list[tuple[Any, dict[str, Any]]] = []
         self.was_shut_down = False
+        self.records = StepRecords(64)
         self._tasks: dict[str, tuple[FakeStream, asyncio.Task[None], SamplingParams]] = {}
 
     async def submit(
@@ -234,6 +237,9 @@ class FakeEngine:
 
     def last_step_age(self) -> float | None:
         return self.step_age
+
+    def question(self) -> Question:
+        return Question(self.records, [], 1000.0, self.config)
 
     def metrics_text(self) -> bytes:
         return b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0.0\n"

@@ -1,7 +1,7 @@
 """A client of a running server: JSON and server-sent events over the standard library.
 
-Knows HTTP and the OpenAI error envelope, nothing of models. Only `chat --url` and `complete
---url` use it.
+Knows HTTP and the OpenAI error envelope, nothing of models. Only commands that ask a running
+server use it.
 """
 
 from __future__ import annotations
@@ -54,6 +54,33 @@ class Client:
             raise StartupError(f"{self.url} answers, but lists no model at /v1/models") from None
         finally:
             connection.close()
+
+    def get(self, path: str) -> bytes:
+        """The body of a GET.
+
+        Raises:
+            StartupError: the server cannot be reached or lets nobody in.
+            RequestError: it refuses this request.
+            EngineError: the answer breaks off.
+        """
+        connection, response = self._open("GET", path, None)
+        try:
+            return response.read()
+        except (OSError, ValueError) as error:
+            raise EngineError(f"the answer of {self.url} broke off: {error}") from None
+        finally:
+            connection.close()
+
+    def get_json(self, path: str) -> Any:
+        """The JSON body of a GET.
+
+        Raises:
+            EngineError: the answer is no JSON, or what `get` raises.
+        """
+        try:
+            return json.loads(self.get(path))
+        except ValueError:
+            raise EngineError(f"{self.url}{path} does not answer with JSON") from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """POST and yield the events of the answer, until `[DONE]`.

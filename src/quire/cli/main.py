@@ -24,6 +24,10 @@ COMMANDS: Registry[Command] = Registry(
         "complete": "quire.cli.complete:main",
         "run": "quire.cli.run:main",
         "bench": "quire.cli.bench:main",
+        "explain": "quire.cli.explain:main",
+        "timeline": "quire.cli.timeline:main",
+        "top": "quire.cli.top:main",
+        "doctor": "quire.cli.doctor:main",
         "collect-env": "quire.cli.collect_env:main",
     },
 )
@@ -33,6 +37,10 @@ ABOUT = {
     "complete": "print the completion of a prompt",
     "run": "run a Python script written for vllm",
     "bench": "list the benchmarks",
+    "explain": "tell where the time of one request went",
+    "timeline": "write the last steps of a server as a trace for Perfetto",
+    "top": "watch a running server",
+    "doctor": "check this machine, or find out why a server is slow",
     "collect-env": "describe this machine and installation, for reports",
 }
 """What each command does, for the overview. One row per command."""

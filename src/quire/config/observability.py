@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
@@ -15,3 +17,10 @@ class ObservabilityConfig:
     """Log each request's id and parameters as it arrives (never its text)."""
     enable_logging_iteration_details: bool = False
     """Log one line per step: requests, tokens, time, KV usage."""
+    record_steps: int = 4096
+    """Steps of which records are kept in memory, about 1 KiB each, for `quire explain`, `timeline`,
+    `top` and `doctor`; 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.record_steps <= 1_000_000:
+            raise ConfigError(f"--record-steps must be from 0 to 1000000, got {self.record_steps}")

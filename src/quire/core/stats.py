@@ -83,6 +83,8 @@ class FinishedRequestStats(msgspec.Struct, array_like=True):
     num_preemptions: int
     n: int
     max_tokens: int | None
+    request_id: str = ""
+    """The core's id of it."""
 
 
 class IterationStats(msgspec.Struct, array_like=True):

@@ -37,6 +37,7 @@ from quire.engine.messages import (
 )
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
+from quire.engine.records import Question, accept, make_records
 from quire.errors import EngineDead, NotFound, QuireError, StepFailed
 from quire.logger import get_logger
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -117,6 +118,8 @@ class AsyncLLM:
         self.default_params: SamplingParams = self.input.default_params()
         self.journal = Journal()
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
+        self.records = make_records(self.config)
+        self.sinks.add(self.records)
         self.queue = QueueLimits(self._count_rejection)
         self.state = "loading"
         """`loading`, `ready` or `dead`."""
@@ -213,6 +216,7 @@ class AsyncLLM:
         self.output.add(processed)
         self.queue.add(processed.requests)
         self.journal.open(processed.requests)
+        accept(self.records, processed.requests)
         stream = RequestStream(request_id, processed.seed, self._abort_now)
         self._streams[request_id] = stream
         if self.config.observability.enable_log_requests:
@@ -378,6 +382,14 @@ class AsyncLLM:
     def metrics_text(self) -> bytes:
         """The Prometheus exposition."""
         return self.prometheus.render()
+
+    def question(self) -> Question:
+        """A copy of the records, to be asked on any thread: explanations, timeline, listing.
+
+        Raises:
+            InvalidRequest: no records are kept.
+        """
+        return Question(self.records, self.output.active(), self.clock.now(), self.config)
 
     # ---- messages of the core ----------------------------------------------------------------
 

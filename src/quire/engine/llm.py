@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
@@ -18,6 +18,9 @@ from quire.errors import ConfigError, InvalidRequest
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation
 
 Message = dict[str, Any]
 """A chat message: `{"role": ..., "content": ...}`."""
@@ -195,6 +198,30 @@ class LLM(PoolingVerbs):
         ids = self.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
         args = {"prompt_token_ids": ids, "cache_salt": cache_salt}
         return dict(self.llm_engine.core.call("explain_prefix", args))
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        """Where the time of a request went, as causes that add up to its latency; `print()` shows
+        them as text.
+
+        Args:
+            request_id: `RequestOutput.request_id`.
+
+        Returns:
+            One for each of the request's `n` completions.
+
+        Raises:
+            NotFound: the id is not in the records (`record_steps` keeps more).
+            InvalidRequest: `record_steps` is 0.
+        """
+        return self.llm_engine.question().explain(request_id)
+
+    def timeline(self, steps: int = 1000) -> dict[str, Any]:
+        """The last steps as a Chrome trace: `json.dump` it and open it in ui.perfetto.dev.
+
+        Raises:
+            InvalidRequest: `steps` is not positive, or `record_steps` is 0.
+        """
+        return self.llm_engine.question().timeline(steps)
 
     def start_profile(self) -> None:
         """Start a torch profiler over the engine's work.

@@ -9,6 +9,7 @@ from quire.engine.facts import add_log_sinks, make_sinks
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import PromptType
 from quire.engine.output_processor import OutputProcessor
+from quire.engine.records import Question, accept, make_records
 from quire.errors import ConfigError
 from quire.executor.base import Executor
 from quire.outputs import RequestOutput
@@ -59,6 +60,8 @@ class LLMEngine:
         )
         self.output = OutputProcessor(self.tokenizer, self.clock)
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
+        self.records = make_records(self.config)
+        self.sinks.add(self.records)
         self.prometheus.set_cache_config(self.core.info.to_dict())
         add_log_sinks(self.sinks, self.config, self.clock, self.core.info.device)
 
@@ -87,6 +90,7 @@ class LLMEngine:
             client=client,
         )
         self.output.add(processed)
+        accept(self.records, processed.requests)
         for request in processed.requests:
             self.core.add_request(request)
 
@@ -105,6 +109,14 @@ class LLMEngine:
             internal, _ = self.output.abort(request_id)
             self.core.abort_requests(internal)
         self.sinks.record(None, self.output.take_stats())
+
+    def question(self) -> Question:
+        """A copy of the records, to be asked: explanations, timeline, listing.
+
+        Raises:
+            InvalidRequest: no records are kept.
+        """
+        return Question(self.records, self.output.active(), self.clock.now(), self.config)
 
     @property
     def has_unfinished_requests(self) -> bool:

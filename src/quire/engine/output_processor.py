@@ -8,7 +8,7 @@ ended. Knows nothing of how outputs reach their callers, of scheduling, or of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from quire.core.batch import TokenLogprobs
@@ -42,6 +42,18 @@ class ProcessedOutputs:
     aborts: list[str]
     """Internal ids that the core must end: a stop string matched."""
     iteration: IterationStats
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveCompletion:
+    """A completion that has not ended, for listings."""
+
+    external_id: str
+    index: int
+    internal_id: str
+    arrival_time: float
+    num_prompt_tokens: int
+    num_output_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +185,19 @@ class OutputProcessor:
         request = self._requests.get(external_id)
         completions = request.completions if request else []
         return [c.internal_id for c in completions if c.finish_reason is None]
+
+    def active(self) -> Iterator[ActiveCompletion]:
+        """All completions that have not ended, oldest first."""
+        for completion in self._completions.values():
+            first = completion.request.first
+            yield ActiveCompletion(
+                first.external_id,
+                completion.index,
+                completion.internal_id,
+                first.arrival_time,
+                len(first.prompt_token_ids),
+                completion.num_tokens,
+            )
 
     def abort(self, external_id: str) -> tuple[list[str], RequestOutput | None]:
         """End a request from outside: its internal ids that the core still works on, and its last
@@ -412,6 +437,7 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
         num_preemptions=completion.num_preemptions,
         n=params.n,
         max_tokens=params.max_tokens,
+        request_id=completion.internal_id,
     )
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.errors import NotFound
-from quire.serving import admin, probes
+from quire.serving import admin, observe, probes
 from quire.serving.auth import Role
 from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import KEY, Exchange, Scope
@@ -59,6 +59,10 @@ ROUTES: Final = (
     RouteSpec("/limits", ("GET", "POST"), Role.ADMIN, admin.limits),
     RouteSpec("/reset_prefix_cache", _POST, Role.ADMIN, admin.reset_prefix_cache),
     RouteSpec("/explain_prefix", _POST, Role.ADMIN, admin.explain_prefix),
+    RouteSpec("/v1/requests", _GET, Role.ADMIN, observe.list_requests),
+    RouteSpec("/v1/requests/{id:path}/explain", _GET, Role.ADMIN, observe.explain),
+    RouteSpec("/v1/timeline", _GET, Role.ADMIN, observe.timeline),
+    RouteSpec("/v1/diagnosis", _GET, Role.ADMIN, observe.diagnosis),
     RouteSpec("/metrics", _GET, Role.METRICS, probes.metrics),
     RouteSpec("/load", _GET, Role.METRICS, probes.load),
     RouteSpec("/livez", _GET, Role.OPEN, probes.livez),

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from quire.config import EngineConfig, PoolerSpec
+from quire.engine.records import Question
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.pairs import EncodedPair
@@ -175,6 +176,14 @@ class EngineClient(Protocol):
 
     def last_step_age(self) -> float | None:
         """Seconds since a busy core last proved progress; `None` while it has nothing to do."""
+        ...
+
+    def question(self) -> Question:
+        """A copy of the records, to be asked on any thread.
+
+        Raises:
+            InvalidRequest: no records are kept.
+        """
         ...
 
     def metrics_text(self) -> bytes:

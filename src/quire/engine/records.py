@@ -1,0 +1,189 @@
+"""The frontend's questions to the records: one place for the inline engine and the server's.
+
+Joins the ring of records with what the frontend knows of unfinished requests. What answers is
+imported when somebody asks: no server waits for it at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quire.config import EngineConfig
+from quire.engine.messages import EngineCoreRequest
+from quire.engine.output_processor import ActiveCompletion
+from quire.errors import InvalidRequest, NotFound
+from quire.observability.lives import Lives, wait_name
+from quire.observability.records import StepRecords
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation
+    from quire.observability.signals import Signals
+
+NAMED_IDS = 10
+"""Ids that a refusal names."""
+PREFIXES = ("chatcmpl-", "cmpl-")
+"""What the server puts before the id that a caller chose."""
+
+
+class RequestState(msgspec.Struct):
+    """One unfinished completion, for listings."""
+
+    id: str
+    index: int
+    state: str
+    """`accepted` (the core has not spoken of it yet), `waiting`, `running`, `preempted` or
+    `swapped`."""
+    wait_reason: str | None
+    """Why the head of the queue waits, for waiting ones."""
+    queue_head: bool
+    """It is the head of the queue."""
+    age: float
+    """Seconds since arrival."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+
+
+def make_records(config: EngineConfig) -> StepRecords:
+    """The ring, as large as configured."""
+    return StepRecords(config.observability.record_steps, config.cache.block_size)
+
+
+def accept(records: StepRecords, requests: Iterable[EngineCoreRequest]) -> None:
+    """Tell the ring of requests before the core gets them."""
+    for request in requests:
+        records.accept(request.external_id, request.index, request.request_id, request.arrival_time)
+
+
+class Question:
+    """A copy of all that is needed to answer; make it where the engine is driven, and ask it on
+    any thread.
+
+    Raises:
+        InvalidRequest: no records are kept.
+    """
+
+    def __init__(
+        self,
+        records: StepRecords,
+        active: Iterable[ActiveCompletion],
+        now: float,
+        config: EngineConfig,
+    ) -> None:
+        if not records.num_steps:
+            raise InvalidRequest("no records are kept: --record-steps is 0")
+        self._recording = records.snapshot()
+        self._active = {completion.internal_id: completion for completion in active}
+        self._known = records.external_ids()
+        self._now = now
+        self._config = config
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        """Each completion of a request, in order.
+
+        Raises:
+            NotFound: the id is in no record; some that are get named.
+        """
+        from quire.observability.explain import explain
+
+        internal_ids = self._find(request_id)
+        if not internal_ids:
+            raise NotFound(self._unknown(request_id))
+        found = []
+        for internal in internal_ids:
+            active = self._active.get(internal)
+            made = explain(
+                self._recording,
+                internal,
+                now=self._now if active else None,
+                num_output_tokens=active.num_output_tokens if active else None,
+            )
+            if made is not None:
+                found.append(made)
+        return found
+
+    def _find(self, request_id: str) -> list[str]:
+        """Internal ids. A repeated id means the latest request; the server's prefix may be left
+        out, and so may the number of the prompt."""
+        wanted = {request_id, *(prefix + request_id for prefix in PREFIXES)}
+        accepted = self._recording.accepted
+        for match in (_same, _same_prompt):
+            chosen = [i for i, known in accepted.items() if match(known.external_id, wanted)]
+            if chosen:
+                # The last one, and its sisters: internal ids of one request differ in front.
+                groups = {i: (accepted[i].external_id, accepted[i].arrival) for i in chosen}
+                latest = dict(groups.values())
+                return [i for i, (name, arrival) in groups.items() if latest[name] == arrival]
+        return []
+
+    def _unknown(self, request_id: str) -> str:
+        text = f"no record has a request {request_id[:200]!r}"
+        if not self._known:
+            return f"{text}; the ring is empty"
+        shown = ", ".join(self._known[:NAMED_IDS])
+        more = len(self._known) - NAMED_IDS
+        rest = f" and {more} more" if more > 0 else ""
+        return f"{text}; there are: {shown}{rest} (the last {len(self._recording)} steps)"
+
+    def timeline(self, steps: int) -> dict[str, Any]:
+        """The last steps as a Chrome trace.
+
+        Raises:
+            InvalidRequest: `steps` is not positive.
+        """
+        from quire.observability.timeline import timeline
+
+        if steps < 1:
+            raise InvalidRequest(f"steps must be at least 1, got {steps}", param="steps")
+        self._recording.keep_last(steps)
+        return timeline(self._recording)
+
+    def requests(self) -> list[RequestState]:
+        """The unfinished completions, oldest first."""
+        lives = self._lives()
+        numbers = {name: key for key, name in self._recording.names.items()}
+        return [self._state(c, lives, numbers) for c in self._active.values()]
+
+    def _lives(self) -> Lives:
+        recording = self._recording
+        recording.skip(len(recording))
+        return recording.before
+
+    def _state(
+        self, active: ActiveCompletion, lives: Lives, numbers: dict[str, tuple[int, int]]
+    ) -> RequestState:
+        epoch, number = numbers.get(active.internal_id, (0, 0))
+        life = lives.lives.get(number) if epoch == self._recording.epoch else None
+        state = life.state if life else "accepted"
+        head = lives.head if state in ("waiting", "preempted", "swapped") else None
+        return RequestState(
+            active.external_id,
+            active.index,
+            state,
+            wait_name(head.reason) if head else None,
+            head is not None and head.number == number,
+            max(0.0, self._now - active.arrival_time),
+            active.num_prompt_tokens,
+            life.num_cached_tokens if life else 0,
+            active.num_output_tokens,
+            life.num_preemptions if life else 0,
+        )
+
+    def signals(self, window: float) -> Signals:
+        """Figures of the last `window` seconds, for the doctor."""
+        from quire.observability.signals import read_signals
+
+        return read_signals(self._recording, self._config.scheduler, window, self._now)
+
+
+def _same(external: str, wanted: set[str]) -> bool:
+    return external in wanted
+
+
+def _same_prompt(external: str, wanted: set[str]) -> bool:
+    head, _, index = external.rpartition("-")
+    return index.isdecimal() and head in wanted

@@ -1,0 +1,274 @@
+"""The on-call drill as a table: symptom, likely cause, evidence, the flag to change.
+
+Each row of `DRILL` is one sentence of the runbooks that people use with vLLM: what to look at when
+first tokens are late, when output stutters, when the cache is full, when nothing moves. `weigh`
+gives the share of time, 0 to 1, that a cause costs; below its threshold a row is silent, so a
+healthy server has no findings. Figures come from `signals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from quire.observability.explain_text import seconds
+from quire.observability.signals import Signals
+
+NOTABLE: Final = 0.05
+"""Share of time from which on a cause is a finding."""
+BURST: Final = 0.1
+"""Share of time for which a queue may stand still without being a symptom."""
+MIN_SPIKES: Final = 3
+SMOOTH: Final = 0.05
+"""Seconds between tokens that nobody calls a stutter: twenty a second."""
+MIN_STEPS: Final = 20
+"""Below this many steps shares mean nothing."""
+
+
+class Finding(msgspec.Struct):
+    """A likely cause."""
+
+    name: str
+    symptom: str
+    cause: str
+    evidence: str
+    remedy: str
+    weight: float
+    """How much it matters, 0 to 1: about the share of time it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One entry of the drill."""
+
+    name: str
+    symptom: str
+    cause: str
+    weigh: Callable[[Signals], float]
+    evidence: Callable[[Signals], str]
+    remedy: Callable[[Signals], str]
+    needs: tuple[str, ...] = ()
+    """Signals without which the row says nothing."""
+
+
+def _wait(reason: str) -> Callable[[Signals], float]:
+    """Share of the time in which the queue stood still for a reason; short bursts are normal."""
+
+    def weigh(s: Signals) -> float:
+        share = float(s["wait_share"].get(reason, 0.0))
+        return share if share >= BURST else 0.0
+
+    return weigh
+
+
+def _pool_too_small(s: Signals) -> float:
+    waits = _wait("blocks")(s) + _wait("preemption")(s)
+    thrash = min(1.0, s["recomputed_share"]) + (0.2 if s["preemption_rate"] > 0.5 else 0.0)
+    return min(1.0, waits + thrash) if s["kv_usage_max"] > 0.8 else 0.0
+
+
+def _spikes(s: Signals) -> float:
+    """Spikes count when they are most of what is slow, and p99 shows them."""
+    if s.get("spikes", 0) < MIN_SPIKES or s["spikes_by_prefill"] < 0.5:
+        return 0.0
+    if s["itl_p99"] < max(SMOOTH, 3 * s["decode_step_p50"]):
+        return 0.0
+    return max(NOTABLE, float(s["spike_time_share"]))
+
+
+def _misses(s: Signals) -> float:
+    lost = s["blocks_evicted"] > 0 and s["prefix_queries"] > 1000 and s["prefix_hit_rate"] < 0.2
+    return NOTABLE if lost and s["kv_usage_max"] > 0.8 else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _pool_evidence(s: Signals) -> str:
+    return (
+        f"KV cache usage up to {_percent(s['kv_usage_max'])}, {s['preemptions']} preemptions "
+        f"({s['preemption_rate']:.1f}/s), {_percent(s['recomputed_share'])} of all computed tokens "
+        f"were computed again, the queue stood still for blocks "
+        f"{_percent(_wait('blocks')(s))} of the time with up to {s['waiting_max']} waiting"
+    )
+
+
+def _queue_evidence(s: Signals, reason: str) -> str:
+    late = f", p95 time in the queue {seconds(s['queue_p95'])}" if "queue_p95" in s else ""
+    return (
+        f"the queue stood still for {reason.replace('_', ' ')} {_percent(_wait(reason)(s))} of the "
+        f"time, {s['waiting_mean']:.1f} waiting on average (up to {s['waiting_max']}){late}"
+    )
+
+
+def _spike_evidence(s: Signals) -> str:
+    return (
+        f"p99 between tokens {seconds(s['itl_p99'])} against {seconds(s['decode_step_p50'])} for a "
+        f"step of decodes alone; {s['spikes']} slow steps, {_percent(s['spikes_by_prefill'])} of "
+        f"the slow ones, computed prompts: the slowest took {seconds(s['spike_seconds'])} with "
+        f"{s['spike_prompt_tokens']:,} prompt tokens, mostly of {s['spike_request']}"
+    )
+
+
+def _spike_remedy(s: Signals) -> str:
+    half = max(int(s["max_num_seqs"]), int(s["max_num_batched_tokens"]) // 4)
+    return (
+        f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try {half}) or set "
+        f"--long-prefill-token-threshold (now {s['long_prefill_token_threshold'] or 'off'})"
+    )
+
+
+DRILL: Final = (
+    Row(
+        "kv_pool_too_small",
+        "first tokens are late, requests are preempted, KV cache usage near 100 %",
+        "the KV pool is too small for what runs at once",
+        _pool_too_small,
+        _pool_evidence,
+        lambda s: (
+            "more KV memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or fewer at once: "
+            f"--max-num-seqs (now {s['max_num_seqs']}; {max(1, int(s['running_mean']))} run), "
+            "--watermark against preemption, a lower --max-model-len, or a replica more"
+        ),
+    ),
+    Row(
+        "long_prefills_stall_decodes",
+        "p99 time between tokens spikes while its median is fine",
+        "long prompts share steps with decodes",
+        _spikes,
+        _spike_evidence,
+        _spike_remedy,
+        needs=("itl_p99",),
+    ),
+    Row(
+        "too_few_seats",
+        "first tokens are late, output is fine, Running stands at its limit",
+        "as many requests run as may",
+        _wait("max_num_seqs"),
+        lambda s: _queue_evidence(s, "max_num_seqs"),
+        lambda s: (
+            f"--max-num-seqs (now {s['max_num_seqs']}) if KV usage ({_percent(s['kv_usage_max'])}) "
+            "leaves room; else another replica"
+        ),
+    ),
+    Row(
+        "budget_used_up_by_prompts",
+        "first tokens are late although seats and KV blocks are free",
+        "prompts wait for tokens of the step's budget",
+        _wait("budget"),
+        lambda s: _queue_evidence(s, "budget"),
+        lambda s: (
+            f"--max-num-batched-tokens (now {s['max_num_batched_tokens']}): more tokens per step, "
+            "with longer steps; --scheduling-policy sjf or --long-prefill-token-threshold lets "
+            "short prompts pass long ones; else another replica"
+        ),
+    ),
+    Row(
+        "held_back_by_policy",
+        "requests wait although there is room",
+        "the policy or the delay factor holds them back",
+        _wait("policy"),
+        lambda s: _queue_evidence(s, "policy"),
+        lambda s: f"--scheduler-delay-factor, --scheduling-policy (now {s['scheduling_policy']})",
+    ),
+    Row(
+        "prefixes_evicted",
+        "prompts that look alike find nothing in the prefix cache",
+        "their blocks are evicted before they are asked for again",
+        _misses,
+        lambda s: (
+            f"hit rate {_percent(s['prefix_hit_rate'])}, {s['blocks_evicted']} cached blocks "
+            f"evicted, KV cache usage up to {_percent(s['kv_usage_max'])}"
+        ),
+        lambda s: "more KV memory (--gpu-memory-utilization); POST /explain_prefix tells more",
+    ),
+    Row(
+        "scheduler_bound",
+        "the processor is busy, steps are short, throughput is low",
+        "scheduling and bookkeeping take a large part of each step",
+        lambda s: s["overhead_share"] if s["overhead_share"] > 0.3 else 0.0,
+        lambda s: f"{_percent(s['overhead_share'])} of step time outside the model",
+        lambda s: "a larger model or batch hides it; quire timeline shows the phases",
+    ),
+    Row(
+        "clients_give_up",
+        "requests end with finish_reason abort",
+        "callers leave before the end: timeouts, or cancelled generations",
+        lambda s: s["aborted"] / s["finished"] if s["aborted"] >= 3 else 0.0,
+        lambda s: f"{s['aborted']} of {s['finished']} requests were aborted",
+        lambda s: "the callers' timeouts, and what makes them wait (the other findings)",
+    ),
+    Row(
+        "requests_fail",
+        "requests end with finish_reason error",
+        "steps fail for some requests",
+        lambda s: s["failed"] / s["finished"] if s["failed"] else 0.0,
+        lambda s: f"{s['failed']} of {s['finished']} requests failed",
+        lambda s: "the log of the engine core names each request and its error",
+    ),
+    Row(
+        "drafts_rejected",
+        "speculative decoding does not make it faster",
+        "most draft tokens are rejected",
+        lambda s: NOTABLE if s["draft_acceptance"] < 0.3 else 0.0,
+        lambda s: f"{_percent(s['draft_acceptance'])} of the draft tokens were accepted",
+        lambda s: "fewer draft tokens, another draft model, or no speculation",
+        needs=("draft_acceptance",),
+    ),
+)
+"""What to look for, in the order in which equally weighty causes are told."""
+
+
+def diagnose(signals: Signals) -> list[Finding]:
+    """The causes that the records speak for, the weightiest first; none: healthy."""
+    if signals.get("steps", 0) < MIN_STEPS:
+        return []
+    found = []
+    for row in DRILL:
+        if all(name in signals for name in row.needs):
+            weight = row.weigh(signals)
+            if weight >= NOTABLE:
+                texts = row.evidence(signals), row.remedy(signals)
+                found.append(Finding(row.name, row.symptom, row.cause, *texts, weight))
+    return sorted(found, key=lambda finding: -finding.weight)
+
+
+# ------------------------------------------------------------------------------ from metrics alone
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One of the figures that on-call looks at first."""
+
+    name: str
+    limit: float
+    text: Callable[[float], str]
+    meaning: str
+
+
+TRIO: Final = (
+    Gate("ttft_metric_p95", 0.5, lambda v: f"p95 TTFT {seconds(v)}", "first tokens are late"),
+    Gate("waiting", 10, lambda v: f"{v:.0f} waiting", "the queue grows: not enough capacity"),
+    Gate("kv_usage", 0.9, lambda v: f"KV cache usage {_percent(v)}", "the KV pool is nearly full"),
+    Gate(
+        "preemptions_per_second",
+        0.5,
+        lambda v: f"{v:.1f} preemptions/s",
+        "requests lose their blocks and are computed again",
+    ),
+    Gate("failed_total", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
+)
+"""Three metrics, then two more; each with the limit that the usual alert rules have."""
+
+
+def read_trio(signals: Signals) -> list[tuple[str, bool, str]]:
+    """(figure, whether it is above its limit, what that means) for each that is known."""
+    return [
+        (gate.text(value), value > gate.limit, gate.meaning)
+        for gate in TRIO
+        if (value := signals.get(gate.name)) is not None
+    ]

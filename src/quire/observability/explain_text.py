@@ -1,0 +1,230 @@
+"""Causes in words: one sentence per part of an explanation, and the whole as text.
+
+Knows the numbers of a part, not how they were found. One row per cause in `_SENTENCES`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from quire.core.facts import Loss
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation, Part
+
+
+class Cause(enum.StrEnum):
+    """What a stretch of a request's life went to."""
+
+    INTAKE = "intake"
+    """Arrival at the frontend to the core's queue."""
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    RECOMPUTED = "recomputed"
+    """Computing again what a preemption, or a dead core, had thrown away."""
+    PREEMPTED = "preempted"
+    """Waiting to come back after a preemption."""
+    STALLED = "stalled"
+    """Running, but the step had no tokens or blocks for it."""
+    DECODE = "decode"
+    DECODE_BESIDE_PREFILL = "decode_beside_prefill"
+    """Decode steps that also computed prompts of others."""
+    BETWEEN_STEPS = "between_steps"
+    """From the end of a step to the beginning of the next."""
+    DELIVERY = "delivery"
+    """From the core's end of it to the frontend's."""
+    UNDER_WAY = "under_way"
+    """In a step that is not over, or that was running when it was aborted."""
+    RESTART = "restart"
+    """From the last step of a core that died to the queue of the next one."""
+    EARLIER = "earlier"
+    """Before the oldest record."""
+
+
+def seconds(value: float) -> str:
+    """A duration for reading: `2.3 s`, `212 ms`, `85 µs`."""
+    if value >= 1:
+        return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`, `2,048 tokens`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _ids(part: Part, only: Callable[[int], bool] = lambda tokens: True) -> str:
+    chosen = [b for b in part.requests if only(b.tokens)]
+    names = [f"{b.id} ({plural(b.tokens, 'token')})" if b.tokens else b.id for b in chosen]
+    more = part.details["num_blamed"] - len(part.requests)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+def _behind(part: Part) -> str:
+    """` behind 3 prefills (a, b, c)`, or nothing."""
+    prefills = sum(b.tokens > 0 for b in part.requests)
+    more = part.details["num_blamed"] - len(part.requests)
+    if prefills:
+        return f" behind {plural(prefills + more, 'prefill')} ({_ids(part, lambda t: t > 0)})"
+    return ""
+
+
+_WAITS: Final[dict[str, str]] = {
+    "budget": "the step's token budget was used up (--max-num-batched-tokens)",
+    "blocks": "too few free KV blocks ({needed} needed, {available} free), held by {holders}",
+    "max_num_seqs": "all {available} places were taken (--max-num-seqs), by {holders}",
+    "preemption": "a running request was just being preempted, so nobody came in",
+    "policy": "the scheduling policy or --scheduler-delay-factor held it back",
+    "adapter": "its adapter had no place",
+    "grammar": "its grammar was being compiled",
+    "transfer": "its KV blocks were on their way",
+    "step": "it came in while a step was running",
+}
+
+
+def _queued(part: Part) -> str:
+    why = _WAITS[part.reason or "step"].format(
+        needed=part.details.get("needed", "?"),
+        available=part.details.get("available", "?"),
+        holders=_ids(part) or "others",
+    )
+    ahead = part.details["num_ahead"]
+    line = f"; {plural(ahead, 'request')} stood before it in the queue" if ahead else ""
+    return f"queued{_behind(part)}: {why}{line}"
+
+
+def _stalled(part: Part) -> str:
+    what = "token budget" if part.reason == "budget" else "KV blocks"
+    return f"running, but {plural(part.steps, 'step')} had no {what} left for it{_behind(part)}"
+
+
+def _preemption(part: Part) -> str:
+    """`preempted at step 812 for request Y`."""
+    details = part.details
+    if "step" not in details:
+        return "the engine core was replaced"
+    winner = f" for request {details['for']}" if details["for"] else ""
+    return f"preemption at step {details['step']}{winner}"
+
+
+_LOSSES: Final = {
+    Loss.BLOCKS: "its KV blocks were needed",
+    Loss.URGENCY: "the other was more urgent",
+    Loss.FAILURE: "it shared blocks with a request that failed",
+}
+
+
+def _preempted(part: Part) -> str:
+    details = part.details
+    why = _LOSSES.get(details.get("loss", 0), "")
+    how = "swapped out" if details.get("swapped") else f"{plural(details['tokens'], 'token')} lost"
+    return f"waited to come back after the {_preemption(part)} ({how}; {why})"
+
+
+def _recomputed(part: Part) -> str:
+    return f"computed {plural(part.details['tokens'], 'token')} again after the {_preemption(part)}"
+
+
+def _prefill(part: Part) -> str:
+    text = f"prefill of {plural(part.details['tokens'], 'token')} in {plural(part.steps, 'step')}"
+    shared = _ids(part, lambda tokens: tokens > 0)
+    return f"{text}, together with {shared}" if shared else text
+
+
+def _decode(part: Part) -> str:
+    slowest = part.details["slowest_step"]
+    return (
+        f"decode, {plural(part.steps, 'step')} at mean batch {part.details['mean_batch']:g}, "
+        f"slowest {seconds(slowest['seconds'])} (step {slowest['step']})"
+    )
+
+
+def _beside(part: Part) -> str:
+    return f"{_decode(part)} because of prompt tokens of {_ids(part)} in the same steps"
+
+
+_SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
+    Cause.INTAKE: lambda part: "from arrival to the core's queue",
+    Cause.QUEUED: _queued,
+    Cause.PREFILL: _prefill,
+    Cause.RECOMPUTED: _recomputed,
+    Cause.PREEMPTED: _preempted,
+    Cause.STALLED: _stalled,
+    Cause.DECODE: _decode,
+    Cause.DECODE_BESIDE_PREFILL: _beside,
+    Cause.BETWEEN_STEPS: lambda part: "between steps: messages, text, other requests' arrival",
+    Cause.DELIVERY: lambda part: "from the core's last step to the end the caller saw",
+    Cause.UNDER_WAY: lambda part: "in a step that has not been recorded",
+    Cause.RESTART: lambda part: "until a new engine core had it in its queue",
+    Cause.EARLIER: lambda part: "running before the oldest record (--record-steps keeps more)",
+}
+
+
+def sentence(part: Part) -> str:
+    """What a part says, without its duration."""
+    return _SENTENCES[part.cause](part)
+
+
+def prefix_sentence(total: int, hit: int, blocks: int, block_size: int, whole: bool) -> str:
+    """Why the prefix cache gave what it gave.
+
+    Args:
+        total: Tokens looked up.
+        hit: Tokens found.
+        blocks: Whole blocks found.
+        block_size: Tokens per block.
+        whole: Everything that can be reused was found: the last token is always computed.
+    """
+    if whole and hit:
+        return f"all of the prefix was cached: {hit:,} of {total:,} tokens"
+    if hit > blocks * block_size:
+        return (
+            f"{hit:,} of {total:,} tokens were cached; at token {hit}, inside block {blocks}, the "
+            "prompt parts from what is cached"
+        )
+    if hit:
+        return (
+            f"{hit:,} of {total:,} tokens were cached; nothing cached goes on from there (block "
+            f"{blocks}): never computed, or evicted since"
+        )
+    return (
+        "nothing was cached: no block in the cache begins like this prompt (never computed, "
+        "evicted since, another cache_salt, or prefix caching is off)"
+    )
+
+
+def summary(e: Explanation) -> str:
+    """The first line: what was measured."""
+    end = f"ended ({e.finish_reason})" if e.finish_reason else f"{e.state}, so far"
+    name = f"{e.id}[{e.index}]" if e.index else e.id
+    first = f", first token after {seconds(e.ttft)}" if e.ttft is not None else ""
+    return (
+        f"request {name}: {seconds(e.seconds)}, {end}{first}; "
+        f"{plural(e.num_prompt_tokens, 'prompt token')}, "
+        f"{plural(e.num_output_tokens, 'output token')}, "
+        f"{plural(e.num_preemptions, 'preemption')}"
+    )
+
+
+def slowest_sentence(step: dict[str, Any]) -> str:
+    """What made its slowest step slow."""
+    text = (
+        f"slowest step {step['step']}: {seconds(step['seconds'])} with "
+        f"{plural(step['num_requests'], 'request')} and {plural(step['num_tokens'], 'token')}"
+    )
+    if step["because_of"] is None:
+        return text
+    return f"{text}, because of a {step['prompt_tokens']:,}-token prefill of {step['because_of']}"
+
+
+def lines(e: Explanation) -> Iterable[str]:
+    """The explanation as text: the largest parts first."""
+    yield summary(e)
+    for part in sorted(e.parts, key=lambda part: -part.seconds):
+        yield f"  {seconds(part.seconds):>8}  {part.share:>4.0%}  {part.text}"
+    if e.slowest_step is not None:
+        yield "  " + slowest_sentence(e.slowest_step)
+    if e.prefix is not None:
+        yield f"  prefix: {e.prefix.text}"

@@ -1,0 +1,131 @@
+"""Where each request stands, told by the scheduler's records alone.
+
+`Lives` folds records in order. The ring of records (`records.py`) folds what it forgets into one,
+and whoever reads the ring goes on from there. Knows no clock and nothing of what a step costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from quire.core.facts import Fact, Kind, Wait
+
+
+@dataclass(slots=True)
+class Life:
+    """One request, as far as its records have been read. Times on the core's clock."""
+
+    number: int
+    queued: float
+    num_prompt_tokens: int
+    num_prior_outputs: int = 0
+    """Output tokens it came with: it was replayed after a crash."""
+    priority: int = 0
+    state: str = "waiting"
+    """`waiting`, `running`, `preempted`, `swapped` or `finished`."""
+    admitted: float | None = None
+    """First admission."""
+    num_cached_tokens: int = 0
+    """Tokens found in the prefix cache at the first admission."""
+    num_cached_blocks: int = 0
+    computed: int = 0
+    """Prompt tokens with KV; decode steps do not count on."""
+    num_computed_before: int = 0
+    """Tokens up to here were computed once and lost: computing them is repetition."""
+    num_preemptions: int = 0
+    status: int = 0
+    """`RequestStatus` it ended with."""
+    num_output_tokens: int = 0
+    """Known at the end."""
+
+
+class Head(NamedTuple):
+    """Why the queue does not move."""
+
+    number: int
+    """The request at its head."""
+    reason: int
+    needed: int
+    available: int
+
+
+class Lives:
+    """All requests that have not ended, after the records read so far."""
+
+    def __init__(self) -> None:
+        self.lives: dict[int, Life] = {}
+        self.running: dict[int, None] = {}
+        """In order of admission."""
+        self.head: Head | None = None
+        self.ended: list[Life] = []
+        """Those whose end was read; the reader empties it."""
+
+    def copy(self) -> Lives:
+        """One that can be led on without changing this."""
+        twin = Lives()
+        twin.lives = {number: replace(life) for number, life in self.lives.items()}
+        twin.running = dict(self.running)
+        twin.head = self.head
+        return twin
+
+    def apply(self, fact: Fact) -> None:
+        """Read one record."""
+        kind = fact.kind
+        if kind == Kind.STEP or kind == Kind.STALLED:
+            return
+        if kind == Kind.QUEUED:
+            life = Life(fact.request, fact.time, fact.a, fact.b, fact.c)
+            life.num_computed_before = fact.a + fact.b if fact.b else 0
+            self.lives[fact.request] = life
+            return
+        known = self.lives.get(fact.request)
+        if known is None:  # its beginning was lost with an engine core
+            return
+        if kind == Kind.WAITS:
+            self.head = Head(fact.request, fact.reason, fact.a, fact.b)
+        elif kind == Kind.ADMITTED:
+            self._admit(known, fact)
+        elif kind == Kind.CHUNK:
+            known.computed = fact.a + fact.b
+        elif kind == Kind.PREEMPTED:
+            self._preempt(known, fact)
+        elif kind == Kind.FINISHED:
+            self._finish(known, fact)
+
+    def _admit(self, life: Life, fact: Fact) -> None:
+        if life.admitted is None:
+            life.admitted = fact.time
+            life.num_cached_tokens, life.num_cached_blocks = fact.b, fact.c
+        life.state = "running"
+        life.computed = fact.a + fact.b
+        self.running[fact.request] = None
+        self._leave_queue(fact.request)
+
+    def _preempt(self, life: Life, fact: Fact) -> None:
+        life.state = "swapped" if fact.c else "preempted"
+        life.num_preemptions += 1
+        if not fact.c:
+            life.num_computed_before = max(life.num_computed_before, fact.a)
+            life.computed = 0
+        self.running.pop(fact.request, None)
+
+    def _finish(self, life: Life, fact: Fact) -> None:
+        life.state = "finished"
+        life.status, life.num_output_tokens = fact.reason, fact.a
+        self.running.pop(fact.request, None)
+        self._leave_queue(fact.request)
+        del self.lives[fact.request]
+        self.ended.append(life)
+
+    def _leave_queue(self, number: int) -> None:
+        if self.head is not None and self.head.number == number:
+            self.head = None
+
+
+_WAIT_NAMES: Final = {int(wait): wait.name.lower() for wait in Wait}
+
+
+def wait_name(reason: int) -> str:
+    """A `Wait` as JSON and people read it: `max_num_seqs`, `blocks`, ..."""
+    return _WAIT_NAMES.get(reason, "step")

@@ -1,0 +1,290 @@
+"""Figures about the last seconds of an engine, for the doctor: from its records and from metrics.
+
+A figure that a source does not have is absent, so the doctor's rows can tell "fine" from "not
+known". Knows no verdicts: those are rows of `diagnosis.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any, Final
+
+from quire.config.scheduler import SchedulerConfig
+from quire.core.facts import Kind
+from quire.core.request import RequestStatus
+from quire.observability.lives import wait_name
+from quire.observability.records import Recording
+from quire.observability.replay import Replay, Step
+
+Signals = dict[str, Any]
+"""Figures by name; seconds, shares from 0 to 1, counts and rates per second."""
+
+MAX_NAMED: Final = 3
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """The smallest value that at least a share `q` of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else 0.0
+
+
+class _Window:
+    """Gathers figures over the steps of a window."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.steps = 0
+        self.busy = self.overhead = self.gaps = self.span = 0.0
+        self.usage: list[float] = []
+        self.running: list[int] = []
+        self.waiting: list[int] = []
+        self.waits: dict[str, float] = defaultdict(float)
+        self.stalls = 0
+        self.preemptions = self.recomputed = self.scheduled = 0
+        self.evicted = self.queries = self.hits = self.drafts = self.accepted = 0
+        self.ends: Counter[int] = Counter()
+        self.decode_steps: list[float] = []
+        self.slow: list[tuple[float, int, int]] = []
+        # steps with decodes: seconds, prompt tokens, number of the largest chunk's request
+        self.queue: list[float] = []
+        self.ttft: list[float] = []
+        self.last_end = 0.0
+        self.epoch = recording.epoch
+        self._queued: dict[int, float] = {}
+        self._had_work = False
+
+    def add(self, step: Step, inside: bool) -> None:
+        """One step; outside the window only what later steps need is kept."""
+        self._lives(step, inside)
+        if inside:
+            self._costs(step)
+            self._counts(step)
+        self.last_end, self.epoch = step.row.end, step.row.epoch
+
+    def _lives(self, step: Step, inside: bool) -> None:
+        for fact in step.facts:
+            if fact.kind == Kind.QUEUED:
+                self._queued[fact.request] = fact.time
+            elif fact.kind == Kind.ADMITTED and not fact.reason and inside:
+                if fact.request in self._queued:
+                    self.queue.append(max(0.0, fact.time - self._queued[fact.request]))
+            elif fact.kind == Kind.FINISHED:
+                self._queued.pop(fact.request, None)
+                if inside:
+                    self.ends[fact.reason] += 1
+            elif fact.kind == Kind.PREEMPTED and inside:
+                self.preemptions += 1
+        for number, chunk in step.chunks.items():
+            if chunk.last and not chunk.again and number in self._queued and inside:
+                self.ttft.append(step.row.end - self._queued[number])
+
+    def _costs(self, step: Step) -> None:
+        row = step.row
+        # Time in which there was nothing to do is no time of the engine.
+        gap = max(0.0, row.start - self.last_end) if self._had_work else 0.0
+        self._had_work = bool(row.num_running or row.num_waiting)
+        self.steps += 1
+        self.busy += row.step_seconds
+        self.gaps += gap
+        self.span += row.step_seconds + gap
+        self.overhead += row.schedule_seconds + row.update_seconds
+        if step.head is not None:
+            self.waits[wait_name(step.head.reason)] += row.step_seconds
+        decodes = len(step.scheduled) - len(step.chunks)
+        prompt = sum(chunk.tokens for chunk in step.chunks.values())
+        if decodes and prompt:
+            _, number = max((c.tokens, n) for n, c in step.chunks.items())
+            self.slow.append((row.step_seconds, prompt, number))
+        elif decodes:
+            self.decode_steps.append(row.step_seconds)
+
+    def _counts(self, step: Step) -> None:
+        row = step.row
+        self.usage.append(row.kv_cache_usage)
+        self.running.append(row.num_running)
+        self.waiting.append(row.num_waiting)
+        self.stalls += bool(step.stalled)
+        self.scheduled += row.num_scheduled_tokens
+        self.recomputed += sum(c.tokens for c in step.chunks.values() if c.again)
+        self.evicted += row.num_blocks_evicted
+        self.queries += row.prefix_queries
+        self.hits += row.prefix_hits
+        self.drafts += row.num_draft_tokens
+        self.accepted += row.num_accepted_tokens
+
+    def signals(self) -> Signals:
+        """What was gathered."""
+        steps = max(1, self.steps)
+        span = self.span or 1e-9
+        found: Signals = {
+            "steps": self.steps,
+            "span_seconds": self.span,
+            "busy_share": self.busy / span,
+            "overhead_share": self.overhead / self.busy if self.busy else 0.0,
+            "gap_share": self.gaps / span,
+            "kv_usage_mean": sum(self.usage) / steps,
+            "kv_usage_max": max(self.usage, default=0.0),
+            "running_mean": sum(self.running) / steps,
+            "running_max": max(self.running, default=0),
+            "waiting_mean": sum(self.waiting) / steps,
+            "waiting_max": max(self.waiting, default=0),
+            "wait_share": {name: s / span for name, s in self.waits.items()},
+            "stalled_share": self.stalls / steps,
+            "preemptions": self.preemptions,
+            "preemption_rate": self.preemptions / span,
+            "recomputed_share": self.recomputed / max(1, self.scheduled),
+            "blocks_evicted": self.evicted,
+            "prefix_queries": self.queries,
+            "prefix_hit_rate": self.hits / self.queries if self.queries else 0.0,
+            "finished": sum(self.ends.values()),
+            "aborted": self.ends[RequestStatus.FINISHED_ABORTED],
+            "failed": self.ends[RequestStatus.FINISHED_ERROR],
+        }
+        if self.drafts:
+            found["draft_acceptance"] = self.accepted / self.drafts
+        if self.ttft:
+            found |= {f"ttft_p{q}": quantile(self.ttft, q / 100) for q in (50, 95, 99)}
+        if self.queue:
+            found["queue_p95"] = quantile(self.queue, 0.95)
+        return found | self._decoding()
+
+    def _decoding(self) -> Signals:
+        """How long a running request waited for its next token, and what made that long."""
+        everything = [*self.decode_steps, *(seconds for seconds, _, _ in self.slow)]
+        if not everything:
+            return {}
+        usual = median(self.decode_steps) if self.decode_steps else median(everything)
+        found: Signals = {
+            "itl_p50": quantile(everything, 0.5),
+            "itl_p99": quantile(everything, 0.99),
+            "decode_step_p50": usual,
+            "decode_steps": len(everything),
+        }
+        long = [s for s in everything if s > 3 * usual]
+        spikes = [item for item in self.slow if item[0] > 3 * usual]
+        if spikes:
+            _, prompt, number = max(spikes)
+            found |= {
+                "spikes": len(spikes),
+                "spike_seconds": max(spikes)[0],
+                "spike_prompt_tokens": prompt,
+                "spike_request": self.recording.name(self.epoch, number),
+                "spikes_by_prefill": len(spikes) / len(long),
+                "spike_time_share": sum(s - usual for s, _, _ in spikes) / (self.span or 1e-9),
+            }
+        return found
+
+
+def read_signals(
+    recording: Recording, limits: SchedulerConfig, window: float, now: float
+) -> Signals:
+    """Figures of the steps that began in the last `window` seconds.
+
+    Args:
+        recording: The records.
+        limits: The limits that hold now.
+        window: Seconds.
+        now: On the monotonic clock.
+    """
+    gathered = _Window(recording)
+    for step in Replay(recording):
+        gathered.add(step, step.row.start >= now - window)
+    signals = gathered.signals()
+    signals["idle_seconds"] = max(0.0, now - gathered.last_end) if len(recording) else None
+    for name in ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"):
+        signals[name] = getattr(limits, name)
+    signals["scheduling_policy"] = limits.scheduling_policy
+    return signals
+
+
+# ---------------------------------------------------------------------------------------- metrics
+
+_SAMPLE: Final = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+
+
+def parse_metrics(text: str) -> dict[str, dict[str, float]]:
+    """Prometheus text as values by metric and labels (as they stand there)."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _SAMPLE.match(line)
+        if match is not None:
+            found[match["name"]][match["labels"] or ""] = float(match["value"])
+    return found
+
+
+Samples = Mapping[str, Mapping[str, float]]
+
+
+def metric_signals(before: Samples, after: Samples, seconds: float) -> Signals:
+    """The on-call figures from two scrapes: works with every server that has vLLM's metrics.
+
+    Rates and quantiles are of the time between the scrapes, or of all time if nothing happened.
+    """
+    signals: Signals = {}
+    for name, metric in _GAUGES.items():
+        if metric in after:
+            signals[name] = sum(after[metric].values())
+    for name, metric in _COUNTERS.items():
+        if metric in after:
+            change = sum(after[metric].values()) - sum(before.get(metric, {}).values())
+            signals[name] = change / seconds if seconds > 0 else 0.0
+    for name, metric in _HISTOGRAMS.items():
+        counts, old = _buckets(after, metric), _buckets(before, metric)
+        fresh = {bound: count - old.get(bound, 0) for bound, count in counts.items()}
+        counts = fresh if any(fresh.values()) else counts
+        for q in (50, 95, 99):
+            value = _bucket_quantile(counts, q / 100)
+            if value is not None:
+                signals[f"{name}_p{q}"] = value
+    success = after.get("vllm:request_success_total", {})
+    signals["aborted_total"] = sum(v for k, v in success.items() if '"abort"' in k)
+    signals["failed_total"] = sum(v for k, v in success.items() if '"error"' in k)
+    return signals
+
+
+_GAUGES: Final = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_usage": "vllm:kv_cache_usage_perc",
+}
+_COUNTERS: Final = {
+    "preemptions_per_second": "vllm:num_preemptions_total",
+    "prompt_tokens_per_second": "vllm:prompt_tokens_total",
+    "generation_tokens_per_second": "vllm:generation_tokens_total",
+}
+_HISTOGRAMS: Final = {
+    "ttft_metric": "vllm:time_to_first_token_seconds",
+    "itl_metric": "vllm:inter_token_latency_seconds",
+    "e2e_metric": "vllm:e2e_request_latency_seconds",
+}
+
+
+def _buckets(samples: Samples, metric: str) -> dict[float, int]:
+    """Cumulative counts by upper bound, summed over labels."""
+    counts: dict[float, int] = defaultdict(int)
+    for labels, value in samples.get(f"{metric}_bucket", {}).items():
+        bound = re.search(r'le="([^"]+)"', labels)
+        if bound is not None:
+            counts[float(bound[1])] += int(value)
+    return counts
+
+
+def _bucket_quantile(counts: Mapping[float, int], q: float) -> float | None:
+    """As PromQL's histogram_quantile does: linear within the bucket."""
+    bounds = sorted(counts)
+    total = counts[bounds[-1]] if bounds else 0
+    if not total:
+        return None
+    low, below = 0.0, 0
+    for bound in bounds:
+        if counts[bound] >= q * total:
+            if math.isinf(bound):
+                return low
+            inside = counts[bound] - below
+            return low + (bound - low) * ((q * total - below) / inside if inside else 1.0)
+        low, below = bound, counts[bound]
+    return low

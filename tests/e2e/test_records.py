@@ -1,0 +1,81 @@
+"""Records of real runs: explanations agree with the clock, the doctor with the load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+
+import httpx
+import pytest
+
+from live_server import QUIRE, Server
+from quire import LLM, SamplingParams
+from quire.errors import NotFound
+from quire.observability.diagnosis import diagnose
+
+
+def quire(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_a_request_of_a_server_is_explained(server: Server) -> None:
+    body = {
+        "prompt": "Once upon a time",
+        "max_tokens": 30,
+        "ignore_eos": True,
+        "n": 2,
+        "temperature": 1,
+    }
+    url = server.url  # once it is ready
+    started = time.monotonic()
+    sent = httpx.post(
+        f"{url}/v1/completions", json=body, headers={"X-Request-Id": "why"}, timeout=60
+    )
+    took = time.monotonic() - started
+    assert sent.status_code == 200, sent.text
+    told = quire("explain", "why", "--url", server.url, "--json")
+    assert told.returncode == 0, told.stderr
+    completions = json.loads(told.stdout)["completions"]
+    assert [c["index"] for c in completions] == [0, 1]
+    longest = max(c["seconds"] for c in completions)
+    assert took - 0.2 < longest < took, "the caller's clock, less what HTTP takes"
+    for completion in completions:
+        parts = completion["parts"]
+        assert sum(p["seconds"] for p in parts) == pytest.approx(completion["seconds"], abs=1e-9)
+        assert completion["num_output_tokens"] == 30 and completion["finish_reason"] == "length"
+        assert sum(p["steps"] for p in parts if p["cause"].startswith("decode")) == 29
+
+
+def test_other_commands_against_a_server(server: Server, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "trace.json"
+    written = quire("timeline", "--url", server.url, "-o", str(path))
+    assert written.returncode == 0, written.stderr
+    assert json.loads(path.read_text("utf-8"))["traceEvents"]
+    seen = quire("top", "--url", server.url, "--once", "--interval", "0.1")
+    assert seen.returncode == 0 and "unfinished requests" in seen.stdout
+    missing = quire("explain", "nobody", "--url", server.url)
+    assert missing.returncode == 1 and "404" in missing.stderr
+
+
+def test_an_overloaded_engine_and_a_healthy_one() -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0)
+    prompts = [[7 + i] * 30 for i in range(12)]
+    with LLM(num_gpu_blocks_override=10, max_model_len=128, enable_prefix_caching=False) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found = diagnose(llm.llm_engine.question().signals(600))
+        assert found and found[0].name == "kv_pool_too_small"
+        [last] = llm.explain(outputs[-1].request_id)
+        worst = max(last.parts, key=lambda part: part.seconds)
+        assert (worst.cause, worst.reason) == ("queued", "blocks")
+        with pytest.raises(NotFound, match="there are: 11, 10"):
+            llm.explain("none")
+    with LLM() as llm:
+        outputs = llm.generate(prompts[:4], params, use_tqdm=False)
+        assert diagnose(llm.llm_engine.question().signals(600)) == []
+        [first] = llm.explain("0")
+        assert "decode" in str(first)
+        assert first.seconds == pytest.approx(
+            outputs[0].metrics.finished_ts - outputs[0].metrics.arrival_time, abs=1e-6
+        )
+        assert llm.timeline(10)["otherData"]["steps"] == 10

@@ -1,0 +1,175 @@
+"""The drill names the true cause on overloaded engines, and nothing on a healthy one."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.observability.diagnosis import DRILL, diagnose, read_trio
+from quire.observability.signals import (
+    Signals,
+    metric_signals,
+    parse_metrics,
+    quantile,
+    read_signals,
+)
+from record_rig import Rig
+
+
+def signals(rig: Rig, window: float = 1e9) -> Signals:
+    return read_signals(rig.records.snapshot(), rig.config, window, rig.clock.now())
+
+
+def names(rig: Rig) -> list[str]:
+    return [finding.name for finding in diagnose(signals(rig))]
+
+
+def offer(rig: Rig, prompts: list[int], every: int, count: int, outputs: int) -> None:
+    """A request every few steps, then the rest."""
+    for i in range(count):
+        rig.add(f"r{i}", prompts[i % len(prompts)], outputs)
+        for _ in range(every):
+            rig.step()
+    rig.drain()
+
+
+def test_healthy() -> None:
+    rig = Rig()
+    offer(rig, [40, 60, 20], every=6, count=40, outputs=30)
+    assert names(rig) == []
+    assert signals(rig)["running_mean"] > 3, "it had something to do"
+
+
+def test_tiny_kv_pool_at_a_high_rate() -> None:
+    rig = Rig(num_blocks=14, budget=256)
+    offer(rig, [40, 60], every=1, count=40, outputs=40)
+    found = diagnose(signals(rig))
+    assert found[0].name == "kv_pool_too_small"
+    assert "preemptions" in found[0].evidence and "--gpu-memory-utilization" in found[0].remedy
+    assert "long_prefills_stall_decodes" not in names(rig)
+
+
+def test_p99_spikes_by_long_prefills() -> None:
+    rig = Rig(budget=2048)
+    for i in range(8):
+        rig.add(f"chat{i}", 20, 400)
+    for i in range(8):
+        for _ in range(40):
+            rig.step()
+        rig.add(f"long{i}", 2000, 2)
+    rig.drain()
+    [finding] = diagnose(signals(rig))
+    assert finding.name == "long_prefills_stall_decodes"
+    assert "long" in finding.evidence and "2,000 prompt tokens" in finding.evidence
+    assert "--max-num-batched-tokens (now 2048" in finding.remedy
+
+
+def test_the_remedy_works() -> None:
+    """What the doctor says about long prefills, done: the finding goes."""
+    rig = Rig(budget=128)
+    for i in range(8):
+        rig.add(f"chat{i}", 20, 400)
+    for i in range(8):
+        for _ in range(40):
+            rig.step()
+        rig.add(f"long{i}", 2000, 2)
+    rig.drain()
+    assert "long_prefills_stall_decodes" not in names(rig)
+
+
+def test_too_few_seats() -> None:
+    rig = Rig(seqs=2)
+    offer(rig, [20], every=2, count=30, outputs=20)
+    assert names(rig)[0] == "too_few_seats"
+
+
+def test_prompts_wait_for_the_budget() -> None:
+    rig = Rig(budget=32, seqs=16)
+    offer(rig, [200, 300], every=1, count=20, outputs=2)
+    assert names(rig)[0] == "budget_used_up_by_prompts"
+
+
+def test_clients_give_up() -> None:
+    rig = Rig()
+    for i in range(10):
+        rig.add(f"r{i}", 10, 50)
+        for _ in range(4):
+            rig.step()
+        rig.abort(f"r{i}")
+    rig.step()
+    assert names(rig) == ["clients_give_up"]
+
+
+def test_only_the_window_counts() -> None:
+    rig = Rig(seqs=1)
+    offer(rig, [20], every=2, count=20, outputs=20)
+    rig.clock.advance(100)
+    rig.add("later", 4, 30)
+    rig.drain()
+    assert names(rig) == ["too_few_seats"]
+    assert diagnose(signals(rig, window=50)) == []
+
+
+CALM: Signals = {
+    "steps": 100, "wait_share": {}, "kv_usage_max": 0.5, "recomputed_share": 0.0,
+    "preemption_rate": 0.0, "preemptions": 0, "waiting_max": 0, "waiting_mean": 0.0,
+    "overhead_share": 0.05, "aborted": 0, "failed": 0, "finished": 10, "blocks_evicted": 0,
+    "prefix_queries": 0, "prefix_hit_rate": 0.0, "running_mean": 3.0, "max_num_seqs": 8,
+    "max_num_batched_tokens": 2048, "long_prefill_token_threshold": 0,
+    "scheduling_policy": "fcfs", "itl_p99": 0.01, "decode_step_p50": 0.01,
+}  # fmt: skip
+SICK: dict[str, Signals] = {
+    "kv_pool_too_small": {"kv_usage_max": 1.0, "wait_share": {"blocks": 0.5}},
+    "long_prefills_stall_decodes": {
+        "itl_p99": 0.2, "spikes": 9, "spikes_by_prefill": 1.0, "spike_time_share": 0.2,
+        "spike_seconds": 0.3, "spike_prompt_tokens": 2048, "spike_request": "z",
+    },
+    "too_few_seats": {"wait_share": {"max_num_seqs": 0.4}},
+    "budget_used_up_by_prompts": {"wait_share": {"budget": 0.4}},
+    "held_back_by_policy": {"wait_share": {"policy": 0.4}},
+    "prefixes_evicted": {"blocks_evicted": 9, "prefix_queries": 5000, "kv_usage_max": 0.9},
+    "scheduler_bound": {"overhead_share": 0.5},
+    "clients_give_up": {"aborted": 5},
+    "requests_fail": {"failed": 1},
+    "drafts_rejected": {"draft_acceptance": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", DRILL, ids=lambda row: row.name)
+def test_each_row_fires_on_its_symptom_alone(row) -> None:  # type: ignore[no-untyped-def]
+    assert diagnose(CALM) == []
+    [finding] = diagnose(CALM | SICK[row.name])
+    assert finding.name == row.name and finding.evidence and finding.remedy
+    assert 0 < finding.weight <= 1
+
+
+METRICS = """\
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} %d
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.95
+vllm:num_preemptions_total{engine="0",model_name="m"} %d
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.5"} %d
+vllm:time_to_first_token_seconds_bucket{engine="0",le="1.0"} %d
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} %d
+vllm:request_success_total{engine="0",finished_reason="error"} 0
+"""
+
+
+def test_the_usual_figures_from_metrics() -> None:
+    before = parse_metrics(METRICS % (0, 10, 5, 5, 5))
+    after = parse_metrics(METRICS % (20, 14, 5, 15, 15))
+    read = metric_signals(before, after, 2.0)
+    assert read["waiting"] == 20 and read["preemptions_per_second"] == 2
+    assert read["ttft_metric_p50"] == pytest.approx(0.75)
+    above = {figure: is_above for figure, is_above, _ in read_trio(read)}
+    assert above == {
+        "p95 TTFT 975 ms": True,
+        "20 waiting": True,
+        "KV cache usage 95 %": True,
+        "2.0 preemptions/s": True,
+        "0 requests failed": False,
+    }
+
+
+def test_quantile() -> None:
+    assert [quantile([3, 1, 2], q) for q in (0, 0.5, 0.99, 1)] == [1, 2, 3, 3]
+    assert quantile([], 0.5) == 0
