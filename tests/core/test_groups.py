@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from quire.config.kv_groups import (
@@ -122,6 +122,8 @@ def naive_hit(kv: KVCacheManager, request: Request) -> int:
     return max(end for end in range((request.num_tokens - 1) // size + 1) if serves(end))
 
 
+# What a random generator gave does not get simpler by shrinking.
+@settings(max_examples=60, phases=(Phase.explicit, Phase.reuse, Phase.generate), deadline=None)
 @given(WINDOWS, st.randoms(use_true_random=False))
 def test_hits_are_the_longest_by_brute_force(
     windows: tuple[int | None, ...], rng: random.Random
