@@ -35,9 +35,17 @@ def gguf_name(name: str) -> str:
 
 
 def write_model(
-    path: Path, config: dict[str, Any], arch: str = "llama", dtype: str = "F32", **meta: Any
+    path: Path,
+    config: dict[str, Any],
+    arch: str = "llama",
+    dtype: str = "F32",
+    tensors: dict[str, torch.Tensor] | None = None,
+    **meta: Any,
 ) -> dict[str, torch.Tensor]:
-    """The tiny random model of `config` as a GGUF file; returns what a reader must find."""
+    """`tensors`, or the tiny random model of `config`, as a GGUF file.
+
+    Returns what a reader must find.
+    """
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -57,7 +65,8 @@ def write_model(
         else:
             writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     found = {}
-    for name, tensor in random_tensors({**config, "torch_dtype": "float32"}, 0).items():
+    random = random_tensors({**config, "torch_dtype": "float32"}, 0) if tensors is None else {}
+    for name, tensor in (tensors or random).items():
         data = tensor.numpy()
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         part = name.split(".")[-2]

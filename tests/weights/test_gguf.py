@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import tracemalloc
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 
 from gguf_files import TYPE_NUMBERS, write_model
 from paged_run import load, serve
+from quire import LLM, SamplingParams
 from quire.checkpoint.gguf import TYPES, read_header
 from quire.checkpoint.gguf_model import ARCHITECTURES, _llama3_factor, gguf_file
+from quire.config import ModelConfig
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 from quire.models.registry import load_model
@@ -115,6 +118,24 @@ def test_a_model_from_gguf_is_the_model_from_safetensors(tmp_path: Path) -> None
     for seed in range(2):
         ours = serve(model, [[1, 2, 3, 4, 5, 9, 30]], random.Random(seed))[0]
         assert torch.equal(ours, serve(same, [[1, 2, 3, 4, 5, 9, 30]], random.Random(seed))[0])
+
+
+def test_the_embedded_model_as_gguf_says_the_same(tmp_path: Path) -> None:
+    """From the file's bytes to text: bfloat16 loses nothing on the way."""
+    folder = ModelConfig().folder
+    config = json.loads((folder / "config.json").read_text())
+    with open_checkpoint(folder) as checkpoint:
+        tensors = {name: checkpoint.read(name).float() for name in checkpoint.tensors}
+        write_model(tmp_path / "demo.gguf", config, dtype="BF16", tensors=tensors)
+    prompts = ["The capital of France is", "2 + 3 ="]
+    options: dict[str, Any] = {"max_model_len": 128}
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(tmp_path / "demo.gguf"), tokenizer="quire-demo", **options) as llm:
+        ours = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM("quire-demo", **options) as llm:
+        assert ours == [
+            o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)
+        ]
 
 
 def test_permutation_matters(tmp_path: Path) -> None:

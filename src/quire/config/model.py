@@ -97,9 +97,6 @@ class ModelConfig:
     @property
     def folder(self) -> Path:
         """Folder of the weights. The embedded models answer to their names."""
-        embedded = EMBEDDED_FOLDER / self.model
-        if "/" not in self.model and not Path(self.model).exists() and embedded.is_dir():
-            return embedded
         return self._local(self.model, self.revision)
 
     @property
@@ -114,7 +111,10 @@ class ModelConfig:
         return is_repo_id(name) and not Path(name).exists()
 
     def _local(self, name: str, revision: str | None) -> Path:
-        """Folder of a name: in the cache if it means the hub."""
+        """Folder of a name: embedded, in the cache if it means the hub, or the path it is."""
+        embedded = EMBEDDED_FOLDER / name
+        if "/" not in name and not Path(name).exists() and embedded.is_dir():
+            return embedded
         if not self.is_remote(name):
             return Path(name)
         return snapshot(name, revision, self.download_dir) or Path(name)
