@@ -26,7 +26,7 @@ from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 from quire.models.registry import load_model
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.dummy import TINY, random_checkpoint
+from quire.weights.dummy import TINY, random_checkpoint, random_tensors
 from quire.weights.files import write_safetensors
 from quire.weights.gguf import DEQUANTISE, GGUFCheckpoint, dequantise
 
@@ -136,6 +136,44 @@ def test_the_embedded_model_as_gguf_says_the_same(tmp_path: Path) -> None:
         assert ours == [
             o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)
         ]
+
+
+def family(arch: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Configuration and weights of a tiny model of a family that is Llama with something more."""
+    config: dict[str, Any] = {
+        "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+        "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+        "gemma": {"architectures": ["GemmaForCausalLM"], "model_type": "gemma",
+                  "hidden_act": "gelu_pytorch_tanh"},
+    }[arch]  # fmt: skip
+    config = {**WIDE, **config}
+    tensors = random_tensors(config, 0)
+    generator = torch.Generator().manual_seed(1)
+    for i in range(config["num_hidden_layers"]):
+        head = f"model.layers.{i}.self_attn"
+        for part, heads in (("q", 4), ("k", 2), ("v", 2)):
+            if arch == "qwen2":
+                bias = torch.randn(heads * config["head_dim"], generator=generator)
+                tensors[f"{head}.{part}_proj.bias"] = bias
+            elif arch == "qwen3" and part != "v":
+                norm = 1 + torch.randn(config["head_dim"], generator=generator) / 4
+                tensors[f"{head}.{part}_norm.weight"] = norm
+    return config, tensors
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "gemma"])
+def test_other_families_from_gguf(tmp_path: Path, arch: str) -> None:
+    config, tensors = family(arch)
+    plain = random_checkpoint(tmp_path / "plain", config)
+    kept = write_model(tmp_path / "model.gguf", config, arch, tensors=tensors)
+    write_safetensors(kept, plain / "model.safetensors")
+    shape = ModelShape.from_folder(tmp_path / "model.gguf")
+    assert shape.architecture == config["architectures"][0]
+    ours, same = load_model(shape, tmp_path / "model.gguf", "float32", "cpu"), load(plain)
+    for prompt in ([1, 2, 3, 4, 5, 9, 30], [7]):
+        expected = serve(same, [prompt], random.Random(0))[0]
+        assert torch.equal(serve(ours, [prompt], random.Random(0))[0], expected)
+    assert expected.isfinite().all()
 
 
 def test_permutation_matters(tmp_path: Path) -> None:
