@@ -101,8 +101,11 @@ def cli_page() -> Iterator[str]:
         "interrupted. `QUIRE_LOGGING_LEVEL=DEBUG` shows tracebacks."
     )
     for name in COMMANDS:
-        module = importlib.import_module(COMMANDS.target(name).partition(":")[0])
-        yield from command_part(name, module.build_parser())
+        module_name, _, function = COMMANDS.target(name).partition(":")
+        module = importlib.import_module(module_name)
+        one_of_many = hasattr(module, f"{function}_parser")
+        build = getattr(module, f"{function}_parser" if one_of_many else "build_parser")
+        yield from command_part(name, build())
 
 
 def command_part(name: str, parser: Parser) -> Iterator[str]:

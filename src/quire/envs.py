@@ -134,6 +134,14 @@ KERNELS: Annotated[
         "`auto`: the fastest kernels this machine can run; `reference`: plain torch.",
     ),
 ]
+LOG_MODEL_INSPECTION: Annotated[
+    bool,
+    Var(
+        _one_of(_SWITCH),
+        False,
+        "`1` logs the tree of the model with shapes and chosen kernels when it is loaded.",
+    ),
+]
 TORCH_PROFILER_DIR: Annotated[
     str | None,
     Var(str, None, "Folder for the traces of `start_profile()`; profiling is off without it."),

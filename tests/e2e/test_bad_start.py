@@ -14,6 +14,12 @@ from live_server import QUIRE
 from quire.config import ModelConfig
 
 
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong path that looks like a name on the hub must not send anybody there."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A copy of the embedded model to damage."""

@@ -13,7 +13,7 @@ from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
 from quire.models.registry import load_model
 from quire.weights.dummy import TINY, random_checkpoint, random_tensors
-from quire.weights.files import INDEX, iterate_tensors, weight_files, write_safetensors
+from quire.weights.files import INDEX, SafetensorsCheckpoint, weight_files, write_safetensors
 from quire.weights.names import QKV, NameRules
 
 
@@ -159,14 +159,14 @@ def test_no_weights_at_all(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     assert "has no *.safetensors" in refused(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    assert "quire does not read pytorch_model.bin" in refused(tmp_path)
+    assert "pytorch_model.bin: see --load-format" in refused(tmp_path)
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path):
     for name in ("a", "b"):
         write_safetensors({"x": torch.zeros(2)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(ModelLoadError, match=r"'x' is in both a.safetensors and b.safetensors"):
-        list(iterate_tensors(weight_files(tmp_path)))
+        SafetensorsCheckpoint(tmp_path)
 
 
 def test_quantised_weights_are_refused(tmp_path):
@@ -175,7 +175,7 @@ def test_quantised_weights_are_refused(tmp_path):
         tensors[name] = tensors[name].to(torch.int8)
 
     message = refused(rewrite(tmp_path, shrink))
-    assert "has type int8" in message and "not quantised" in message
+    assert "has type I8" in message and "reads BF16, F16, F32" in message
     random_checkpoint(tmp_path, {"quantization_config": {"quant_method": "gptq"}})
     assert "quantised (gptq)" in refused(tmp_path)
 

@@ -113,7 +113,7 @@ def test_content_reaches_the_template_in_its_shape(
 
 def test_content_may_be_missing_or_null() -> None:
     source = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-    assert render(source, [{"role": "assistant", "content": None}, {"role": "user"}]) == "[None][]"
+    assert render(source, [{"role": "assistant", "content": None}, {"role": "user"}]) == "[][]"
 
 
 def test_tool_call_arguments_are_objects_for_the_template() -> None:

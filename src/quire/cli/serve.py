@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     engine, server = engine_config(namespace), server_config(namespace)
 
     from quire import envs
-    from quire.config.shape import ModelShape
+    from quire.config.locate import located
     from quire.logger import get_logger, setup_logging
 
     envs.ensure_valid()
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     for sentence in envs.without_effect():
         get_logger(__name__).warning(sentence)
     # A wrong path is told at once, not after a process was started for it.
-    engine.resolve(ModelShape.from_folder(engine.model.folder))
+    engine = located(engine)
+    engine.resolve(engine.model.read_shape())
 
     from quire.serving.server import run_server
 

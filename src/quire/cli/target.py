@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.cli.parser import Parser
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags, engine_config, flags
-from quire.config.shape import ModelShape
+from quire.config.locate import located
 from quire.errors import ConfigError
 
 _SAMPLING = ("seed",)
@@ -67,8 +67,8 @@ def engine_target(namespace: argparse.Namespace) -> EngineConfig:
     Raises:
         StartupError: a flag is wrong, or the model folder is missing or incomplete.
     """
-    config = engine_config(namespace)
-    config.resolve(ModelShape.from_folder(config.model.folder))
+    config = located(engine_config(namespace))
+    config.resolve(config.model.read_shape())
     return config
 
 

@@ -33,7 +33,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "enable_lora": (False,),
     "kv_cache_dtype": ("auto",),
-    "load_format": ("auto", "safetensors"),
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
     "tensor_parallel_size": (1,),

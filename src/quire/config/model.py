@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.checkpoint.cache import is_repo_id, snapshot
 from quire.config.pooling import TASKS
+from quire.config.shape import ModelShape
 from quire.errors import ConfigError
 
 EMBEDDED_MODEL = "quire-demo"
@@ -14,6 +16,7 @@ EMBEDDED_MODEL = "quire-demo"
 EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "assets"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
 DEVICES = ("auto", "cpu", "cuda")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
@@ -24,10 +27,16 @@ class ModelConfig:
     """The model and its tokenizer."""
 
     model: str = EMBEDDED_MODEL
-    """Folder of a model in Hugging Face format, or `quire-demo`, the model that ships with
-    quire."""
+    """Folder of a model in Hugging Face format, a GGUF file, a name on the Hugging Face hub
+    (`org/name`), or `quire-demo`, the model that ships with quire."""
     tokenizer: str | None = None
-    """Folder of the tokenizer, if it is not the model's."""
+    """Folder or hub name of the tokenizer, if it is not the model's."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub. Default: main."""
+    tokenizer_revision: str | None = None
+    """The same for a tokenizer that is not the model's."""
+    download_dir: str | None = None
+    """Where models from the hub are kept. Default: the hub's own cache (`HF_HOME`)."""
     served_model_name: list[str] = field(default_factory=list)
     """Names under which the API knows the model; the first is the one in replies. Default: the
     model as given."""
@@ -61,6 +70,14 @@ class ModelConfig:
     """JSON object of sampling defaults that win over `generation_config`."""
     chat_template: str | None = None
     """File with a Jinja chat template, or the template itself. Default: the tokenizer's."""
+    load_format: str = "auto"
+    """Format of the weights: `auto` (safetensors, else GGUF), `safetensors`, `gguf`, `pt` (pickled
+    `*.bin` files, read without running what is in them), `dummy` (random values)."""
+    verify: bool = False
+    """Check every file of the model against its digest (`SHA256SUMS`, or the hub cache's) before
+    it is loaded; see `quire verify`."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """JSON object of entries that win over the model's `config.json`."""
     enforce_eager: bool = False
     """Never compile or capture graphs. quire's CPU path never does."""
 
@@ -71,6 +88,7 @@ class ModelConfig:
         _one_of("convert", self.convert, CONVERSIONS)
         if self.task is not None:
             _one_of("task", self.task, tuple(TASKS))
+        _one_of("load-format", self.load_format, LOAD_FORMATS)
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"--max-model-len must be at least 1, got {self.max_model_len}")
         if self.max_logprobs < -1:
@@ -79,15 +97,35 @@ class ModelConfig:
     @property
     def folder(self) -> Path:
         """Folder of the weights. The embedded models answer to their names."""
-        embedded = EMBEDDED_FOLDER / self.model
-        if "/" not in self.model and not Path(self.model).exists() and embedded.is_dir():
-            return embedded
-        return Path(self.model)
+        return self._local(self.model, self.revision)
 
     @property
     def tokenizer_folder(self) -> Path:
         """Folder of the tokenizer."""
-        return Path(self.tokenizer) if self.tokenizer else self.folder
+        if self.tokenizer is None:
+            return self.folder
+        return self._local(self.tokenizer, self.tokenizer_revision)
+
+    def is_remote(self, name: str) -> bool:
+        """Whether a name means the hub: spelled like one there, and no folder here."""
+        return is_repo_id(name) and not Path(name).exists()
+
+    def _local(self, name: str, revision: str | None) -> Path:
+        """Folder of a name: embedded, in the cache if it means the hub, or the path it is."""
+        embedded = EMBEDDED_FOLDER / name
+        if "/" not in name and not Path(name).exists() and embedded.is_dir():
+            return embedded
+        if not self.is_remote(name):
+            return Path(name)
+        return snapshot(name, revision, self.download_dir) or Path(name)
+
+    def read_shape(self) -> ModelShape:
+        """The model's sizes: its `config.json` with `hf_overrides` over it.
+
+        Raises:
+            ModelLoadError: the folder or file is missing, or a size is missing or senseless.
+        """
+        return ModelShape.from_folder(self.folder, self.hf_overrides)
 
     @property
     def names(self) -> list[str]:

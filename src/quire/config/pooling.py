@@ -280,7 +280,7 @@ def _named_activation(path: str, known: dict[str, str], source: str) -> str:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a GGUF file is a model without a folder
         return None
     except (ValueError, OSError) as error:
         raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None

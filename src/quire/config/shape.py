@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from quire.checkpoint.gguf import is_gguf
+from quire.checkpoint.gguf_model import config_of, gguf_file
 from quire.config.vocabulary import ALIASES, canonical, merged
 from quire.errors import ModelLoadError
 
@@ -154,11 +156,15 @@ class ModelShape:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The JSON object in `config.json` of a model folder.
+    """The JSON object in `config.json` of a model folder, or the one a GGUF file stands for.
 
     Raises:
         ModelLoadError: the folder or the file is missing, or it is not a JSON object.
     """
+    if is_gguf(folder) or not (folder / CONFIG_FILE).exists():
+        file = gguf_file(folder)
+        if file is not None:
+            return config_of(file)
     path = folder / CONFIG_FILE
     if not folder.is_dir():
         raise ModelLoadError(

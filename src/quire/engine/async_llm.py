@@ -16,8 +16,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import quire.errors
-from quire.config import EngineConfig, ModelShape, read_pooler
+from quire.config import EngineConfig, read_pooler
 from quire.config.engine import read_generation_config
+from quire.config.locate import located
 from quire.core.stats import IterationStats
 from quire.engine.client import CoreProcess
 from quire.engine.facts import add_log_sinks, make_sinks
@@ -42,6 +43,7 @@ from quire.errors import EngineDead, NotFound, QuireError, StepFailed
 from quire.logger import get_logger
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams
+from quire.tokenizer.fit import check_fit
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
 
@@ -94,7 +96,8 @@ class AsyncLLM:
 
     def __init__(self, config: EngineConfig, *, clock: Clock | None = None, entropy: bytes) -> None:
         self.clock = clock or RealClock()
-        shape = ModelShape.from_folder(config.model.folder)
+        config = located(config)
+        shape = config.model.read_shape()
         self.given_config = config
         self.config, _ = config.resolve(shape)
         assert self.config.model.max_model_len is not None
@@ -103,6 +106,7 @@ class AsyncLLM:
         self.tokenizer = Tokenizer.from_folder(
             config.model.tokenizer_folder, config.model.chat_template
         )
+        check_fit(self.tokenizer, shape)
         self.pooler = read_pooler(self.config.model, shape)
         """How the model pools; `None` if it generates text."""
         self.input = make_input_processor(

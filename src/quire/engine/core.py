@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from quire.config import EngineConfig, ModelShape
+from quire.config import EngineConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.manager import KVCacheManager
 from quire.core.output import EngineCoreOutput
@@ -53,7 +53,7 @@ class EngineCore:
     ) -> None:
         self.clock = clock or RealClock()
         started = self.clock.now()
-        shape = ModelShape.from_folder(config.model.folder)
+        shape = config.model.read_shape()
         self.config, self.decisions = config.resolve(shape)
         for decision in self.decisions:
             logger.info("%s = %s: %s", decision.what, decision.chose, decision.why)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from quire.config import EngineConfig, ModelShape
+from quire.config import EngineConfig
 from quire.config.engine import read_generation_config
+from quire.config.locate import located
 from quire.engine.core import EngineCore, ProgressCallback
 from quire.engine.facts import add_log_sinks, make_sinks
 from quire.engine.gate import make_input_processor
@@ -14,6 +15,7 @@ from quire.errors import ConfigError
 from quire.executor.base import Executor
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
+from quire.tokenizer.fit import check_fit
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
 
@@ -42,16 +44,18 @@ class LLMEngine:
             if getattr(config.scheduler, name) is not None:
                 raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
         self.clock = clock or RealClock()
+        config = located(config)
         self.tokenizer = Tokenizer.from_folder(
             config.model.tokenizer_folder, config.model.chat_template
         )
+        check_fit(self.tokenizer, config.model.read_shape())
         self.core = EngineCore(config, executor=executor, clock=self.clock, progress=progress)
         self.config = self.core.config
         model = self.config.model
         assert model.max_model_len is not None
         self.input = make_input_processor(
             model,
-            ModelShape.from_folder(model.folder),
+            model.read_shape(),
             self.tokenizer,
             max_model_len=model.max_model_len,
             kv_capacity_tokens=self.core.kv.capacity_tokens,

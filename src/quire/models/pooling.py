@@ -196,6 +196,7 @@ def load_pooling_model(
     device: str = "auto",
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    load_format: str = "auto",
 ) -> EncoderModel | DecoderModel:
     """Build the model of a folder and load its weights, those of dense layers included.
 
@@ -207,7 +208,7 @@ def load_pooling_model(
     model = kind(spec, shape, resolve_dtype(shape, dtype), resolve_device(device), max_model_len)
     place = str(model.device)
     model.num_parameters = load_weights(
-        folder, model.parameters(), model.name_rules(), model.dtype, place, progress
+        folder, model.parameters(), model.name_rules(), model.dtype, place, progress, load_format
     )
     for dense, layer in zip(spec.dense, model.pooler.dense, strict=True):
         model.num_parameters += load_weights(

@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from quire import envs
 from quire.attention.base import AttentionBackend, AttentionNeed
 from quire.attention.select import select_backend
 from quire.config.shape import LayerKV, ModelShape
@@ -19,6 +20,7 @@ from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.blocks import DecoderForCausalLM
+from quire.models.inspection import describe
 from quire.registry import Registry
 from quire.weights.loader import load_weights
 
@@ -76,12 +78,14 @@ def load_model(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
     max_model_len: int | None = None,
+    load_format: str = "auto",
 ) -> CausalLM:
     """Build the model of a folder and load its weights.
 
     `dtype` `auto` is the checkpoint's own type; `device` `auto` a GPU if there is one.
     `progress(done, total)` hears bytes. `max_model_len` is the greatest length served, by which
-    some rotary scalings go; `None` is what the model was made for.
+    some rotary scalings go; `None` is what the model was made for. `load_format` is the option of
+    that name.
 
     Raises:
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
@@ -89,9 +93,13 @@ def load_model(
     """
     device = resolve_device(device)
     model = build_model(shape, resolve_dtype(shape, dtype), device, max_model_len)
+    parameters = model.parameters()
+    tree = describe(model, parameters) if envs.LOG_MODEL_INSPECTION else ""
     model.num_parameters = load_weights(
-        folder, model.parameters(), model.name_rules(), model.dtype, device, progress
+        folder, parameters, model.name_rules(), model.dtype, device, progress, load_format
     )
+    if tree:
+        logger.info("%s", tree)
     return model
 
 
@@ -104,6 +112,7 @@ def build_model(
         ModelLoadError: the architecture or a size is not as it must be.
         ConfigError: no attention backend serves the model on this device.
     """
+    _mention_code(shape)
     family = MODELS.get(shape.architecture)
     _refuse_quantised(shape)
     _check(family, shape)
@@ -174,6 +183,14 @@ def _attention(
     for name, reason in selection.rejected:
         logger.info("attention backend %s not used: it %s", name, reason)
     return selection.backend
+
+
+def _mention_code(shape: ModelShape) -> None:
+    if shape.raw.get("auto_map"):
+        logger.warning(
+            "config.json names code of its own (auto_map); quire never runs it and uses its own %s",
+            shape.architecture,
+        )
 
 
 def _refuse_quantised(shape: ModelShape) -> None:

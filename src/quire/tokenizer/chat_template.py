@@ -29,6 +29,7 @@ MAX_RENDERED_CHARS = 8 * 2**20
 COMPILED_TEMPLATES = 16
 """Compiled templates kept, whatever number requests bring."""
 TEXT_PART_TYPES = ("text", "input_text", "output_text", "refusal")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 TYPE_TESTS = ("string", "iterable", "sequence", "mapping")
 RESERVED_VARIABLES = frozenset(
     (
@@ -110,7 +111,7 @@ class ChatTemplate:
         mark = f"[{secrets.token_hex(16)}] " if continue_final_message else ""
         if mark:
             _append(messages[-1], mark, shape)
-        context = {**self._special_tokens, **(variables or {})}
+        context = {"documents": None, **self._special_tokens, **(variables or {})}
         context |= {"messages": messages, "tools": tools or None}
         text = _run(template, {**context, "add_generation_prompt": add_generation_prompt})
         return _cut_at(text, mark) if mark else text
@@ -161,7 +162,8 @@ def _checked(messages: object) -> list[Message]:
 
 def _normalised(message: Message, index: int, shape: ContentShape) -> Message:
     """A copy in the shape the template is written for."""
-    message = dict(message)
+    # Clients send null for what is not there; most templates were written for absence.
+    message = _with_reasoning({k: v for k, v in message.items() if v is not None})
     content = message.get("content")
     if isinstance(content, (list, tuple)):
         where = f"messages[{index}].content"
@@ -184,6 +186,15 @@ def _normalised(message: Message, index: int, shape: ContentShape) -> Message:
         parsed = [_with_parsed_arguments(call, f"{where}[{j}]") for j, call in enumerate(calls)]
         message["tool_calls"] = parsed
     return message
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Reasoning goes by several names; templates read the first, GPT-OSS's the second."""
+    given = (message[name] for name in REASONING_FIELDS if message.get(name) is not None)
+    reasoning = next(given, None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _part(text: str) -> dict[str, str]:
@@ -291,6 +302,22 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
+def _template_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """`dict(...)` without the attributes of the class."""
+    return dict(*args, **kwargs)
+
+
+def _template_namespace(**attributes: Any) -> object:
+    """`namespace(...)`; names that begin with an underscore lead out of the sandbox."""
+    from jinja2.exceptions import SecurityError
+    from jinja2.utils import Namespace
+
+    for name in attributes:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace must not have {name!r}")
+    return Namespace(attributes)
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -329,6 +356,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _template_dict
+    environment.globals["namespace"] = _template_namespace
     return environment
 
 

@@ -17,14 +17,19 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import InvalidRequest, ModelLoadError
 from quire.tokenizer.chat_template import ChatTemplate, read_chat_template
 from quire.tokenizer.pairs import EncodedPair, encode_pair, encode_within
+from quire.tokenizer.sources import (
+    TOKENIZER_FILE,
+    TokenizerSource,
+    find_tokenizer,
+    read_config,
+    token_text,
+)
 from quire.tokenizer.vocabulary import ByteSpelling, byte_spelling
 from quire.tokenizer.wordpiece import VOCABULARY, read_wordpiece
 
 if TYPE_CHECKING:
     import tokenizers
 
-CONFIG_FILE = "tokenizer_config.json"
-TOKENIZER_FILE = "tokenizer.json"
 NAMED_TOKENS = (
     "bos_token",
     "eos_token",
@@ -69,19 +74,27 @@ class Tokenizer:
         Raises:
             ModelLoadError: a file is missing or cannot be read; the message names it.
         """
-        config = _read_config(folder / CONFIG_FILE)
-        if (folder / TOKENIZER_FILE).is_file() or not (folder / VOCABULARY).is_file():
-            backend = _read_backend(folder / TOKENIZER_FILE)
-        else:
+        wordpiece = folder / VOCABULARY
+        if wordpiece.is_file() and not (folder / TOKENIZER_FILE).is_file():
+            config = read_config(folder)
             backend = read_wordpiece(folder, config)
+        else:
+            source = find_tokenizer(folder)
+            backend, config = _read_backend(source), source.config
         if chat_template is None:
-            return cls(backend, config, _read_templates(folder, config))
+            base = folder if folder.is_dir() else folder.parent
+            return cls(backend, config, _read_templates(base, config))
         return cls(backend, config, {"default": read_chat_template(chat_template)})
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def largest_base_id(self) -> int:
+        """Largest id of the vocabulary proper, added tokens left out; -1 if it is empty."""
+        vocab = self._backend.get_vocab(with_added_tokens=False).values()
+        return max((i for i in vocab if i not in self._added_ids), default=-1)
 
     @functools.cached_property
     def longest_token(self) -> int:
@@ -265,43 +278,22 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Tokens the configuration gives a role, as text; entries are strings or objects."""
     found: dict[str, str] = {}
     for name in NAMED_TOKENS:
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str) and text:
+        text = token_text(config.get(name))
+        if text is not None:
             found[name] = text
     return found
 
 
-def _read_backend(path: Path) -> tokenizers.Tokenizer:
+def _read_backend(source: TokenizerSource) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as Backend
 
-    if not path.is_file():
-        raise ModelLoadError(
-            f"there is no {str(path)!r}: give a model folder in Hugging Face format, or point "
-            "--tokenizer at a folder that has tokenizer.json (save it from a fast tokenizer)"
-        )
     try:
-        return Backend.from_file(str(path))
+        return Backend.from_str(source.json)
     except Exception as error:  # the library raises plain Exception for every kind of bad file
         raise ModelLoadError(
-            f"cannot read {str(path)!r}: {error}; fetch the file again or save it with a "
+            f"cannot read {str(source.path)!r}: {error}; fetch the file again or save it with a "
             "current version of the tokenizers library"
         ) from None
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(
-            f"there is no {str(path)!r}: copy the file from the model's repository; an empty "
-            "object {} is enough for a tokenizer without special tokens and chat template"
-        ) from None
-    except (ValueError, OSError) as error:
-        raise ModelLoadError(f"cannot read {str(path)!r}: {error}; fetch the file again") from None
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{str(path)!r} must hold a JSON object, got {type(config).__name__}")
-    return config
 
 
 def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

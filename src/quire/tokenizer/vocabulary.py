@@ -77,6 +77,8 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_level_alphabet()
+BYTE_TO_CHAR = {byte: char for char, byte in _ALPHABET.items()}
+"""GPT-2's printable stand-in for each byte."""
 
 
 def _spell_byte_level(token: str) -> bytes:

@@ -6,21 +6,22 @@ must be copied before the files may change. Knows nothing of models.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from quire.checkpoint.safetensors import broken, read_header
 from quire.errors import ModelLoadError
+from quire.weights.checkpoint import Stored
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS: Final = ("F32", "BF16", "F16")
 """Types of weights that are understood."""
 
 
@@ -39,7 +40,7 @@ def weight_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         found = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".gguf"))
-        hint = f" (quire does not read {', '.join(found)})" if found else ""
+        hint = f" (but {', '.join(found[:5])}: see --load-format)" if found else ""
         raise ModelLoadError(f"the model folder {str(folder)!r} has no *.safetensors{hint}")
     return files
 
@@ -61,57 +62,45 @@ def _indexed(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def iterate_tensors(
-    files: list[Path], skip: Callable[[str], bool] = lambda name: False
-) -> Iterator[tuple[str, Tensor, Path]]:
-    """Name, memory-mapped tensor and file, in the order of the files; what `skip` says of a name
-    is not read (it may be of any type).
+class SafetensorsCheckpoint(contextlib.ExitStack):
+    """The safetensors of a folder: a `quire.weights.checkpoint.Checkpoint`.
 
     Raises:
-        ModelLoadError: a file is missing, truncated or corrupt, holds a type that is not a known
-            float type, or two files hold the same name.
+        ModelLoadError: a file is missing, truncated or corrupt, or two files hold the same name.
     """
-    seen: dict[str, Path] = {}
-    for path in files:
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                if name in seen:
-                    raise ModelLoadError(f"{name!r} is in both {seen[name].name} and {path.name}")
-                seen[name] = path
-                if skip(name):
-                    continue
-                yield name, _tensor(file, name, path), path
 
+    types = frozenset(FLOATS)
 
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise ModelLoadError(_broken(path, error)) from None
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        files = weight_files(folder)
+        self.tensors: dict[str, Stored] = {}
+        for path in files:
+            for name, entry in read_header(path).items():
+                if name in self.tensors:
+                    first = self.tensors[name].path.name
+                    raise ModelLoadError(f"{name!r} is in both {first} and {path.name}")
+                self.tensors[name] = Stored(
+                    entry.shape, entry.dtype, entry.nbytes, path, entry.begin
+                )
+        self.total_bytes = total_bytes(files)
+        self._open: dict[Path, Any] = {}
 
+    def read(self, name: str) -> Tensor:
+        """One tensor, memory-mapped.
 
-def _tensor(file: Any, name: str, path: Path) -> Tensor:
-    try:
-        tensor: Tensor = file.get_tensor(name)
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise ModelLoadError(f"{_broken(path, error)} (tensor {name!r})") from None
-    if tensor.dtype not in FLOATS:
-        raise ModelLoadError(
-            f"{str(path)!r}: tensor {name!r} has type {str(tensor.dtype).removeprefix('torch.')}; "
-            "quire reads float32, bfloat16 and float16 weights, not quantised ones"
-        )
-    return tensor
-
-
-def _broken(path: Path, error: Exception) -> str:
-    try:
-        size = f"{path.stat().st_size} bytes"
-    except OSError:
-        size = "unreadable"
-    return (
-        f"{str(path)!r} ({size}) is not a whole safetensors file: {error}. "
-        "Was the download or copy cut short?"
-    )
+        Raises:
+            ModelLoadError: the file changed, or cannot be mapped.
+        """
+        path = self.tensors[name].path
+        try:
+            if path not in self._open:
+                opened = safe_open(path, framework="pt", device="cpu")
+                self._open[path] = self.enter_context(opened)
+            tensor: Tensor = self._open[path].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+            raise ModelLoadError(f"{broken(path, str(error))} (tensor {name!r})") from None
+        return tensor
 
 
 def total_bytes(files: list[Path]) -> int:

@@ -1,14 +1,15 @@
 """Streams a checkpoint into a model's parameters and reports what does not fit.
 
-At most one parameter's parts are held beside the model. The report lists every missing, every
-unexpected and every mis-shaped tensor at once, so that one run shows the whole problem. Knows no
-family: it reads names, shapes and rules.
+At most one parameter's parts are held beside the model. Before any data is read, the report lists
+every missing, every unexpected and every mis-shaped tensor at once, so that one run shows the
+whole problem. Knows no family: it reads names, shapes and rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
-from quire.weights.files import iterate_tensors, total_bytes, weight_files
+from quire.weights.checkpoint import Checkpoint, Stored, open_checkpoint
 from quire.weights.names import NameRules
+from quire.weights.noise import fill_with_noise
 
 _SHOWN: Final = 5
 """Names per kind of fault in the error message."""
@@ -47,78 +49,22 @@ class Target(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A parameter and the parts of it read so far."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A tensor of the checkpoint, or a piece of one, under our name."""
 
-    name: str
+    stored: str
+    """Name in the checkpoint."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One parameter and where its parts are, in stacking order."""
+
     target: Target
-    shapes: dict[str, tuple[int, ...]]
-    """Expected shape of each checkpoint tensor, in stacking order."""
-    read: dict[str, Tensor] = field(default_factory=dict)
-    complete: bool = False
-
-    def wants(self, source: str) -> bool:
-        """Whether a tensor is still of use: not a second time, nor in parts and whole."""
-        return not self.complete and (source in self.shapes or not self.read)
-
-    def shape_of(self, source: str) -> tuple[int, ...]:
-        """Expected shape of a checkpoint tensor: of a part, or of the whole parameter."""
-        return self.shapes.get(source, self.target.shape)
-
-    def take(self, source: str, tensor: Tensor) -> None:
-        """Keep a part; pass the parameter on once it is complete."""
-        if source not in self.shapes:
-            self.complete = True
-            self.target.load(tensor)
-            return
-        self.read[source] = tensor
-        if len(self.read) == len(self.shapes):
-            self.complete = True
-            parts = [self.read[name] for name in self.shapes]
-            self.target.load(parts[0] if len(parts) == 1 else torch.cat(parts))
-            self.read.clear()
-
-
-class _Loading:
-    """What has been read so far, and what is wrong with it."""
-
-    def __init__(
-        self, rules: NameRules, dtype: torch.dtype, device: str, waiting: dict[str, _Pending]
-    ) -> None:
-        self.loaded = 0
-        self._rules, self._dtype, self._device = rules, dtype, device
-        self._waiting = waiting
-        self._missing = dict.fromkeys(name for p in waiting.values() for name in p.shapes)
-        self._unexpected: list[str] = []
-        self._misshaped: list[str] = []
-
-    def unwanted(self, stored: str) -> bool:
-        """Whether a tensor need not be read, of whatever type it is."""
-        name = self._rules.renamed(stored)
-        return name not in self._waiting and self._rules.ignored(name)
-
-    def take(self, stored: str, tensor: Tensor, path: Path) -> None:
-        """A tensor of the checkpoint, under its name there."""
-        for name, piece in self._rules.pieces(self._rules.renamed(stored), tensor):
-            pending = self._waiting.get(name)
-            if pending is None or not pending.wants(name):
-                if not self._rules.ignored(name):
-                    self._unexpected.append(stored)
-                continue
-            # A parameter that is merged already stands for all its parts.
-            for part in (name,) if name in pending.shapes else pending.shapes:
-                self._missing.pop(part, None)
-            expected = pending.shape_of(name)
-            if tuple(piece.shape) != expected:
-                self._misshaped.append(_misshape(stored, expected, piece, path))
-                continue
-            self.loaded += piece.numel()
-            pending.take(name, piece.to(self._device, pending.target.dtype or self._dtype))
-
-    def report(self, folder: Path) -> None:
-        """Refuse if anything is wrong."""
-        _report(folder, list(self._missing), self._unexpected, self._misshaped)
+    sources: tuple[str, ...]
+    """Our names of the pieces."""
 
 
 def load_weights(
@@ -128,10 +74,13 @@ def load_weights(
     dtype: torch.dtype,
     device: str,
     progress: Callable[[int, int], None] | None = None,
+    load_format: str = "auto",
 ) -> int:
-    """Fill all targets from the safetensors of a folder, rounded to `dtype`, on `device`.
+    """Fill all targets from the checkpoint of a folder, rounded to `dtype`, on `device`.
 
-    `progress(done, total)` is called with bytes of the files.
+    Memory beside the model: the parts of one parameter and their concatenation. Names, types and
+    shapes are all checked before the first byte of data is read. `progress(done, total)` is
+    called with bytes of the files.
 
     Returns:
         The number of weights loaded.
@@ -140,36 +89,135 @@ def load_weights(
         ModelLoadError: a file is missing or broken; or tensors are missing, unexpected, or of
             another shape than the configuration says: each kind with names and shapes.
     """
-    files = weight_files(folder)
-    total, done = total_bytes(files), 0
-    state = _Loading(rules, dtype, device, _expected(targets, rules))
-    for name, tensor, path in iterate_tensors(files, state.unwanted):
-        done += tensor.numel() * tensor.element_size()
-        state.take(name, tensor, path)
-        if progress is not None:
-            progress(min(done, total), total)
-    state.report(folder)
-    if progress is not None:
-        progress(total, total)
-    return state.loaded
+    tell = progress or _silent
+    if load_format == "dummy":
+        return fill_with_noise(targets, dtype, device)
+    with open_checkpoint(folder, load_format) as checkpoint:
+        found = _pieces_of(checkpoint, rules)
+        steps = _matched(folder, checkpoint, found, targets, rules)
+        pieces = _Pieces(checkpoint, rules, found)
+        done, loaded = 0.0, 0
+        for step in steps:
+            step.target.load(_assembled(step, pieces, step.target.dtype or dtype, device))
+            for name in step.sources:
+                here = found[name]
+                stored, count = checkpoint.tensors[here.stored], math.prod(here.shape)
+                done += stored.nbytes * count / max(1, stored.numel)
+                loaded += count
+            tell(min(int(done), checkpoint.total_bytes), checkpoint.total_bytes)
+        tell(checkpoint.total_bytes, checkpoint.total_bytes)
+    return loaded
 
 
-def _expected(targets: Mapping[str, Target], rules: NameRules) -> dict[str, _Pending]:
-    """Checkpoint names in our spelling, parts and whole, each with the parameter it belongs to."""
-    waiting = {}
-    for name, target in targets.items():
-        # A family whose checkpoints are merged already has no rule: then the parts do not matter.
-        sources = rules.sources(name)
-        rows = target.parts if len(sources) > 1 else target.shape[:1]
-        assert len(rows) == len(sources), f"{name}: {len(rows)} parts, {len(sources)} names"
-        shapes = {s: (n, *target.shape[1:]) for s, n in zip(sources, rows, strict=True)}
-        pending = _Pending(name, target, shapes)
-        waiting.update(dict.fromkeys((*sources, name), pending))
-    return waiting
+def _silent(done: int, total: int) -> None:
+    """Progress that nobody wants to hear."""
 
 
-def _misshape(name: str, expected: tuple[int, ...], tensor: Tensor, path: Path) -> str:
-    return f"{name} (expected {list(expected)}, found {list(tensor.shape)} in {path.name})"
+def _assembled(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> Tensor:
+    """The whole parameter. Nothing of it outlives its `load`."""
+    parts = [pieces.read(name).to(device, dtype) for name in step.sources]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class _Pieces:
+    """Reads pieces by our names. Neighbouring pieces of one stored tensor are read once."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, rules: NameRules, found: Mapping[str, _Found]
+    ) -> None:
+        self._checkpoint, self._rules, self._found = checkpoint, rules, found
+        self._stored = ""
+        self._left: Iterator[tuple[str, Tensor]] = iter(())
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, or the piece of one, that belongs to `name`."""
+        stored = self._found[name].stored
+        if stored == self._stored:
+            # Pieces come lazily and in the order of the parameters: mostly the next is ours.
+            for other, piece in self._left:
+                if other == name:
+                    return piece
+        self._stored, self._left = stored, iter(())  # let go of the last one first
+        tensor = self._checkpoint.read(stored)
+        self._left = self._rules.pieces(self._rules.renamed(stored), tensor)
+        return next(piece for other, piece in self._left if other == name)
+
+
+def _pieces_of(checkpoint: Checkpoint, rules: NameRules) -> dict[str, _Found]:
+    """Everything in a checkpoint under our names, with the shape it has for us.
+
+    The rules are tried on tensors without data.
+    """
+    found: dict[str, _Found] = {}
+    for name, stored in checkpoint.tensors.items():
+        blank = torch.empty(stored.shape, device="meta")
+        for ours, piece in rules.pieces(rules.renamed(name), blank):
+            # The first keeps the name; a second one is reported, as nothing will ask for it.
+            key = ours if ours not in found else f"{ours} again, from {name}"
+            found[key] = _Found(name, tuple(piece.shape))
+    return found
+
+
+def _matched(
+    folder: Path,
+    checkpoint: Checkpoint,
+    found: Mapping[str, _Found],
+    targets: Mapping[str, Target],
+    rules: NameRules,
+) -> list[_Step]:
+    """What to read for each parameter, files from front to back.
+
+    Raises:
+        ModelLoadError: checkpoint and model differ.
+    """
+    misshaped, missing, steps = [], [], []
+    used: set[str] = set()
+    for parameter, target in targets.items():
+        expected = _parts_of(parameter, target, rules, found)
+        used.update(expected)
+        for ours, shape in expected.items():
+            here = found.get(ours)
+            if here is None:
+                missing.append(ours)
+                continue
+            stored = checkpoint.tensors[here.stored]
+            if here.shape != shape:
+                misshaped.append(_misshape(here, shape, stored))
+            elif stored.dtype not in checkpoint.types:
+                raise ModelLoadError(_unreadable(here.stored, stored, checkpoint.types))
+        steps.append(_Step(target, tuple(expected)))
+    unexpected = {f.stored for n, f in found.items() if n not in used and not rules.ignored(n)}
+    _report(folder, missing, list(unexpected), misshaped)
+
+    def place(step: _Step) -> tuple[str, int]:
+        stored = checkpoint.tensors[found[step.sources[0]].stored]
+        return str(stored.path), stored.begin
+
+    return sorted(steps, key=place)
+
+
+def _parts_of(
+    parameter: str, target: Target, rules: NameRules, found: Mapping[str, _Found]
+) -> dict[str, tuple[int, ...]]:
+    """Our names of what a checkpoint keeps of a parameter, in parts or whole, with shapes."""
+    sources = rules.sources(parameter)
+    merged = parameter in found and not any(source in found for source in sources)
+    if len(sources) == 1 or merged:
+        return {sources[0] if len(sources) == 1 else parameter: target.shape}
+    assert len(target.parts) == len(sources), f"{parameter}: {target.parts} for {sources}"
+    return {s: (n, *target.shape[1:]) for s, n in zip(sources, target.parts, strict=True)}
+
+
+def _misshape(found: _Found, expected: tuple[int, ...], stored: Stored) -> str:
+    name = found.stored
+    return f"{name} (expected {list(expected)}, found {list(found.shape)} in {stored.path.name})"
+
+
+def _unreadable(name: str, stored: Stored, types: frozenset[str]) -> str:
+    return (
+        f"{str(stored.path)!r}: tensor {name!r} has type {stored.dtype}; of this format quire "
+        f"reads {', '.join(sorted(types))}"
+    )
 
 
 def _report(folder: Path, missing: list[str], unexpected: list[str], misshaped: list[str]) -> None:

@@ -6,12 +6,14 @@ does not know who calls them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from quire.attention.kv_cache import allocate_kv_cache
+from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.core.batch import BatchResult, ScheduledBatch
-from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
+from quire.kernels.dtypes import torch_dtype
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.pooling import (
@@ -22,7 +24,7 @@ from quire.models.pooling import (
 )
 from quire.models.registry import kv_layers, load_model
 from quire.utils.math import human_bytes
-from quire.weights.files import total_bytes, weight_files
+from quire.weights.count import count_weights
 from quire.worker.device import resolve_dtype, select_device, set_torch_threads
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_transfer import make_transfer
@@ -91,6 +93,8 @@ class Worker:
         # Both are settled before the long read, so that a bad limit shows at once.
         check_weights(facts, self.config.cache)
         self.plan = self._plan(facts)
+        if self.config.model.verify:
+            verify(self.config.model.folder, functools.partial(tell, "Verifying files"))
         model = self._load_model(tell)
         tell("Allocating KV cache", 0, self.plan.bytes)
         self._runner = self._make_runner(model, self.plan)
@@ -130,20 +134,22 @@ class Worker:
         self._runner = None
 
     def _estimate_weights(self) -> int:
-        """Bytes of the weights in memory: file sizes, scaled to the type they are held in."""
-        stored = total_bytes(weight_files(self.config.model.folder))
-        held = torch_dtype(self.dtype).itemsize
-        own = TORCH_DTYPES.get(self.shape.dtype.removeprefix("torch."))
-        return stored * held // own.itemsize if own else stored
+        """Bytes of the weights in memory: their number, in the type they are held in."""
+        model = self.config.model
+        count = count_weights(model.folder, model.load_format, self.shape)
+        return count * torch_dtype(self.dtype).itemsize
 
     def _load_model(self, tell: Progress) -> CausalLM | EncoderModel | DecoderModel:
-        folder, where = self.config.model.folder, str(self.device.torch_device)
+        given, where = self.config.model, str(self.device.torch_device)
         model: CausalLM | EncoderModel | DecoderModel
 
         def progress(done: int, total: int) -> None:
             tell("Loading weights", done, total)
 
-        common = (self.shape, folder, self.dtype, where, progress, self.max_model_len)
+        common = (
+            self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
+            given.load_format,
+        )  # fmt: skip
         if self.pooler is None:
             model = load_model(*common)
         else:

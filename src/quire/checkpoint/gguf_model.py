@@ -1,0 +1,257 @@
+"""GGUF's words in Hugging Face's: the configuration, and the names and layout of tensors.
+
+A row of `ARCHITECTURES` per architecture of llama.cpp. `config_of` makes the `config.json` that
+the file stands for; `hf_name` and `Layout` say what each tensor is called there and what
+llama.cpp's converter did to it. Knows no tensor values except the rotary factors, which exist
+only as a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from quire.checkpoint.gguf import GGUFHeader, is_gguf, read_header
+from quire.errors import ModelLoadError
+from quire.registry import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What llama.cpp's converter does to a family's tensors, to be undone."""
+
+    architecture: str
+    """Hugging Face's name of the class."""
+    model_type: str
+    permuted: bool = False
+    """Rows of q and k are interleaved for rotary pairs (2i, 2i+1)."""
+    norm_offset: float = 0.0
+    """Added to every norm's weight."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of config.json."""
+
+
+ARCHITECTURES: Final[dict[str, Layout]] = {
+    "llama": Layout("LlamaForCausalLM", "llama", permuted=True),
+    "qwen2": Layout("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Layout("Qwen3ForCausalLM", "qwen3"),
+    "gemma": Layout(
+        "GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_act": "gelu_pytorch_tanh"}
+    ),
+}
+
+_SINGLE: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_BLOCK: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+ROPE_FACTORS: Final = "rope_freqs.weight"
+"""Divisors of the rotary frequencies, float32 `[head_dim / 2]` (Llama 3.1)."""
+_LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def hf_name(name: str) -> str | None:
+    """Hugging Face's name of a tensor; `None` for one that is no weight of the model."""
+    if name == ROPE_FACTORS:
+        return None
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return name
+    block, part, kind = match.groups()
+    ours = (_SINGLE if block is None else _BLOCK).get(part)
+    if ours is None:
+        return name
+    return f"{ours}.{kind}" if block is None else f"model.layers.{block}.{ours}.{kind}"
+
+
+def gguf_file(model: Path) -> Path | None:
+    """The GGUF file that a path names: itself, or the only one of a folder (first of a split).
+
+    Raises:
+        ModelLoadError: the folder has several models in this format.
+    """
+    if is_gguf(model):
+        return model
+    if not model.is_dir():
+        return None
+    files = [f for f in sorted(model.glob("*.gguf")) if _part(f) in (None, 1)]
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:5])
+        raise ModelLoadError(
+            f"{str(model)!r} has {len(files)} GGUF models ({names}): give the path of one"
+        )
+    return files[0] if files else None
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of a model that may be split, in order.
+
+    Raises:
+        ModelLoadError: a part is missing, or `path` is not the first.
+    """
+    match = _SPLIT.search(path.name)
+    if match is None:
+        return [path]
+    if int(match[1]) != 1:
+        raise ModelLoadError(f"{str(path)!r} is not the first part of its model: give that one")
+    head = path.name[: match.start()]
+    parts = [path.with_name(f"{head}-{i + 1:05d}-of-{match[2]}.gguf") for i in range(int(match[2]))]
+    for part in parts:
+        if not part.is_file():
+            raise ModelLoadError(f"{str(part)!r} is missing, a part of {path.name!r}")
+    return parts
+
+
+def _part(path: Path) -> int | None:
+    match = _SPLIT.search(path.name)
+    return int(match[1]) if match else None
+
+
+def layout_of(metadata: Mapping[str, Any], source: str) -> Layout:
+    """The row of a file's architecture.
+
+    Raises:
+        ModelLoadError: there is none; all are named.
+    """
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        hint = did_you_mean(str(name), ARCHITECTURES)
+        raise ModelLoadError(
+            f"{source}: unknown GGUF architecture {name!r}{hint or '.'} Known: {known}; for others "
+            "give the safetensors checkpoint"
+        )
+    if metadata.get(f"{name}.expert_count"):
+        raise ModelLoadError(
+            f"{source}: GGUF files of mixtures of experts are not read; give the safetensors "
+            "checkpoint"
+        )
+    return ARCHITECTURES[name]
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """The `config.json` that a file stands for.
+
+    Raises:
+        ModelLoadError: the file is broken, or its architecture is unknown.
+    """
+    header = read_header(path)
+    for part in parts_of(path)[1:]:
+        header.tensors.update(read_header(part).tensors)
+    meta = header.metadata
+    layout = layout_of(meta, str(path))
+    get = _Metadata(meta, str(meta["general.architecture"]))
+    heads = get("attention.head_count")
+    config: dict[str, Any] = {
+        "architectures": [layout.architecture],
+        "model_type": layout.model_type,
+        "vocab_size": _rows(header, "token_embd.weight"),
+        "hidden_size": get("embedding_length"),
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv") or heads,
+        "head_dim": get("attention.key_length"),
+        "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "rope_theta": get("rope.freq_base"),
+        "rope_scaling": _scaling(path, header, get),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "dtype": "bfloat16",
+        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _eos(meta),
+        **layout.config,
+    }
+    return {name: value for name, value in config.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """Entries of an architecture by their short names."""
+
+    data: Mapping[str, Any]
+    architecture: str
+
+    def __call__(self, name: str) -> Any:
+        return self.data.get(f"{self.architecture}.{name}")
+
+
+def _rows(header: GGUFHeader, name: str) -> int | None:
+    entry = header.tensors.get(name)
+    return entry.shape[0] if entry else None
+
+
+def _eos(meta: Mapping[str, Any]) -> list[int] | None:
+    """End of sequence and end of turn: both end an answer."""
+    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    ids = [meta[name] for name in names if isinstance(meta.get(name), int)]
+    return list(dict.fromkeys(ids)) or None
+
+
+def _scaling(path: Path, header: GGUFHeader, get: _Metadata) -> dict[str, Any] | None:
+    if ROPE_FACTORS in header.tensors:
+        return _llama3_scaling(path, header, get)
+    kind, factor = get("rope.scaling.type"), get("rope.scaling.factor")
+    if kind in (None, "none") or not factor:
+        return None
+    scaling = {"rope_type": kind, "factor": factor}
+    original = get("rope.scaling.original_context_length")
+    return scaling | ({"original_max_position_embeddings": original} if original else {})
+
+
+def _llama3_scaling(path: Path, header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
+    """The parameters behind the stored factors: Llama 3.1's, if they give these very factors.
+
+    Raises:
+        ModelLoadError: the factors follow another rule.
+    """
+    factors = _floats(path, header)
+    original = get("rope.scaling.original_context_length") or 8192
+    factor = round(max(factors), 4)
+    theta = float(get("rope.freq_base") or 10000.0)
+    for i, stored in enumerate(factors):
+        expected = _llama3_factor(theta ** (-i / len(factors)), factor, original)
+        if not math.isclose(stored, expected, rel_tol=1e-3):
+            raise ModelLoadError(
+                f"{str(path)!r}: {ROPE_FACTORS} does not follow the rule of Llama 3.1 (factor {i} "
+                f"is {stored:g}, not {expected:g}); give the safetensors checkpoint"
+            )
+    scaling = {"factor": factor, "original_max_position_embeddings": original}
+    return {"rope_type": "llama3", **scaling, **_LLAMA3}
+
+
+def _llama3_factor(frequency: float, factor: float, original: int) -> float:
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    turns = original * frequency / (2 * math.pi)
+    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return 1 / (kept + (1 - kept) / factor)
+
+
+def _floats(path: Path, header: GGUFHeader) -> tuple[float, ...]:
+    entry = header.tensors[ROPE_FACTORS]
+    if entry.dtype != "F32" or not 0 < entry.numel <= 2**14:
+        raise ModelLoadError(f"{str(path)!r}: {ROPE_FACTORS} must hold some float32 values")
+    with path.open("rb") as file:
+        file.seek(entry.begin)
+        return struct.unpack(f"<{entry.numel}f", file.read(entry.nbytes))
