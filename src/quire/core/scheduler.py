@@ -300,8 +300,9 @@ class Scheduler:
         swap, params = self.kv.swap, request.sampling_params
         if swap is None:
             return False
-        if params.prompt_logprobs is not None and not request.num_output_tokens:
-            return False  # the worker forgets what it has scored of the prompt
+        scores = params.prompt_logprobs is not None and not request.num_output_tokens
+        if scores or request.pooling_params is not None:
+            return False  # the worker forgets what it has gathered of the prompt
         num_blocks = self.kv.num_blocks_of(request.request_id)
         if not self.swap_cost.prefers_swap(request.num_computed_tokens, num_blocks):
             return False

@@ -22,6 +22,7 @@ from quire.params import PoolingParams
 from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
+from quire.worker.kv_transfer import KVTransfer
 from quire.worker.model_runner import ModelRunner, Outcome
 
 
@@ -34,6 +35,7 @@ class PoolingRunner(ModelRunner):
         input_batch: Empty state of the right size.
         device: Where the model and the caches are.
         groups: See `ModelRunner`.
+        transfer: See `ModelRunner`.
     """
 
     def __init__(
@@ -43,9 +45,12 @@ class PoolingRunner(ModelRunner):
         input_batch: InputBatch,
         device: Device,
         groups: Sequence[Sequence[int]] = (),
+        transfer: KVTransfer | None = None,
     ) -> None:
         # The base never samples here, and calls `forward` only through `_forward`.
-        super().__init__(model, kv_caches, input_batch, device, groups)  # type: ignore[arg-type]
+        super().__init__(  # type: ignore[arg-type]
+            model, kv_caches, input_batch, device, groups, transfer
+        )
         self.pooling_model = model
         self._params: dict[str, PoolingParams] = {}
         self._parts: dict[str, dict[int, Tensor]] = {}
