@@ -24,3 +24,18 @@ def test_extending_in_pieces_is_hashing_each_prefix(
     assert request.block_hashes == [hash_prefix(tokens[:end], b"salt:s") for end in ends]
     assert parent_key(request, 0) == hash_prefix([], b"salt:s")
     assert all(parent_key(request, i + 1) == h for i, h in enumerate(request.block_hashes))
+
+
+@given(
+    st.tuples(st.none() | st.text(max_size=9), st.none() | st.text(max_size=9)),
+    st.tuples(st.none() | st.text(max_size=9), st.none() | st.text(max_size=9)),
+)
+def test_adapter_and_salt_tell_equal_tokens_apart(
+    one: tuple[str | None, str | None], other: tuple[str | None, str | None]
+) -> None:
+    def key(adapter: str | None, salt: str | None) -> bytes:
+        request = Request("r", [1], SamplingParams(), adapter=adapter, cache_salt=salt)
+        return parent_key(request, 0)
+
+    assert (key(*one) == key(*other)) == (one == other)
+    assert key("salt:a", None) != key(None, "a") != key("a", None)

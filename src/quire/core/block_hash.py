@@ -73,7 +73,13 @@ def parent_key(request: Request, index: int) -> bytes:
 
 
 def _first_block_keys(request: Request) -> bytes:
-    """What separates equal tokens from the first block on."""
-    if request.cache_salt is None:
-        return b""
-    return b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
+    """What separates equal tokens from the first block on: the adapter, which changes the KV, and
+    the salt, which keeps callers apart. The adapter's length stands before it, so that no two
+    pairs make the same bytes."""
+    keys = b""
+    if request.adapter is not None:
+        adapter = request.adapter.encode("utf-8", "surrogatepass")
+        keys = b"adapter:%d:%b" % (len(adapter), adapter)
+    if request.cache_salt is not None:
+        keys += b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
+    return keys

@@ -47,6 +47,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "all_token_ids",
         "arrival_time",
         "block_hashes",
@@ -83,6 +84,7 @@ class Request:
         arrival_time: float = 0.0,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         output_token_ids: list[int] | None = None,
         client: str = "",
         pooling_params: PoolingParams | None = None,
@@ -94,6 +96,8 @@ class Request:
         self.arrival_time = arrival_time
         self.priority = priority
         self.cache_salt = cache_salt
+        self.adapter = adapter
+        """What changes its KV beside the tokens: name and version of a LoRA adapter."""
         self.client = client
         """Who asked, for the `fair` policy; empty: nobody in particular."""
         self.num_prompt_tokens = len(prompt_token_ids)
