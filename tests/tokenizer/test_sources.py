@@ -127,8 +127,10 @@ def test_sentencepiece_text_is_the_originals(kind: str, spm_pair: Any) -> None:
     @given(st.lists(st.integers(0, original.get_piece_size() - 1), max_size=20))
     @settings(max_examples=200, deadline=None)
     def check(ids: list[int]) -> None:
-        # The original writes ⁇ for the unknown token, and keeps a space that a byte token spells.
-        ids = [i for i in ids if i not in (unknown, original.piece_to_id("<0x20>"))]
+        # The original writes ⁇ for the unknown token, keeps a space that a byte token spells, and
+        # lets a control token, which neither writes, part the bytes of a character.
+        left_out = (unknown, original.piece_to_id("<0x20>"))
+        ids = [i for i in ids if i not in left_out and not original.is_control(i)]
         # Broken UTF-8: the original writes U+FFFD for each byte, we for each broken character.
         assert one_mark(ours.decode(ids)) == one_mark(original.decode(ids))
 

@@ -148,7 +148,9 @@ def _decoders(model: PieceModel) -> Iterator[dict[str, Any]]:
     yield {"type": "ByteFallback"}
     yield {"type": "Fuse"}
     if model.dummy_prefix:
-        yield {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        # Who trims spaces before encoding drops all at the beginning when decoding.
+        spaces = 2**16 if model.trims_spaces else 1
+        yield {"type": "Strip", "content": " ", "start": spaces, "stop": 0}
 
 
 def _bpe(model: PieceModel, added: Sequence[dict[str, Any]]) -> dict[str, Any]:
