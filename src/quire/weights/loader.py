@@ -7,7 +7,7 @@ family: it reads names, shapes and rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -18,6 +18,7 @@ from torch import Tensor
 from quire.errors import ModelLoadError
 from quire.weights.files import iterate_tensors, total_bytes, weight_files
 from quire.weights.names import NameRules
+from quire.weights.pages import MappedPages
 
 _SHOWN: Final = 5
 """Names per kind of fault in the error message."""
@@ -46,6 +47,11 @@ class Target(Protocol):
         """Takes the whole tensor."""
         ...
 
+    @property
+    def load_parts(self) -> Callable[[Sequence[Tensor], torch.dtype], None] | None:
+        """Takes the checkpoint's tensors as they are, if the parameter can."""
+        ...
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -66,18 +72,20 @@ class _Pending:
         """Expected shape of a checkpoint tensor: of a part, or of the whole parameter."""
         return self.shapes.get(source, self.target.shape)
 
-    def take(self, source: str, tensor: Tensor) -> None:
+    def take(self, source: str, tensor: Tensor, dtype: torch.dtype, device: str) -> None:
         """Keep a part; pass the parameter on once it is complete."""
-        if source not in self.shapes:
-            self.complete = True
-            self.target.load(tensor)
-            return
+        whole = source not in self.shapes
         self.read[source] = tensor
-        if len(self.read) == len(self.shapes):
-            self.complete = True
-            parts = [self.read[name] for name in self.shapes]
+        if not whole and len(self.read) < len(self.shapes):
+            return
+        self.complete = True
+        parts = [self.read[name].to(device) for name in ([source] if whole else self.shapes)]
+        if self.target.load_parts is not None:
+            self.target.load_parts(parts, dtype)
+        else:
+            parts = [part.to(dtype) for part in parts]
             self.target.load(parts[0] if len(parts) == 1 else torch.cat(parts))
-            self.read.clear()
+        self.read.clear()
 
 
 class _Loading:
@@ -114,7 +122,8 @@ class _Loading:
                 self._misshaped.append(_misshape(stored, expected, piece, path))
                 continue
             self.loaded += piece.numel()
-            pending.take(name, piece.to(self._device, pending.target.dtype or self._dtype))
+            dtype = pending.target.dtype or self._dtype
+            pending.take(name, piece, dtype, self._device)
 
     def report(self, folder: Path) -> None:
         """Refuse if anything is wrong."""
@@ -143,9 +152,12 @@ def load_weights(
     files = weight_files(folder)
     total, done = total_bytes(files), 0
     state = _Loading(rules, dtype, device, _expected(targets, rules))
+    pages: dict[Path, MappedPages] = {}
     for name, tensor, path in iterate_tensors(files, state.unwanted):
+        pages = pages if path in pages else {path: MappedPages(path)}
         done += tensor.numel() * tensor.element_size()
         state.take(name, tensor, path)
+        pages[path].drop(tensor)
         if progress is not None:
             progress(min(done, total), total)
     state.report(folder)
