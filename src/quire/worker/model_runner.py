@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire import envs
 from quire.attention.base import KVCache
 from quire.attention.metadata import AttentionMetadata
 from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
@@ -30,6 +31,7 @@ from quire.sampling import LogprobRow, RequestSampling, Sampler, SamplingMetadat
 from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
+from quire.worker.poison import poison
 
 logger = get_logger(__name__)
 
@@ -72,6 +74,7 @@ class ModelRunner:
         self.input_batch = input_batch
         self.device = device
         self.sampler = Sampler()
+        self._poisons = envs.DEBUG_KV_CACHE
         self._forward_seconds = self._sample_seconds = 0.0
 
     @torch.inference_mode()
@@ -102,6 +105,8 @@ class ModelRunner:
         for new in batch.scheduled_new_reqs:
             try:
                 self.input_batch.add(new)
+                if self._poisons:
+                    self._poison(new.block_ids, new.num_computed_tokens)
             except Exception as error:
                 failed[new.req_id] = _reason(new.req_id, error)
                 self.input_batch.remove(new.req_id)
@@ -110,7 +115,12 @@ class ModelRunner:
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
             self.input_batch.advance(req_id, computed, blocks)
+            if self._poisons:
+                self._poison(blocks, 0)
         return failed
+
+    def _poison(self, block_ids: Sequence[int], first: int) -> None:
+        poison(self.kv_caches, block_ids, first, self.input_batch.block_table.block_size)
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of blocks; all sources are read before any destination is
