@@ -167,7 +167,8 @@ def test_loading_holds_one_parameter_beside_the_model(
         """A target that keeps nothing."""
 
         def __init__(self, parameter: Any) -> None:
-            self.shape, self.parts, self.dtype = parameter.shape, parameter.parts, None
+            self.shape, self.parts = parameter.shape, parameter.parts
+            self.dtype = self.load_parts = None
 
         def load(self, tensor: torch.Tensor) -> None:
             pass

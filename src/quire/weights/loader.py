@@ -8,7 +8,7 @@ whole problem. Knows no family: it reads names, shapes and rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,6 +20,7 @@ from quire.errors import ModelLoadError
 from quire.weights.checkpoint import Checkpoint, Stored, open_checkpoint
 from quire.weights.names import NameRules
 from quire.weights.noise import fill_with_noise
+from quire.weights.pages import MappedPages
 
 _SHOWN: Final = 5
 """Names per kind of fault in the error message."""
@@ -46,6 +47,11 @@ class Target(Protocol):
     @property
     def load(self) -> Callable[[Tensor], None]:
         """Takes the whole tensor."""
+        ...
+
+    @property
+    def load_parts(self) -> Callable[[Sequence[Tensor], torch.dtype], None] | None:
+        """Takes the checkpoint's tensors as they are, if the parameter can."""
         ...
 
 
@@ -98,7 +104,7 @@ def load_weights(
         pieces = _Pieces(checkpoint, rules, found)
         done, loaded = 0.0, 0
         for step in steps:
-            step.target.load(_assembled(step, pieces, step.target.dtype or dtype, device))
+            _load(step, pieces, step.target.dtype or dtype, device)
             for name in step.sources:
                 here = found[name]
                 stored, count = checkpoint.tensors[here.stored], math.prod(here.shape)
@@ -113,10 +119,17 @@ def _silent(done: int, total: int) -> None:
     """Progress that nobody wants to hear."""
 
 
-def _assembled(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> Tensor:
-    """The whole parameter. Nothing of it outlives its `load`."""
-    parts = [pieces.read(name).to(device, dtype) for name in step.sources]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _load(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> None:
+    """Hand a parameter over: in parts and as the checkpoint has it, if it takes that. Nothing of
+    it outlives the call."""
+    parts = [pieces.read(name).to(device) for name in step.sources]
+    if step.target.load_parts is not None:
+        step.target.load_parts(parts, dtype)
+    else:
+        parts = [part.to(dtype) for part in parts]
+        step.target.load(parts[0] if len(parts) == 1 else torch.cat(parts))
+    for name, part in zip(step.sources, parts, strict=True):
+        pieces.drop(name, part)
 
 
 class _Pieces:
@@ -128,6 +141,14 @@ class _Pieces:
         self._checkpoint, self._rules, self._found = checkpoint, rules, found
         self._stored = ""
         self._left: Iterator[tuple[str, Tensor]] = iter(())
+        self._pages: dict[Path, MappedPages] = {}
+
+    def drop(self, name: str, tensor: Tensor) -> None:
+        """Give back the memory of a tensor that `read` gave and nobody needs any more."""
+        path = self._checkpoint.tensors[self._found[name].stored].path
+        if path not in self._pages:
+            self._pages = {path: MappedPages(path)}
+        self._pages[path].drop(tensor)
 
     def read(self, name: str) -> Tensor:
         """The tensor, or the piece of one, that belongs to `name`."""

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire import envs
 from quire.attention.base import KVCache
 from quire.attention.metadata import AttentionMetadata
-from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
+from quire.core.batch import BatchResult, BlockIds, ScheduledBatch, TokenLogprobs
 from quire.kernels.dispatch import ops
 from quire.logger import get_logger
 from quire.models.base import CausalLM
@@ -30,6 +31,7 @@ from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.kv_transfer import KVTransfer, Moved
+from quire.worker.poison import poison
 
 logger = get_logger(__name__)
 
@@ -84,6 +86,7 @@ class ModelRunner:
         self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
         self._transfer = transfer or KVTransfer(None)
         self.sampler = Sampler()
+        self._poisons = envs.DEBUG_KV_CACHE
         self._forward_seconds = self._sample_seconds = 0.0
 
     @torch.inference_mode()
@@ -120,6 +123,8 @@ class ModelRunner:
         for new in batch.scheduled_new_reqs:
             try:
                 self.input_batch.add(new)
+                if self._poisons:
+                    self._poison(new.block_ids, new.num_computed_tokens)
             except Exception as error:
                 failed[new.req_id] = _reason(new.req_id, error)
                 self.input_batch.remove(new.req_id)
@@ -128,7 +133,15 @@ class ModelRunner:
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
             self.input_batch.advance(req_id, computed, blocks)
+            if self._poisons:
+                self._poison(blocks, 0)
         return failed
+
+    def _poison(self, tables: BlockIds, first: int) -> None:
+        size = self.input_batch.block_table.block_size
+        for group, block_ids in enumerate(tables):
+            caches = [c for i, c in enumerate(self.kv_caches) if self._group_of.get(i, 0) == group]
+            poison(caches, block_ids, first, size)
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of blocks; all sources are read before any destination is
