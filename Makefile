@@ -43,6 +43,7 @@ serve: install
 	@$(BIN)/quire serve $(ARGS)
 
 test: $(VENV)/.test
+	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.test
