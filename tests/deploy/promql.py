@@ -22,9 +22,10 @@ def problems(expr: str, names: Mapping[str, frozenset[str]]) -> list[str]:
 
 
 def _problems(expr: str, names: Mapping[str, frozenset[str]]) -> Iterator[str]:
-    position, depth, kind_before = 0, [], ""
+    position = 0
+    depth: list[str] = []
     metric, known = "", set(COMMON)
-    tokens = []
+    tokens: list[tuple[str, str]] = []
     while position < len(expr):
         found = _TOKEN.match(expr, position)
         if found is None:
@@ -46,9 +47,7 @@ def _problems(expr: str, names: Mapping[str, frozenset[str]]) -> Iterator[str]:
         elif kind == "name" and depth and depth[-1] == "{":
             if after in ("=", "=~", "!=", "!~") and text not in known:
                 yield f"{metric} has no label {text}"
-        elif kind == "name" and kind_before == "by":
-            pass
-        elif kind == "name" and after == "(" and text not in WORDS:
+        elif kind == "name" and after in ("(", "by") and text not in WORDS:
             if text not in FUNCTIONS:
                 yield f"unknown function {text}"
         elif kind == "name" and text not in WORDS and not _in_by(tokens, index):
@@ -56,7 +55,6 @@ def _problems(expr: str, names: Mapping[str, frozenset[str]]) -> Iterator[str]:
             known = COMMON | names.get(text, frozenset())
             if text not in names:
                 yield f"unknown metric {text}"
-        kind_before = kind
     if depth:
         yield f"missing the end of {''.join(depth)}"
 
