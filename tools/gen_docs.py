@@ -1,4 +1,4 @@
-"""Writes docs/{cli,config,metrics}.md from the tables that the program itself uses.
+"""Writes docs/{cli,config,metrics,required}.md from the tables that the program itself uses.
 
 `python tools/gen_docs.py` writes, `--check` fails if a file is not what would be written.
 """
@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import itertools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +170,30 @@ def metrics_page() -> Iterator[str]:
     yield from bucket_rows([m for _, metrics in grouped() for m in metrics])
 
 
+def required_page() -> Iterator[str]:
+    yield "# What older documents tell, and the tests that show it\n"
+    yield GENERATED + "\n"
+    yield (
+        "Guides to the V1 engine tell their readers to look at certain metrics, log lines, flags "
+        "and variables. Each such row has a letter (B behaviour, C flag, D variable, E endpoint, "
+        "F trace, G metric, H log line, J profiler) and a test in tests/required.\n"
+    )
+    yield "| Row | What holds | Test |\n| --- | --- | --- |"
+    for rows, what, test in sorted(required_tests(), key=lambda r: (r[0][0][0], int(r[0][0][1:]))):
+        yield f"| {', '.join(row.upper() for row in rows)} | {cell(what)} | `{test}` |"
+
+
+def required_tests() -> Iterator[tuple[list[str], str, str]]:
+    """Rows, what holds and where, of each test that is named after rows."""
+    for path in sorted((DOCS.parent / "tests" / "required").glob("test_*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                words = node.name.removeprefix("test_").split("_")
+                rows = list(itertools.takewhile(re.compile(r"[a-j]\d+").fullmatch, words))
+                if rows:
+                    yield rows, ast.get_docstring(node) or "", f"{path.name}::{node.name}"
+
+
 def label_part(metric: Metric) -> str:
     if metric.label is None:
         return ""
@@ -185,6 +212,7 @@ def bucket_rows(metrics: list[Metric]) -> Iterator[str]:
 
 
 PAGES = {"cli.md": cli_page, "config.md": config_page, "metrics.md": metrics_page}
+PAGES["required.md"] = required_page
 
 
 def main() -> int:

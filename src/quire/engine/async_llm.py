@@ -122,7 +122,7 @@ class AsyncLLM:
         self.output = OutputProcessor(self.tokenizer, self.clock)
         self.default_params: SamplingParams = self.input.default_params()
         self.journal = Journal()
-        self.request_log = RequestLog(self.config.observability)
+        self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
         self.records = make_records(self.config)
         self.sinks.add(self.records)

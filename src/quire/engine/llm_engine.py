@@ -71,7 +71,7 @@ class LLMEngine:
             generation_defaults=read_generation_config(model),
         )
         self.output = OutputProcessor(self.tokenizer, self.clock)
-        self.request_log = RequestLog(self.config.observability)
+        self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
         self.records = make_records(self.config)
         self.sinks.add(self.records)
