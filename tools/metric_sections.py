@@ -69,8 +69,9 @@ SECTIONS = (
     Section(
         "Second KV tier",
         ("num_requests_swapped", "cpu_cache_usage_perc", "kv_blocks_swapped_.*", "kv_swap_.*"),
-        "Where preempted requests may leave their KV. Without a second tier these stay 0: a "
-        "preempted request is computed again.",
+        "Where preempted requests leave their KV if `--swap-space` gives it room; without it these "
+        "stay 0, and a preempted request is computed again. The first two have the names of "
+        "vLLM V0.",
     ),
     Section(
         "Prefix cache",

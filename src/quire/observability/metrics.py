@@ -92,7 +92,6 @@ METRICS: Final = (
     Metric("vllm:num_requests_waiting_by_reason", _G, "Requests waiting, by reason.", _STEP,
            lambda s: {"capacity": s.num_waiting}, label="reason",
            label_values=("capacity", "deferred")),
-    # Preemption recomputes, so no request is ever swapped out; older dashboards plot it.
     Metric("vllm:kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _STEP,
            lambda s: s.kv_cache_usage),
     Metric("vllm:gpu_cache_usage_perc", _G, "Old name of vllm:kv_cache_usage_perc.", _STEP,
