@@ -115,6 +115,18 @@ def test_parts_that_only_show_when_used(
     assert "Corrupted" not in second and "acceptance" not in second
 
 
+def test_the_second_tier_has_its_own_field(
+    lines: Lines, log: logging.Logger, clock: ManualClock
+) -> None:
+    sink = LogLine(10.0, clock=clock, log=log)
+    sink.record(StepStats(num_swapped=3, swap_usage=0.25, kv_cache_usage=0.5), None)
+    clock.advance(10)
+    sink.tick()
+    ((_, text),) = lines.lines
+    assert "Waiting: 0 reqs, KV cache usage: 50.0%" in text
+    assert "CPU KV cache usage: 25.0%, Swapped: 3 reqs, Pending: 0 reqs" in text
+
+
 def test_per_step_line(lines: Lines, log: logging.Logger) -> None:
     sink = IterationLog("cpu", log)
     sink.record(None, None)

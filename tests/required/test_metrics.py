@@ -33,6 +33,11 @@ def test_g3_num_requests_swapped(seen: Watched) -> None:
     assert seen.value("vllm:num_requests_swapped", peak=True) == 0
 
 
+def test_g10_cpu_cache_usage(seen: Watched) -> None:
+    """Usage of the second tier: 0 without one (with one: tests/observability)."""
+    assert seen.value("vllm:cpu_cache_usage_perc", peak=True) == 0
+
+
 def test_g4_num_preemptions(seen: Watched) -> None:
     """Preemptions are counted."""
     assert seen.value("vllm:num_preemptions_total") >= 1

@@ -100,6 +100,18 @@ METRICS: Final = (
     Metric("vllm:engine_sleep_state", _G, "1 at the state the engine is in.", _STORE,
            lambda store: {"awake": 1}, label="sleep_state",
            label_values=("awake", "weights_offloaded", "discard_all")),
+    # Second KV tier. The first two have the names of vLLM V0.
+    Metric("vllm:num_requests_swapped", _G, "Requests whose KV is in the second tier.", _STEP,
+           lambda s: s.num_swapped),
+    Metric("vllm:cpu_cache_usage_perc", _G, "Share of the second tier that requests hold, 0 to 1.",
+           _STEP, lambda s: s.swap_usage),
+    Metric("vllm:kv_blocks_swapped_out", _C, "KV blocks copied to the second tier.", _STEP,
+           lambda s: s.num_blocks_swapped_out),
+    Metric("vllm:kv_blocks_swapped_in", _C, "KV blocks copied back from the second tier.", _STEP,
+           lambda s: s.num_blocks_swapped_in),
+    Metric("vllm:kv_swap_failures", _C,
+           "KV blocks that could not be written to the second tier, or read back.", _STEP,
+           lambda s: s.num_swap_failures),
     # Prefix cache, in tokens.
     Metric("vllm:prefix_cache_queries", _C, "Tokens looked up in the prefix cache.", _STEP,
            lambda s: s.prefix_queries),

@@ -28,8 +28,8 @@ from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
 from quire.worker.device import resolve_dtype, select_device, set_torch_threads
 from quire.worker.input_batch import InputBatch
-from quire.worker.kv_transfer import make_transfer
 from quire.worker.inspection import describe
+from quire.worker.kv_transfer import make_transfer
 from quire.worker.memory import (
     KVCachePlan,
     MemoryFacts,
