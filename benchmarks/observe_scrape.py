@@ -1,6 +1,6 @@
 """What scraping costs: throughput of a server with and without ten scrapes of /metrics a second.
 
-Eight clients keep a server with the embedded model busy. Windows with and without a scraper
+Eight clients that stream keep a server with the embedded model busy. Windows with and without a scraper
 alternate, so that a machine that slows down slows both; the figure is the median of the changes
 from each window without to its neighbour with.
 
@@ -22,7 +22,13 @@ import time
 
 CLIENTS, SCRAPES_PER_SECOND = 8, 10.0
 BODY = json.dumps(
-    {"model": "quire-demo", "prompt": "Tell me a story.", "max_tokens": 64, "ignore_eos": True}
+    {
+        "model": "quire-demo",
+        "prompt": "Tell me a story.",
+        "max_tokens": 256,
+        "ignore_eos": True,
+        "stream": True,
+    }
 )
 
 
@@ -46,9 +52,10 @@ class Load:
         while not self.stop.is_set():
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/completions", BODY, headers)
-            reply = json.loads(connection.getresponse().read())
-            with self._lock:
-                self.tokens += reply["usage"]["completion_tokens"]
+            for line in connection.getresponse():
+                if line.startswith(b"data: {"):
+                    with self._lock:
+                        self.tokens += 1
 
     def _scraper(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)

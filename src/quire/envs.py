@@ -139,10 +139,6 @@ LOG_BATCHSIZE_INTERVAL: Annotated[
         "median forward time; 0 and less mean no such lines.",
     ),
 ]
-LOG_MODEL_INSPECTION: Annotated[
-    bool,
-    Var(_one_of(_SWITCH), False, "`1` logs the model's layers, shapes and types after loading."),
-]
 TRACE_FUNCTION: Annotated[
     bool,
     Var(

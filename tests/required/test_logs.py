@@ -101,10 +101,9 @@ def test_d5_trace_function_of_an_engine(tmp_path: Path) -> None:
 
 
 def test_d6_log_model_inspection(seen: Watched) -> None:
-    """`VLLM_LOG_MODEL_INSPECTION=true` prints the layers; equal ones once."""
-    assert re.search(r"\] LlamaForCausalLM$", seen.log, re.M)
-    assert re.search(r"\(0-4\): 5 x DecoderLayer", seen.log)
-    assert re.search(r"\(qkv_proj\): Linear\(\d+x\d+\)", seen.log)
+    """`VLLM_LOG_MODEL_INSPECTION=true` prints the tree of the model."""
+    assert re.search(r"LlamaForCausalLM: [\d,]+ parameters in \w+", seen.log)
+    assert re.search(r"qkv_proj \(Linear\)", seen.log)
 
 
 def test_d8_use_v1(seen: Watched) -> None:

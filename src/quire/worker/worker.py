@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from quire import envs
 from quire.attention.kv_cache import allocate_kv_cache
 from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
@@ -28,7 +27,6 @@ from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
 from quire.worker.device import resolve_dtype, select_device, set_torch_threads
 from quire.worker.input_batch import InputBatch
-from quire.worker.inspection import describe
 from quire.worker.kv_transfer import make_transfer
 from quire.worker.memory import (
     KVCachePlan,
@@ -98,8 +96,6 @@ class Worker:
         if self.config.model.verify:
             verify(self.config.model.folder, functools.partial(tell, "Verifying files"))
         model = self._load_model(tell)
-        if envs.LOG_MODEL_INSPECTION:
-            logger.info("%s", describe(model))
         tell("Allocating KV cache", 0, self.plan.bytes)
         self._runner = self._make_runner(model, self.plan)
         tell("Allocating KV cache", self.plan.bytes, self.plan.bytes)
