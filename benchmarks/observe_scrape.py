@@ -1,8 +1,9 @@
 """What scraping costs: throughput of a server with and without ten scrapes of /metrics a second.
 
-Eight clients that stream keep a server with the embedded model busy. Windows with and without a scraper
-alternate, so that a machine that slows down slows both; the figure is the median of the changes
-from each window without to its neighbour with.
+Eight clients that stream keep a server with the embedded model busy. Windows with and without a
+scraper alternate, so that a machine that slows down slows both; the figure is the median of the
+changes from each window without to its neighbour with. It needs a quiet machine: believe it only
+if the middle half is narrow.
 
     python benchmarks/observe_scrape.py [--pairs 8] [--seconds 4]
 """
