@@ -54,6 +54,7 @@ serve: install
 	@$(BIN)/quire serve $(ARGS)
 
 test: $(VENV)/.test
+	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
 	$(BIN)/python -m pytest $(ARGS)
 
 # The kernels with address and undefined-behaviour sanitizers run the kernel tests.
@@ -82,6 +83,7 @@ bench: install
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/observe_cost.py
+	$(BIN)/python benchmarks/observe_scrape.py
 
 demo: install
 	$(BIN)/python tools/train_demo.py

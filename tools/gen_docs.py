@@ -1,4 +1,4 @@
-"""Writes docs/cli.md and docs/config.md from the tables that the program itself uses.
+"""Writes docs/{cli,config,metrics,required}.md from the tables that the program itself uses.
 
 `python tools/gen_docs.py` writes, `--check` fails if a file is not what would be written.
 """
@@ -6,16 +6,22 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import itertools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from metric_sections import grouped, series
 from quire import envs
 from quire.cli.main import COMMANDS, overview
 from quire.cli.parser import Parser
 from quire.config import EngineConfig, ServerConfig
 from quire.config.cli import ALIASES, NOT_YET, RENAMED, flags, sections, show
+from quire.observability.metric_store import buckets_1_2_5
+from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, Kind, Metric
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GENERATED = "<!-- Written by tools/gen_docs.py: change the source, then run it. -->"
@@ -138,7 +144,75 @@ def command_part(name: str, parser: Parser) -> Iterator[str]:
             yield f"| `{module}` | {', '.join(f'`{n}`' for n in names)} |"
 
 
-PAGES = {"cli.md": cli_page, "config.md": config_page}
+def metrics_page() -> Iterator[str]:
+    yield "# Metrics\n"
+    yield GENERATED + "\n"
+    yield (
+        "`GET /metrics` gives Prometheus text, at most a quarter of a second old; "
+        "`LLM(..., disable_log_stats=False).get_metrics()` the same as objects. All carry the "
+        "labels `model_name` and `engine`. Counters end in `_total`, histograms in `_bucket`, "
+        "`_sum` and `_count`. `--disable-log-stats` turns them off: then they are absent, not 0. "
+        "Beside them are the `process_*`, `python_info` and `python_gc_*` metrics of the API "
+        "process. Dashboards, alerts and a scrape configuration are in [deploy](../deploy).\n"
+    )
+    for section, metrics in grouped():
+        yield f"## {section.title}\n"
+        yield section.prose + "\n"
+        yield "| Metric | Kind | Meaning |\n| --- | --- | --- |"
+        for metric in metrics:
+            kind = "counter" if metric.kind is Kind.VECTOR else metric.kind.value
+            yield f"| `{series(metric)}`{label_part(metric)} | {kind} | {cell(metric.help)} |"
+        yield ""
+    yield "## Configuration\n"
+    yield f"`{CACHE_INFO}` is 1. {CACHE_INFO_HELP}\n"
+    yield "## Buckets\n"
+    yield "| Histograms | Upper bounds |\n| --- | --- |"
+    yield from bucket_rows([m for _, metrics in grouped() for m in metrics])
+
+
+def required_page() -> Iterator[str]:
+    yield "# What older documents tell, and the tests that show it\n"
+    yield GENERATED + "\n"
+    yield (
+        "Guides to the V1 engine tell their readers to look at certain metrics, log lines, flags "
+        "and variables. Each such row has a letter (B behaviour, C flag, D variable, E endpoint, "
+        "F trace, G metric, H log line, J profiler) and a test in tests/required.\n"
+    )
+    yield "| Row | What holds | Test |\n| --- | --- | --- |"
+    for rows, what, test in sorted(required_tests(), key=lambda r: (r[0][0][0], int(r[0][0][1:]))):
+        yield f"| {', '.join(row.upper() for row in rows)} | {cell(what)} | `{test}` |"
+
+
+def required_tests() -> Iterator[tuple[list[str], str, str]]:
+    """Rows, what holds and where, of each test that is named after rows."""
+    for path in sorted((DOCS.parent / "tests" / "required").glob("test_*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                words = node.name.removeprefix("test_").split("_")
+                rows = list(itertools.takewhile(re.compile(r"[a-j]\d+").fullmatch, words))
+                if rows:
+                    yield rows, ast.get_docstring(node) or "", f"{path.name}::{node.name}"
+
+
+def label_part(metric: Metric) -> str:
+    if metric.label is None:
+        return ""
+    values = ", ".join(metric.label_values) or "0, 1, ..."
+    return f" by `{metric.label}` ({values})"
+
+
+def bucket_rows(metrics: list[Metric]) -> Iterator[str]:
+    families: dict[tuple[float, ...], list[str]] = {}
+    for metric in metrics:
+        if metric.kind is Kind.HISTOGRAM:
+            families.setdefault(metric.buckets, []).append(f"`{metric.name}`")
+    for bounds, names in families.items():
+        shown = ", ".join(f"{bound:g}" for bound in bounds or buckets_1_2_5(50))
+        yield f"| {', '.join(names)} | {shown}{'' if bounds else ', ... up to the length'} |"
+
+
+PAGES = {"cli.md": cli_page, "config.md": config_page, "metrics.md": metrics_page}
+PAGES["required.md"] = required_page
 
 
 def main() -> int:

@@ -66,6 +66,12 @@ def _interval(text: str) -> float:
     return value if value > 0 else 10.0
 
 
+def _interval_or_off(text: str) -> float | None:
+    """Zero and less mean off, as in vLLM."""
+    value = _number(text)
+    return value if value > 0 else None
+
+
 def _gib(text: str) -> float:
     value = _number(text)
     if value < 0:
@@ -115,6 +121,18 @@ LOGGING_COLOR: Annotated[
         "`1`, `0`.",
     ),
 ]
+LOGGING_FORMAT: Annotated[
+    str,
+    Var(
+        _one_of({"text": "text", "json": "json"}),
+        "text",
+        "`text`: lines for people; `json`: one JSON object per line, with `time`, `level`, "
+        "`logger`, `file`, `line`, `process`, `pid`, `message` and, if there is one, `exception`.",
+    ),
+]
+LOGGING_PREFIX: Annotated[
+    str, Var(str, "", "Word before every log line, for example the name of a replica.")
+]
 CONFIGURE_LOGGING: Annotated[
     bool,
     Var(_one_of(_SWITCH), True, "`0` leaves the handlers and level of the `quire` logger alone."),
@@ -126,6 +144,24 @@ LOGGING_CONFIG_PATH: Annotated[
 LOG_STATS_INTERVAL: Annotated[
     float,
     Var(_interval, 10.0, "Seconds between two stat lines; 0 and less mean 10."),
+]
+LOG_BATCHSIZE_INTERVAL: Annotated[
+    float | None,
+    Var(
+        _interval_or_off,
+        None,
+        "Seconds between two lines that list batch sizes (tokens of a step) with their number and "
+        "median forward time; 0 and less mean no such lines.",
+    ),
+]
+TRACE_FUNCTION: Annotated[
+    bool,
+    Var(
+        _one_of(_SWITCH),
+        False,
+        "`1` writes every call of a function of quire in the engine's process to a file per thread "
+        "below the folder for temporary files. Very slow.",
+    ),
 ]
 CPU_KVCACHE_SPACE: Annotated[
     float,

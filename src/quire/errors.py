@@ -22,6 +22,11 @@ This module knows the wire status and code of each error, but not how a reply is
 
 from __future__ import annotations
 
+from typing import Final
+
+NOT_A_NUMBER: Final = "numerical: the model's output is not a finite number"
+"""Why a request failed alone whose logits held NaN or infinity; metrics count such requests."""
+
 
 class QuireError(Exception):
     """Base of every error quire raises on purpose."""

@@ -1,14 +1,16 @@
 """Standard logging with one handler: `(APIServer pid=7) INFO 11-20 10:35:02 [file.py:12] text`.
 
 Loggers hang below `quire`; that one carries the handler and does not propagate, so a program that
-configures the root logger sees nothing twice. `QUIRE_CONFIGURE_LOGGING=0` leaves everything to
-the program; `QUIRE_LOGGING_CONFIG_PATH` hands everything to a `dictConfig` file.
+configures the root logger sees nothing twice. `QUIRE_LOGGING_FORMAT=json` writes objects instead
+of lines, `QUIRE_CONFIGURE_LOGGING=0` leaves everything to the program, and
+`QUIRE_LOGGING_CONFIG_PATH` hands everything to a `dictConfig` file.
 
 This module does not know who logs what, and never formats numbers.
 """
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import sys
@@ -51,9 +53,10 @@ class QuireLogger(logging.Logger):
 class LineFormatter(logging.Formatter):
     """Puts the head before every line of a record, so that no text can pass for a record."""
 
-    def __init__(self, color: bool = False) -> None:
+    def __init__(self, color: bool = False, prefix: str = "") -> None:
         super().__init__(_FORMAT, _DATE)
         self._color = color
+        self._prefix = f"{prefix} " if prefix else ""
 
     def format(self, record: logging.LogRecord) -> str:
         """One or more lines, without the final newline."""
@@ -62,13 +65,45 @@ class LineFormatter(logging.Formatter):
         level = record.levelname
         if self._color:
             level = f"\x1b[{_COLORS.get(level, 37)}m{level}\x1b[0m"
-        head = f"({_process_name} pid={os.getpid()}) {level} {self.formatMessage(record)} "
+        process = f"{self._prefix}({_process_name} pid={os.getpid()})"
+        head = f"{process} {level} {self.formatMessage(record)} "
         text = record.message
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         if record.stack_info:
             text += "\n" + self.formatStack(record.stack_info)
         return "\n".join(head + line for line in text.splitlines() or [""])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record: no text can pass for a record, and machines can read it."""
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object on one line, without the final newline."""
+        import json
+
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        entry: dict[str, object] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "file": record.filename,
+            "line": record.lineno,
+            "process": _process_name,
+            "pid": os.getpid(),
+            "message": record.getMessage(),
+        }
+        if self._prefix:
+            entry["prefix"] = self._prefix
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            entry["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 class _CurrentStream(logging.StreamHandler[Any]):
@@ -133,10 +168,16 @@ def _own_handler() -> None:
             logger.removeHandler(handler)
     stream = envs.LOGGING_STREAM
     handler = _CurrentStream(stream)
-    handler.setFormatter(LineFormatter(_wants_color(getattr(sys, stream))))
+    handler.setFormatter(_formatter(stream))
     logger.addHandler(handler)
     logger.setLevel(_level())
     logger.propagate = False
+
+
+def _formatter(stream: str) -> logging.Formatter:
+    if envs.LOGGING_FORMAT == "json":
+        return JsonFormatter(envs.LOGGING_PREFIX)
+    return LineFormatter(_wants_color(getattr(sys, stream)), envs.LOGGING_PREFIX)
 
 
 def _level() -> int | str:

@@ -160,3 +160,35 @@ def test_color(monkeypatch, err):
     setup_logging("Test")
     get_logger("quire.x").error("red")
     assert "\x1b[31mERROR\x1b[0m" in err.getvalue()
+
+
+def test_json_lines(err, monkeypatch):
+    monkeypatch.setenv("QUIRE_LOGGING_FORMAT", "json")
+    monkeypatch.setenv("QUIRE_LOGGING_PREFIX", "replica-3")
+    setup_logging("Test")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        get_logger("quire.some.module").exception("loaded %d\nblocks", 7)
+    (line,) = err.getvalue().splitlines()
+    entry = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", entry.pop("time"))
+    assert isinstance(entry.pop("line"), int)
+    assert entry.pop("exception").startswith("Traceback")
+    assert entry == {
+        "level": "ERROR",
+        "logger": "quire.some.module",
+        "file": "test_logger.py",
+        "process": "Test",
+        "pid": os.getpid(),
+        "message": "loaded 7\nblocks",
+        "prefix": "replica-3",
+    }
+
+
+def test_prefix(err, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_PREFIX", "[replica 3]")
+    setup_logging("Test")
+    get_logger("quire.some.module").info("a\nb")
+    for line in err.getvalue().splitlines():
+        assert line.startswith("[replica 3] (Test pid=") and LINE.match(line[len("[replica 3] ") :])

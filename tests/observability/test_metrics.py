@@ -10,15 +10,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
-from quire.observability.metrics import (
-    METRICS,
+from quire.observability.metric_store import (
     Counter,
     Gauge,
     Histogram,
-    Kind,
     MetricStore,
+    Vector,
     buckets_1_2_5,
 )
+from quire.observability.metrics import METRICS, Kind
 from quire.observability.prometheus import MAX_AGE, PrometheusSink
 from quire.utils.timing import ManualClock
 
@@ -35,6 +35,8 @@ DONE = FinishedRequestStats(
     num_preemptions=1,
     n=2,
     max_tokens=None,
+    corrupted=True,
+    longest=7,
 )
 STEP = StepStats(
     num_running=3,
@@ -51,6 +53,14 @@ STEP = StepStats(
     prefix_queries=30,
     prefix_hits=16,
     prefix_lookups=[(20, 16), (10, 0)],
+    num_drafts=2,
+    num_draft_tokens=6,
+    num_accepted_tokens=3,
+    num_accepted_per_pos=[2, 1, 0],
+    schedule_seconds=0.001,
+    forward_seconds=0.008,
+    sample_seconds=0.002,
+    update_seconds=0.0005,
 )
 ITERATION = IterationStats(
     num_prompt_tokens=30,
@@ -70,6 +80,8 @@ GAUGES = {
     "gpu_cache_usage_perc": 0.25,
     "prefix_cache_hit_rate": 16 / 30,
     "gpu_prefix_cache_hit_rate": 16 / 30,
+    "spec_decode_draft_acceptance_rate": 0.5,
+    "spec_decode_system_efficiency": (3 + 2) / (6 + 2),
 }
 COUNTERS = {
     "num_preemptions": 2,
@@ -83,6 +95,16 @@ COUNTERS = {
     "prompt_tokens": 60,
     "prompt_tokens_cached": 32,
     "generation_tokens": 6,
+    "tokens": 66,
+    "external_prefix_cache_queries": 0,
+    "external_prefix_cache_hits": 0,
+    "mm_cache_queries": 0,
+    "mm_cache_hits": 0,
+    "corrupted_requests": 2,
+    "spec_decode_num_drafts": 4,
+    "spec_decode_num_draft_tokens": 12,
+    "spec_decode_num_accepted_tokens": 6,
+    "engine_steps": 2,
 }
 # name: (sum, count) of two records
 HISTOGRAMS = {
@@ -92,12 +114,16 @@ HISTOGRAMS = {
     "request_time_per_output_token_seconds": (0.4, 2),
     "e2e_request_latency_seconds": (2.4, 2),
     "request_queue_time_seconds": (0.2, 2),
+    "time_in_queue_requests": (0.2, 2),
     "request_inference_time_seconds": (2.0, 2),
     "request_prefill_time_seconds": (0.8, 2),
     "request_decode_time_seconds": (1.2, 2),
     "request_prompt_tokens": (60, 2),
     "request_generation_tokens": (8, 2),
     "request_prefill_kv_computed_tokens": (28, 2),
+    "request_max_num_generation_tokens": (14, 2),
+    "model_forward_time_milliseconds": (16, 2),
+    "model_execute_time_milliseconds": (20, 2),
     "request_params_n": (4, 2),
     "request_params_max_tokens": (0, 0),
     "request_num_preemptions": (2, 2),
@@ -145,6 +171,10 @@ def test_no_row_is_untested() -> None:
         "prompt_tokens_by_source",
         "request_success",
         "admission_rejections",
+        "engine_sleep_state",
+        "engine_step_seconds",
+        "prompt_tokens_cached_by_source",
+        "spec_decode_num_accepted_tokens_per_pos",
     }
     names = {metric.name.removeprefix("vllm:") for metric in METRICS}
     assert names == set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS) | labelled
@@ -162,6 +192,14 @@ def test_labelled_values(sink: PrometheusSink) -> None:
     assert values["request_success_total", "finished_reason=stop"] == 2
     assert values["request_success_total", "finished_reason=abort"] == 0
     assert values["num_requests_waiting_by_reason", "reason=capacity"] == 2
+    assert values["engine_sleep_state", "sleep_state=awake"] == 1
+    assert values["engine_sleep_state", "sleep_state=discard_all"] == 0
+    assert values["prompt_tokens_cached_by_source_total", "source=device"] == 32
+    seconds = {"schedule": 0.002, "forward": 0.016, "sample": 0.004, "update": 0.001}
+    for part, value in seconds.items():
+        assert values["engine_step_seconds_total", f"part={part}"] == pytest.approx(value)
+    name = "spec_decode_num_accepted_tokens_per_pos_total"
+    assert [values[name, f"position={k}"] for k in range(3)] == [4, 2, 0]
     by_source = {
         label: value
         for (name, label), value in values.items()
@@ -197,6 +235,7 @@ def test_buckets(sink: PrometheusSink) -> None:
     latency = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960,
                1920, 7680]  # fmt: skip
     tokens = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+    milliseconds = [1, 2, 3, 5, 8, 10, 20, 30, 50, 80, 100, 200, 300, 500, 800, 1000, 2000, 3000]
     expected = {
         "inter_token_latency_seconds": itl,
         "time_per_output_token_seconds": itl,
@@ -209,6 +248,10 @@ def test_buckets(sink: PrometheusSink) -> None:
         "request_generation_tokens": tokens,
         "request_params_max_tokens": tokens,
         "request_prefill_kv_computed_tokens": tokens,
+        "request_max_num_generation_tokens": tokens,
+        "model_forward_time_milliseconds": milliseconds,
+        "model_execute_time_milliseconds": milliseconds,
+        "time_in_queue_requests": latency,
         **{name: latency for name in HISTOGRAMS if name.startswith("e2e") or "_time_s" in name},
     }
     assert set(expected) == set(HISTOGRAMS)
@@ -254,6 +297,17 @@ def test_process_metrics_are_there(sink: PrometheusSink) -> None:
         assert f"\n{name}" in text
 
 
+def test_without_statistics_no_value_is_claimed() -> None:
+    text = PrometheusSink("demo", enabled=False).render().decode()
+    assert "vllm:" not in text and "process_resident_memory_bytes" in text
+
+
+def test_ratios_without_drafts_are_zero() -> None:
+    values = parsed(PrometheusSink("demo"))
+    assert values["spec_decode_draft_acceptance_rate", ""] == 0
+    assert values["spec_decode_system_efficiency", ""] == 0
+
+
 def test_text_is_rendered_at_most_four_times_a_second() -> None:
     clock = ManualClock()
     sink = PrometheusSink("demo", clock=clock)
@@ -269,10 +323,18 @@ def test_snapshot_as_objects(sink: PrometheusSink) -> None:
     for sample in sink.snapshot():
         by_name.setdefault(sample.name, []).append(sample)
     kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge, Kind.HISTOGRAM: Histogram}
+    kinds[Kind.VECTOR] = Vector
     for metric in METRICS:
         assert all(isinstance(s, kinds[metric.kind]) for s in by_name[metric.name])
     assert by_name["vllm:num_preemptions"] == [
         Counter("vllm:num_preemptions", {"model_name": "demo", "engine": "0"}, 2)
+    ]
+    assert by_name["vllm:spec_decode_num_accepted_tokens_per_pos"] == [
+        Vector(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            {"model_name": "demo", "engine": "0"},
+            [4, 2, 0],
+        )
     ]
     steps = by_name["vllm:iteration_tokens_total"][0]
     assert isinstance(steps, Histogram)

@@ -10,9 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import slow_sampler
+from quire.errors import NOT_A_NUMBER
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata
-from quire.sampling.sampler import NOT_A_NUMBER, NOTHING_LEFT
+from quire.sampling.sampler import NOTHING_LEFT
 
 sampler = Sampler()
 

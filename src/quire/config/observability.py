@@ -14,7 +14,10 @@ class ObservabilityConfig:
     disable_log_stats: bool = False
     """No periodic stat line and no statistics. Default: on in `serve`, off in `LLM`."""
     enable_log_requests: bool = False
-    """Log each request's id and parameters as it arrives (never its text)."""
+    """Log each request's id and parameters as it arrives, and its end if it is aborted. Its text is
+    shown only at `QUIRE_LOGGING_LEVEL=DEBUG`."""
+    max_log_len: int | None = None
+    """Most characters of a prompt, and most of its token ids, in such a line. Default: no limit."""
     enable_logging_iteration_details: bool = False
     """Log one line per step: requests, tokens, time, KV usage."""
     record_steps: int = 4096
@@ -24,3 +27,5 @@ class ObservabilityConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.record_steps <= 1_000_000:
             raise ConfigError(f"--record-steps must be from 0 to 1000000, got {self.record_steps}")
+        if self.max_log_len is not None and self.max_log_len < 0:
+            raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")

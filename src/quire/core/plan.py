@@ -106,14 +106,14 @@ class StepPlan:
         )
 
     def log(self, num_running: int, num_waiting: int) -> None:
-        """The step in one debug line, with the names that people search logs for."""
+        """The step in two debug lines, with the names that people search logs for."""
         logger.debug(
-            "[SCHED] step n_running=%d n_waiting=%d total_tokens=%d new=[%s] preempted=[%s] "
-            "num_scheduled_tokens = {%s}",
+            "[SCHED] step n_running=%d n_waiting=%d total_tokens=%d new=[%s] preempted=[%s]",
             num_running,
             num_waiting,
             self.total - self.budget,
             ", ".join(r.req_id for r in self.admitted),
             ", ".join(self.preempted),
-            ", ".join(f"{i}: {n}" for i, n in self.scheduled.items()),
         )
+        tokens = ", ".join(f"{i}: {n}" for i, n in self.scheduled.items())
+        logger.debug("[SCHED] num_scheduled_tokens = {%s}", tokens)

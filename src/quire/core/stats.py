@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,6 +43,11 @@ class StepStats(msgspec.Struct, array_like=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     """Draft tokens that the model confirmed."""
+    num_accepted_per_pos: list[int] = []
+    """Requests by how far their draft was confirmed: entry `k` counts those with more than `k`
+    accepted tokens, as long as the longest draft of the step."""
+    num_drafts: int = 0
+    """Requests with draft tokens in this step."""
     num_blocks_allocated: int = 0
     num_blocks_freed: int = 0
     num_blocks_evicted: int = 0
@@ -85,6 +91,10 @@ class FinishedRequestStats(msgspec.Struct, array_like=True):
     max_tokens: int | None
     request_id: str = ""
     """The core's id of it."""
+    corrupted: bool = False
+    """It ended because the model's output was not a finite number."""
+    longest: int | None = None
+    """On the last completion of a request to end: the tokens of the longest one."""
 
 
 class IterationStats(msgspec.Struct, array_like=True):
@@ -136,6 +146,8 @@ def collect_stats(
         prefix_lookups=batch.prefix_lookups,
         num_draft_tokens=sum(map(len, drafts.values())),
         num_accepted_tokens=sum(len(sampled[i]) - 1 for i in drafts if i in sampled),
+        num_accepted_per_pos=_accepted_per_pos(drafts, sampled) if drafts else [],
+        num_drafts=len(drafts),
         num_blocks_allocated=allocated,
         num_blocks_freed=freed,
         num_blocks_evicted=evicted,
@@ -147,3 +159,14 @@ def collect_stats(
         facts=facts,
         names=names,
     )
+
+
+def _accepted_per_pos(
+    drafts: Mapping[str, Sequence[int]], sampled: Mapping[str, Sequence[int]]
+) -> list[int]:
+    """How many drafts had their token confirmed at each position."""
+    counts = [0] * max(map(len, drafts.values()))
+    for request_id in drafts:
+        for position in range(len(sampled.get(request_id, ())) - 1):
+            counts[position] += 1
+    return counts

@@ -21,7 +21,7 @@ from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.core.stats import IterationStats
 from quire.engine.client import CoreProcess
-from quire.engine.facts import add_log_sinks, make_sinks
+from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import PromptType
 from quire.engine.journal import Journal
@@ -39,6 +39,7 @@ from quire.engine.messages import (
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
 from quire.engine.records import Question, accept, make_records
+from quire.engine.request_log import RequestLog
 from quire.errors import EngineDead, NotFound, QuireError, StepFailed
 from quire.logger import get_logger
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -121,6 +122,7 @@ class AsyncLLM:
         self.output = OutputProcessor(self.tokenizer, self.clock)
         self.default_params: SamplingParams = self.input.default_params()
         self.journal = Journal()
+        self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
         self.records = make_records(self.config)
         self.sinks.add(self.records)
@@ -223,8 +225,7 @@ class AsyncLLM:
         accept(self.records, processed.requests)
         stream = RequestStream(request_id, processed.seed, self._abort_now)
         self._streams[request_id] = stream
-        if self.config.observability.enable_log_requests:
-            logger.info("Received request %s: params: %s", request_id, processed.params)
+        self.request_log.received(request_id, processed)
         self._send(AddRequests(self._epoch, processed.requests))
         return stream
 
@@ -288,7 +289,7 @@ class AsyncLLM:
             self._send(AbortRequests(self._epoch, internal))
         if final is not None:
             stream.put(final)
-        logger.debug("Aborted request %s", request_id)
+        self.request_log.aborted([request_id])
 
     # ---- control and facts -------------------------------------------------------------------
 
@@ -420,7 +421,7 @@ class AsyncLLM:
 
     def _on_ready(self, info: dict[str, Any]) -> None:
         self.info = info
-        self.prometheus.set_cache_config(info)
+        self.prometheus.set_cache_config(cache_facts(self.config, info))
         add_log_sinks(self.sinks, self.config, self.clock, info["device"])
         self._ticker = asyncio.create_task(self._tick())
         self.state = "ready"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+
 from quire import envs
 from quire.config import EngineConfig
-from quire.observability.log_line import IterationLog, LogLine
+from quire.observability.log_line import BatchSizeLog, IterationLog, LogLine
 from quire.observability.prometheus import PrometheusSink
 from quire.observability.sinks import StatSinks
 from quire.utils.timing import Clock
@@ -13,11 +16,19 @@ from quire.utils.timing import Clock
 def make_sinks(config: EngineConfig, clock: Clock) -> tuple[StatSinks, PrometheusSink]:
     """The fan-out, with the metrics in it unless statistics are off."""
     model = config.model
-    prometheus = PrometheusSink(
-        model.names[0], max_model_len=model.max_model_len or 32768, clock=clock
-    )
     enabled = not config.observability.disable_log_stats
+    prometheus = PrometheusSink(
+        model.names[0],
+        max_model_len=model.max_model_len or 32768,
+        clock=clock,
+        enabled=enabled,
+    )
     return StatSinks([prometheus] if enabled else []), prometheus
+
+
+def cache_facts(config: EngineConfig, info: Mapping[str, object]) -> dict[str, object]:
+    """Labels of `vllm:cache_config_info`: the section, then what the worker measured."""
+    return {**asdict(config.cache), **info}
 
 
 def add_log_sinks(sinks: StatSinks, config: EngineConfig, clock: Clock, device: str) -> None:
@@ -26,3 +37,5 @@ def add_log_sinks(sinks: StatSinks, config: EngineConfig, clock: Clock, device: 
         sinks.add(LogLine(envs.LOG_STATS_INTERVAL, device, clock=clock))
     if config.observability.enable_logging_iteration_details:
         sinks.add(IterationLog(device))
+    if interval := envs.LOG_BATCHSIZE_INTERVAL:
+        sinks.add(BatchSizeLog(interval, clock))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from quire import envs
 from quire.config import EngineConfig
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.engine.core import EngineCore, ProgressCallback
-from quire.engine.facts import add_log_sinks, make_sinks
+from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import PromptType
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.records import Question, accept, make_records
+from quire.engine.request_log import RequestLog
 from quire.errors import ConfigError
 from quire.executor.base import Executor
+from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.fit import check_fit
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.function_trace import trace_functions
 from quire.utils.timing import Clock, RealClock
+
+logger = get_logger(__name__)
 
 
 class LLMEngine:
@@ -40,6 +46,8 @@ class LLMEngine:
         clock: Clock | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
+        if envs.TRACE_FUNCTION:
+            logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             if getattr(config.scheduler, name) is not None:
                 raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
@@ -63,10 +71,11 @@ class LLMEngine:
             generation_defaults=read_generation_config(model),
         )
         self.output = OutputProcessor(self.tokenizer, self.clock)
+        self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
         self.records = make_records(self.config)
         self.sinks.add(self.records)
-        self.prometheus.set_cache_config(self.core.info.to_dict())
+        self.prometheus.set_cache_config(cache_facts(self.config, self.core.info.to_dict()))
         add_log_sinks(self.sinks, self.config, self.clock, self.core.info.device)
 
     def add_request(
@@ -95,6 +104,7 @@ class LLMEngine:
         )
         self.output.add(processed)
         accept(self.records, processed.requests)
+        self.request_log.received(request_id, processed)
         for request in processed.requests:
             self.core.add_request(request)
 
@@ -110,8 +120,10 @@ class LLMEngine:
     def abort_request(self, request_ids: list[str]) -> None:
         """End requests by their external ids; unknown ones are ignored."""
         for request_id in request_ids:
-            internal, _ = self.output.abort(request_id)
+            internal, final = self.output.abort(request_id)
             self.core.abort_requests(internal)
+            if final is not None:
+                self.request_log.aborted([request_id])
         self.sinks.record(None, self.output.take_stats())
 
     def question(self) -> Question:

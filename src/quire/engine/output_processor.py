@@ -16,7 +16,7 @@ from quire.core.output import EngineCoreOutput
 from quire.core.stats import FinishedRequestStats, IterationStats
 from quire.engine.input_processor import ProcessedInput
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import InvalidRequest
+from quire.errors import NOT_A_NUMBER, InvalidRequest
 from quire.outputs import (
     CompletionOutput,
     FinishReason,
@@ -438,6 +438,8 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
         n=params.n,
         max_tokens=params.max_tokens,
         request_id=completion.internal_id,
+        corrupted=request.error == NOT_A_NUMBER,
+        longest=None if request.num_open else max(c.num_tokens for c in request.completions),
     )
 
 

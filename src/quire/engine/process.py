@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from quire import envs
 from quire.engine import wire
 from quire.engine.core import EngineCore
 from quire.engine.messages import (
@@ -34,6 +35,7 @@ from quire.engine.messages import (
 )
 from quire.errors import QuireError
 from quire.logger import get_logger, setup_logging
+from quire.utils.function_trace import trace_functions
 from quire.utils.process import die_with_parent, set_process_title
 
 logger = get_logger(__name__)
@@ -147,6 +149,8 @@ def main(argv: list[str]) -> int:
     # The frontend decides when to end; a Ctrl-C in the terminal reaches every process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup_logging("EngineCore")
+    if envs.TRACE_FUNCTION:
+        logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())
     with socket.socket(fileno=int(argv[1])) as sock:
         return EngineCoreProcess(sock).run()
 

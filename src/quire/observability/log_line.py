@@ -1,4 +1,4 @@
-"""The human line every few seconds, and the optional line per step.
+"""The human line every few seconds, and the optional lines per step and per batch size.
 
 The stat line carries vLLM's fields in vLLM's order, then the names older documents use. Each
 field is a row of `FIELDS`. Time comes from a clock that is asked, so no thread exists here.
@@ -7,6 +7,8 @@ field is a row of `FIELDS`. Time comes from a clock that is asked, so no thread 
 from __future__ import annotations
 
 import logging
+import statistics
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +19,9 @@ from quire.observability.sinks import HitRate
 from quire.utils.timing import Clock, RealClock
 
 logger = get_logger(__name__)
+
+KEPT_TIMES: Final = 1024
+"""Forward times kept for each batch size: the median is that of the last ones."""
 
 
 @dataclass(slots=True)
@@ -30,7 +35,22 @@ class Interval:
     """Computed ones: cache hits do not count."""
     generation_tokens: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    corrupted: int = 0
+    """Requests that failed on numbers that were not finite."""
     hit_rate: float = 0.0
+
+    def add(self, step: StepStats) -> None:
+        """Count one step."""
+        self.last = step
+        self.prompt_tokens += step.num_prompt_tokens
+        self.generation_tokens += step.num_generation_tokens
+        self.preemptions += step.num_preempted
+        self.drafts += step.num_drafts
+        self.draft_tokens += step.num_draft_tokens
+        self.accepted_tokens += step.num_accepted_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +68,34 @@ FIELDS: Final = (
     Field("Running: %d reqs", lambda i: i.last.num_running),
     Field("Waiting: %d reqs", lambda i: i.last.num_waiting),
     Field("Preemptions: %d", lambda i: i.preemptions, when=lambda i: i.preemptions > 0),
-    Field("%s KV cache usage: %.1f%%", lambda i: (i.device.upper(), 100 * i.last.kv_cache_usage)),
+    Field("%s: %.1f%%", lambda i: (cache_words(i.device), 100 * i.last.kv_cache_usage)),
     Field("Prefix cache hit rate: %.1f%%", lambda i: 100 * i.hit_rate),
+    Field("Corrupted: %d reqs", lambda i: i.corrupted, when=lambda i: i.corrupted > 0),
+    Field(
+        "Draft acceptance rate: %.1f%%",
+        lambda i: 100 * i.accepted_tokens / i.draft_tokens,
+        when=lambda i: i.draft_tokens > 0,
+    ),
+    Field(
+        "Mean acceptance length: %.2f",
+        lambda i: 1 + i.accepted_tokens / i.drafts,
+        when=lambda i: i.drafts > 0,
+    ),
+    Field(
+        "CPU KV cache usage: %.1f%%",
+        lambda i: 100 * i.last.swap_usage,
+        when=lambda i: i.last.swap_usage > 0 or i.last.num_swapped > 0,
+    ),
     # The older documents' words.
     Field("Swapped: %d reqs", lambda i: i.last.num_swapped),
     Field("Pending: %d reqs", lambda i: i.last.num_waiting),
 )
+
+
+def cache_words(device: str) -> str:
+    """What the lines call the main KV pool. On a CPU it has no word in front: the documents'
+    `CPU KV cache usage` is the second tier."""
+    return "KV cache usage" if device == "cpu" else "GPU KV cache usage"
 
 
 class LogLine:
@@ -61,7 +103,7 @@ class LogLine:
 
     Args:
         interval: Seconds between lines.
-        device: Word before "KV cache usage"; shown in upper case.
+        device: `cpu` or `cuda`; decides the words before the KV cache's usage.
         engine: Number of the engine in the head of the line.
         clock: Where time comes from.
         log: Where lines go.
@@ -88,11 +130,10 @@ class LogLine:
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
         """Add one step to the interval, and log if it is over."""
         if step is not None:
-            self._now.last = step
-            self._now.prompt_tokens += step.num_prompt_tokens
-            self._now.generation_tokens += step.num_generation_tokens
-            self._now.preemptions += step.num_preempted
+            self._now.add(step)
             self._hits.extend(step.prefix_lookups)
+        if iteration is not None and iteration.finished:
+            self._now.corrupted += sum(f.corrupted for f in iteration.finished)
         self.tick()
 
     def tick(self) -> None:
@@ -122,7 +163,7 @@ class IterationLog:
     """One line per step, for `--enable-logging-iteration-details`."""
 
     def __init__(self, device: str = "cpu", log: logging.Logger | None = None) -> None:
-        self._device = device.upper()
+        self._words = cache_words(device)
         self._log = log or logger
 
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
@@ -130,14 +171,61 @@ class IterationLog:
         if step is None:
             return
         self._log.info(
-            "Iteration(%d): %d context tokens, %d generation tokens, %d running requests, "
-            "%d waiting requests, iteration elapsed time: %.2f ms, %s KV cache usage: %.1f%%",
+            "Iteration(%d): %d context requests, %d context tokens, %d generation requests, "
+            "%d generation tokens, iteration elapsed time: %.2f ms, %s: %.1f%%, "
+            "%d running requests, %d waiting requests",
             step.step,
+            step.num_prefills,
             step.num_prompt_tokens,
-            step.num_generation_tokens,
+            step.num_scheduled_requests - step.num_prefills,
+            step.num_scheduled_tokens - step.num_prompt_tokens,
+            1000 * step.step_seconds,
+            self._words,
+            100 * step.kv_cache_usage,
             step.num_running,
             step.num_waiting,
-            1000 * step.step_seconds,
-            self._device,
-            100 * step.kv_cache_usage,
         )
+
+
+class BatchSizeLog:
+    """Forward time by the number of tokens in a step, for `QUIRE_LOG_BATCHSIZE_INTERVAL`.
+
+    Args:
+        interval: Seconds between lines.
+        clock: Where time comes from.
+        log: Where lines go.
+    """
+
+    def __init__(
+        self, interval: float, clock: Clock | None = None, log: logging.Logger | None = None
+    ) -> None:
+        self._seconds = interval
+        self._clock = clock or RealClock()
+        self._log = log or logger
+        self._since = self._clock.now()
+        self._times: dict[int, deque[float]] = {}
+        self._counts: dict[int, int] = {}
+
+    def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
+        """Keep the time of a step that computed something, and log if the interval is over."""
+        if step is not None and step.num_scheduled_tokens:
+            size = step.num_scheduled_tokens
+            kept = self._times.setdefault(size, deque(maxlen=KEPT_TIMES))
+            kept.append(step.forward_seconds)
+            self._counts[size] = self._counts.get(size, 0) + 1
+        if self._clock.now() - self._since >= self._seconds:
+            self._since = self._clock.now()
+            self._emit()
+
+    def _emit(self) -> None:
+        """The sizes seen most, first; those seen once say nothing of a size and are left out."""
+        sizes = sorted(self._counts, key=lambda size: -self._counts[size])
+        rows = [
+            (size, self._counts[size], round(1000 * statistics.median(self._times[size]), 2))
+            for size in sizes
+            if self._counts[size] > 1
+        ]
+        if rows:
+            self._log.info(
+                "Batchsize forward time stats (batchsize, count, median_time(ms)): %s", rows
+            )

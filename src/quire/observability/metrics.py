@@ -1,23 +1,21 @@
 """Every metric is one row of `METRICS`: name, kind, help, buckets, how to read it from the facts.
 
 `MetricStore` walks the table for each step and keeps the values; `prometheus.py` prints them and
-`LLM.get_metrics()` returns them as objects. Names, labels and buckets are vLLM's, and the names
-that older dashboards ask for are rows of their own with the same value.
+`LLM.get_metrics()` returns them as objects; docs/metrics.md and the dashboards under deploy/ are
+written from it. Names, labels and buckets are vLLM's, and the names that older dashboards ask for
+are rows of their own with the same value.
 
 Knows nothing of Prometheus or HTTP.
 """
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
 from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
-from quire.observability.sinks import HitRate
 from quire.outputs import FinishReason
 
 
@@ -25,6 +23,8 @@ class Kind(Enum):
     """What a metric is to Prometheus."""
 
     COUNTER = "counter"
+    VECTOR = "vector"
+    """Counters by the numbers of their label: 0, 1, 2, ..."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
@@ -77,8 +77,12 @@ ITERATION_BUCKETS: Final = (
 )
 N_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTION_BUCKETS: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+MILLISECOND_BUCKETS: Final = (
+    1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0, 200.0, 300.0, 500.0, 800.0,
+    1000.0, 2000.0, 3000.0,
+)
 
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_C, _G, _H, _V = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.VECTOR
 _STEP, _ITER, _DONE, _STORE = Source.STEP, Source.ITERATION, Source.FINISHED, Source.STORE
 
 METRICS: Final = (
@@ -88,12 +92,14 @@ METRICS: Final = (
     Metric("vllm:num_requests_waiting_by_reason", _G, "Requests waiting, by reason.", _STEP,
            lambda s: {"capacity": s.num_waiting}, label="reason",
            label_values=("capacity", "deferred")),
-    # Preemption recomputes, so no request is ever swapped out; older dashboards plot it.
     Metric("vllm:kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _STEP,
            lambda s: s.kv_cache_usage),
     Metric("vllm:gpu_cache_usage_perc", _G, "Old name of vllm:kv_cache_usage_perc.", _STEP,
            lambda s: s.kv_cache_usage),
     Metric("vllm:num_preemptions", _C, "Preemptions.", _STEP, lambda s: s.num_preempted),
+    Metric("vllm:engine_sleep_state", _G, "1 at the state the engine is in.", _STORE,
+           lambda store: {"awake": 1}, label="sleep_state",
+           label_values=("awake", "weights_offloaded", "discard_all")),
     # Second KV tier. The first two have the names of vLLM V0.
     Metric("vllm:num_requests_swapped", _G, "Requests whose KV is in the second tier.", _STEP,
            lambda s: s.num_swapped),
@@ -119,6 +125,14 @@ METRICS: Final = (
            _STORE, lambda store: store.hit_rate.value),
     Metric("vllm:gpu_prefix_cache_hit_rate", _G, "Old name of vllm:prefix_cache_hit_rate.",
            _STORE, lambda store: store.hit_rate.value),
+    Metric("vllm:external_prefix_cache_queries", _C,
+           "Tokens looked up in a cache outside this engine.", _STORE, lambda store: 0),
+    Metric("vllm:external_prefix_cache_hits", _C,
+           "Tokens found in a cache outside this engine.", _STORE, lambda store: 0),
+    Metric("vllm:mm_cache_queries", _C, "Images and sounds looked up among processed ones.",
+           _STORE, lambda store: 0),
+    Metric("vllm:mm_cache_hits", _C, "Images and sounds found among processed ones.", _STORE,
+           lambda store: 0),
     # Tokens.
     Metric("vllm:prompt_tokens", _C, "Prompt tokens of prefilled requests, cached ones included.",
            _ITER, lambda i: i.num_prompt_tokens),
@@ -129,10 +143,41 @@ METRICS: Final = (
            label_values=("local_compute", "local_cache_hit", "external_kv_transfer")),
     Metric("vllm:prompt_tokens_cached", _C, "Prompt tokens whose KV was cached.", _ITER,
            lambda i: i.num_cached_tokens),
+    Metric("vllm:prompt_tokens_cached_by_source", _C, "Cached prompt tokens by where their KV was.",
+           _ITER, lambda i: {"device": i.num_cached_tokens}, label="source",
+           label_values=("device", "host", "p2p", "disk", "external_unspecified")),
     Metric("vllm:generation_tokens", _C, "Generated tokens.", _ITER,
            lambda i: i.num_generation_tokens),
+    Metric("vllm:tokens", _C, "Prompt and generated tokens; a name of vLLM V0.", _ITER,
+           lambda i: i.num_prompt_tokens + i.num_generation_tokens),
     Metric("vllm:iteration_tokens_total", _H, "Prompt and generated tokens per step.", _STEP,
            lambda s: (s.num_prompt_tokens + s.num_generation_tokens,), ITERATION_BUCKETS),
+    # Speculative decoding. The two ratios have names of vLLM V0.
+    Metric("vllm:spec_decode_num_drafts", _C, "Drafts that were verified.", _STEP,
+           lambda s: s.num_drafts),
+    Metric("vllm:spec_decode_num_draft_tokens", _C, "Draft tokens that were verified.", _STEP,
+           lambda s: s.num_draft_tokens),
+    Metric("vllm:spec_decode_num_accepted_tokens", _C, "Draft tokens that the model confirmed.",
+           _STEP, lambda s: s.num_accepted_tokens),
+    Metric("vllm:spec_decode_num_accepted_tokens_per_pos", _V,
+           "Draft tokens that the model confirmed, by their place in the draft.", _STEP,
+           lambda s: dict(enumerate(s.num_accepted_per_pos)), label="position"),
+    Metric("vllm:spec_decode_draft_acceptance_rate", _G,
+           "Share of all draft tokens so far that the model confirmed, 0 to 1.", _STORE,
+           lambda store: store.share_accepted()),
+    Metric("vllm:spec_decode_system_efficiency", _G,
+           "Share of the tokens that would have come if every draft had been right, 0 to 1.",
+           _STORE, lambda store: store.spec_efficiency()),
+    # The engine's own time.
+    Metric("vllm:engine_steps", _C, "Engine steps.", _STEP, lambda s: 1),
+    Metric("vllm:engine_step_seconds", _C, "Seconds that steps took, by part.", _STEP,
+           lambda s: {"schedule": s.schedule_seconds, "forward": s.forward_seconds,
+                      "sample": s.sample_seconds, "update": s.update_seconds},
+           label="part", label_values=("schedule", "forward", "sample", "update")),
+    Metric("vllm:model_forward_time_milliseconds", _H, "Time of the model's forward per step.",
+           _STEP, lambda s: (1000 * s.forward_seconds,), MILLISECOND_BUCKETS),
+    Metric("vllm:model_execute_time_milliseconds", _H, "Time of forward and sampling per step.",
+           _STEP, lambda s: (1000 * (s.forward_seconds + s.sample_seconds),), MILLISECOND_BUCKETS),
     # Latency as the caller sees it, in seconds.
     Metric("vllm:time_to_first_token_seconds", _H, "Arrival to first output.", _ITER,
            lambda i: i.time_to_first_token, TTFT_BUCKETS),
@@ -149,6 +194,8 @@ METRICS: Final = (
            lambda f: (f.e2e_time,), LATENCY_BUCKETS),
     Metric("vllm:request_queue_time_seconds", _H, "Queued to first scheduled.", _DONE,
            lambda f: (f.queue_time,), LATENCY_BUCKETS),
+    Metric("vllm:time_in_queue_requests", _H, "Old name of vllm:request_queue_time_seconds.", _DONE,
+           lambda f: (f.queue_time,), LATENCY_BUCKETS),
     Metric("vllm:request_inference_time_seconds", _H, "First scheduled to last token.", _DONE,
            lambda f: (f.inference_time,), LATENCY_BUCKETS),
     Metric("vllm:request_prefill_time_seconds", _H, "First scheduled to first token.", _DONE,
@@ -162,10 +209,16 @@ METRICS: Final = (
     Metric("vllm:request_success", _C, "Requests that ended, by reason.", _DONE,
            lambda f: {f.finish_reason: 1}, label="finished_reason",
            label_values=tuple(str(reason) for reason in FinishReason)),
+    Metric("vllm:corrupted_requests", _C,
+           "Requests that failed because the model's output was not a finite number.", _DONE,
+           lambda f: int(f.corrupted)),
     Metric("vllm:request_prompt_tokens", _H, "Prompt tokens per request.", _DONE,
            lambda f: (f.num_prompt_tokens,)),
     Metric("vllm:request_generation_tokens", _H, "Generated tokens per request.", _DONE,
            lambda f: (f.num_generation_tokens,)),
+    Metric("vllm:request_max_num_generation_tokens", _H,
+           "Generated tokens of the longest completion, per request.", _DONE,
+           lambda f: () if f.longest is None else (f.longest,)),
     Metric("vllm:request_prefill_kv_computed_tokens", _H,
            "Prompt tokens computed per request, cache hits excluded.", _DONE,
            lambda f: (f.num_prompt_tokens - f.num_cached_tokens,)),
@@ -179,151 +232,4 @@ METRICS: Final = (
 # fmt: on
 
 CACHE_INFO: Final = "vllm:cache_config_info"
-_INFO_NAMES: Final = {"num_blocks": "num_gpu_blocks"}
-
-
-def buckets_1_2_5(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
-    series = (float(m * 10**e) for e in range(len(str(limit))) for m in (1, 2, 5))
-    return tuple(bound for bound in series if bound <= limit)
-
-
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """A value that only grows."""
-
-    name: str
-    labels: dict[str, str]
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gauge:
-    """A value of this moment."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Observations by upper bound."""
-
-    name: str
-    labels: dict[str, str]
-    count: int
-    sum: float
-    buckets: dict[str, int]
-    """Cumulative counts by upper bound as text; the last is `+Inf`."""
-
-
-Sample = Counter | Gauge | Histogram
-
-
-class _Bins:
-    """Observations of one histogram."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def cumulative(self) -> dict[str, int]:
-        running, result = 0, {}
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            running += count
-            result[bound] = running
-        return result
-
-
-class MetricStore:
-    """The values of all metrics of one engine. A `StatSink`.
-
-    Args:
-        model_name: Value of the label `model_name`.
-        engine: Value of the label `engine`.
-        max_model_len: Last bucket of the histograms that count tokens per request.
-    """
-
-    def __init__(self, model_name: str, engine: str = "0", max_model_len: int = 32768) -> None:
-        self.labels: Final = {"model_name": model_name, "engine": engine}
-        self.hit_rate = HitRate()
-        self._engine = engine
-        self._info: dict[str, str] = {}
-        # Recording happens on the engine's thread, collecting on any: one short critical section.
-        self._lock = threading.Lock()
-        self._tokens = buckets_1_2_5(max_model_len)
-        self._values: dict[str, dict[str, float]] = {}
-        self._bins: dict[str, _Bins] = {}
-        for metric in METRICS:
-            self._create(metric)
-
-    def _create(self, metric: Metric) -> None:
-        if metric.kind is Kind.HISTOGRAM:
-            self._bins[metric.name] = _Bins(metric.buckets or self._tokens)
-        else:
-            self._values[metric.name] = dict.fromkeys(metric.label_values or ("",), 0)
-
-    def set_cache_config(self, config: Mapping[str, object]) -> None:
-        """Labels of `vllm:cache_config_info`: the fields of the KV cache's configuration.
-
-        `num_blocks` is shown as `num_gpu_blocks`, the name that routers look for.
-        """
-        self._info = {_INFO_NAMES.get(key, key): str(value) for key, value in config.items()}
-
-    def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
-        """Read every row that the given facts feed."""
-        with self._lock:
-            if step is not None:
-                self.hit_rate.extend(step.prefix_lookups)
-                self._feed(Source.STEP, step)
-            if iteration is not None:
-                self._feed(Source.ITERATION, iteration)
-                for finished in iteration.finished:
-                    self._feed(Source.FINISHED, finished)
-
-    def _feed(self, source: Source, facts: object) -> None:
-        for metric in _BY_SOURCE[source]:
-            read = metric.read(facts)
-            if metric.kind is Kind.HISTOGRAM:
-                bins = self._bins[metric.name]
-                for value in read:
-                    bins.observe(value)
-                continue
-            values = self._values[metric.name]
-            for label, value in (read if metric.label else {"": read}).items():
-                grows = metric.kind is Kind.COUNTER
-                values[label] = values.get(label, 0) + value if grows else value
-
-    def snapshot(self) -> list[Sample]:
-        """All values, consistent with one another."""
-        with self._lock:
-            self._feed(Source.STORE, self)
-            samples = [sample for metric in METRICS for sample in self._samples(metric)]
-        if self._info:
-            samples.append(Gauge(CACHE_INFO, {"engine": self._engine, **self._info}, 1.0))
-        return samples
-
-    def _samples(self, metric: Metric) -> Iterable[Sample]:
-        if metric.kind is Kind.HISTOGRAM:
-            bins, counts = self._bins[metric.name], self._bins[metric.name].cumulative()
-            yield Histogram(metric.name, dict(self.labels), counts["+Inf"], bins.total, counts)
-            return
-        for label, value in self._values[metric.name].items():
-            labels = {**self.labels, metric.label: label} if metric.label else dict(self.labels)
-            if metric.kind is Kind.COUNTER:
-                yield Counter(metric.name, labels, int(value))
-            else:
-                yield Gauge(metric.name, labels, float(value))
-
-
-_BY_SOURCE: Final = {
-    source: tuple(metric for metric in METRICS if metric.source is source) for source in Source
-}
+CACHE_INFO_HELP: Final = "Configuration of the KV cache, as labels."

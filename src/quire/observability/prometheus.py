@@ -22,23 +22,16 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from quire.core.stats import IterationStats, StepStats
-from quire.observability.metrics import (
-    CACHE_INFO,
-    METRICS,
-    Counter,
-    Histogram,
-    MetricStore,
-    Sample,
-)
+from quire.observability.metric_store import Counter, Histogram, MetricStore, Sample, Vector
+from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, METRICS
 from quire.utils.timing import Clock, RealClock
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_AGE: Final = 0.25
 """Seconds for which a text is handed out again: a storm of scrapes costs one rendering."""
 
-_HELP: Final = {metric.name: metric.help for metric in METRICS} | {
-    CACHE_INFO: "Configuration of the KV cache, as labels."
-}
+_HELP: Final = {metric.name: metric.help for metric in METRICS} | {CACHE_INFO: CACHE_INFO_HELP}
+_LABELS: Final = {metric.name: metric.label for metric in METRICS}
 
 
 class PrometheusSink:
@@ -49,6 +42,8 @@ class PrometheusSink:
         engine: Value of the label `engine`.
         max_model_len: Last bucket of the histograms that count tokens per request.
         clock: Decides when a rendered text is too old.
+        enabled: Without it only the process and its garbage collector are shown: a value that
+            nothing feeds would not be true.
     """
 
     def __init__(
@@ -57,11 +52,13 @@ class PrometheusSink:
         engine: str = "0",
         max_model_len: int = 32768,
         clock: Clock | None = None,
+        enabled: bool = True,
     ) -> None:
         self.store = MetricStore(model_name, engine, max_model_len)
         self._clock = clock or RealClock()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_StoreCollector(self.store))
+        if enabled:
+            self._registry.register(_StoreCollector(self.store))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         self._lock = threading.Lock()
@@ -109,9 +106,21 @@ def _family(name: str, samples: list[Sample]) -> Family:
             buckets = list(sample.buckets.items())
             histogram.add_metric(list(sample.labels.values()), buckets, sample.sum)
         return histogram
+    if isinstance(first, Vector):
+        return _by_position(first)
     kind = CounterMetricFamily if isinstance(first, Counter) else GaugeMetricFamily
     family = kind(name, _HELP[name], labels=names)
     for sample in samples:
-        assert not isinstance(sample, Histogram)
+        assert not isinstance(sample, (Histogram, Vector))
         family.add_metric(list(sample.labels.values()), sample.value)
+    return family
+
+
+def _by_position(vector: Vector) -> Family:
+    """A vector as counters, one for each position."""
+    label = _LABELS[vector.name]
+    assert label is not None
+    family = CounterMetricFamily(vector.name, _HELP[vector.name], labels=[*vector.labels, label])
+    for position, value in enumerate(vector.values):
+        family.add_metric([*vector.labels.values(), str(position)], value)
     return family

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from quire.errors import NOT_A_NUMBER
 from quire.kernels.dispatch import ops
 from quire.sampling.filters import cumulative, min_p, temperature, top_k, top_p
 from quire.sampling.logprobs import LogprobRow, gather_logprobs
@@ -30,7 +31,6 @@ from quire.sampling.processors import (
 
 Step = Callable[[SamplerState], None]
 
-NOT_A_NUMBER: Final = "numerical: the model's output is not a finite number"
 OVERFLOW: Final = "numerical: penalties or bias push a logit out of range"
 NOTHING_LEFT: Final = (
     "no token can be sampled: allowed_token_ids, bad_words and the grammar exclude every one"

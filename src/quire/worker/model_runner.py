@@ -22,12 +22,12 @@ from quire import envs
 from quire.attention.base import KVCache
 from quire.attention.metadata import AttentionMetadata
 from quire.core.batch import BatchResult, BlockIds, ScheduledBatch, TokenLogprobs
+from quire.errors import NOT_A_NUMBER
 from quire.kernels.dispatch import ops
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.outputs import Pooled
 from quire.sampling import LogprobRow, RequestSampling, Sampler, SamplingMetadata, gather_logprobs
-from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.kv_transfer import KVTransfer, Moved

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from quire.attention.base import KVCache
 from quire.core.batch import BatchResult, ScheduledBatch
+from quire.errors import NOT_A_NUMBER
 from quire.models.encoder import EncoderInput
 from quire.models.pooling import DecoderModel, EncoderModel
 from quire.outputs import Pooled
 from quire.params import PoolingParams
-from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.kv_transfer import KVTransfer

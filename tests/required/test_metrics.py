@@ -1,0 +1,127 @@
+"""Metrics the documents name (rows G), and the endpoint that shows them (row E1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from watched import TOKENS, Watched
+
+
+def test_e1_metrics_endpoint(seen: Watched) -> None:
+    """`GET /metrics` is Prometheus text with `vllm:` names; `HEAD` answers without a body."""
+    assert "# TYPE vllm:num_requests_running gauge" in seen.text
+    assert "process_resident_memory_bytes" in seen.text and "python_gc_" in seen.text
+    assert seen.statuses == {"HEAD": 200, "HEAD bytes": 0}
+
+
+def test_g1_num_requests_running(seen: Watched) -> None:
+    """Requests running: at most `--max-num-seqs`, and 0 at the end."""
+    assert 1 <= seen.value("vllm:num_requests_running", peak=True) <= 4
+    assert seen.value("vllm:num_requests_running") == 0
+
+
+def test_g2_num_requests_waiting(seen: Watched) -> None:
+    """Requests waiting, and why."""
+    assert seen.value("vllm:num_requests_waiting", peak=True) >= 1
+    by_reason = "vllm:num_requests_waiting_by_reason"
+    assert seen.value(by_reason, peak=True, reason="capacity") >= 1
+    assert seen.value(by_reason, reason="deferred") == 0
+
+
+def test_g3_num_requests_swapped(seen: Watched) -> None:
+    """Requests swapped out: none without a second tier."""
+    assert seen.value("vllm:num_requests_swapped", peak=True) == 0
+
+
+def test_g10_cpu_cache_usage(seen: Watched) -> None:
+    """Usage of the second tier: 0 without one (with one: tests/observability)."""
+    assert seen.value("vllm:cpu_cache_usage_perc", peak=True) == 0
+
+
+def test_g4_num_preemptions(seen: Watched) -> None:
+    """Preemptions are counted."""
+    assert seen.value("vllm:num_preemptions_total") >= 1
+
+
+@pytest.mark.parametrize("name", ["prefix_cache_hit_rate", "gpu_prefix_cache_hit_rate"])
+def test_g5_g6_prefix_cache_hit_rate(seen: Watched, name: str) -> None:
+    """Both old gauges are the share of looked-up tokens that hit."""
+    queries = seen.value("vllm:prefix_cache_queries_total")
+    hits = seen.value("vllm:prefix_cache_hits_total")
+    assert seen.value(f"vllm:{name}") == pytest.approx(hits / queries)
+
+
+def test_g7_prefix_cache_counters(seen: Watched) -> None:
+    """Queries and hits in tokens: five prompts are like the first."""
+    hits = seen.value("vllm:prefix_cache_hits_total")
+    assert 0 < hits < seen.value("vllm:prefix_cache_queries_total")
+
+
+@pytest.mark.parametrize("name", ["gpu_cache_usage_perc", "kv_cache_usage_perc"])
+def test_g8_g9_kv_cache_usage(seen: Watched, name: str) -> None:
+    """Usage is 0 to 1 under both names: nearly full under load, 0 when nobody holds a block."""
+    assert 0.8 < seen.value(f"vllm:{name}", peak=True) <= 1
+    assert seen.value(f"vllm:{name}") == 0
+
+
+def test_g11_iteration_tokens(seen: Watched) -> None:
+    """Tokens per step: its sum is what was computed, its count the number of steps."""
+    assert seen.value("vllm:iteration_tokens_total_count") == seen.value("vllm:engine_steps_total")
+    assert seen.value("vllm:iteration_tokens_total_bucket", le="16384.0") > 0
+
+
+def test_g12_time_to_first_token(seen: Watched) -> None:
+    """One observation per completion."""
+    assert seen.value("vllm:time_to_first_token_seconds_count") == 7
+    assert 0 < seen.mean("vllm:time_to_first_token_seconds") < 60
+
+
+def test_g13_time_per_output_token(seen: Watched) -> None:
+    """The old name and its two successors agree on the sum of the time between tokens."""
+    old = seen.value("vllm:time_per_output_token_seconds_sum")
+    assert old == seen.value("vllm:inter_token_latency_seconds_sum") > 0
+    assert seen.value("vllm:request_time_per_output_token_seconds_count") >= 6
+
+
+def test_g14_e2e_request_latency(seen: Watched) -> None:
+    """End to end is at least queue plus inference."""
+    parts = sum(
+        seen.value(f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "inference")
+    )
+    assert seen.value("vllm:e2e_request_latency_seconds_sum") >= parts > 0
+
+
+def test_g15_token_counters(seen: Watched) -> None:
+    """Prompt tokens whole, split by source; generated tokens."""
+    prompt = seen.value("vllm:prompt_tokens_total")
+    assert prompt == seen.value("vllm:prompt_tokens_by_source_total") > 0
+    assert seen.value("vllm:generation_tokens_total") >= 6 * TOKENS
+
+
+def test_g16_corrupted_requests(seen: Watched) -> None:
+    """Requests whose numbers were not finite: none here."""
+    assert seen.value("vllm:corrupted_requests_total") == 0
+
+
+def test_g17_aborts_are_counted(seen: Watched) -> None:
+    """A client that goes away counts as `abort`; every reason exists from the start."""
+    name = "vllm:request_success_total"
+    assert seen.value(name, finished_reason="abort") == 1
+    assert seen.value(name, finished_reason="length") == 6
+    for reason in ("stop", "error", "repetition"):
+        assert seen.value(name, finished_reason=reason) == 0
+
+
+@pytest.mark.parametrize("name", ["draft_acceptance_rate", "system_efficiency"])
+def test_g18_g19_speculation_ratios(seen: Watched, name: str) -> None:
+    """Both old gauges exist, and are 0 without drafts (with drafts: tests/observability)."""
+    assert seen.value(f"vllm:spec_decode_{name}") == 0
+    assert seen.value("vllm:spec_decode_num_draft_tokens_total") == 0
+
+
+def test_g24_memory_has_metrics(seen: Watched) -> None:
+    """Latency, throughput and memory: KV blocks as labels, memory of the process."""
+    labels = next(dict(own) for name, own in seen.last if name == "vllm:cache_config_info")
+    assert labels["num_gpu_blocks"] == "24" and labels["block_size"] == "16"
+    assert labels["enable_prefix_caching"] == "True"
+    assert seen.value("process_resident_memory_bytes") > 2**20

@@ -1,0 +1,126 @@
+"""One server watched in every way the documents tell, under a load that shows everything once."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from live_server import Server, serving
+
+ENV = {
+    "VLLM_LOGGING_LEVEL": "DEBUG",
+    "VLLM_LOG_STATS_INTERVAL": "1",
+    "VLLM_LOG_BATCHSIZE_INTERVAL": "1",
+    "VLLM_LOG_MODEL_INSPECTION": "true",
+    "VLLM_USE_V1": "1",
+}
+FLAGS = (
+    *("--no-disable-log-stats", "--enable-log-requests", "--enable-logging-iteration-details"),
+    *("--num-gpu-blocks-override", "24", "--max-model-len", "256", "--max-num-seqs", "4"),
+    *("--block-size", "16"),
+)
+PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
+TOKENS = 100
+
+Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass
+class Watched:
+    """What was seen."""
+
+    log: str = ""
+    text: str = ""
+    """The last exposition."""
+    peaks: Values = field(default_factory=dict)
+    """Largest value of each sample while the load ran."""
+    last: Values = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+
+    def value(self, name: str, peak: bool = False, **labels: str) -> float:
+        """Sum of the samples of this name with at least these labels."""
+        values = self.peaks if peak else self.last
+        found = [v for (n, own), v in values.items() if n == name and labels.items() <= own]
+        assert found, f"no sample {name} {labels}"
+        return sum(found)
+
+    def mean(self, name: str) -> float:
+        """Mean observation of a histogram."""
+        count = self.value(f"{name}_count")
+        assert count > 0, f"{name} has no observation"
+        return self.value(f"{name}_sum") / count
+
+
+def read(text: str) -> Values:
+    """Samples by name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def watch() -> Watched:
+    """Start the server, load it, and return what was seen."""
+    watched = Watched()
+    with serving(*FLAGS, env=ENV) as server:
+        _run(server, watched)
+        server.wait_idle()
+        _wait_for_an_idle_line(server)
+        with httpx.Client(base_url=server.url) as client:
+            watched.text = client.get("/metrics").text
+            head = client.head("/metrics")
+            watched.statuses = {"HEAD": head.status_code, "HEAD bytes": len(head.content)}
+        watched.last = read(watched.text)
+    watched.log = server.log
+    return watched
+
+
+def _run(server: Server, watched: Watched) -> None:
+    """Four long requests, more than the KV cache holds; one of them twice; one is given up."""
+    body = {"model": "quire-demo", "prompt": PROMPT, "ignore_eos": True}
+    threads = [
+        threading.Thread(
+            target=_complete, args=(server.url, {**body, "max_tokens": TOKENS, "temperature": 1})
+        )
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        _peak(server.url, watched)
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={**body, "max_tokens": 200, "stream": True},
+        ) as reply,
+    ):
+        next(reply.iter_lines())  # and then the client is gone
+
+
+def _wait_for_an_idle_line(server: Server) -> None:
+    """The interval after the last busy one, which is shown, is the first at DEBUG."""
+    deadline = time.monotonic() + 20
+    while not re.search(r"DEBUG .*Engine 000", server.log):
+        assert time.monotonic() < deadline, server.log[-2000:]
+        time.sleep(0.1)
+
+
+def _complete(url: str, body: dict[str, object]) -> None:
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+
+
+def _peak(url: str, watched: Watched) -> None:
+    for key, value in read(httpx.get(f"{url}/metrics").text).items():
+        watched.peaks[key] = max(value, watched.peaks.get(key, 0.0))
