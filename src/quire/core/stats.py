@@ -85,6 +85,10 @@ class FinishedRequestStats(msgspec.Struct, array_like=True):
     max_tokens: int | None
     request_id: str = ""
     """The core's id of it."""
+    finished_ts: float = 0.0
+    """Seconds on the frontend's clock."""
+    first_token_ts: float = 0.0
+    """Likewise; 0 if there was none."""
 
 
 class IterationStats(msgspec.Struct, array_like=True):

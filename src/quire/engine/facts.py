@@ -7,6 +7,7 @@ from quire.config import EngineConfig
 from quire.observability.log_line import IterationLog, LogLine
 from quire.observability.prometheus import PrometheusSink
 from quire.observability.sinks import StatSinks
+from quire.observability.tensorboard import TensorBoardSink
 from quire.utils.timing import Clock
 
 
@@ -17,7 +18,10 @@ def make_sinks(config: EngineConfig, clock: Clock) -> tuple[StatSinks, Prometheu
         model.names[0], max_model_len=model.max_model_len or 32768, clock=clock
     )
     enabled = not config.observability.disable_log_stats
-    return StatSinks([prometheus] if enabled else []), prometheus
+    sinks = StatSinks([prometheus] if enabled else [])
+    if config.observability.tensorboard_dir is not None:
+        sinks.add(TensorBoardSink(config.observability.tensorboard_dir))
+    return sinks, prometheus
 
 
 def add_log_sinks(sinks: StatSinks, config: EngineConfig, clock: Clock, device: str) -> None:

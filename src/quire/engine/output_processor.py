@@ -438,6 +438,8 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
         n=params.n,
         max_tokens=params.max_tokens,
         request_id=completion.internal_id,
+        finished_ts=now,
+        first_token_ts=first_token,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -158,6 +159,8 @@ METRICS: Final = (
     Metric("vllm:admission_rejections", _C, "Requests refused at a queue limit, by limit.", _ITER,
            lambda i: i.admission_rejections, label="reason",
            label_values=("max_num_queued_reqs", "max_num_queued_tokens")),
+    Metric("quire:trace_spans_dropped", _C, "Trace spans that could not be sent.", _STORE,
+           lambda store: store.dropped_spans.take()),
     # What requests looked like.
     Metric("vllm:request_success", _C, "Requests that ended, by reason.", _DONE,
            lambda f: {f.finish_reason: 1}, label="finished_reason",
@@ -243,6 +246,21 @@ class _Bins:
         return result
 
 
+class Tally:
+    """Counts on one thread what another one collects."""
+
+    def __init__(self) -> None:
+        self._counts: deque[int] = deque()
+
+    def add(self, count: int) -> None:
+        """Count."""
+        self._counts.append(count)
+
+    def take(self) -> int:
+        """What was counted since the last call."""
+        return sum(self._counts.popleft() for _ in range(len(self._counts)))
+
+
 class MetricStore:
     """The values of all metrics of one engine. A `StatSink`.
 
@@ -255,6 +273,7 @@ class MetricStore:
     def __init__(self, model_name: str, engine: str = "0", max_model_len: int = 32768) -> None:
         self.labels: Final = {"model_name": model_name, "engine": engine}
         self.hit_rate = HitRate()
+        self.dropped_spans = Tally()
         self._engine = engine
         self._info: dict[str, str] = {}
         # Recording happens on the engine's thread, collecting on any: one short critical section.
