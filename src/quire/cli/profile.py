@@ -8,6 +8,9 @@ from quire.cli.parser import Parser
 from quire.config.cli import add_engine_flags, engine_config
 from quire.errors import ConfigError
 
+WIDTH = 120
+"""Columns the table needs."""
+
 
 def build_parser() -> Parser:
     """The parser of this command."""
@@ -75,6 +78,6 @@ def main(arguments: Sequence[str]) -> int:
         table.add_row(*row)
     console = Console(highlight=False)
     # A narrow terminal wraps lines rather than losing figures.
-    console.width = max(console.width, console.measure(table).maximum)
+    console.width = max(console.width, WIDTH)
     console.print(table)
     return 0

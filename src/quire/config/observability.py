@@ -11,7 +11,6 @@ from quire.errors import ConfigError
 DECODE_STEPS = ("all", "slow", "none")
 
 
-
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
     """Logs and statistics."""
