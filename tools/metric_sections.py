@@ -124,6 +124,11 @@ SECTIONS = (
         "share of a second that each part takes: their sum is how busy the core is, 1 being "
         "always.",
     ),
+    Section(
+        "Traces",
+        ("quire:trace_spans_dropped",),
+        "Spans that no collector took. Serving goes on without them; one warning says why.",
+    ),
 )
 
 

@@ -225,6 +225,14 @@ TORCH_PROFILER_DIR: Annotated[
     str | None,
     Var(str, None, "Folder for the traces of `start_profile()`; profiling is off without it."),
 ]
+NVTX_LOGGING: Annotated[
+    bool,
+    Var(
+        _one_of(_SWITCH),
+        False,
+        "`1` names operations and phases of steps as NVTX ranges, for Nsight Systems; CUDA only.",
+    ),
+]
 USE_V1: Annotated[
     bool,
     Var(_one_engine, True, "`1` is accepted, `0` is refused: there is one engine."),

@@ -7,6 +7,7 @@
     │   │   └── UnsupportedTask      the model is not made for what is asked             400
     │   ├── Unauthorized             missing or wrong key                                401
     │   ├── NotFound                 unknown model, route or id                          404
+    │   ├── Conflict                 it contradicts what is going on                     409
     │   ├── PayloadTooLarge          body over the limit                                 413
     │   └── TooManyRequests          a queue limit is reached                            429
     ├── StartupError                 the engine cannot start: configuration, files, memory, port
@@ -81,6 +82,13 @@ class NotFound(RequestError):
 
     status = 404
     type = "NotFoundError"
+
+
+class Conflict(RequestError):
+    """It contradicts what is going on: a profiler started twice, say."""
+
+    status = 409
+    type = "ConflictError"
 
 
 class PayloadTooLarge(RequestError):

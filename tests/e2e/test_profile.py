@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError
+from quire.errors import ConfigError, Conflict
 
 PARAMS = SamplingParams(temperature=0, max_tokens=2)
 
@@ -20,9 +20,11 @@ def test_start_and_stop_write_a_trace(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(ConfigError, match="QUIRE_TORCH_PROFILER_DIR"):
             llm.start_profile()
         monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
-        with pytest.raises(ConfigError, match="start it first"):
+        with pytest.raises(Conflict, match="start it first"):
             llm.stop_profile()
         llm.start_profile()
+        with pytest.raises(Conflict, match="already running"):
+            llm.start_profile()
         llm.generate("Hello", PARAMS, use_tqdm=False)
         llm.stop_profile()
     (trace,) = (tmp_path / "traces").glob("*.pt.trace.json.gz")

@@ -376,6 +376,7 @@ def test_aborts_are_counted_even_when_the_core_is_idle() -> None:
         max_tokens=100,
         request_id="r-00000000",
         longest=0,
+        finished_ts=102.0,
     )
     assert frontend.processor.take_stats().finished == []
 
@@ -429,6 +430,8 @@ def test_timings_and_statistics() -> None:
             max_tokens=9,
             request_id="r-00000000",
             longest=3,
+            finished_ts=108.0,
+            first_token_ts=103.0,
         )
     ]
     metrics = three.request_outputs[0].metrics

@@ -177,7 +177,17 @@ def test_no_row_is_untested() -> None:
         "spec_decode_num_accepted_tokens_per_pos",
     }
     names = {metric.name.removeprefix("vllm:") for metric in METRICS}
-    assert names == set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS) | labelled
+    of_the_store = {"quire:trace_spans_dropped"}
+    assert names == set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS) | labelled | of_the_store
+
+
+def test_dropped_spans_count_once() -> None:
+    store = PrometheusSink("demo").store
+    store.dropped_spans.add(3)
+    store.dropped_spans.add(4)
+    for _ in range(2):
+        (value,) = [s.value for s in store.snapshot() if s.name == "quire:trace_spans_dropped"]
+        assert value == 7
 
 
 def test_labelled_children_exist_from_the_start() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
 from quire.engine.records import Question
-from quire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
+from quire.errors import Conflict, ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
 from quire.observability.records import StepRecords
 from quire.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
@@ -125,7 +125,9 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        trace_headers: dict[str, str] | None = None,
     ) -> FakeStream:
+        self.trace_headers = trace_headers
         if self.refuse is not None:
             raise self.refuse
         if request_id in self._tasks:
@@ -229,6 +231,20 @@ class FakeEngine:
 
     async def reset_prefix_cache(self) -> bool:
         return not self._tasks
+
+    async def start_profile(self) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        if self.profiling:
+            raise Conflict("the profiler is already running; stop it first")
+        self.profiling = True
+
+    async def stop_profile(self) -> None:
+        if not self.profiling:
+            raise Conflict("the profiler is not running; start it first")
+        self.profiling = False
+
+    profiling = False
 
     async def explain_prefix(
         self, prompt_token_ids: list[int], cache_salt: str | None = None

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from fake_engine import FakeEngine
-from quire.errors import InvalidRequest
+from quire.errors import ConfigError, InvalidRequest
 from quire.serving.app import build_app
 from quire.serving.state import ServerState
 
@@ -64,3 +64,28 @@ async def test_prefix_cache_routes(client: Any) -> None:
     assert answer.json() == {"num_tokens": 4, "salt": "x"}
     assert (await client.post("/explain_prefix", json={"prompt": [1, 2]})).json()["num_tokens"] == 2
     assert (await client.post("/explain_prefix", json={"prompt": []})).status_code == 400
+
+
+async def test_the_profiler(client: Any, engine: FakeEngine) -> None:
+    assert (await client.post("/stop_profile")).status_code == 409
+    assert (await client.post("/start_profile")).json() == {"profiling": True}
+    again = await client.post("/start_profile")
+    assert again.status_code == 409
+    assert "already running" in again.json()["error"]["message"]
+    assert (await client.post("/stop_profile")).json() == {"profiling": False}
+    engine.refuse = ConfigError("set QUIRE_TORCH_PROFILER_DIR")
+    reply = await client.post("/start_profile")
+    assert reply.status_code == 400 and "PROFILER_DIR" in reply.json()["error"]["message"]
+
+
+async def test_the_callers_trace_reaches_the_engine(client: Any, engine: FakeEngine) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for path, body in (
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ):
+        engine.trace_headers = None
+        headers = {"traceparent": parent, "tracestate": "a=1"}
+        reply = await client.post(path, json=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+        assert engine.trace_headers == {"traceparent": parent, "tracestate": "a=1"}

@@ -33,6 +33,7 @@ COMMANDS: Registry[Command] = Registry(
         "timeline": "quire.cli.timeline:main",
         "top": "quire.cli.top:main",
         "doctor": "quire.cli.doctor:main",
+        "profile": "quire.cli.profile:main",
         "collect-env": "quire.cli.collect_env:main",
     },
 )
@@ -51,6 +52,7 @@ ABOUT = {
     "timeline": "write the last steps of a server as a trace for Perfetto",
     "top": "watch a running server",
     "doctor": "check this machine, or find out why a server is slow",
+    "profile": "print the top kernels of prefill and of decode",
     "collect-env": "describe this machine and installation, for reports",
 }
 """What each command does, for the overview. One row per command."""

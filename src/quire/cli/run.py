@@ -47,6 +47,7 @@ MODULES: Final[dict[str, dict[str, str]]] = {
     "vllm.logprobs": {"Logprob": "quire.outputs:Logprob"},
     "vllm.entrypoints": {},
     "vllm.entrypoints.llm": {"LLM": "quire:LLM"},
+    "vllm.profiler": {"LayerwiseProfiler": "quire.profiler:LayerwiseProfiler"},
     "vllm.logger": {"init_logger": "quire.logger:get_logger"},
 }
 """Modules of vllm that exist here, and where their names really live."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
+
+DECODE_STEPS = ("all", "slow", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +27,49 @@ class ObservabilityConfig:
     record_steps: int = 4096
     """Steps of which records are kept in memory, about 1 KiB each, for `quire explain`, `timeline`,
     `top` and `doctor`; 0 keeps none."""
+    otlp_traces_endpoint: str | None = None
+    """Send OpenTelemetry traces there, e.g. `http://localhost:4317`; needs `pip install
+    'quire[otel]'`. gRPC, or HTTP if `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` is `http/protobuf`, the
+    port is 4318 or there is a path. See docs/tracing.md."""
+    otlp_metrics_endpoint: str | None = None
+    """Send OpenTelemetry's server metrics of generative models there, too; only with
+    `--otlp-traces-endpoint`."""
+    trace_decode_steps: str = "all"
+    """Which decode steps get a span of their own: `all` (up to 1000 of a request), `slow` (slower
+    than 95 % of their neighbours) or `none`; the others come together in one span per stretch."""
+    trace_sampling_rate: float = 1.0
+    """Share of requests that are traced, 0 to 1; one whose `traceparent` header says that it is or
+    is not sampled is treated so."""
+    profiler_config: dict[str, Any] = field(default_factory=dict)
+    """Profiler for `/start_profile` and `LLM.start_profile()`, e.g. `{"profiler": "torch",
+    "torch_profiler_dir": "/traces"}`; without it, `QUIRE_TORCH_PROFILER_DIR` is the folder. See
+    docs/tracing.md."""
+    tensorboard_dir: str | None = None
+    """Write throughput, latency and queue for TensorBoard into that folder."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.record_steps <= 1_000_000:
             raise ConfigError(f"--record-steps must be from 0 to 1000000, got {self.record_steps}")
         if self.max_log_len is not None and self.max_log_len < 0:
             raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")
+        if self.trace_decode_steps not in DECODE_STEPS:
+            raise ConfigError(
+                f"--trace-decode-steps must be one of {', '.join(DECODE_STEPS)}, got "
+                f"{self.trace_decode_steps!r}"
+            )
+        if not 0 <= self.trace_sampling_rate <= 1:
+            raise ConfigError(
+                f"--trace-sampling-rate must be from 0 to 1, got {self.trace_sampling_rate}"
+            )
+        for name in ("otlp_traces_endpoint", "otlp_metrics_endpoint"):
+            _check_endpoint("--" + name.replace("_", "-"), getattr(self, name))
+        if self.otlp_metrics_endpoint and not self.otlp_traces_endpoint:
+            raise ConfigError("--otlp-metrics-endpoint needs --otlp-traces-endpoint, too")
+
+
+def _check_endpoint(flag: str, value: str | None) -> None:
+    if value is None:
+        return
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{flag} must be like http://localhost:4317, got {value!r}")

@@ -95,6 +95,10 @@ class FinishedRequestStats(msgspec.Struct, array_like=True):
     """It ended because the model's output was not a finite number."""
     longest: int | None = None
     """On the last completion of a request to end: the tokens of the longest one."""
+    finished_ts: float = 0.0
+    """Seconds on the frontend's clock."""
+    first_token_ts: float = 0.0
+    """Likewise; 0 if there was none."""
 
 
 class IterationStats(msgspec.Struct, array_like=True):

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import quire.errors
@@ -40,8 +40,11 @@ from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
 from quire.engine.records import Question, accept, make_records
 from quire.engine.request_log import RequestLog
+from quire.engine.stream import RequestStream
+from quire.engine.tracing import Tracing
 from quire.errors import EngineDead, NotFound, QuireError, StepFailed
 from quire.logger import get_logger
+from quire.observability.tracing import PhaseLog
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.fit import check_fit
@@ -54,41 +57,6 @@ MAX_STEP_SECONDS = 60.0
 """A busy core that is silent for longer is called unhealthy."""
 
 
-class RequestStream:
-    """The outputs of one request, as an async iterator. Closing it early aborts the request."""
-
-    def __init__(self, request_id: str, seed: int, abort: Callable[[str], None]) -> None:
-        self.request_id = request_id
-        self.seed = seed
-        """Seed in force; repeating the request with it gives the same tokens."""
-        self._abort = abort
-        self._queue: asyncio.Queue[RequestOutput | QuireError] = asyncio.Queue()
-        self._done = False
-
-    def put(self, item: RequestOutput | QuireError) -> None:
-        """Called by the engine."""
-        self._queue.put_nowait(item)
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._done:
-            raise StopAsyncIteration
-        item = await self._queue.get()
-        if isinstance(item, QuireError):
-            self._done = True
-            raise item
-        self._done = item.finished
-        return item
-
-    async def aclose(self) -> None:
-        """End the request if it has not ended."""
-        if not self._done:
-            self._done = True
-            self._abort(self.request_id)
-
-
 class AsyncLLM:
     """An engine that serves many callers of one event loop.
 
@@ -97,6 +65,7 @@ class AsyncLLM:
 
     def __init__(self, config: EngineConfig, *, clock: Clock | None = None, entropy: bytes) -> None:
         self.clock = clock or RealClock()
+        self._phases = PhaseLog(self.clock.now(), "frontend")
         config = located(config)
         shape = config.model.read_shape()
         self.given_config = config
@@ -126,6 +95,10 @@ class AsyncLLM:
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
         self.records = make_records(self.config)
         self.sinks.add(self.records)
+        dropped = self.prometheus.store.dropped_spans.add
+        self.tracing = Tracing(self.config, self.clock, dropped, self._phases)
+        if self.tracing.tracer is not None:
+            self.sinks.add(self.tracing.tracer)
         self.queue = QueueLimits(self._count_rejection)
         self.state = "loading"
         """`loading`, `ready` or `dead`."""
@@ -162,6 +135,7 @@ class AsyncLLM:
 
     async def _spawn(self) -> None:
         self._epoch += 1
+        self._phases.enter("engine core process", self.clock.now())
         self._core = CoreProcess(self._epoch, self._on_message, self._on_exit)
         await self._core.start(self.given_config)
 
@@ -180,8 +154,10 @@ class AsyncLLM:
         if self._ticker is not None:
             self._ticker.cancel()
         self._die(EngineDead("the engine was shut down"))
+        closing = [asyncio.to_thread(self.sinks.close)]
         if self._core is not None:
-            await self._core.stop()
+            closing.append(self._core.stop())
+        await asyncio.gather(*closing)
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -200,8 +176,11 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        trace_headers: Mapping[str, str] | None = None,
     ) -> RequestStream:
         """Accept a request.
+
+        `trace_headers` may hold the caller's `traceparent` and `tracestate`.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
@@ -209,20 +188,22 @@ class AsyncLLM:
         """
         if self.state == "dead":
             raise self._error or EngineDead("the engine has stopped")
-        processed = self.input.process(
-            request_id,
-            prompt,
-            params,
-            arrival_time=self.clock.now(),
-            priority=priority,
-            cache_salt=cache_salt,
-            client=client,
-        )
-        self.queue.check(processed.requests, self.config.scheduler, len(self.journal))
-        self.output.add(processed)
+        with self.tracing.refusals(request_id, params, trace_headers) as arrival:
+            processed = self.input.process(
+                request_id,
+                prompt,
+                params,
+                arrival_time=arrival,
+                priority=priority,
+                cache_salt=cache_salt,
+                client=client,
+            )
+            self.queue.check(processed.requests, self.config.scheduler, len(self.journal))
+            self.output.add(processed)
         self.queue.add(processed.requests)
         self.journal.open(processed.requests)
         accept(self.records, processed.requests)
+        self.tracing.accept(processed.requests, params, trace_headers)
         stream = RequestStream(request_id, processed.seed, self._abort_now)
         self._streams[request_id] = stream
         self.request_log.received(request_id, processed)
@@ -336,6 +317,23 @@ class AsyncLLM:
         self.config = dataclasses.replace(self.config, scheduler=scheduler)
         return now
 
+    async def start_profile(self) -> None:
+        """Start the profiler in the core's process.
+
+        Raises:
+            ConfigError: none is configured.
+            Conflict: it runs already.
+        """
+        await self.call("start_profile")
+
+    async def stop_profile(self) -> None:
+        """Stop the profiler and write its trace.
+
+        Raises:
+            Conflict: it does not run.
+        """
+        await self.call("stop_profile")
+
     def _count_rejection(self, reason: str) -> None:
         self.sinks.record(None, IterationStats(admission_rejections={reason: 1}))
 
@@ -414,6 +412,7 @@ class AsyncLLM:
                 self._on_reply(message, self._calls.get(call_id))
             case Progress(phase=phase, done=done, total=total):
                 self.progress = (phase, done, total)
+                self._phases.enter(phase, self.clock.now())
             case Ready(info=info):
                 self._on_ready(info)
             case Failure(message=text, kind=kind):
@@ -424,6 +423,7 @@ class AsyncLLM:
         self.prometheus.set_cache_config(cache_facts(self.config, info))
         add_log_sinks(self.sinks, self.config, self.clock, info["device"])
         self._ticker = asyncio.create_task(self._tick())
+        self.tracing.started(info)
         self.state = "ready"
         self.progress = ("ready", 1, 1)
         self._settled.set()
@@ -474,6 +474,7 @@ class AsyncLLM:
             return
         self.state = "dead"
         self._error = error
+        self.tracing.end_all(error)
         for stream in self._streams.values():
             stream.put(error)
         self._streams.clear()

@@ -187,6 +187,8 @@ VERBS: dict[str, Callable[..., Any]] = {
     "explain_prefix": _explain_prefix,
     "reset_prefix_cache": lambda core: core.kv.reset_prefix_cache(),
     "set_limits": _set_limits,
+    "start_profile": lambda core: core.executor.start_profile(),
+    "stop_profile": lambda core: core.executor.stop_profile(),
     "ping": lambda core: core.scheduler.step,
 }
 """Control verbs: name to function of the core and keyword arguments."""

@@ -10,6 +10,7 @@ from quire.config import EngineConfig
 from quire.observability.log_line import BatchSizeLog, IterationLog, LogLine
 from quire.observability.prometheus import PrometheusSink
 from quire.observability.sinks import StatSinks
+from quire.observability.tensorboard import TensorBoardSink
 from quire.utils.timing import Clock
 
 
@@ -23,7 +24,10 @@ def make_sinks(config: EngineConfig, clock: Clock) -> tuple[StatSinks, Prometheu
         clock=clock,
         enabled=enabled,
     )
-    return StatSinks([prometheus] if enabled else []), prometheus
+    sinks = StatSinks([prometheus] if enabled else [])
+    if config.observability.tensorboard_dir is not None:
+        sinks.add(TensorBoardSink(config.observability.tensorboard_dir))
+    return sinks, prometheus
 
 
 def cache_facts(config: EngineConfig, info: Mapping[str, object]) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quire import envs
 from quire.config import EngineConfig
 from quire.config.engine import read_generation_config
@@ -13,9 +15,11 @@ from quire.engine.input_processor import PromptType
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.records import Question, accept, make_records
 from quire.engine.request_log import RequestLog
+from quire.engine.tracing import Tracing
 from quire.errors import ConfigError
 from quire.executor.base import Executor
 from quire.logger import get_logger
+from quire.observability.tracing import PhaseLog
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.fit import check_fit
@@ -57,7 +61,14 @@ class LLMEngine:
             config.model.tokenizer_folder, config.model.chat_template
         )
         check_fit(self.tokenizer, config.model.read_shape())
-        self.core = EngineCore(config, executor=executor, clock=self.clock, progress=progress)
+        phases = PhaseLog(self.clock.now(), "engine core")
+
+        def tell(phase: str, done: int, total: int) -> None:
+            phases.enter(phase, self.clock.now())
+            if progress is not None:
+                progress(phase, done, total)
+
+        self.core = EngineCore(config, executor=executor, clock=self.clock, progress=tell)
         self.config = self.core.config
         model = self.config.model
         assert model.max_model_len is not None
@@ -77,6 +88,11 @@ class LLMEngine:
         self.sinks.add(self.records)
         self.prometheus.set_cache_config(cache_facts(self.config, self.core.info.to_dict()))
         add_log_sinks(self.sinks, self.config, self.clock, self.core.info.device)
+        dropped = self.prometheus.store.dropped_spans.add
+        self.tracing = Tracing(self.config, self.clock, dropped, phases)
+        if self.tracing.tracer is not None:
+            self.sinks.add(self.tracing.tracer)
+        self.tracing.started(self.core.info.to_dict())
 
     def add_request(
         self,
@@ -87,22 +103,27 @@ class LLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Queue a request; `n` > 1 makes `n` of them, which share the prompt's blocks.
+
+        `trace_headers` may hold the caller's `traceparent` and `tracestate`.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
         """
-        processed = self.input.process(
-            request_id,
-            prompt,
-            params,
-            arrival_time=self.clock.now(),
-            priority=priority,
-            cache_salt=cache_salt,
-            client=client,
-        )
-        self.output.add(processed)
+        with self.tracing.refusals(request_id, params, trace_headers) as arrival:
+            processed = self.input.process(
+                request_id,
+                prompt,
+                params,
+                arrival_time=arrival,
+                priority=priority,
+                cache_salt=cache_salt,
+                client=client,
+            )
+            self.output.add(processed)
+        self.tracing.accept(processed.requests, params, trace_headers)
         accept(self.records, processed.requests)
         self.request_log.received(request_id, processed)
         for request in processed.requests:
@@ -140,5 +161,6 @@ class LLMEngine:
         return self.core.has_requests
 
     def shutdown(self) -> None:
-        """Let go of the model."""
+        """Let go of the model, and send what traces there are."""
         self.core.shutdown()
+        self.sinks.close()

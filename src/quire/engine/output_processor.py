@@ -440,6 +440,8 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
         request_id=completion.internal_id,
         corrupted=request.error == NOT_A_NUMBER,
         longest=None if request.num_open else max(c.num_tokens for c in request.completions),
+        finished_ts=now,
+        first_token_ts=first_token,
     )
 
 

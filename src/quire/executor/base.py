@@ -69,7 +69,8 @@ class Executor(Protocol):
         """Begin a profiler recording.
 
         Raises:
-            ConfigError: no folder is set for it, or one runs already.
+            ConfigError: no folder is set for it.
+            Conflict: one runs already.
         """
         ...
 
@@ -77,7 +78,7 @@ class Executor(Protocol):
         """End the recording and write it.
 
         Raises:
-            ConfigError: none runs.
+            Conflict: none runs.
         """
         ...
 

@@ -63,6 +63,11 @@ class InlineExecutor:
         """End the recording and write it."""
         self._worker.stop_profile()
 
+    @property
+    def model(self) -> object:
+        """The loaded model, for profilers."""
+        return self._worker.model
+
     def shutdown(self) -> None:
         """Let go of the model. Safe to call twice."""
         self._worker.shutdown()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -90,6 +91,21 @@ class _Bins:
         return result
 
 
+class Tally:
+    """Counts on one thread what another one collects."""
+
+    def __init__(self) -> None:
+        self._counts: deque[int] = deque()
+
+    def add(self, count: int) -> None:
+        """Count."""
+        self._counts.append(count)
+
+    def take(self) -> int:
+        """What was counted since the last call."""
+        return sum(self._counts.popleft() for _ in range(len(self._counts)))
+
+
 class MetricStore:
     """The values of all metrics of one engine. A `StatSink`.
 
@@ -102,6 +118,7 @@ class MetricStore:
     def __init__(self, model_name: str, engine: str = "0", max_model_len: int = 32768) -> None:
         self.labels: Final = {"model_name": model_name, "engine": engine}
         self.hit_rate = HitRate()
+        self.dropped_spans = Tally()
         self._engine = engine
         self._info: dict[str, str] = {}
         # Recording happens on the engine's thread, collecting on any: one short critical section.

@@ -205,6 +205,8 @@ METRICS: Final = (
     Metric("vllm:admission_rejections", _C, "Requests refused at a queue limit, by limit.", _ITER,
            lambda i: i.admission_rejections, label="reason",
            label_values=("max_num_queued_reqs", "max_num_queued_tokens")),
+    Metric("quire:trace_spans_dropped", _C, "Trace spans that could not be sent.", _STORE,
+           lambda store: store.dropped_spans.take()),
     # What requests looked like.
     Metric("vllm:request_success", _C, "Requests that ended, by reason.", _DONE,
            lambda f: {f.finish_reason: 1}, label="finished_reason",

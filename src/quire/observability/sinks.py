@@ -38,6 +38,15 @@ class TimedSink(Protocol):
         ...
 
 
+@runtime_checkable
+class ClosingSink(Protocol):
+    """A sink that has something to finish."""
+
+    def close(self) -> None:
+        """Finish, in at most two seconds. Safe to call twice."""
+        ...
+
+
 class StatSinks:
     """Hands every fact to every sink. A sink that raises is logged once and kept."""
 
@@ -48,6 +57,12 @@ class StatSinks:
     def add(self, sink: StatSink) -> None:
         """Let one more sink have all facts from now on."""
         self._sinks.append(sink)
+
+    def close(self) -> None:
+        """Let the sinks that write somewhere else end it; never raises."""
+        for sink in self._sinks:
+            if isinstance(sink, ClosingSink):
+                self._shield(sink, sink.close)
 
     def __len__(self) -> int:
         return len(self._sinks)

@@ -1,4 +1,5 @@
-"""Routes for operators: limits and priorities of the running scheduler, the prefix cache."""
+"""Routes for operators: limits and priorities of the running scheduler, the prefix cache, the
+profiler."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.errors import InvalidRequest
+from quire.errors import ConfigError, InvalidRequest
 from quire.serving.decode import decode
 from quire.serving.exchange import Exchange
 from quire.serving.openai.prompts import encode
@@ -68,3 +69,18 @@ async def explain_prefix(exchange: Exchange) -> None:
     if not ids:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     await exchange.reply(msgspec.json.encode(await engine.explain_prefix(ids, request.cache_salt)))
+
+
+async def start_profile(exchange: Exchange) -> None:
+    """Begin a recording; 409 if one runs, 400 with what to set if no profiler is configured."""
+    try:
+        await exchange.state.ready_engine().start_profile()
+    except ConfigError as error:
+        raise InvalidRequest(error.message) from None
+    await exchange.reply(msgspec.json.encode({"profiling": True}))
+
+
+async def stop_profile(exchange: Exchange) -> None:
+    """End the recording; the answer comes when its trace is written."""
+    await exchange.state.ready_engine().stop_profile()
+    await exchange.reply(msgspec.json.encode({"profiling": False}))

@@ -63,6 +63,8 @@ ROUTES: Final = (
     RouteSpec("/v1/requests/{id:path}/explain", _GET, Role.ADMIN, observe.explain),
     RouteSpec("/v1/timeline", _GET, Role.ADMIN, observe.timeline),
     RouteSpec("/v1/diagnosis", _GET, Role.ADMIN, observe.diagnosis),
+    RouteSpec("/start_profile", _POST, Role.ADMIN, admin.start_profile),
+    RouteSpec("/stop_profile", _POST, Role.ADMIN, admin.stop_profile),
     RouteSpec("/metrics", _GET, Role.METRICS, probes.metrics),
     RouteSpec("/load", _GET, Role.METRICS, probes.load),
     RouteSpec("/livez", _GET, Role.OPEN, probes.livez),

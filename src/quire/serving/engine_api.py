@@ -136,6 +136,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        trace_headers: Mapping[str, str] | None = None,
     ) -> OutputStream:
         """Admit a request.
 
@@ -162,6 +163,23 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
+        ...
+
+    async def start_profile(self) -> None:
+        """Start the profiler.
+
+        Raises:
+            ConfigError: none is configured.
+            Conflict: it runs already.
+        """
+        ...
+
+    async def stop_profile(self) -> None:
+        """Stop the profiler and write its trace.
+
+        Raises:
+            Conflict: it does not run.
+        """
         ...
 
     async def explain_prefix(

@@ -47,6 +47,15 @@ class Exchange:
         """First value of a request header; `name` in lower case."""
         return next((value for key, value in self.scope["headers"] if key == name), None)
 
+    def trace_headers(self) -> dict[str, str] | None:
+        """The caller's trace context, if it sent one."""
+        found = {
+            name.decode(): value.decode("latin-1")
+            for name in (b"traceparent", b"tracestate")
+            if (value := self.header(name)) is not None
+        }
+        return found or None
+
     def client(self, user: str | None) -> str:
         """Whose turn a request takes under the `fair` policy: the key's, if there are several
         keys, else the `user` of the request."""

@@ -38,6 +38,8 @@ class Call:
     cache_salt: str | None = None
     client: str = ""
     """Whose turn it takes under the `fair` policy."""
+    trace_headers: dict[str, str] | None = None
+    """The caller's trace context."""
 
 
 class Generation:
@@ -68,6 +70,7 @@ class Generation:
                 priority=call.priority,
                 cache_salt=call.cache_salt,
                 client=call.client,
+                trace_headers=call.trace_headers,
             )
             self.streams.append(stream)
             if params.seed is None:

@@ -24,6 +24,7 @@ from quire.attention.metadata import AttentionMetadata
 from quire.core.batch import BatchResult, BlockIds, ScheduledBatch, TokenLogprobs
 from quire.errors import NOT_A_NUMBER
 from quire.kernels.dispatch import ops
+from quire.kernels.scopes import follow, scope
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.outputs import Pooled
@@ -93,6 +94,7 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> BatchResult:
         """Compute a batch's tokens and sample where a request's known tokens end."""
         self._forward_seconds = self._sample_seconds = 0.0
+        follow()
         failed = self._update_states(batch)
         moved = Moved()
         self._transfer.move_out(batch.swap_out, moved)
@@ -202,7 +204,8 @@ class ModelRunner:
         if self.input_batch.prompt_logprobs:
             self._score_prompts(inputs, hidden, outcome)
         start = time.perf_counter()
-        self._sample(inputs, hidden, outcome)
+        with scope("quire: sample"):
+            self._sample(inputs, hidden, outcome)
         self._sample_seconds += time.perf_counter() - start
         return outcome
 
@@ -211,7 +214,8 @@ class ModelRunner:
         positions = self._tensor(inputs.positions)
         metadata = self._metadata(inputs, positions)
         input_ids = self._tensor(inputs.input_ids)
-        hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
+        with scope("quire: forward"):
+            hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
         self.device.synchronize()
         self._forward_seconds += time.perf_counter() - start
         return hidden

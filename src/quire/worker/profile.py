@@ -1,78 +1,189 @@
-"""A torch profiler that is started and stopped by hand; its traces open in Perfetto.
+"""The profiler that is started and stopped by hand; its traces open in Perfetto.
 
 It sees what runs in this process. Knows nothing of the model.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from quire import envs
-from quire.errors import ConfigError
+from quire.errors import ConfigError, Conflict
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class ProfilerConfig:
+    """What `--profiler-config` may say; names are vLLM's."""
+
+    profiler: str = "torch"
+    """`torch`, or `cuda`: then `cudaProfilerStart` is called, for `nsys`."""
+    torch_profiler_dir: str | None = None
+    torch_profiler_with_stack: bool = False
+    torch_profiler_record_shapes: bool = True
+    torch_profiler_with_memory: bool = False
+    torch_profiler_with_flops: bool = False
+    torch_profiler_use_gzip: bool = True
+    delay_iterations: int = 0
+    """Steps that pass before the recording begins."""
+    max_iterations: int = 0
+    """Steps after which it ends by itself; 0: none."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ProfilerConfig:
+        """Read the flag; `with_stack` is short for `torch_profiler_with_stack`, and so on.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is bad.
+        """
+        kinds = {field.name: type(field.default) for field in fields(cls)}
+        kinds["torch_profiler_dir"] = str
+        values: dict[str, Any] = {}
+        for key, value in given.items():
+            name = key if key in kinds else f"torch_profiler_{key}"
+            if name not in kinds:
+                near = difflib.get_close_matches(key, kinds, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"--profiler-config: unknown key {key!r}{hint}")
+            if type(value) is not kinds[name] or (kinds[name] is int and value < 0):
+                what = kinds[name].__name__
+                raise ConfigError(f"--profiler-config: {key} must be of type {what}, got {value!r}")
+            values[name] = value
+        if values.get("profiler", "torch") not in ("torch", "cuda"):
+            raise ConfigError(
+                f"--profiler-config: profiler must be torch or cuda, got {values['profiler']!r}"
+            )
+        return cls(**values)
+
+
+def make_profiler(given: Mapping[str, Any], with_cuda: bool) -> TorchProfiler:
+    """The profiler that is configured.
+
+    Raises:
+        ConfigError: the configuration is bad, or asks for CUDA where there is none.
+    """
+    config = ProfilerConfig.of(given)
+    if config.profiler == "cuda":
+        if not with_cuda:
+            raise ConfigError("--profiler-config: profiler cuda needs a CUDA device")
+        return CudaProfiler(config, with_cuda)
+    return TorchProfiler(config, with_cuda)
+
+
 class TorchProfiler:
-    """Writes one Chrome trace per start and stop into `QUIRE_TORCH_PROFILER_DIR`.
+    """Writes one Chrome trace per start and stop.
 
     Args:
+        config: Where to, and what is recorded.
         with_cuda: Record GPU kernels, too.
     """
 
-    def __init__(self, with_cuda: bool) -> None:
+    def __init__(self, config: ProfilerConfig, with_cuda: bool) -> None:
+        self._config = config
         self._activities = [ProfilerActivity.CPU]
         if with_cuda:
             self._activities.append(ProfilerActivity.CUDA)
+        self._is_on = False
         self._running: profile | None = None
+        self._steps = 0
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
-        """Begin to record.
+        """Begin to record, or to count the steps until then.
 
         Raises:
-            ConfigError: no folder is set, it cannot be made, or a recording runs already.
+            ConfigError: no folder is set, or it cannot be made.
+            Conflict: a recording runs already.
         """
-        _folder()
-        if self._running is not None:
-            raise ConfigError("the profiler is already running; stop it first")
-        self._running = profile(activities=self._activities, record_shapes=True)
-        self._running.start()
+        self._check()
+        if self._is_on:
+            raise Conflict("the profiler is already running; stop it first")
+        self._is_on, self._steps = True, 0
+        if not self._config.delay_iterations:
+            self._begin()
 
-    def stop(self) -> Path:
+    def step(self) -> None:
+        """A step is about to run."""
+        if not self._is_on:
+            return
+        first, most = self._config.delay_iterations, self._config.max_iterations
+        if most and self._steps == first + most:
+            self._end()
+        elif first and self._steps == first:
+            self._begin()
+        self._steps += 1
+
+    def stop(self) -> None:
         """End the recording and write it.
 
-        Returns:
-            The trace file.
-
         Raises:
-            ConfigError: no recording runs.
+            Conflict: no recording runs.
         """
+        if not self._is_on:
+            raise Conflict("the profiler is not running; start it first")
+        self._is_on = False
+        self._end()
+
+    def _check(self) -> None:
+        self._folder()
+
+    def _begin(self) -> None:
+        config = self._config
+        self._running = profile(
+            activities=self._activities,
+            record_shapes=config.torch_profiler_record_shapes,
+            with_stack=config.torch_profiler_with_stack,
+            profile_memory=config.torch_profiler_with_memory,
+            with_flops=config.torch_profiler_with_flops,
+        )
+        self._running.start()
+
+    def _end(self) -> None:
         if self._running is None:
-            raise ConfigError("the profiler is not running; start it first")
+            return
         recorded, self._running = self._running, None
         recorded.stop()
-        path = _folder() / f"quire-{os.getpid()}-{next(self._numbers)}.pt.trace.json.gz"
+        suffix = ".gz" if self._config.torch_profiler_use_gzip else ""
+        name = f"quire-{os.getpid()}-{next(self._numbers)}.pt.trace.json{suffix}"
+        path = self._folder() / name
         recorded.export_chrome_trace(str(path))
         logger.info("profile written to %s", path)
-        return path
+
+    def _folder(self) -> Path:
+        name = self._config.torch_profiler_dir or envs.TORCH_PROFILER_DIR
+        if not name:
+            raise ConfigError(
+                "no profiler is configured: set QUIRE_TORCH_PROFILER_DIR (or "
+                "VLLM_TORCH_PROFILER_DIR) to the folder that traces should go to, or "
+                "--profiler-config '{\"torch_profiler_dir\": ...}', before the engine starts"
+            )
+        folder = Path(name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the profiler's folder {name}: {error.strerror}") from None
+        return folder
 
 
-def _folder() -> Path:
-    name = envs.TORCH_PROFILER_DIR
-    if not name:
-        raise ConfigError(
-            "set QUIRE_TORCH_PROFILER_DIR (or VLLM_TORCH_PROFILER_DIR) to the folder that traces "
-            "should go to, before the engine starts"
-        )
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"QUIRE_TORCH_PROFILER_DIR={name}: {error.strerror}") from None
-    return folder
+class CudaProfiler(TorchProfiler):
+    """Marks a range for `nsys profile --capture-range=cudaProfilerApi`; writes nothing itself."""
+
+    def _check(self) -> None:
+        """It needs no folder."""
+
+    def _begin(self) -> None:
+        torch.cuda.cudart().cudaProfilerStart()
+
+    def _end(self) -> None:
+        torch.cuda.cudart().cudaProfilerStop()

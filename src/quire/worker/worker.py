@@ -14,6 +14,7 @@ from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.kernels.dtypes import torch_dtype
+from quire.kernels.scopes import enable_nvtx
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.pooling import (
@@ -38,7 +39,7 @@ from quire.worker.memory import (
 )
 from quire.worker.model_runner import ModelRunner
 from quire.worker.pooling_runner import PoolingRunner
-from quire.worker.profile import TorchProfiler
+from quire.worker.profile import make_profiler
 
 logger = get_logger(__name__)
 
@@ -69,7 +70,10 @@ class Worker:
         self.weight_bytes = 0
         self.plan: KVCachePlan | None = None
         self._runner: ModelRunner | None = None
-        self._profiler = TorchProfiler(with_cuda=self.device.name == "cuda")
+        self._profiler = make_profiler(
+            config.observability.profiler_config, with_cuda=self.device.name == "cuda"
+        )
+        enable_nvtx()
 
     def load(self, progress: Progress | None = None) -> KVCachePlan:
         """Read the weights, settle and allocate the KV cache.
@@ -106,7 +110,14 @@ class Worker:
     def execute(self, batch: ScheduledBatch) -> BatchResult:
         """Run one step."""
         assert self._runner is not None, "load() comes first"
+        self._profiler.step()
         return self._runner.execute(batch)
+
+    @property
+    def model(self) -> CausalLM | EncoderModel | DecoderModel:
+        """The loaded model."""
+        assert self._runner is not None, "load() comes first"
+        return self._runner.model
 
     def reset(self) -> None:
         """Forget all requests; model and cache stay."""

@@ -73,6 +73,7 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
         request.priority or 0,
         request.cache_salt,
         exchange.client(request.user),
+        exchange.trace_headers(),
     )
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
     return _Chat(request, call, head, texts, _echoed(request))

@@ -100,6 +100,7 @@ async def _prepare(
         request.priority or 0,
         request.cache_salt,
         exchange.client(request.user),
+        exchange.trace_headers(),
     )
     head = Head(request_id, "text_completion", model, exchange.state.fingerprint(engine))
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))

@@ -58,6 +58,7 @@ async def pool(
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
                 client=exchange.client(request.user),
+                trace_headers=exchange.trace_headers(),
             )
             streams.append(stream)
         return [await _last(stream) for stream in streams]

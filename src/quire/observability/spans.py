@@ -1,0 +1,111 @@
+"""Spans as plain records, ids, and the W3C trace context that callers send.
+
+Times are seconds on the engine's monotonic clock; whoever exports maps them to wall time. Knows no
+OpenTelemetry and no engine.
+
+Format of the headers: https://www.w3.org/TR/trace-context/.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+Value = str | bool | int | float | tuple[str, ...]
+Attributes = dict[str, Value]
+
+_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_random: Final = random.SystemRandom()
+
+
+class SpanId(NamedTuple):
+    """What another span can point to."""
+
+    trace_id: int
+    """128 bits, not 0."""
+    span_id: int
+    """64 bits, not 0."""
+
+
+class Event(NamedTuple):
+    """A moment within a span."""
+
+    name: str
+    time: float
+    attributes: Attributes
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that took time, ready to be exported."""
+
+    name: str
+    id: SpanId
+    parent: SpanId | None
+    start: float
+    end: float
+    attributes: Attributes = field(default_factory=dict)
+    links: list[SpanId] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    is_server: bool = False
+    """It answers somebody else's request."""
+    error: str | None = None
+    tracestate: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+class RemoteParent(NamedTuple):
+    """The caller's span, from its headers."""
+
+    id: SpanId
+    sampled: bool
+    """The caller records its trace; so do we."""
+    tracestate: str
+
+
+def new_trace_id() -> int:
+    """A random trace id."""
+    return _random.getrandbits(128) or 1
+
+
+def new_span_id() -> int:
+    """A random span id."""
+    return _random.getrandbits(64) or 1
+
+
+def child_of(parent: SpanId) -> SpanId:
+    """An id in the parent's trace."""
+    return SpanId(parent.trace_id, new_span_id())
+
+
+def parse_traceparent(headers: Mapping[str, str] | None) -> RemoteParent | None:
+    """The caller's span; `None` without a valid `traceparent`, which is then ignored, as the
+    standard wants."""
+    if not headers:
+        return None
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, rest = found.groups()
+    # Version 00 has exactly four parts; ff is forbidden; later ones may have more.
+    if (
+        version == "ff"
+        or (version == "00" and rest)
+        or not int(trace_id, 16)
+        or not int(span_id, 16)
+    ):
+        return None
+    identity = SpanId(int(trace_id, 16), int(span_id, 16))
+    return RemoteParent(identity, bool(int(flags, 16) & 1), headers.get("tracestate", ""))
+
+
+def is_chosen(trace_id: int, rate: float) -> bool:
+    """Head sampling by the trace id, so that every service decides alike for one trace."""
+    return (trace_id & (2**64 - 1)) < rate * 2**64

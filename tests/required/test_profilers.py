@@ -1,0 +1,204 @@
+"""The documents' rows about profilers: D10, D11, E2, H11, H13, J1, J2, J6, J7."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from live_server import serving
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError, InvalidRequest
+from quire.kernels import scopes
+from quire.kernels.dispatch import ops
+from quire.observability.tensorboard import crc32c
+from quire.profiler import LayerwiseProfiler
+
+PARAMS = SamplingParams(temperature=0, max_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM() as made:
+        yield made
+
+
+def test_d10_e2_start_and_stop_profile_over_http(tmp_path: Path) -> None:
+    with serving(env={"VLLM_TORCH_PROFILER_DIR": str(tmp_path)}) as server:
+        assert httpx.post(f"{server.url}/stop_profile").status_code == 409
+        assert httpx.post(f"{server.url}/start_profile").status_code == 200
+        assert httpx.post(f"{server.url}/start_profile").status_code == 409
+        body = {"prompt": "Hello", "max_tokens": 3}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert httpx.post(f"{server.url}/stop_profile", timeout=60).status_code == 200
+    (trace,) = tmp_path.glob("*.pt.trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = {event.get("name") for event in events}
+    assert {"quire: forward", "quire: sample", "quire::linear"} <= names
+
+
+def test_e2_without_a_profiler_it_says_what_to_set() -> None:
+    with serving() as server:
+        reply = httpx.post(f"{server.url}/start_profile")
+        assert reply.status_code == 400
+        assert "QUIRE_TORCH_PROFILER_DIR" in reply.json()["error"]["message"]
+
+
+def test_profiler_config(tmp_path: Path) -> None:
+    config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "use_gzip": False}
+    with LLM(profiler_config={**config, "delay_iterations": 1, "max_iterations": 2}) as llm:
+        llm.start_profile()
+        llm.generate("Hello", SamplingParams(max_tokens=6, ignore_eos=True), use_tqdm=False)
+        assert list(tmp_path.glob("*.json")), "max_iterations ends it"
+        llm.stop_profile()
+    (trace,) = tmp_path.glob("*.pt.trace.json")
+    names = [e.get("name") for e in json.loads(trace.read_text())["traceEvents"]]
+    assert names.count("quire: forward") == 2
+    for bad, words in (
+        ({"profilr": "torch"}, "did you mean 'profiler'"),
+        ({"profiler": "proton"}, "torch or cuda, got 'proton'"),
+        ({"with_stack": 1}, "with_stack must be of type bool"),
+        ({"profiler": "cuda"}, "needs a CUDA device"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LLM(profiler_config=bad, device="cpu")
+
+
+def test_j1_j7_a_profiler_around_generate_names_the_kernels(llm: LLM, tmp_path: Path) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    bare = ops.linear
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        llm.generate("Hello", PARAMS, use_tqdm=False)
+    keys = {event.key for event in seen.key_averages()}
+    expected = {"quire::linear", "quire::rms_norm", "quire::paged_attention", "quire::silu_and_mul"}
+    assert expected <= keys
+    assert "quire::linear" in seen.key_averages().table(sort_by="cpu_time_total", row_limit=50)
+    seen.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    llm.generate("Hello", PARAMS, use_tqdm=False)
+    assert ops.linear is bare, "without a profiler nothing is wrapped"
+
+
+def test_d11_nvtx_ranges(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[str] = []
+    depth = [0]
+
+    class Nvtx:
+        @staticmethod
+        def range_push(name: str) -> None:
+            ranges.append(name)
+            depth[0] += 1
+
+        @staticmethod
+        def range_pop() -> None:
+            depth[0] -= 1
+
+    monkeypatch.setenv("VLLM_NVTX_LOGGING", "1")
+    try:
+        scopes.enable_nvtx(Nvtx)
+        llm.generate("Hello", PARAMS, use_tqdm=False)
+    finally:
+        monkeypatch.delenv("VLLM_NVTX_LOGGING")
+        scopes.enable_nvtx()
+    assert {"quire: forward", "quire::linear"} <= set(ranges) and depth == [0]
+    count = len(ranges)
+    llm.generate("Hello", PARAMS, use_tqdm=False)
+    assert len(ranges) == count, "off means off"
+
+
+def test_j2_h11_layerwise_profiler(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = llm.generate("Hello", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+    profiler = LayerwiseProfiler(llm)
+    with pytest.raises(InvalidRequest, match="start it first"):
+        profiler.stop()
+    profiler.start()
+    with pytest.raises(InvalidRequest, match="already running"):
+        profiler.start()
+    measured = llm.generate("Hello", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+    profiler.stop()
+    calls = [t.calls for t in profiler.times]
+    after = llm.generate("Hello", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+    assert before == measured == after
+    assert [t.calls for t in profiler.times] == calls == [3] * len(calls) and calls
+    for t in profiler.times:
+        assert t.attention > 0 and t.mlp > 0 and t.attention + t.mlp <= t.total
+    capsys.readouterr()
+    text = profiler.report()
+    assert capsys.readouterr().out == text + "\n"
+    first, *_, last = text.splitlines()
+    line = r"Layer 0 \| attention \d+\.\d\dms \| mlp \d+\.\d\dms \| total \d+\.\d\dms"
+    assert re.fullmatch(line, first)
+    assert re.fullmatch(r"Total: \d+\.\d\dms", last)
+    profiler.export_csv(tmp_path / "layers.csv")
+    with open(tmp_path / "layers.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(calls)
+    assert list(rows[0]) == ["layer", "calls", "attention_ms", "mlp_ms", "total_ms"]
+
+
+def test_j2_under_the_documents_import(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from vllm.profiler import LayerwiseProfiler\nprint(LayerwiseProfiler)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "quire", "run", str(script)], capture_output=True, text=True
+    )
+    assert "LayerwiseProfiler" in done.stdout, done.stderr
+
+
+def test_quire_profile_shows_both_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    from quire.cli.profile import main
+
+    assert main(["--num-prompts", "2", "--input-len", "16", "--output-len", "4"]) == 0
+    out = capsys.readouterr().out
+    head = out.splitlines()[0].strip()
+    assert re.search(r"prefill: 1 steps; decode: 3 steps", head), out
+    row = next(line for line in out.splitlines() if "quire::linear" in line)
+    assert row.count("quire::") == 2 and row.count("%") == 2, out
+    with pytest.raises(ConfigError, match="--top must be at least 1, got 0"):
+        main(["--top", "0"])
+
+
+def read_events(path: Path) -> list[dict[str, float]]:
+    """The scalars of an event file, checking lengths and checksums."""
+    data, found, at = path.read_bytes(), [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        for part, mark in ((data[at : at + 8], at + 8), (data[at + 12 : at + 12 + length], None)):
+            crc = crc32c(part)
+            masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+            where = mark if mark is not None else at + 12 + length
+            assert struct.unpack_from("<I", data, where) == (masked,)
+        body = data[at + 12 : at + 12 + length]
+        found.append(
+            {
+                tag.decode(): struct.unpack("<f", value)[0]
+                for tag, value in re.findall(rb"([a-z_]+/[a-z0-9_]+)\x15(.{4})", body, re.S)
+            }
+        )
+        at += 16 + length
+    return found
+
+
+def test_h13_tensorboard(tmp_path: Path) -> None:
+    assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43  # RFC 3720, B.4
+    with LLM(tensorboard_dir=str(tmp_path)) as llm:
+        llm.generate("Hello", SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    version, *points = read_events(path)
+    assert version == {} and b"brain.Event:2" in path.read_bytes()
+    assert points[-1]["throughput/generation_tokens_per_second"] > 0 or len(points) > 1
+    assert any(p.get("latency/time_to_first_token_seconds", 0) > 0 for p in points)
+    with pytest.raises(ConfigError, match="--tensorboard-dir"):
+        LLM(tensorboard_dir=str(path))
