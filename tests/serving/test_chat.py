@@ -251,6 +251,12 @@ async def test_messages_reach_the_template(client: httpx.AsyncClient, engine: Fa
     )
 
 
+async def test_documents_reach_the_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await post(client, documents=[{"title": "T", "text": "x"}])
+    text = bytes(engine.submitted[-1][0]).decode()
+    assert text == "[documents=[{'title': 'T', 'text': 'x'}]]<user>hi<assistant>"
+
+
 async def test_tool_choice_none_hides_the_tools(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

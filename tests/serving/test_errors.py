@@ -339,7 +339,7 @@ _JSON = st.recursive(
 
 
 def _bodies(kind: type, needed: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    names = st.sampled_from([*kind.__struct_fields__, "store", "documents", "junk"])  # type: ignore[attr-defined]
+    names = st.sampled_from([*kind.__struct_fields__, "store", "modalities", "junk"])  # type: ignore[attr-defined]
     odd = st.dictionaries(names, _JSON, max_size=4)
     return st.builds(
         lambda fields, good: {**(needed if good else {}), **fields}, odd, st.booleans()

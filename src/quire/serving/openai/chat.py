@@ -53,13 +53,16 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     check_common(request, engine)
     max_tokens, logprobs, tools = _max_tokens(request), _logprobs(request), _tools(request)
     params = build_params(request, engine.default_params, max_tokens=max_tokens, logprobs=logprobs)
+    variables = request.chat_template_kwargs
+    if request.documents is not None:
+        variables = {"documents": request.documents, **(variables or {})}
     prompt = render_chat(
         engine,
         request.messages,
         tools,
         request.add_generation_prompt,
         request.continue_final_message,
-        request.chat_template_kwargs,
+        variables,
     )
     cut = request.truncate_prompt_tokens is not None
     ids = await encode(engine, prompt, bool(request.add_special_tokens), cut=cut)

@@ -99,6 +99,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
         "tools",
         "tool_choice",
         "chat_template_kwargs",
+        "documents",
     )
 
     messages: list[ChatMessage]
@@ -110,6 +111,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    """For templates that quote sources: title and text of each, by the field names they use."""
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):
@@ -182,7 +185,6 @@ CHAT_UNSUPPORTED: Final[dict[str, Unsupported]] = _BOTH | {
     "functions": refused("use tools"),
     "function_call": refused("use tool_choice"),
     "parallel_tool_calls": refused("the number of tool calls is the model's choice", True),
-    "documents": refused("put them into the messages, or into chat_template_kwargs"),
     "chat_template": refused("a template is code; the operator sets it with --chat-template"),
     "best_of": refused("use n", 1),
     "suffix": refused("it belongs to /v1/completions, and no model here can infill"),
