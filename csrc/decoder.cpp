@@ -58,7 +58,9 @@ struct Run {
           NormArgs{norm, heads, nullptr, nullptr, heads, decoder.dtype, count, dim, dim});
   }
 
-  void attend(const DecoderLayer& layer, const void* x, void* out) const {
+  void attend(size_t index, const void* x, void* out) const {
+    const DecoderLayer& layer = decoder.layers[index];
+    const DecoderTables& tables = step.tables[step.tables.size() == 1 ? 0 : index];
     const AttentionLayer& a = layer.attention;
     const int64_t width = layer.qkv.n, dim = a.key_dim;
     char* qkv = static_cast<char*>(take(kQkv, width));
@@ -68,15 +70,15 @@ struct Run {
     norm_heads(layer.q_norm, qkv, a.heads, dim, width);
     norm_heads(layer.k_norm, k, a.kv_heads, dim, width);
     const WriteArgs write{k, v, width, dim, width, a.value_dim, step.tokens, a.kv_heads, dim,
-                          a.value_dim, layer.keys, layer.values, step.attention.block_size,
-                          step.slots, decoder.dtype};
+                          a.value_dim, layer.keys, layer.values, tables.attention.block_size,
+                          tables.slots, decoder.dtype};
     if (layer.rope)
       QUIRE_PICK(rotary_write)(RotaryArgs{qkv, width, dim, a.heads, step.positions, layer.rope,
                                           layer.rotary_dim, 0, layer.interleaved, write});
     else
       QUIRE_PICK(write_kv)(write);
     void* seen = take(kInner, a.heads * a.value_dim);
-    attention(AttentionArgs{&a, &step.attention, qkv, width, dim, seen, decoder.dtype,
+    attention(AttentionArgs{&a, &tables.attention, qkv, width, dim, seen, decoder.dtype,
                             decoder.dtype, layer.keys, layer.values});
     linear(layer.out, seen, out, kNone);
   }
@@ -88,14 +90,13 @@ void run_decoder(Decoder& decoder, const DecoderStep& step) {
   const Run run{decoder, step, item_size(decoder.dtype)};
   void* normed = run.take(kNormed, decoder.size);
   void* given = run.take(kGiven, decoder.size);
-  bool first = true;
-  for (const DecoderLayer& layer : decoder.layers) {
-    if (first) QUIRE_PICK(normalize)(NormArgs{layer.before_attention, step.x, nullptr, nullptr,
+  for (size_t index = 0; index < decoder.layers.size(); ++index) {
+    const DecoderLayer& layer = decoder.layers[index];
+    if (index == 0) QUIRE_PICK(normalize)(NormArgs{layer.before_attention, step.x, nullptr, nullptr,
                                               normed, decoder.dtype, step.tokens, decoder.size,
                                               decoder.size});
     else run.norm(layer.before_attention, given, step.x, normed);
-    first = false;
-    run.attend(layer, normed, given);
+    run.attend(index, normed, given);
     run.norm(layer.before_mlp, given, step.x, normed);
     void* inner = run.take(kInner, layer.gate_up.n / 2);
     run.linear(layer.gate_up, normed, inner, layer.activation);

@@ -35,10 +35,15 @@ struct Decoder {
   size_t size_[4] = {};
 };
 
-struct DecoderStep {
+// What the attention of some layers reads.
+struct DecoderTables {
   AttentionStep attention;
-  const int64_t* positions;  // [tokens]
-  const int64_t* slots;      // [tokens]
+  const int64_t* slots;  // [tokens]
+};
+
+struct DecoderStep {
+  std::vector<DecoderTables> tables;  // one for all layers, or one for each
+  const int64_t* positions;           // [tokens]
   void* x;                   // [tokens, size]; overwritten
   void* out;                 // [tokens, size]: after the final norm
   int64_t tokens;

@@ -32,12 +32,14 @@ class BoundDecoder {
     decoder_.dtype = dtype;
   }
 
-  void run(const AttentionStep& attention, uintptr_t positions, uintptr_t slots, uintptr_t x,
-           uintptr_t out, int64_t tokens) {
+  void run(const std::vector<AttentionStep>& attention, const std::vector<uintptr_t>& slots,
+           uintptr_t positions, uintptr_t x, uintptr_t out, int64_t tokens) {
     nb::gil_scoped_release release;
+    DecoderStep step{{}, at<int64_t>(positions), at<void>(x), at<void>(out), tokens};
+    for (size_t i = 0; i < attention.size(); ++i)
+      step.tables.push_back({attention[i], at<int64_t>(slots[i])});
     const std::lock_guard<std::mutex> alone(mutex_);  // the buffers are one step's
-    run_decoder(decoder_, DecoderStep{attention, at<int64_t>(positions), at<int64_t>(slots),
-                                      at<void>(x), at<void>(out), tokens});
+    run_decoder(decoder_, step);
   }
 
  private:
@@ -55,8 +57,8 @@ void bind_decoder(nb::module_& m) {
   nb::class_<BoundDecoder>(m, "Decoder", "All layers of a decoder and its final norm.")
       .def(nb::init<std::vector<DecoderLayer>, const Norm&, int64_t, int>(), "layers"_a,
            "final_norm"_a, "size"_a, "dtype"_a)
-      .def("run", &BoundDecoder::run, "attention"_a, "positions"_a, "slots"_a, "x"_a, "out"_a,
-           "tokens"_a, "x is overwritten.");
+      .def("run", &BoundDecoder::run, "attention"_a, "slots"_a, "positions"_a, "x"_a, "out"_a,
+           "tokens"_a, "x is overwritten. Attention and slots: one for all layers, or one each.");
 }
 
 }  // namespace quire

@@ -29,10 +29,11 @@ def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
     def run(x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         assert x.is_contiguous() and x.dtype == parts.dtype, "the embedding is made so"
         out = torch.empty_like(x)
+        tables = metadata.by_layer or (metadata,)
         decoder.run(
-            native_attention.step_of(metadata),
+            [native_attention.step_of(table) for table in tables],
+            [table.slot_mapping.data_ptr() for table in tables],
             positions.data_ptr(),
-            metadata.slot_mapping.data_ptr(),
             x.data_ptr(),
             out.data_ptr(),
             len(x),

@@ -152,7 +152,7 @@ class DecoderModel:
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
         """Ids `[T]` to hidden states `[T, H]`, or `[T, embedding_size]`."""
         x, residual = self._embedded(input_ids, step.positions), None
-        run = None if step.metadata.by_layer else self._fused(x, kv_caches, step)
+        run = self._fused(x, kv_caches, step)
         if run is not None:
             return run(x, step.positions, step.metadata)
         for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):

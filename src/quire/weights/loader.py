@@ -104,7 +104,7 @@ def load_weights(
         pieces = _Pieces(checkpoint, rules, found)
         done, loaded = 0.0, 0
         for step in steps:
-            _load(step, pieces, step.target.dtype or dtype, device)
+            _fill(step, pieces, step.target.dtype or dtype, device)
             for name in step.sources:
                 here = found[name]
                 stored, count = checkpoint.tensors[here.stored], math.prod(here.shape)
@@ -119,17 +119,16 @@ def _silent(done: int, total: int) -> None:
     """Progress that nobody wants to hear."""
 
 
-def _load(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> None:
-    """Hand a parameter over: in parts and as the checkpoint has it, if it takes that. Nothing of
-    it outlives the call."""
-    parts = [pieces.read(name).to(device) for name in step.sources]
+def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> None:
+    """Give a parameter its parts. Nothing of them outlives this, unless it waits for more."""
+    stored = [pieces.read(name) for name in step.sources]
     if step.target.load_parts is not None:
-        step.target.load_parts(parts, dtype)
+        step.target.load_parts([part.to(device) for part in stored], dtype)
     else:
-        parts = [part.to(dtype) for part in parts]
+        parts = [part.to(device, dtype) for part in stored]
         step.target.load(parts[0] if len(parts) == 1 else torch.cat(parts))
-    for name, part in zip(step.sources, parts, strict=True):
-        pieces.drop(name, part)
+    for part in stored:
+        pieces.pages.drop(part)
 
 
 class _Pieces:
@@ -139,16 +138,9 @@ class _Pieces:
         self, checkpoint: Checkpoint, rules: NameRules, found: Mapping[str, _Found]
     ) -> None:
         self._checkpoint, self._rules, self._found = checkpoint, rules, found
+        self.pages = MappedPages({stored.path for stored in checkpoint.tensors.values()})
         self._stored = ""
         self._left: Iterator[tuple[str, Tensor]] = iter(())
-        self._pages: dict[Path, MappedPages] = {}
-
-    def drop(self, name: str, tensor: Tensor) -> None:
-        """Give back the memory of a tensor that `read` gave and nobody needs any more."""
-        path = self._checkpoint.tensors[self._found[name].stored].path
-        if path not in self._pages:
-            self._pages = {path: MappedPages(path)}
-        self._pages[path].drop(tensor)
 
     def read(self, name: str) -> Tensor:
         """The tensor, or the piece of one, that belongs to `name`."""

@@ -88,6 +88,7 @@ class ModelRunner:
         self._transfer = transfer or KVTransfer(None)
         self.sampler = Sampler()
         self._poisons = envs.DEBUG_KV_CACHE
+        self._fresh: list[tuple[BlockIds, int]] = []
         self._forward_seconds = self._sample_seconds = 0.0
 
     @torch.inference_mode()
@@ -99,6 +100,7 @@ class ModelRunner:
         moved = Moved()
         self._transfer.move_out(batch.swap_out, moved)
         self._copy_blocks(batch.block_copies)
+        self._poison_fresh()
         self._transfer.move_in(batch.swap_in, moved)
         scheduled = batch.num_scheduled_tokens
         if failed:
@@ -125,8 +127,7 @@ class ModelRunner:
         for new in batch.scheduled_new_reqs:
             try:
                 self.input_batch.add(new)
-                if self._poisons:
-                    self._poison(new.block_ids, new.num_computed_tokens)
+                self._fresh.append((new.block_ids, new.num_computed_tokens))
             except Exception as error:
                 failed[new.req_id] = _reason(new.req_id, error)
                 self.input_batch.remove(new.req_id)
@@ -135,15 +136,20 @@ class ModelRunner:
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
             self.input_batch.advance(req_id, computed, blocks)
-            if self._poisons:
-                self._poison(blocks, 0)
+            if blocks:
+                self._fresh.append((blocks, 0))
         return failed
 
-    def _poison(self, tables: BlockIds, first: int) -> None:
-        size = self.input_batch.block_table.block_size
-        for group, block_ids in enumerate(tables):
-            caches = [c for i, c in enumerate(self.kv_caches) if self._group_of.get(i, 0) == group]
-            poison(caches, block_ids, first, size)
+    def _poison_fresh(self) -> None:
+        """For debugging: what requests have just been given holds nothing."""
+        for tables, first in self._fresh if self._poisons else ():
+            for group, block_ids in enumerate(tables):
+                layers = (
+                    i for i in range(len(self.kv_caches)) if self._group_of.get(i, 0) == group
+                )
+                caches = [self.kv_caches[i] for i in layers]
+                poison(caches, block_ids, first, self.input_batch.block_size)
+        self._fresh.clear()
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of blocks; all sources are read before any destination is
