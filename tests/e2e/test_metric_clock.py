@@ -11,6 +11,9 @@ import httpx
 from live_server import Server, serving
 
 REQUESTS, TOKENS, TOLERANCE = 8, 160, 0.02
+WAY = {"time_to_first_token_seconds": 0.1}
+"""Seconds that connecting and parsing may take on a busy machine, besides: only the first token's
+clock starts before them."""
 
 
 @dataclass
@@ -70,4 +73,5 @@ def test_metrics_agree_with_a_clients_clock() -> None:
         # a step's output may reach the client's stream merged with the next
         assert server.metric("vllm:inter_token_latency_seconds_count") == REQUESTS * (TOKENS - 1)
     for name, value in expected.items():
-        assert abs(told[name] - value) <= TOLERANCE * value, f"{name}: {told[name]} or {value}"
+        allowed = TOLERANCE * value + WAY.get(name, 0.0)
+        assert abs(told[name] - value) <= allowed, f"{name}: {told[name]} or {value}"
