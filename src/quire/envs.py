@@ -181,9 +181,9 @@ KERNELS: Annotated[
     str,
     Var(
         _one_of({"auto": "auto", "native": "native", "reference": "reference"}),
-        "auto",
-        "`auto`: the fastest kernels this machine can run; `native`: the compiled ones; "
-        "`reference`: plain torch.",
+        "reference",
+        "`reference`: plain torch; `native`: the compiled kernels, much faster and still on "
+        "trial; `auto`: the fastest this machine can run.",
     ),
 ]
 CPU_ISA: Annotated[
