@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install serve test check fix bench demo clean help
+.PHONY: install native serve test check fix bench demo clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   start the server with the embedded model (ARGS='--port 9000')"
 	@echo "make test    install the test extras and run every test"
 	@echo "make check   format, lint, types, import contracts"
+	@echo "make native  build the C++ kernels again after a change in csrc/"
 	@echo "make fix     reformat and apply safe fixes"
 	@echo "make bench   what the scheduler costs, and what its policies do"
 	@echo "make demo    train the embedded model again (under an hour on two cores)"
@@ -27,9 +28,12 @@ $(VENV)/.torch: $(VENV)/.python constraints.txt
 	@$(PIP) $$(grep '^torch==' constraints.txt)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	@echo "installing quire"
+KERNELS := $(wildcard csrc/*.cpp csrc/*.h) csrc/CMakeLists.txt
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(KERNELS)
+	@echo "installing quire and compiling its kernels (about a minute)"
 	@$(PIP) -e .
+	@$(BIN)/python -m quire.kernels.compiled
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
@@ -38,6 +42,12 @@ $(VENV)/.test: $(VENV)/.installed
 	@touch $@
 
 install: $(VENV)/.installed
+
+# The kernels alone, into the source tree: what to run after a change in csrc/.
+native: $(VENV)/.test
+	@$(BIN)/cmake -S csrc -B build/native -G Ninja -DQUIRE_INPLACE=ON \
+	  -DQUIRE_REQUIRE_NATIVE=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
+	@$(BIN)/cmake --build build/native
 
 serve: install
 	@$(BIN)/quire serve $(ARGS)

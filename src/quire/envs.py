@@ -73,6 +73,21 @@ def _gib(text: str) -> float:
     return value
 
 
+def _cores(text: str) -> str | tuple[int, ...]:
+    """`auto`, `nobind`, or a list such as `0-3,6`."""
+    if text in ("auto", "nobind"):
+        return text
+    cores: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise _Bad("auto, nobind or a list of cores like 0-3,6")
+        cores += range(int(first), int(last or first) + 1)
+    if not cores or len(set(cores)) != len(cores):
+        raise _Bad("a list of different cores like 0-3,6")
+    return tuple(cores)
+
+
 def _one_engine(text: str) -> bool:
     if not _one_of(_SWITCH)(text):
         raise _Bad("1: quire has one engine, the V1 one")
@@ -129,9 +144,28 @@ API_KEY: Annotated[
 KERNELS: Annotated[
     str,
     Var(
-        _one_of({"auto": "auto", "reference": "reference"}),
+        _one_of({"auto": "auto", "native": "native", "reference": "reference"}),
         "auto",
-        "`auto`: the fastest kernels this machine can run; `reference`: plain torch.",
+        "`auto`: the fastest kernels this machine can run; `native`: the compiled ones; "
+        "`reference`: plain torch.",
+    ),
+]
+CPU_ISA: Annotated[
+    str,
+    Var(
+        _one_of({name: name for name in ("auto", "avx512_bf16", "avx512", "avx2", "portable")}),
+        "auto",
+        "Instruction set of the native kernels: `auto` (the best here), `avx512_bf16`, `avx512`, "
+        "`avx2` or `portable`.",
+    ),
+]
+CPU_OMP_THREADS_BIND: Annotated[
+    str | tuple[int, ...],
+    Var(
+        _cores,
+        "auto",
+        "Cores that kernel threads are bound to: a list like `0-3,6` (one thread each), `auto` "
+        "(all cores of this process) or `nobind`.",
     ),
 ]
 LOG_MODEL_INSPECTION: Annotated[

@@ -66,7 +66,7 @@ def test_values(monkeypatch, name, text, value):
         ("CPU_KVCACHE_SPACE", "-1", "at least 0"),
         ("CPU_KVCACHE_SPACE", "inf", "a number"),
         ("CONFIGURE_LOGGING", "2", "one of 1"),
-        ("KERNELS", "fast", "one of auto, reference"),
+        ("KERNELS", "fast", "one of auto, native, reference"),
         ("USE_V1", "0", "one engine"),
     ],
 )

@@ -108,16 +108,22 @@ def test_the_garbage_in_unused_slots_is_never_seen(model):
         assert torch.equal(bits(other), bits(results[0]))
 
 
-def test_a_plain_linear_would_fail_these_tests(demo, monkeypatch):
+def test_a_plain_linear_would_fail_these_tests(monkeypatch):
     """The tests above see what they are meant to see."""
-    from quire.kernels.dispatch import ops
+    from quire.kernels import tiles
+    from quire.kernels.dispatch import ops, select
 
-    def plain(x, layer, out_dtype=None):
-        out = torch.nn.functional.linear(x.float(), layer.weight, layer.bias)
-        return out.to(out_dtype or x.dtype)
+    def plain(x, weight):
+        return torch.nn.functional.linear(x.float(), weight)
 
-    rng = random.Random(7)
-    subject = prompt(rng, 60, 2048)
-    monkeypatch.setattr(ops, "linear", plain)
-    whole = serve(demo, [subject], rng)[0]
-    assert not torch.equal(bits(serve(demo, [subject], rng, chunk=lambda: 1)[0]), bits(whole))
+    before = ops.name
+    select("reference")
+    try:
+        model = load(EMBEDDED_FOLDER / "quire-demo")
+        monkeypatch.setattr(tiles, "_by_tiles", plain)
+        rng = random.Random(7)
+        subject = prompt(rng, 60, 2048)
+        whole = serve(model, [subject], rng)[0]
+        assert not torch.equal(bits(serve(model, [subject], rng, chunk=lambda: 1)[0]), bits(whole))
+    finally:
+        select(before)

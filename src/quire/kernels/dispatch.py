@@ -13,13 +13,18 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from quire import envs
 from quire.errors import ConfigError
+from quire.logger import get_logger
 from quire.registry import did_you_mean
 
+logger = get_logger(__name__)
+
 IMPLEMENTATIONS: Final = {
+    "native": "quire.kernels.native",
     "reference": "quire.kernels.reference",
 }
 """Name to module, fastest first: `auto` takes the first one that this machine can run."""
@@ -32,8 +37,10 @@ class Ops:
     """Name of the implementation."""
     clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     embedding: Callable[[Tensor, Tensor], Tensor]
+    embedding_of: Callable[[Tensor, Any, torch.dtype], Tensor]
     encoder_attention: Callable[..., Tensor]
     exp: Callable[[Tensor], Tensor]
+    gated_linear: Callable[..., Tensor]
     gelu: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
     gelu_tanh: Callable[[Tensor], Tensor]
@@ -41,6 +48,7 @@ class Ops:
     grouped_experts: Callable[..., Tensor]
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]
     linear: Callable[..., Tensor]
+    linear_add: Callable[..., Tensor]
     log: Callable[[Tensor], Tensor]
     log_softmax: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
@@ -85,9 +93,11 @@ def select(name: str | None = None) -> str:
     for candidate in candidates:
         table, reason = _load(candidate)
         if reason is None:
+            for why in reasons:
+                logger.warning(why)
             ops.__dict__.update(table, name=candidate)
             return candidate
-        reasons.append(f"{candidate}: {reason}")
+        reasons.append(f"{candidate} kernels not used: {reason}")
     raise ConfigError(f"no kernels can run here ({'; '.join(reasons)})")
 
 

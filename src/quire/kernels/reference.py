@@ -14,12 +14,38 @@ from quire.kernels.encoder import encoder_attention
 from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
-from quire.kernels.tiles import linear, prepare_linear
+from quire.kernels.tiles import PreparedLinear, linear, prepare_linear, wide_linear
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of `weight` `[V, H]` for ids `[T]`: `[T, H]`."""
     return weight.index_select(0, input_ids)
+
+
+def embedding_of(input_ids: Tensor, layer: PreparedLinear, dtype: torch.dtype) -> Tensor:
+    """Rows of a prepared weight `[V, H]` for ids `[T]`: `[T, H]` of `dtype`.
+
+    For an embedding that shares its memory with the head.
+    """
+    return layer.weight.index_select(0, input_ids).to(dtype)
+
+
+def linear_add(x: Tensor, layer: PreparedLinear, residual: Tensor) -> Tensor:
+    """`residual + linear(x)`, rounded once: `[T, N]`, in the memory of `residual`."""
+    return residual.copy_(wide_linear(x, layer).add_(residual))
+
+
+def gated_linear(
+    x: Tensor, layer: PreparedLinear, activation: str = "silu", keep: str | None = None
+) -> Tensor:
+    """act(gate) * up for a layer whose rows are gates, then ups: `[T, K] -> [T, N / 2]`.
+
+    Rounded once. `activation` is `silu`, `gelu` or `gelu_tanh`; `keep` as in `linear`.
+    """
+    del keep
+    act = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}[activation]
+    gate, up = wide_linear(x, layer).chunk(2, dim=-1)
+    return act(gate).mul_(up).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -174,8 +200,10 @@ def write_kv(
 OPS = {
     "clamped_swiglu": clamped_swiglu,
     "embedding": embedding,
+    "embedding_of": embedding_of,
     "encoder_attention": encoder_attention,
     "exp": exp,
+    "gated_linear": gated_linear,
     "gelu": gelu,
     "gelu_and_mul": gelu_and_mul,
     "gelu_tanh": gelu_tanh,
@@ -183,6 +211,7 @@ OPS = {
     "grouped_experts": grouped_experts,
     "layer_norm": layer_norm,
     "linear": linear,
+    "linear_add": linear_add,
     "log": log,
     "log_softmax": log_softmax,
     "paged_attention": paged_attention,

@@ -10,6 +10,7 @@ Knows nothing of what the matrices mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,23 +46,49 @@ class PreparedLinear:
         return self.weight.shape[0]
 
 
-def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> PreparedLinear:
-    """Copy a weight `[N, K]` (and bias `[N]`) of any float type, exactly, for `linear`."""
+def prepare_linear(
+    weight: Tensor | Sequence[Tensor],
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> PreparedLinear:
+    """Copy a weight `[N, K]` (and bias `[N]`) of any float type for `linear`.
+
+    Args:
+        weight: Of any float type; or parts, stacked in their order.
+        bias: The same.
+        gated: The first half of the rows are gates of the second, for `gated_linear`.
+        dtype: Round both to this type; by default they are taken exactly.
+    """
+    del gated  # this layout is the same
+    weight = weight if isinstance(weight, Tensor) else torch.cat(tuple(weight))
+    if dtype is not None:
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     matrix = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).copy_(weight)
     shift = None if bias is None else bias.to(torch.float32, copy=True)
     return PreparedLinear(matrix, shift, rows_interchangeable(matrix))
 
 
-def linear(x: Tensor, layer: PreparedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(
+    x: Tensor, layer: PreparedLinear, out_dtype: torch.dtype | None = None, keep: str | None = None
+) -> Tensor:
     """`x @ weight.T + bias` for `[T, K]`, summed in float32, rounded once.
 
-    The result `[T, N]` has `out_dtype`, by default the type of `x`.
+    The result `[T, N]` has `out_dtype`, by default the type of `x`. With a name `keep`, its
+    memory is used again by the next call with that name.
     """
+    del keep  # allocating is not what costs time here
+    return wide_linear(x, layer).to(out_dtype or x.dtype)
+
+
+def wide_linear(x: Tensor, layer: PreparedLinear) -> Tensor:
+    """`linear` as float32, not rounded."""
     multiply = _by_tiles if layer.tiled else _by_rows
     out = multiply(x, layer.weight)
     if layer.bias is not None:
         out.add_(layer.bias)
-    return out.to(out_dtype or x.dtype)
+    return out
 
 
 def _by_tiles(x: Tensor, weight: Tensor) -> Tensor:

@@ -22,19 +22,31 @@ PLAIN: Final = {
     "tanh": "tanh",
 }
 """Name in a configuration to operation."""
-GATED: Final = {name: f"{op}_and_mul" for name, op in PLAIN.items() if op not in ("relu", "tanh")}
-"""Likewise, for MLPs with a gate."""
+GATED: Final = {name: op for name, op in PLAIN.items() if op not in ("relu", "tanh")}
+"""Likewise, for MLPs with a gate: an activation of `ops.gated_linear`."""
 
 
-def activation(name: str, gated: bool) -> Callable[[Tensor], Tensor]:
-    """The operation; a gated one takes gate and up side by side.
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The operation.
 
     Raises:
         ModelLoadError: there is no activation of that name.
     """
-    table = GATED if gated else PLAIN
+    op = _named(name, PLAIN)
+    return lambda x: getattr(ops, op)(x)
+
+
+def gate(name: str) -> str:
+    """What `ops.gated_linear` calls the activation of a gate.
+
+    Raises:
+        ModelLoadError: gates have no activation of that name.
+    """
+    return _named(name, GATED)
+
+
+def _named(name: str, table: dict[str, str]) -> str:
     if name not in table:
         hint = did_you_mean(name, table)
         raise ModelLoadError(f"hidden_act must be one of {', '.join(table)}, got {name!r}{hint}")
-    op = table[name]
-    return lambda x: getattr(ops, op)(x)
+    return table[name]

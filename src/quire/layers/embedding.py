@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import ops
+from quire.layers.linear import Linear
 from quire.layers.parameter import Parameter, Parameters
 
 
@@ -25,3 +27,19 @@ class Embedding:
 
     def _load(self, tensor: Tensor) -> None:
         self._weight = tensor.clone()
+
+
+class TiedEmbedding:
+    """Ids `[T] -> [T, H]` out of the language-model head's weight: one copy serves both."""
+
+    def __init__(self, head: Linear, dtype: torch.dtype) -> None:
+        self._head = head
+        self._dtype = dtype
+
+    def __call__(self, input_ids: Tensor) -> Tensor:
+        """Look up rows."""
+        return ops.embedding_of(input_ids, self._head.prepared, self._dtype)
+
+    def parameters(self) -> Parameters:
+        """`weight`: the head's."""
+        return {"weight": self._head.parameters()["weight"]}

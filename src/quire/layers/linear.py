@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,18 +15,41 @@ from quire.layers.parameter import Parameter, Parameters
 class Linear:
     """`[T, K] -> [T, N]`; the weight is prepared once for the chosen kernels, then fixed."""
 
-    def __init__(self, in_features: int, out_features: int | tuple[int, ...], bias: bool) -> None:
-        """Several `out_features` stand for layers whose rows are stacked in that order."""
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | tuple[int, ...],
+        bias: bool,
+        *,
+        gated: bool = False,
+        keep: str | None = None,
+    ) -> None:
+        """Several `out_features` stand for layers whose rows are stacked in that order.
+
+        Args:
+            in_features: K.
+            out_features: N, or its parts.
+            bias: Whether there is one.
+            gated: The two parts are gate and up, for `gated`.
+            keep: Results live in memory of this name until the next layer of the name is
+                called. For what does not outlive its own layer of the model.
+        """
         self._parts = (out_features,) if isinstance(out_features, int) else out_features
         self._shape = (sum(self._parts), in_features)
-        self._waiting: dict[str, Tensor | None] = {"weight": None}
-        if bias:
-            self._waiting["bias"] = None
+        self._has_bias = bias
+        self._weight: tuple[list[Tensor], torch.dtype] | None = None
+        self._bias: Tensor | None = None
+        self._gated = gated
+        self._keep = keep
         self._prepared: Any = None
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Apply to `[T, K]`; the result has the type of `x` unless `out_dtype` says otherwise."""
-        return ops.linear(x, self._prepared, out_dtype)
+        return ops.linear(x, self._prepared, out_dtype, self._keep)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        """`activation(gate) * up`, rounded once: `[T, N / 2]`."""
+        return ops.gated_linear(x, self._prepared, activation, self._keep)
 
     @property
     def prepared(self) -> Any:
@@ -37,14 +60,27 @@ class Linear:
     def parameters(self) -> Parameters:
         """`weight` and perhaps `bias`."""
         parts = self._parts if len(self._parts) > 1 else ()
-        shapes = {"weight": self._shape, "bias": self._shape[:1]}
-        return {
-            name: Parameter(shapes[name], functools.partial(self._load, name), parts)
-            for name in self._waiting
-        }
+        found = {"weight": Parameter(self._shape, self._load_weight, parts, self._load_parts)}
+        if self._has_bias:
+            found["bias"] = Parameter(self._shape[:1], self._load_bias, parts)
+        return found
 
-    def _load(self, name: str, tensor: Tensor) -> None:
-        self._waiting[name] = tensor.contiguous()
-        if all(value is not None for value in self._waiting.values()):
-            self._prepared = ops.prepare_linear(self._waiting["weight"], self._waiting.get("bias"))
-            self._waiting.clear()  # the checkpoint's tensors may be large or memory-mapped
+    def _load_weight(self, tensor: Tensor) -> None:
+        self._load_parts([tensor], tensor.dtype)
+
+    def _load_parts(self, parts: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self._weight = list(parts), dtype
+        self._prepare()
+
+    def _load_bias(self, tensor: Tensor) -> None:
+        self._bias = tensor
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Once weight and bias are there. The checkpoint's tensors are let go: they may be large
+        or memory-mapped."""
+        if self._weight is None or (self._has_bias and self._bias is None):
+            return
+        parts, dtype = self._weight
+        self._prepared = ops.prepare_linear(parts, self._bias, gated=self._gated, dtype=dtype)
+        self._weight = self._bias = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,15 +21,9 @@ class Parameter:
     """Rows of each part, if checkpoints keep it in parts that are stacked."""
     dtype: torch.dtype | None = None
     """Type to load it in, if not the model's."""
-
-    def also(self, other: Parameter) -> Parameter:
-        """This parameter, whose tensor `other` (of the same shape) gets as well."""
-
-        def load(tensor: Tensor) -> None:
-            self.load(tensor)
-            other.load(tensor)
-
-        return Parameter(self.shape, load, self.parts, self.dtype)
+    load_parts: Callable[[Sequence[Tensor], torch.dtype], None] | None = None
+    """If there: instead of `load`, takes the checkpoint's tensors as they are, of any float type,
+    and rounds them to the type given. Spares a copy of large weights."""
 
 
 Parameters = dict[str, Parameter]

@@ -18,7 +18,7 @@ from quire.attention.metadata import AttentionMetadata
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.dispatch import ops
-from quire.layers.embedding import Embedding
+from quire.layers.embedding import Embedding, TiedEmbedding
 from quire.layers.linear import Linear
 from quire.layers.norm import NORMS
 from quire.layers.parameter import Parameters, prefixed
@@ -116,11 +116,15 @@ class DecoderModel:
     """Embedding, layers, final norm."""
 
     def __init__(
-        self, shape: ModelShape, style: DecoderStyle, kv_layers: Sequence[LayerKV]
+        self,
+        shape: ModelShape,
+        style: DecoderStyle,
+        kv_layers: Sequence[LayerKV],
+        embedding: Embedding | TiedEmbedding,
     ) -> None:
         make, size, eps = NORMS[style.norm], shape.hidden_size, style.eps
         width = style.embedding_size or size
-        self._embed_tokens = Embedding(shape.vocab_size, width)
+        self._embed_tokens = embedding
         self._scale, self._offset = style.embedding_scale, style.position_offset
         rows = style.learned_positions
         self._embed_positions = Embedding(rows, size) if rows else None
@@ -249,9 +253,11 @@ class DecoderForCausalLM:
             name: cos_sin_table(replace(rope, length=max_model_len), device)
             for name, rope in (style.ropes or {}).items()
         }
-        self._model = DecoderModel(shape, style, self.kv_layers(shape))
         width = style.embedding_size or shape.hidden_size
         self._lm_head = Linear(width, shape.vocab_size, style.head_bias)
+        tied = TiedEmbedding(self._lm_head, dtype)
+        embedding = tied if self.is_tied else Embedding(shape.vocab_size, width)
+        self._model = DecoderModel(shape, style, self.kv_layers(shape), embedding)
 
     @torch.inference_mode()
     def forward(
@@ -281,12 +287,11 @@ class DecoderForCausalLM:
         return self.shape.tie_word_embeddings or (self.TIED and unsaid)
 
     def parameters(self) -> Parameters:
-        """All parameters under Hugging Face's names; a tied head shares the embedding's."""
+        """All parameters under Hugging Face's names; a tied head's weight is the embedding's."""
         found = prefixed("model", self._model.parameters())
         head = prefixed("lm_head", self._lm_head.parameters())
         if self.is_tied:
-            name = "model.embed_tokens.weight"
-            found[name] = found[name].also(head.pop("lm_head.weight"))
+            del head["lm_head.weight"]
         return found | head
 
     def name_rules(self) -> NameRules:

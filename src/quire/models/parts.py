@@ -14,7 +14,7 @@ from quire.attention.base import KVCache
 from quire.config.shape import LayerKV, ModelShape
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
-from quire.layers.activation import activation
+from quire.layers.activation import activation, gate
 from quire.layers.alibi import alibi_slopes
 from quire.layers.linear import Linear
 from quire.layers.norm import NORMS, Norm
@@ -33,7 +33,7 @@ class Attention:
         self._spec = _spec(shape, style, index, keeps)
         self._has_sinks = style.sinks
         self._rope, self._plain_rope, self._interleaved = _rope(style, index, dim)
-        self._qkv_proj = Linear(shape.hidden_size, self._split, style.qkv_bias)
+        self._qkv_proj = Linear(shape.hidden_size, self._split, style.qkv_bias, keep="qkv")
         self._o_proj = Linear(q, shape.hidden_size, style.out_bias)
         self._norm_heads = style.qk_norm in ("head", "per_head")
         self._norms = _qk_norms(style, self._heads)
@@ -111,13 +111,13 @@ class GatedMLP:
 
     def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
         size, inner = shape.hidden_size, shape.intermediate_size
-        self._act = activation(style.activation or shape.hidden_act, gated=True)
-        self._gate_up_proj = Linear(size, (inner, inner), style.mlp_bias)
+        self._act = gate(style.activation or shape.hidden_act)
+        self._gate_up_proj = Linear(size, (inner, inner), style.mlp_bias, gated=True, keep="mlp")
         self._down_proj = Linear(inner, size, style.mlp_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, H] -> [T, H]`."""
-        return self._down_proj(self._act(self._gate_up_proj(x)))
+        return self._down_proj(self._gate_up_proj.gated(x, self._act))
 
     def parameters(self) -> Parameters:
         """`gate_up_proj.*` and `down_proj.*`."""
@@ -131,7 +131,7 @@ class PlainMLP:
 
     def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
         size, inner = shape.hidden_size, shape.intermediate_size
-        self._act = activation(style.activation or shape.hidden_act, gated=False)
+        self._act = activation(style.activation or shape.hidden_act)
         self._up_proj = Linear(size, inner, style.mlp_bias)
         self._down_proj = Linear(inner, size, style.mlp_bias)
 

@@ -8,7 +8,7 @@ whole problem. Knows no family: it reads names, shapes and rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,6 +20,7 @@ from quire.errors import ModelLoadError
 from quire.weights.checkpoint import Checkpoint, Stored, open_checkpoint
 from quire.weights.names import NameRules
 from quire.weights.noise import fill_with_noise
+from quire.weights.pages import MappedPages
 
 _SHOWN: Final = 5
 """Names per kind of fault in the error message."""
@@ -46,6 +47,11 @@ class Target(Protocol):
     @property
     def load(self) -> Callable[[Tensor], None]:
         """Takes the whole tensor."""
+        ...
+
+    @property
+    def load_parts(self) -> Callable[[Sequence[Tensor], torch.dtype], None] | None:
+        """Takes the checkpoint's tensors as they are, if the parameter can."""
         ...
 
 
@@ -98,7 +104,7 @@ def load_weights(
         pieces = _Pieces(checkpoint, rules, found)
         done, loaded = 0.0, 0
         for step in steps:
-            step.target.load(_assembled(step, pieces, step.target.dtype or dtype, device))
+            _fill(step, pieces, step.target.dtype or dtype, device)
             for name in step.sources:
                 here = found[name]
                 stored, count = checkpoint.tensors[here.stored], math.prod(here.shape)
@@ -113,10 +119,16 @@ def _silent(done: int, total: int) -> None:
     """Progress that nobody wants to hear."""
 
 
-def _assembled(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> Tensor:
-    """The whole parameter. Nothing of it outlives its `load`."""
-    parts = [pieces.read(name).to(device, dtype) for name in step.sources]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> None:
+    """Give a parameter its parts. Nothing of them outlives this, unless it waits for more."""
+    stored = [pieces.read(name) for name in step.sources]
+    if step.target.load_parts is not None:
+        step.target.load_parts([part.to(device) for part in stored], dtype)
+    else:
+        parts = [part.to(device, dtype) for part in stored]
+        step.target.load(parts[0] if len(parts) == 1 else torch.cat(parts))
+    for part in stored:
+        pieces.pages.drop(part)
 
 
 class _Pieces:
@@ -126,6 +138,7 @@ class _Pieces:
         self, checkpoint: Checkpoint, rules: NameRules, found: Mapping[str, _Found]
     ) -> None:
         self._checkpoint, self._rules, self._found = checkpoint, rules, found
+        self.pages = MappedPages({stored.path for stored in checkpoint.tensors.values()})
         self._stored = ""
         self._left: Iterator[tuple[str, Tensor]] = iter(())
 

@@ -12,6 +12,7 @@ import torch
 
 from quire import envs
 from quire.errors import ConfigError
+from quire.kernels.compiled import set_num_threads
 from quire.logger import get_logger
 from quire.worker.host import available_cores, available_memory
 
@@ -142,6 +143,7 @@ def set_torch_threads(hidden_size: int) -> int:
         The number of threads within operators.
     """
     cores = available_cores() if hidden_size >= THREADED_HIDDEN_SIZE else 1
+    cores = set_num_threads(cores)
     torch.set_num_threads(cores)
     if torch.get_num_interop_threads() != 1:
         try:

@@ -1,0 +1,97 @@
+// Linear layers: packed weights, one matrix product with what surrounds it.
+//
+// A packed weight [N, K] stands in tiles of 64 output columns, columns and K filled up with zeros:
+//   bf16       [N/64][K/2][64][2]   two consecutive k of a column side by side (vdpbf16ps' order)
+//   f32, f16   [N/64][K][64]
+// The layout is the same on every instruction set.
+//
+// Arithmetic: each output element is one sequence of multiply-adds over k in ascending order,
+// float32, whatever the number of rows, their place, the threads, or the tile. bf16 rows times
+// bf16 weights on AVX512_BF16 take vdpbf16ps (two products per step, denormals count as zero);
+// everything else converts both sides to float32 exactly and takes fused multiply-adds (separate
+// products and sums on the portable path).
+#pragma once
+#include "isa.h"
+
+namespace quire {
+
+constexpr int64_t kTile = 64;
+
+static inline int64_t packed_k(int64_t k, int dtype) { return dtype == kBF16 ? (k + 1) / 2 * 2 : k; }
+static inline int64_t packed_tiles(int64_t n) { return (n + kTile - 1) / kTile; }
+static inline size_t packed_bytes(int64_t n, int64_t k, int dtype) {
+  return static_cast<size_t>(packed_tiles(n)) * kTile * packed_k(k, dtype) * item_size(dtype);
+}
+
+// What happens to the sums before they are rounded to the output's type. The numbers are known
+// to Python (kernels/native_linear.py).
+enum Activation { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4 };
+
+// How the rows are normalised before the product.
+enum NormKind { kNoNorm = 0, kRmsNorm = 1, kLayerNorm = 2 };
+
+struct Norm {
+  int kind = kNoNorm;
+  const void* weight = nullptr;  // of type `dtype`, may be absent
+  const void* bias = nullptr;    // the same; layer norm only
+  int dtype = kF32;
+  float eps = 0.0f;
+  bool one_plus = false;  // times (1 + weight), without rounding in between (Gemma)
+};
+
+struct NormArgs {
+  Norm norm;
+  const void* x;         // [rows, size] of x_dtype, rows x_stride elements apart
+  const void* residual;  // nullptr or alike: added first; the sum is rounded and kept in `sum`
+  void* sum;             // nullptr or [rows, size]
+  void* out;             // [rows, size], contiguous
+  int x_dtype;
+  int64_t rows, size, x_stride;
+};
+QUIRE_KERNEL(normalize, (const NormArgs&))
+
+struct Linear {
+  const void* weight;  // packed
+  const float* bias;   // nullptr or [N]
+  int dtype;           // of the weight
+  int64_t n, k;
+  bool gated;  // each tile holds 32 gate columns and their 32 up columns: act(gate) * up
+};
+
+struct GemmArgs {
+  const Linear* layer;
+  const void* x;  // [m, k], rows x_stride elements apart
+  int x_dtype;
+  int64_t m, x_stride;
+  const void* residual;  // nullptr or [m, columns] of out_dtype, contiguous; may be `out` itself
+  void* out;             // [m, columns], contiguous; columns = n, n / 2 if gated
+  int out_dtype;
+  int activation;
+  bool split;  // of a gated layer: all gates, then all ups, without activation: [m, n]
+};
+QUIRE_KERNEL(gemm, (const GemmArgs&))
+
+struct PackArgs {
+  const void* weight;  // [rows, k] of source dtype, contiguous
+  int source_dtype;
+  void* packed;
+  int dtype;  // packed type
+  int64_t rows, k;
+  int64_t first_row;   // where the rows go in the whole layer
+  int64_t total_rows;  // n of the whole layer
+  bool gated;          // the layer's rows are all gates, then all ups
+};
+QUIRE_KERNEL(pack, (const PackArgs&))
+
+struct GatherArgs {
+  const void* packed;  // of a layer without gates
+  int dtype;
+  int64_t k, n, count;
+  const int64_t* ids;  // [count]; outside [0, n): zeros
+  void* out;           // [count, k] of out_dtype
+  int out_dtype;
+};
+// Rows of a packed weight, for an embedding that shares its memory with the head.
+QUIRE_KERNEL(gather, (const GatherArgs&))
+
+}  // namespace quire

@@ -1,0 +1,91 @@
+// Bindings of linear layers, norms and packing.
+#include <nanobind/nanobind.h>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "bind.h"
+#include "gemm.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+Linear make_linear(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64_t k, bool gated) {
+  return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated};
+}
+
+Norm make_norm(int kind, uintptr_t weight, uintptr_t bias, int dtype, double eps, bool one_plus) {
+  Norm norm;
+  norm.kind = kind;
+  norm.weight = at<void>(weight);
+  norm.bias = at<void>(bias);
+  norm.dtype = dtype;
+  norm.eps = static_cast<float>(eps);
+  norm.one_plus = one_plus;
+  return norm;
+}
+
+void run_linear(const Linear& layer, uintptr_t x, int x_dtype, int64_t m, int64_t x_stride,
+                uintptr_t residual, uintptr_t out, int out_dtype, int activation, bool split) {
+  nb::gil_scoped_release release;
+  QUIRE_PICK(gemm)(GemmArgs{&layer, at<void>(x), x_dtype, m, x_stride, at<void>(residual),
+                            at<void>(out), out_dtype, activation, split});
+}
+
+void run_norm(const Norm& norm, uintptr_t x, uintptr_t residual, uintptr_t sum, uintptr_t out,
+              int dtype, int64_t rows, int64_t size, int64_t x_stride) {
+  nb::gil_scoped_release release;
+  QUIRE_PICK(normalize)(NormArgs{norm, at<void>(x), at<void>(residual), at<void>(sum),
+                                 at<void>(out), dtype, rows, size, x_stride});
+}
+
+void run_pack(uintptr_t weight, int source_dtype, uintptr_t packed, int dtype, int64_t rows,
+              int64_t k, int64_t first_row, int64_t total_rows, bool gated) {
+  nb::gil_scoped_release release;
+  QUIRE_PICK(pack)(PackArgs{at<void>(weight), source_dtype, at<void>(packed), dtype, rows, k,
+                            first_row, total_rows, gated});
+}
+
+void run_gather(const Linear& layer, uintptr_t ids, int64_t count, uintptr_t out,
+                int out_dtype) {
+  nb::gil_scoped_release release;
+  QUIRE_PICK(gather)(GatherArgs{layer.weight, layer.dtype, layer.k, layer.n, count,
+                                at<int64_t>(ids), at<void>(out), out_dtype});
+}
+
+// Gives the memory-mapped pages within [address, address + size) back to the page cache.
+void drop_pages(uintptr_t address, size_t size) {
+#ifdef __linux__
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (address + page - 1) / page * page, end = (address + size) / page * page;
+  if (begin < end) madvise(at<void>(begin), end - begin, MADV_DONTNEED);
+#else
+  (void)address, (void)size;
+#endif
+}
+
+}  // namespace
+
+void bind_gemm(nb::module_& m) {
+  nb::class_<Norm>(m, "Norm", "Constants of a norm.");
+  nb::class_<Linear>(m, "Linear", "Constants of a linear layer. Owns no memory.");
+  m.def("make_linear", &make_linear, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a);
+  m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "one_plus"_a);
+  m.def("linear", &run_linear, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "residual"_a,
+        "out"_a, "out_dtype"_a, "activation"_a, "split"_a);
+  m.def("norm", &run_norm, "norm"_a, "x"_a, "residual"_a, "sum"_a, "out"_a, "dtype"_a, "rows"_a,
+        "size"_a, "x_stride"_a);
+  m.def("pack", &run_pack, "weight"_a, "source_dtype"_a, "packed"_a, "dtype"_a, "rows"_a, "k"_a,
+        "first_row"_a, "total_rows"_a, "gated"_a);
+  m.def("packed_bytes", &packed_bytes, "n"_a, "k"_a, "dtype"_a);
+  m.def("drop_pages", &drop_pages, "address"_a, "size"_a,
+        "Give pages of a read-only file mapping back; they are read again if needed.");
+  m.def("gather", &run_gather, "layer"_a, "ids"_a, "count"_a, "out"_a, "out_dtype"_a);
+}
+
+}  // namespace quire

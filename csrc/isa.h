@@ -1,0 +1,57 @@
+// Instruction sets: which there are, which one runs, and how a kernel is declared for all.
+//
+// A file X.isa.cpp is compiled once per instruction set, with QUIRE_ISA (a namespace name) and
+// QUIRE_LEVEL (0 portable, 1 AVX2+FMA+F16C, 2 AVX-512 F/BW/DQ/VL, 3 with VNNI and BF16). Its code
+// stands in `namespace quire::QUIRE_ISA`. Two rules keep the wrong code from running on an old
+// machine: such a file instantiates no template and calls no inline function of the standard
+// library (the linker would keep one copy of any instruction set), and its own helpers are
+// `static` or in that namespace.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define QUIRE_X86 1
+#else
+#define QUIRE_X86 0
+#endif
+
+namespace quire {
+
+enum Isa { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kNumIsas = 4 };
+
+// Name as in QUIRE_CPU_ISA.
+const char* isa_name(int isa);
+// The best one that this machine runs.
+int best_isa();
+// The one that kernels use now; best_isa() at first.
+int active_isa();
+// False if this machine or this build does not have it.
+bool set_isa(int isa);
+
+// QUIRE_KERNEL(norm, (const NormArgs&)) declares quire::portable::norm, quire::avx2::norm, ...;
+// QUIRE_PICK(norm)(args) calls that of the active instruction set.
+#if QUIRE_X86
+#define QUIRE_KERNEL(name, signature)          \
+  namespace portable { void name signature; }  \
+  namespace avx2 { void name signature; }      \
+  namespace avx512 { void name signature; }    \
+  namespace avx512_bf16 { void name signature; }
+#define QUIRE_PICK(name)                                                           \
+  (::quire::pick(&::quire::portable::name, &::quire::avx2::name, &::quire::avx512::name, \
+                 &::quire::avx512_bf16::name))
+template <class F> static inline F pick(F a, F b, F c, F d) {
+  const F all[] = {a, b, c, d};
+  return all[active_isa()];
+}
+#else
+#define QUIRE_KERNEL(name, signature) \
+  namespace portable { void name signature; }
+#define QUIRE_PICK(name) (&::quire::portable::name)
+#endif
+
+// Element types of tensors. The numbers are known to Python (kernels/native.py).
+enum DType { kF32 = 0, kBF16 = 1, kF16 = 2 };
+static inline size_t item_size(int dtype) { return dtype == kF32 ? 4 : 2; }
+
+}  // namespace quire

@@ -1,0 +1,214 @@
+// See pool.h. A job is published in one word: number of the job above, next chunk below. Taking
+// a chunk is a compare-and-swap of that word, so a helper that read an old job takes nothing.
+#include "pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#ifdef __linux__
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+constexpr int kSpins = 4000;  // about 100 us: longer than the gap between two kernels of a step
+constexpr uint64_t kChunkMask = 0xffffffffu;
+
+inline void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+struct alignas(64) Pool {
+  alignas(64) std::atomic<uint64_t> ticket{0};
+  alignas(64) std::atomic<int64_t> finished{0};
+  std::atomic<RangeFn> fn{nullptr};
+  std::atomic<void*> context{nullptr};
+  std::atomic<int64_t> items{0}, grain{1}, chunks{0};
+  alignas(64) std::atomic<int> sleepers{0};
+  std::atomic<bool> stop{false};
+  std::mutex gate;  // for sleeping
+  std::condition_variable bell;
+  std::mutex busy;  // held by the caller whose job runs
+  std::vector<std::thread> helpers;
+
+  // Work on chunks of job `job` until none is left.
+  void work(uint64_t job) {
+    uint64_t seen = ticket.load(std::memory_order_acquire);
+    while ((seen >> 32) == job) {
+      const int64_t chunk = static_cast<int64_t>(seen & kChunkMask);
+      const RangeFn f = fn.load(std::memory_order_relaxed);
+      void* c = context.load(std::memory_order_relaxed);
+      const int64_t n = items.load(std::memory_order_relaxed);
+      const int64_t g = grain.load(std::memory_order_relaxed);
+      const int64_t last = chunks.load(std::memory_order_relaxed);
+      if (chunk >= last) return;
+      if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel,
+                                        std::memory_order_acquire))
+        continue;
+      const int64_t begin = chunk * g, end = begin + g < n ? begin + g : n;
+      f(c, begin, end);
+      finished.fetch_add(1, std::memory_order_release);
+      seen = ticket.load(std::memory_order_acquire);
+    }
+  }
+
+  void help() {
+    uint64_t done = 0;  // the last job this helper saw
+    while (!stop.load(std::memory_order_relaxed)) {
+      int spins = 0;
+      uint64_t job;
+      while ((job = ticket.load(std::memory_order_acquire) >> 32) == done) {
+        if (++spins < kSpins) {
+          relax();
+          continue;
+        }
+        std::unique_lock<std::mutex> lock(gate);
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        bell.wait(lock, [&] {
+          return stop.load() || (ticket.load(std::memory_order_seq_cst) >> 32) != done;
+        });
+        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        if (stop.load()) return;
+      }
+      work(job);
+      done = job;
+    }
+  }
+
+  void run(int64_t n, int64_t g, RangeFn f, void* c) {
+    const uint64_t job = ((ticket.load(std::memory_order_relaxed) >> 32) + 1) & kChunkMask;
+    const int64_t count = (n + g - 1) / g;
+    // Between jobs nobody holds a chunk, so these words change under no one's hands: a helper
+    // that reads a mixture fails its compare-and-swap. First the ticket without chunks to take.
+    chunks.store(0, std::memory_order_relaxed);
+    finished.store(0, std::memory_order_relaxed);
+    fn.store(f, std::memory_order_relaxed);
+    context.store(c, std::memory_order_relaxed);
+    items.store(n, std::memory_order_relaxed);
+    grain.store(g, std::memory_order_relaxed);
+    chunks.store(count, std::memory_order_relaxed);
+    ticket.store(job << 32, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard<std::mutex> lock(gate);
+      bell.notify_all();
+    }
+    work(job);
+    int spins = 0;
+    while (finished.load(std::memory_order_acquire) != count) {
+      relax();
+      if (++spins > kSpins) std::this_thread::yield();
+    }
+  }
+
+  void start(int n, const int* cpus, int num_cpus) {
+    for (int i = 1; i < n; ++i) {
+      helpers.emplace_back([this] { help(); });
+#ifdef __linux__
+      pthread_setname_np(helpers.back().native_handle(), "quire-kernel");
+      if (num_cpus > 0) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(cpus[i % num_cpus], &set);
+        pthread_setaffinity_np(helpers.back().native_handle(), sizeof set, &set);
+      }
+#else
+      (void)cpus, (void)num_cpus;
+#endif
+    }
+  }
+
+  void finish() {
+    {
+      std::lock_guard<std::mutex> lock(gate);
+      stop.store(true);
+      bell.notify_all();
+    }
+    for (auto& helper : helpers) helper.join();
+    helpers.clear();
+  }
+};
+
+// Never destroyed: helpers may still sleep in it when the process ends.
+std::atomic<Pool*> pool{nullptr};
+std::atomic<int> threads{1};
+
+#ifdef __linux__
+// A forked child has no helpers; the parent's pool must not be waited for.
+void forget_in_child() {
+  pool.store(nullptr);
+  threads.store(1);
+}
+#endif
+
+struct Scratch {
+  void* memory[8] = {};
+  size_t size[8] = {};
+  ~Scratch() {
+    for (void* m : memory) std::free(m);
+  }
+};
+
+}  // namespace
+
+int num_threads() { return threads.load(std::memory_order_relaxed); }
+
+void set_num_threads(int n, const int* cpus, int num_cpus) {
+#ifdef __linux__
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_in_child);
+  (void)registered;
+#endif
+  Pool* old = pool.exchange(nullptr);
+  if (old) {
+    {
+      std::lock_guard<std::mutex> wait(old->busy);
+    }
+    old->finish();  // the struct itself stays: a caller may have just read the pointer
+  }
+  threads.store(n);
+  if (n < 2) return;
+  auto* fresh = new Pool;
+  fresh->start(n, cpus, num_cpus);
+  pool.store(fresh);
+}
+
+void run_parallel(int64_t items, int64_t grain, RangeFn fn, void* context) {
+  if (items <= 0) return;
+  if (grain < 1) grain = 1;
+  Pool* p = items > grain ? pool.load(std::memory_order_acquire) : nullptr;
+  if (!p || !p->busy.try_lock()) {
+    for (int64_t begin = 0; begin < items; begin += grain)
+      fn(context, begin, begin + grain < items ? begin + grain : items);
+    return;
+  }
+  p->run(items, grain, fn, context);
+  p->busy.unlock();
+}
+
+void* scratch(int slot, size_t bytes) {
+  thread_local Scratch mine;
+  if (mine.size[slot] < bytes) {
+    std::free(mine.memory[slot]);
+    const size_t size = (bytes + bytes / 2 + 4095) / 4096 * 4096;
+    mine.memory[slot] = std::aligned_alloc(64, size);
+    mine.size[slot] = mine.memory[slot] ? size : 0;
+    if (!mine.memory[slot]) std::abort();
+  }
+  return mine.memory[slot];
+}
+
+}  // namespace quire

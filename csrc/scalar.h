@@ -1,0 +1,50 @@
+// Conversions of single numbers, the same on every instruction set. Rounds to nearest, ties to
+// even; NaN stays NaN.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace quire {
+
+using bf16 = uint16_t;
+using f16 = uint16_t;
+
+static inline float bits_to_f32(uint32_t u) {
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+static inline uint32_t f32_to_bits(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return u;
+}
+
+static inline float bf16_to_f32(bf16 x) { return bits_to_f32(static_cast<uint32_t>(x) << 16); }
+static inline bf16 f32_to_bf16(float f) {
+  uint32_t u = f32_to_bits(f);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((u >> 16) | 0x40u);
+  return static_cast<bf16>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+static inline float f16_to_f32(f16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x & 0x8000u) << 16;
+  const uint32_t exponent = (x >> 10) & 31u, mantissa = x & 0x3ffu;
+  if (exponent == 31) return bits_to_f32(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent) return bits_to_f32(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  const float small = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // 2**-24
+  return bits_to_f32(sign | f32_to_bits(small));
+}
+static inline f16 f32_to_f16(float f) {
+  const uint32_t u = f32_to_bits(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return static_cast<f16>(sign | 0x7e00u);
+  if (a >= 0x477ff000u) return static_cast<f16>(sign | 0x7c00u);  // rounds to 2**16 or more
+  if (a < 0x38800000u) {  // below 2**-14: adding 0.5 leaves the rounded multiple of 2**-24
+    const uint32_t r = f32_to_bits(bits_to_f32(a) + 0.5f) - 0x3f000000u;
+    return static_cast<f16>(sign | r);
+  }
+  const uint32_t rounded = a + 0xfffu + ((a >> 13) & 1u);
+  return static_cast<f16>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+}  // namespace quire

@@ -1,0 +1,88 @@
+"""The compiled module: whether it is there, which instruction set and threads it uses.
+
+The only place that imports `quire.kernels._native`. Knows no operation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Final
+
+from quire import envs
+from quire.errors import ConfigError
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
+
+REMEDY: Final = (
+    "quire's native kernels are not built, so it runs on plain torch, which is much slower: "
+    "install a C++17 compiler (Debian: apt install g++) and install quire again"
+)
+
+
+def _import() -> Any:
+    try:
+        return importlib.import_module("quire.kernels._native")
+    except ImportError as error:
+        logger.debug("no native kernels: %s", error)
+        return None
+
+
+lib: Final[Any] = _import()
+"""The module, or `None`."""
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that the kernels can use here, best first; empty without the module."""
+    return [] if lib is None else list(lib.isas())
+
+
+def choose_isa() -> str:
+    """Use what `QUIRE_CPU_ISA` says, or the next slower one if this machine lacks it.
+
+    Says so once. Without the variable: the best.
+    """
+    order = ("avx512_bf16", "avx512", "avx2", "portable")
+    wanted = envs.CPU_ISA
+    here = available_isas()
+    if wanted == "auto":
+        chosen = here[0]
+    else:
+        chosen = next(isa for isa in order[order.index(wanted) :] if isa in here)
+        if chosen != wanted:
+            logger.warning("this machine cannot run %s kernels: using %s", wanted, chosen)
+    lib.set_isa(chosen)
+    return chosen
+
+
+def set_num_threads(cores: int) -> int:
+    """Let kernels use `cores` threads, or those that `QUIRE_CPU_OMP_THREADS_BIND` lists.
+
+    Returns:
+        The number of threads.
+
+    Raises:
+        ConfigError: the variable names a core that this process may not use.
+    """
+    bind = envs.CPU_OMP_THREADS_BIND
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if isinstance(bind, tuple):
+        foreign = set(bind) - set(allowed)
+        if foreign:
+            raise ConfigError(
+                f"QUIRE_CPU_OMP_THREADS_BIND names cores {sorted(foreign)}, but this process may "
+                f"use only {allowed}",
+                param="QUIRE_CPU_OMP_THREADS_BIND",
+            )
+        cores, cpus = len(bind), list(bind)
+    else:
+        # Bound threads must not share a core, so with fewer threads than cores nobody is bound.
+        cpus = allowed if bind == "auto" and cores == len(allowed) else []
+    if lib is not None and lib.num_threads() != cores:
+        lib.set_num_threads(cores, cpus)
+    return cores
+
+
+if __name__ == "__main__" and lib is None:
+    print(REMEDY)  # one message at install: pip hides what the build said

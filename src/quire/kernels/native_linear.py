@@ -1,0 +1,226 @@
+"""Compiled linear layers, norms, activations and embedding; plain twins: `reference.py`.
+
+Weights are packed once into the layout of `csrc/gemm.h`, on large pages where the system has
+them: a step reads every weight once, and with 4 KiB pages address translation costs bandwidth.
+Knows no model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from quire.kernels.compiled import lib
+from quire.kernels.workspace import workspace
+
+CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Element types as csrc/isa.h numbers them."""
+ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+"""As csrc/gemm.h numbers them."""
+_RMS_NORM: Final = 1
+_LAYER_NORM: Final = 2
+_LARGE: Final = 4 << 20
+"""Bytes from which a weight gets large pages."""
+_MOST_NORMS: Final = 4096
+_CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLinear:
+    """A packed weight `[N, K]` with its bias."""
+
+    handle: Any
+    """The compiled module's view of the layer."""
+    memory: Tensor
+    """The packed weight, bytes."""
+    bias: Tensor | None
+    """float32, filled up to whole tiles."""
+    out_features: int
+    """N."""
+    in_features: int
+    dtype: torch.dtype
+    """Of the packed weight."""
+    gated: bool
+
+
+def prepare_linear(
+    weight: Tensor | Sequence[Tensor],
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> PackedLinear:
+    """See `reference.prepare_linear`. Reads the weight's parts where they are."""
+    parts = (weight,) if isinstance(weight, Tensor) else weight
+    n, k = sum(len(part) for part in parts), parts[0].shape[1]
+    kind = dtype or parts[0].dtype
+    code = CODES[kind]
+    memory = _allocate(lib.packed_bytes(n, k, code))
+    if n % 64:
+        memory[-lib.packed_bytes(1, k, code) :].zero_()
+    row = 0
+    for part in parts:
+        source = part.contiguous()
+        place = (source.data_ptr(), CODES[source.dtype], memory.data_ptr(), code)
+        lib.pack(*place, len(part), k, row, n, gated)
+        row += len(part)
+    if bias is not None:
+        bias = _tiled_bias(bias.to(kind), gated)
+    shift = 0 if bias is None else bias.data_ptr()
+    handle = lib.make_linear(memory.data_ptr(), shift, code, n, k, gated)
+    return PackedLinear(handle, memory, bias, n, k, kind, gated)
+
+
+def _allocate(size: int) -> Tensor:
+    if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    # Private: shared pages, the default, never become large ones.
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them: small pages do, too
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _tiled_bias(bias: Tensor, gated: bool) -> Tensor:
+    """Float32 in the order of the packed columns, zeros in those that fill up a tile."""
+    parts = bias.to(torch.float32).chunk(2) if gated else (bias.to(torch.float32),)
+    width = 32 if gated else 64
+    tiles = -(-len(parts[0]) // width)
+    out = torch.zeros(tiles, len(parts), width)
+    for i, part in enumerate(parts):
+        whole = torch.zeros(tiles * width)
+        whole[: len(part)] = part
+        out[:, i] = whole.view(tiles, width)
+    return out.view(-1)
+
+
+def linear(
+    x: Tensor, layer: PackedLinear, out_dtype: torch.dtype | None = None, keep: str | None = None
+) -> Tensor:
+    """See `reference.linear`."""
+    kind = out_dtype or x.dtype
+    out = _output(x.shape[0], layer.out_features, kind, keep)
+    _multiply(x, layer, 0, out, 0, layer.gated)
+    return out
+
+
+def linear_add(x: Tensor, layer: PackedLinear, residual: Tensor) -> Tensor:
+    """See `reference.linear_add`."""
+    assert not layer.gated and residual.is_contiguous(), "the sum is written in place"
+    _multiply(x, layer, residual.data_ptr(), residual, 0, False)
+    return residual
+
+
+def gated_linear(
+    x: Tensor, layer: PackedLinear, activation: str = "silu", keep: str | None = None
+) -> Tensor:
+    """See `reference.gated_linear`."""
+    out = _output(x.shape[0], layer.out_features // 2, x.dtype, keep)
+    _multiply(x, layer, 0, out, ACTIVATIONS[activation], False)
+    return out
+
+
+def _multiply(
+    x: Tensor, layer: PackedLinear, residual: int, out: Tensor, activation: int, split: bool
+) -> None:
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    lib.linear(
+        layer.handle,
+        x.data_ptr(),
+        CODES[x.dtype],
+        x.shape[0],
+        x.stride(0),
+        residual,
+        out.data_ptr(),
+        CODES[out.dtype],
+        activation,
+        split,
+    )
+
+
+def _output(rows: int, columns: int, dtype: torch.dtype, keep: str | None) -> Tensor:
+    if keep is None:
+        return torch.empty(rows, columns, dtype=dtype)
+    return workspace.take(keep, (rows, columns), dtype, _CPU)
+
+
+def embedding_of(input_ids: Tensor, layer: PackedLinear, dtype: torch.dtype) -> Tensor:
+    """See `reference.embedding_of`."""
+    out = torch.empty(len(input_ids), layer.in_features, dtype=dtype)
+    ids = input_ids.contiguous()
+    lib.gather(layer.handle, ids.data_ptr(), len(ids), out.data_ptr(), CODES[dtype])
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.rms_norm`."""
+    return _normalize(x, None, _norm(_RMS_NORM, weight, None, eps))[0]
+
+
+def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `reference.rms_norm_add`."""
+    return _normalize(x, residual, _norm(_RMS_NORM, weight, None, eps))
+
+
+_norms: dict[tuple[Any, ...], Any] = {}
+
+
+def _norm(
+    kind: int, weight: Tensor | None, bias: Tensor | None, eps: float, one_plus: bool = False
+) -> Any:
+    """The compiled module's view of a norm, kept: models have few, and each is used every step."""
+    places = tuple(0 if t is None else t.data_ptr() for t in (weight, bias))
+    dtype = torch.float32 if weight is None else weight.dtype
+    key = (kind, *places, dtype, eps, one_plus)
+    found = _norms.get(key)
+    if found is None:
+        if len(_norms) > _MOST_NORMS:
+            _norms.clear()
+        found = _norms[key] = lib.make_norm(kind, *places, CODES[dtype], eps, one_plus)
+    return found
+
+
+def _normalize(x: Tensor, residual: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    """Over the last dimension of `[..., H]`, whose rows may stand apart."""
+    size = x.shape[-1]
+    rows = x.reshape(-1, size)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    total = x
+    places = (0, 0)
+    if residual is not None:
+        total = torch.empty(x.shape, dtype=x.dtype)
+        residual = residual.contiguous()
+        places = (residual.data_ptr(), total.data_ptr())
+        rows = rows.contiguous()
+    lib.norm(
+        norm,
+        rows.data_ptr(),
+        *places,
+        out.data_ptr(),
+        CODES[x.dtype],
+        rows.shape[0],
+        size,
+        rows.stride(0),
+    )
+    return out, total
+
+
+OPS: Final[dict[str, Callable[..., Any]]] = {
+    "embedding_of": embedding_of,
+    "gated_linear": gated_linear,
+    "linear": linear,
+    "linear_add": linear_add,
+    "prepare_linear": prepare_linear,
+    "rms_norm": rms_norm,
+    "rms_norm_add": rms_norm_add,
+}
+"""Operations that replace those of the reference."""
