@@ -25,7 +25,7 @@ static inline size_t packed_bytes(int64_t n, int64_t k, int dtype) {
 
 // What happens to the sums before they are rounded to the output's type. The numbers are known
 // to Python (kernels/native_linear.py).
-enum Activation { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4 };
+enum Activation { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3 };
 
 // How the rows are normalised before the product.
 enum NormKind { kNoNorm = 0, kRmsNorm = 1, kLayerNorm = 2 };
@@ -36,7 +36,7 @@ struct Norm {
   const void* bias = nullptr;    // the same; layer norm only
   int dtype = kF32;
   float eps = 0.0f;
-  bool one_plus = false;  // times (1 + weight), without rounding in between (Gemma)
+  bool wide = false;  // not rounded before the weight (Gemma, OLMo 2); layer norms never are
 };
 
 struct NormArgs {

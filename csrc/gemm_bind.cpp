@@ -19,14 +19,14 @@ Linear make_linear(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64
   return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated};
 }
 
-Norm make_norm(int kind, uintptr_t weight, uintptr_t bias, int dtype, double eps, bool one_plus) {
+Norm make_norm(int kind, uintptr_t weight, uintptr_t bias, int dtype, double eps, bool wide) {
   Norm norm;
   norm.kind = kind;
   norm.weight = at<void>(weight);
   norm.bias = at<void>(bias);
   norm.dtype = dtype;
   norm.eps = static_cast<float>(eps);
-  norm.one_plus = one_plus;
+  norm.wide = wide;
   return norm;
 }
 
@@ -75,7 +75,7 @@ void bind_gemm(nb::module_& m) {
   nb::class_<Norm>(m, "Norm", "Constants of a norm.");
   nb::class_<Linear>(m, "Linear", "Constants of a linear layer. Owns no memory.");
   m.def("make_linear", &make_linear, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a);
-  m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "one_plus"_a);
+  m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "wide"_a);
   m.def("linear", &run_linear, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "residual"_a,
         "out"_a, "out_dtype"_a, "activation"_a, "split"_a);
   m.def("norm", &run_norm, "norm"_a, "x"_a, "residual"_a, "sum"_a, "out"_a, "dtype"_a, "rows"_a,

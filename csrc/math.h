@@ -39,7 +39,6 @@ QUIRE_INLINE Vec activate(int kind, Vec x) {
       const Vec inner = mul(fma(cube, splat(0.044715f), x), splat(0.79788456080286536f));
       return mul(mul(x, splat(0.5f)), add(splat(1.0f), tanh(inner)));
     }
-    case kRelu: return max(x, zero());
     default: return x;
   }
 }

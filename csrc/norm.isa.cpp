@@ -61,13 +61,8 @@ void scale(const Row& r, float inverse) {
   for (int64_t i = 0; i < a.size; i += kLanes) {
     const int64_t n = a.size - i;
     Vec y = mul(load(r.wide + i), factor);
-    // Llama rounds before it applies the weight, Gemma and layer norms do not.
-    if (norm.kind == kRmsNorm && !norm.one_plus) y = rounded(a.x_dtype, y);
-    if (norm.weight) {
-      Vec w = load_any(norm.dtype, norm.weight, i, n);
-      if (norm.one_plus) w = add(w, splat(1.0f));
-      y = mul(y, w);
-    }
+    if (norm.kind == kRmsNorm && !norm.wide) y = rounded(a.x_dtype, y);
+    if (norm.weight) y = mul(y, load_any(norm.dtype, norm.weight, i, n));
     if (norm.bias) y = add(y, load_any(norm.dtype, norm.bias, i, n));
     store_any(a.x_dtype, a.out, r.row * a.size + i, y, n);
   }

@@ -105,7 +105,6 @@ def test_gated_linear(dtype, activation, inner):
         "silu": f.silu,
         "gelu": f.gelu,
         "gelu_tanh": lambda t: f.gelu(t, approximate="tanh"),
-        "relu": f.relu,
     }[activation]
     got = native_linear.gated_linear(x, layer, activation)
     assert error(got, act(gate) * up) < LIMIT[dtype]
@@ -147,6 +146,30 @@ def test_rms_norm(dtype, size):
     normed, total = native_linear.rms_norm_add(x, other, weight, 1e-6)
     assert same(total, x + other)
     assert same(normed, native_linear.rms_norm(total, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 50, 80, 896, 2049])
+def test_wide_and_layer_norms(dtype, size):
+    x, weight, bias = (
+        inputs(35, size, dtype),
+        inputs(1, size, dtype, 3)[0],
+        inputs(1, size, dtype)[0],
+    )
+    wide = x.double()
+    rms = wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+    for scale in (weight, weight.float()):
+        got = native_linear.rms_norm_wide(x, scale, 1e-6)
+        assert error(got, rms * weight.double()) < LIMIT[dtype]
+        assert error(got, reference.rms_norm_wide(x, scale, 1e-6)) < LIMIT[dtype]
+        assert same(native_linear.rms_norm_wide(x[9:11], scale, 1e-6), got[9:11])
+    for scale, shift in ((weight, bias), (weight, None), (None, bias), (None, None)):
+        got = native_linear.layer_norm(x, scale, shift, 1e-3)
+        twin = reference.layer_norm(x, scale, shift, 1e-3)
+        assert torch.linalg.norm((got - twin).double()) <= LIMIT[dtype] * torch.linalg.norm(
+            twin.double() + (0 if size > 1 else 1)
+        )
+        assert same(native_linear.layer_norm(x[9:11], scale, shift, 1e-3), got[9:11])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -16,12 +16,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from quire.kernels import reference
 from quire.kernels.compiled import lib
 from quire.kernels.workspace import workspace
 
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Element types as csrc/isa.h numbers them."""
-ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 """As csrc/gemm.h numbers them."""
 _RMS_NORM: Final = 1
 _LAYER_NORM: Final = 2
@@ -169,21 +170,34 @@ def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return _normalize(x, residual, _norm(_RMS_NORM, weight, None, eps))
 
 
+def rms_norm_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.rms_norm_wide`."""
+    return _normalize(x, None, _norm(_RMS_NORM, weight, None, eps, wide=True))[0]
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """See `reference.layer_norm`."""
+    of_heads = any(t is not None and (t.dim() > 1 or t.dtype != x.dtype) for t in (weight, bias))
+    if of_heads:
+        return reference.layer_norm(x, weight, bias, eps)
+    return _normalize(x, None, _norm(_LAYER_NORM, weight, bias, eps))[0]
+
+
 _norms: dict[tuple[Any, ...], Any] = {}
 
 
 def _norm(
-    kind: int, weight: Tensor | None, bias: Tensor | None, eps: float, one_plus: bool = False
+    kind: int, weight: Tensor | None, bias: Tensor | None, eps: float, wide: bool = False
 ) -> Any:
     """The compiled module's view of a norm, kept: models have few, and each is used every step."""
     places = tuple(0 if t is None else t.data_ptr() for t in (weight, bias))
-    dtype = torch.float32 if weight is None else weight.dtype
-    key = (kind, *places, dtype, eps, one_plus)
+    dtype = next((t.dtype for t in (weight, bias) if t is not None), torch.float32)
+    key = (kind, *places, dtype, eps, wide)
     found = _norms.get(key)
     if found is None:
         if len(_norms) > _MOST_NORMS:
             _norms.clear()
-        found = _norms[key] = lib.make_norm(kind, *places, CODES[dtype], eps, one_plus)
+        found = _norms[key] = lib.make_norm(kind, *places, CODES[dtype], eps, wide)
     return found
 
 
@@ -222,5 +236,7 @@ OPS: Final[dict[str, Callable[..., Any]]] = {
     "prepare_linear": prepare_linear,
     "rms_norm": rms_norm,
     "rms_norm_add": rms_norm_add,
+    "rms_norm_wide": rms_norm_wide,
+    "layer_norm": layer_norm,
 }
 """Operations that replace those of the reference."""

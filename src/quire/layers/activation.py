@@ -26,13 +26,13 @@ GATED: Final = {name: op for name, op in PLAIN.items() if op not in ("relu", "ta
 """Likewise, for MLPs with a gate: an activation of `ops.gated_linear`."""
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The operation.
+def activation(name: str, gated: bool) -> Callable[[Tensor], Tensor]:
+    """The operation; a gated one takes gate and up side by side.
 
     Raises:
         ModelLoadError: there is no activation of that name.
     """
-    op = _named(name, PLAIN)
+    op = f"{gate(name)}_and_mul" if gated else _named(name, PLAIN)
     return lambda x: getattr(ops, op)(x)
 
 

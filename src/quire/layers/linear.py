@@ -60,7 +60,9 @@ class Linear:
     def parameters(self) -> Parameters:
         """`weight` and perhaps `bias`."""
         parts = self._parts if len(self._parts) > 1 else ()
-        found = {"weight": Parameter(self._shape, self._load_weight, parts, self._load_parts)}
+        found = {
+            "weight": Parameter(self._shape, self._load_weight, parts, load_parts=self._load_parts)
+        }
         if self._has_bias:
             found["bias"] = Parameter(self._shape[:1], self._load_bias, parts)
         return found

@@ -131,7 +131,7 @@ class PlainMLP:
 
     def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
         size, inner = shape.hidden_size, shape.intermediate_size
-        self._act = activation(style.activation or shape.hidden_act)
+        self._act = activation(style.activation or shape.hidden_act, gated=False)
         self._up_proj = Linear(size, inner, style.mlp_bias)
         self._down_proj = Linear(inner, size, style.mlp_bias)
 
