@@ -1,9 +1,207 @@
-"""Compiled attention and KV cache operations; the plain twins are in `reference.py`."""
+"""Compiled attention, rotary positions and KV cache; the plain twins are in `reference.py`.
+
+Hands addresses, strides and lengths to `csrc/attention.h`. Knows no model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-OPS: Final[dict[str, Callable[..., Any]]] = {}
+import torch
+from torch import Tensor
+
+from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.compiled import lib
+from quire.kernels.native_linear import CODES
+from quire.kernels.rope import Rotation
+
+if TYPE_CHECKING:
+    from quire.attention.metadata import AttentionMetadata
+
+_STEP: Final = "native step"
+_MOST_LAYERS: Final = 4096
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    spec: AttentionSpec,
+) -> Tensor:
+    """See `paged.paged_attention`: `q [T, H, K]` to `[T, H, V]`."""
+    tokens, heads, key_dim = q.shape
+    kv_heads, value_dim = value_cache.shape[2:]
+    q = _heads_together(q)
+    out = torch.empty(tokens, heads, value_dim, dtype=q.dtype)
+    lib.attention(
+        layer_of(spec, heads, kv_heads, key_dim, value_dim),
+        step_of(metadata),
+        q.data_ptr(),
+        *q.stride()[:2],
+        CODES[q.dtype],
+        cache_of(key_cache),
+        cache_of(value_cache),
+        CODES[key_cache.dtype],
+        out.data_ptr(),
+    )
+    return out
+
+
+def step_of(metadata: AttentionMetadata) -> Any:
+    """The compiled module's view of a step's metadata, kept with it."""
+    step = metadata.scratch.get(_STEP)
+    if step is None:
+        step = metadata.scratch[_STEP] = _Step(metadata)
+    return step.handle
+
+
+class _Step:
+    """The view, and the tensors it points to."""
+
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        starts, lengths = metadata.query_start_loc.contiguous(), metadata.seq_lens.contiguous()
+        table = metadata.block_table
+        table = table if table.stride(-1) == 1 else table.contiguous()
+        self.keep = (starts, lengths, table)
+        places = (t.data_ptr() for t in self.keep)
+        self.handle = lib.make_attention_step(
+            *places, table.stride(0), metadata.num_requests, metadata.block_size
+        )
+
+
+_layers: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+
+def layer_of(spec: AttentionSpec, heads: int, kv_heads: int, key_dim: int, value_dim: int) -> Any:
+    """The compiled module's view of a layer's constants, kept."""
+    key = (id(spec), heads, kv_heads, key_dim, value_dim)
+    found = _layers.get(key)
+    if found is None:
+        assert heads % kv_heads == 0, f"{heads} query heads over {kv_heads} KV heads"
+        assert max(key_dim, value_dim) <= lib.MAX_HEAD_DIM, f"heads of {key_dim} and {value_dim}"
+        if len(_layers) > _MOST_LAYERS:
+            _layers.clear()
+        extras = [
+            None if x is None else x.to(torch.float32).contiguous()
+            for x in (spec.alibi_slopes, spec.sinks)
+        ]
+        handle = lib.make_attention(
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            spec.scale,
+            spec.softcap,
+            spec.window or 0,
+            *(0 if x is None else x.data_ptr() for x in extras),
+        )
+        # The specification is kept too, so that its id stays its own.
+        found = _layers[key] = (handle, spec, extras)
+    return found[0]
+
+
+def _heads_together(x: Tensor) -> Tensor:
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def cache_of(cache: Tensor) -> Any:
+    """The compiled module's view of `[num_blocks, block_size, KVH, D]`."""
+    block, slot, head, _ = cache.stride()
+    return lib.make_cache(cache.data_ptr(), block, slot, head)
+
+
+def write_kv(
+    k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """See `reference.write_kv`; negative slots are skipped, values may have no dimensions."""
+    k, v, slots = _heads_together(k), _heads_together(v), slot_mapping.contiguous()
+    lib.write_kv(_write(k, v, key_cache, value_cache, slots))
+
+
+def rotary_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    rotation: Rotation,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See `rope.rotary_write_kv`."""
+    assert q.stride(2) == k.stride(2) == 1 and q.dtype == k.dtype, "turned where they are"
+    v, slots, places = _heads_together(v), slot_mapping.contiguous(), positions.contiguous()
+    table = rotation.table
+    lib.rotary_write(
+        _write(k, v, key_cache, value_cache, slots),
+        q.data_ptr(),
+        *q.stride()[:2],
+        q.shape[1],
+        places.data_ptr(),
+        table.data_ptr(),
+        table.shape[1],
+        rotation.offset,
+        rotation.interleaved,
+    )
+    return q, k
+
+
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin_table: Tensor) -> tuple[Tensor, Tensor]:
+    """See `reference.rotary`."""
+    return rotary_partial(q, k, positions, cos_sin_table, False)
+
+
+def rotary_partial(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin_table: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """See `reference.rotary_partial`."""
+    q, k = (
+        q.clone(memory_format=torch.contiguous_format),
+        k.clone(memory_format=torch.contiguous_format),
+    )
+    places, nowhere = positions.contiguous(), lib.make_cache(0, 0, 0, 0)
+    shape = (k.shape[0], *k.shape[1:], 0)
+    lib.rotary_write(
+        lib.make_kv_write(
+            k.data_ptr(), *k.stride()[:2], 0, 0, 0, *shape, nowhere, nowhere, 1, 0, CODES[k.dtype]
+        ),
+        q.data_ptr(),
+        *q.stride()[:2],
+        q.shape[1],
+        places.data_ptr(),
+        cos_sin_table.data_ptr(),
+        cos_sin_table.shape[1],
+        0,
+        interleaved,
+    )
+    return q, k
+
+
+def _write(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Any:
+    assert k.dtype == v.dtype == key_cache.dtype == value_cache.dtype, "stored as they are"
+    return lib.make_kv_write(
+        k.data_ptr(),
+        *k.stride()[:2],
+        v.data_ptr(),
+        *v.stride()[:2],
+        k.shape[0],
+        *k.shape[1:],
+        v.shape[2],
+        cache_of(key_cache),
+        cache_of(value_cache),
+        key_cache.shape[1],
+        slots.data_ptr(),
+        CODES[k.dtype],
+    )
+
+
+OPS: Final[dict[str, Callable[..., Any]]] = {
+    "paged_attention": paged_attention,
+    "rotary": rotary,
+    "rotary_partial": rotary_partial,
+    "rotary_write_kv": rotary_write_kv,
+    "write_kv": write_kv,
+}
 """Operations that replace those of the reference."""

@@ -1,0 +1,343 @@
+// Attention over the paged KV cache. Arithmetic: attention.h.
+//
+// A tile is a few tokens of one request times the query heads of one KV head: a matrix of rows.
+// For each segment the keys are turned span by span, so that 16 keys stand in a vector; then
+// scores are a small matrix product, as are the weighted values. One token of decoding is a tile
+// of few rows and takes the same steps: turning the keys costs less than memory takes to bring
+// them.
+#include "attention.h"
+#include "pool.h"
+#include "product.h"
+#include "softmax.h"
+#include "turn.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+constexpr int64_t kValueSpan = 128;  // values rearranged at a time
+
+alignas(64) const char kZeros[kMaxDim * 4] = {};
+
+// Type of queries, weights, turned keys and values, and how many of them one step multiplies.
+template <bool pairs> struct Path;
+template <> struct Path<false> {
+  using T = float;
+  static constexpr int64_t kStep = 1;
+};
+template <> struct Path<true> {
+  using T = bf16;
+  static constexpr int64_t kStep = 2;
+};
+
+template <bool pairs> class Attend {
+  using T = typename Path<pairs>::T;
+  static constexpr int64_t kStep = Path<pairs>::kStep;
+
+ public:
+  Attend(const AttentionArgs& args, const AttentionTile& tile)
+      : a(args), t(tile), layer(*args.layer), step(*args.step) {
+    group = layer.heads / layer.kv_heads;
+    rows = t.count * group;
+    width = padded_dim(layer.value_dim);
+    heads = t.kv_head_end - t.kv_head;
+    allocate();
+  }
+
+  // `later` (or nullptr) is what this thread will probably do next.
+  void run(const AttentionTile* later) {
+    load_queries();
+    if (!t.parts) start();
+    const char* lines[2][2 * kSegment];
+    Unit unit{t.segment, t.kv_head};
+    locate(t, unit, lines[0]);
+    for (int turn = 0; unit.segment < t.segment_end; turn ^= 1) {
+      const Unit next = after(unit);
+      select(unit);
+      const Range range = seen(t, unit.segment);
+      score(range, lines[turn]);
+      for (int64_t row = 0; row < rows; ++row) weigh(unit.segment, range, row);
+      const char** ahead = lines[turn ^ 1];
+      Range to_come{0, 0};
+      if (next.segment < t.segment_end) {
+        locate(t, next, ahead);
+        to_come = seen(t, next.segment);
+      } else if (later) {
+        locate(*later, {later->segment, later->kv_head}, ahead);
+        to_come = seen(*later, later->segment);
+      }
+      sum_values(range, lines[turn] + kSegment, ahead_of(ahead, to_come, layer.key_dim));
+      if (!t.parts) fold(unit.segment);
+      unit = next;
+    }
+    if (!t.parts) finish();
+  }
+
+  void merge() {
+    start();
+    for (Unit unit{t.segment, t.kv_head}; unit.segment < t.segment_end; unit = after(unit)) {
+      select(unit);
+      fold(unit.segment);
+    }
+    finish();
+  }
+
+ private:
+  // Work is done by units: a segment of one KV head.
+  struct Unit {
+    int64_t segment, kv_head;
+  };
+
+  const AttentionArgs& a;
+  const AttentionTile& t;
+  const AttentionLayer& layer;
+  const AttentionStep& step;
+  int64_t group, rows, width, heads;
+  T *all_q, *weights, *keys, *values;
+  float *scores, *own_part, *all_top, *all_sum, *all_acc;
+  // Of the KV head in work:
+  int64_t kv_head;
+  T* q;
+  float *top, *sum, *acc, *part;
+
+  Unit after(Unit u) const {
+    return u.kv_head + 1 < t.kv_head_end ? Unit{u.segment, u.kv_head + 1}
+                                         : Unit{u.segment + 1, t.kv_head};
+  }
+
+  void select(Unit u) {
+    const int64_t i = u.kv_head - t.kv_head;
+    kv_head = u.kv_head;
+    q = all_q + i * rows * layer.key_dim;
+    top = all_top + i * rows;
+    sum = all_sum + i * rows;
+    acc = all_acc + i * rows * width;
+    part = own_part;
+    if (t.parts) part = t.parts + ((u.segment - t.segment) * layer.kv_heads + u.kv_head) * t.part_stride;
+  }
+
+  void allocate() {
+    char* place = nullptr;
+    for (int pass = 0; pass < 2; ++pass) {  // sizes, then places
+      char* next = place;
+      const auto take = [&](auto*& p, int64_t count) {
+        p = reinterpret_cast<__typeof__(&*p)>(next);
+        next += (count * static_cast<int64_t>(sizeof *p) + 63) / 64 * 64;
+      };
+      take(all_q, heads * rows * layer.key_dim);
+      take(weights, rows * kSegment);
+      take(keys, (layer.key_dim + 1) * kSpan);
+      take(values, kValueSpan * width);
+      take(scores, rows * kSegment);
+      take(own_part, part_floats(rows, layer.value_dim));
+      take(all_top, heads * rows);
+      take(all_sum, heads * rows);
+      take(all_acc, heads * rows * width);
+      if (!place) place = static_cast<char*>(scratch(0, static_cast<size_t>(next - place)));
+    }
+  }
+
+  // ---- what a row sees -------------------------------------------------------------------------
+
+  struct Range {
+    int64_t begin, end;
+  };
+  // What tokens at [first, last] see, together, relative to a segment's start.
+  Range between(int64_t segment, int64_t first, int64_t last) const {
+    const int64_t start = segment * kSegment;
+    int64_t begin = layer.window ? first - layer.window + 1 - start : 0;
+    int64_t end = last + 1 - start;
+    if (begin < 0) begin = 0;
+    if (end > kSegment) end = kSegment;
+    return {begin, end};
+  }
+  Range seen(const AttentionTile& tile, int64_t segment) const {
+    return between(segment, tile.position, tile.position + tile.count - 1);
+  }
+  Range seen_by(int64_t row, int64_t segment) const {
+    const int64_t position = t.position + row / group;
+    return between(segment, position, position);
+  }
+
+  // Addresses of a unit's keys, then values, by position in the segment; zeros where none of the
+  // rows sees.
+  void locate(const AttentionTile& tile, Unit u, const char** out) const {
+    const Range range = seen(tile, u.segment);
+    const int32_t* table = step.table + tile.request * step.table_stride;
+    const int64_t item = static_cast<int64_t>(item_size(a.kv_dtype));
+    const char* k = static_cast<const char*>(a.keys.data) + u.kv_head * a.keys.head * item;
+    const char* v = static_cast<const char*>(a.values.data) + u.kv_head * a.values.head * item;
+    int64_t at = range.begin / kSpan * kSpan;
+    for (; at < range.begin; ++at) out[at] = out[kSegment + at] = kZeros;
+    int64_t block = (u.segment * kSegment + at) / step.block_size;
+    int64_t offset = (u.segment * kSegment + at) % step.block_size;
+    while (at < range.end) {
+      const char* key = k + (table[block] * a.keys.block + offset * a.keys.slot) * item;
+      const char* value = v + (table[block] * a.values.block + offset * a.values.slot) * item;
+      const int64_t left = at + step.block_size - offset, end = left < range.end ? left : range.end;
+      for (; at < end; ++at, key += a.keys.slot * item, value += a.values.slot * item)
+        out[at] = key, out[kSegment + at] = value;
+      offset = 0, ++block;
+    }
+    for (const int64_t end = (at + 15) / 16 * 16; at < end; ++at)
+      out[at] = out[kSegment + at] = kZeros;
+  }
+
+  // Few rows wait for memory: during the arithmetic on keys they fetch the values, during that on
+  // values the next unit's keys. A tile has as many steps as there are lines, times 4.
+  Ahead ahead_of(const char* const* lines, Range range, int64_t dim) const {
+    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
+    const int pulls = range.begin >= range.end || groups > 4 ? 0 : groups > 2 ? 1 : groups > 1 ? 2 : 4;
+    return {lines + range.begin, lines + range.end - 1,
+            dim * static_cast<int64_t>(item_size(a.kv_dtype)), 0, pulls};
+  }
+
+  // ---- queries ---------------------------------------------------------------------------------
+
+  void load_queries() {
+    const int64_t dim = layer.key_dim;
+    for (int64_t i = 0; i < heads * rows; ++i) {
+      const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
+      const int64_t at = (t.token + row / group) * a.q_token + head * a.q_head;
+      T* out = all_q + i * dim;
+      if constexpr (pairs) {
+        __builtin_memcpy(out, static_cast<const bf16*>(a.q) + at, static_cast<size_t>(dim) * 2);
+      } else {
+        for (int64_t d = 0; d < dim; d += kLanes)
+          store_any(kF32, out, d, load_any(a.q_dtype, a.q, at + d, dim - d), dim - d);
+      }
+    }
+  }
+
+  // ---- one segment -----------------------------------------------------------------------------
+
+  void score(Range range, const char* const* lines) {
+    Ahead ahead = ahead_of(lines + kSegment, range, layer.value_dim);
+    for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
+      const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
+      turn_keys(a.kv_dtype, lines + span, count, layer.key_dim, keys);
+      multiply(Product<T>{q, layer.key_dim, keys, kSpan, layer.key_dim / kStep, scores + span,
+                          kSegment, true, &ahead},
+               rows, count);
+    }
+  }
+
+  void weigh(int64_t segment, Range range, int64_t row) {
+    const Range mine = seen_by(row, segment);
+    float* s = scores + row * kSegment;
+    T* w = weights + row * kSegment;
+    const int64_t begin = range.begin / 32 * 32, end = (range.end + 31) / 32 * 32;
+    float factor = layer.scale * kLog2e;
+    if (layer.softcap > 0.0f || layer.slopes || factor <= 0.0f) {
+      shape(segment, row, s, begin, end);
+      factor = 1.0f;
+    }
+    if (mine.begin >= mine.end) {  // of no weight, and not merged
+      for (int64_t k = begin; k < end; ++k) w[k] = 0;
+      return;
+    }
+    for (int64_t k = begin; k < mine.begin; ++k) s[k] = kNever;
+    for (int64_t k = mine.end; k < end; ++k) s[k] = kNever;
+    const float highest = row_max(s, begin, end) * factor;
+    part[row] = highest;
+    part[rows + row] = row_weights(s, w, begin, end, factor, highest);
+  }
+
+  // Scores times log2 e with all that a model adds.
+  void shape(int64_t segment, int64_t row, float* s, int64_t begin, int64_t end) {
+    const int64_t head = kv_head * group + row % group;
+    const float slope = layer.slopes ? layer.slopes[head] * kLog2e : 0.0f;
+    const int64_t position = t.position + row / group;
+    float ascending[kLanes];
+    for (int i = 0; i < kLanes; ++i) ascending[i] = static_cast<float>(i);
+    for (int64_t k = begin; k < end; k += kLanes) {
+      Vec x = mul(load(s + k), splat(layer.scale));
+      if (layer.softcap > 0.0f) {
+        const Vec cap = splat(layer.softcap);
+        x = mul(cap, tanh_of(div(x, cap)));
+      }
+      x = mul(x, splat(kLog2e));
+      const float distance = static_cast<float>(segment * kSegment + k - position);
+      if (layer.slopes) x = fma(add(splat(distance), load(ascending)), splat(slope), x);
+      store(s + k, x);
+    }
+  }
+
+  void sum_values(Range range, const char* const* lines, Ahead ahead) {
+    float* out = part + 2 * rows;
+    const int64_t first = range.begin / 32 * 32;  // where weights begin
+    for (int64_t span = first; span < range.end; span += kValueSpan) {
+      const int64_t left = range.end - span, even = (left + 1) / 2 * 2;
+      const int64_t count = left < kValueSpan ? even : kValueSpan;
+      copy_values(a.kv_dtype, lines + span, count, layer.value_dim, width, values);
+      multiply(Product<T>{weights + span, kSegment, values, width, count / kStep, out, width,
+                          span == first, &ahead},
+               rows, width);
+    }
+  }
+
+  // ---- merging ---------------------------------------------------------------------------------
+
+  void start() {
+    for (int64_t i = 0; i < heads * rows; ++i) {
+      const int64_t head = t.kv_head * group + i / rows * group + i % rows % group;
+      all_top[i] = layer.sinks ? layer.sinks[head] * kLog2e : kNever;
+      all_sum[i] = layer.sinks ? 1.0f : 0.0f;
+      for (int64_t d = 0; d < width; d += kLanes) store(all_acc + i * width + d, zero());
+    }
+  }
+
+  void fold(int64_t segment) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const Range mine = seen_by(row, segment);
+      if (mine.begin >= mine.end) continue;
+      const float highest = larger(top[row], part[row]);
+      const float keep = exp2_of(top[row] - highest), take = exp2_of(part[row] - highest);
+      top[row] = highest;
+      sum[row] = sum[row] * keep + part[rows + row] * take;
+      const float* from = part + 2 * rows + row * width;
+      float* to = acc + row * width;
+      for (int64_t i = 0; i < width; i += kLanes)
+        store(to + i, fma(load(to + i), splat(keep), mul(load(from + i), splat(take))));
+    }
+  }
+
+  void finish() {
+    for (int64_t i = 0; i < heads * rows; ++i) {
+      const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
+      const int64_t at = ((t.token + row / group) * layer.heads + head) * layer.value_dim;
+      const float* sums = all_acc + i * width;
+      const Vec total = splat(all_sum[i]);
+      // Adding 0 turns -0 into 0: which zero a sum of nothing has is the only thing left open.
+      for (int64_t d = 0; d < layer.value_dim; d += kLanes)
+        store_any(a.q_dtype, a.out, at + d, add(div(load(sums + d), total), zero()),
+                  layer.value_dim - d);
+    }
+  }
+};
+
+#if QUIRE_LEVEL >= 3
+bool in_pairs(const AttentionArgs& a) {
+  return a.q_dtype == kBF16 && a.kv_dtype == kBF16 && a.layer->key_dim % 2 == 0;
+}
+#endif
+
+}  // namespace
+
+void attend(const AttentionArgs& args, const AttentionTile& tile, const AttentionTile* later) {
+#if QUIRE_LEVEL >= 3
+  if (in_pairs(args)) return Attend<true>(args, tile).run(later);
+#endif
+  Attend<false>(args, tile).run(later);
+}
+
+void merge_parts(const AttentionArgs& args, const AttentionTile& tile) {
+#if QUIRE_LEVEL >= 3
+  if (in_pairs(args)) return Attend<true>(args, tile).merge();
+#endif
+  Attend<false>(args, tile).merge();
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,155 @@
+// Rearranging keys and values for the products of attention. For X.isa.cpp only.
+//
+// Keys and values stand in the cache as rows, one per position and head, at `lines`. Keys are
+// turned to [dimension][64 positions], so that a vector holds a dimension of many keys; values keep
+// their order. For vdpbf16ps two neighbours along the sum stand side by side.
+#pragma once
+#include "math.h"
+#include "product.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+constexpr int64_t kTurned = 64;  // positions beside each other
+
+// Rows become columns.
+#if QUIRE_LEVEL >= 2
+QUIRE_INLINE void transpose(Vec (&v)[16]) {
+  __m512 t[16], u[16];
+  QUIRE_EACH for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(v[i].v, v[i + 1].v);
+    t[i + 1] = _mm512_unpackhi_ps(v[i].v, v[i + 1].v);
+  }
+  const auto low = [](__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  const auto high = [](__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  QUIRE_EACH for (int i = 0; i < 16; i += 4) {
+    u[i] = low(t[i], t[i + 2]);
+    u[i + 1] = high(t[i], t[i + 2]);
+    u[i + 2] = low(t[i + 1], t[i + 3]);
+    u[i + 3] = high(t[i + 1], t[i + 3]);
+  }
+  // 128-bit lane L of u[4 i + j] holds column 4 L + j of rows 4 i to 4 i + 3.
+  QUIRE_EACH for (int j = 0; j < 4; ++j) {
+    const __m512 even0 = _mm512_shuffle_f32x4(u[j], u[4 + j], 0x88);
+    const __m512 odd0 = _mm512_shuffle_f32x4(u[j], u[4 + j], 0xdd);
+    const __m512 even1 = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0x88);
+    const __m512 odd1 = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0xdd);
+    v[j].v = _mm512_shuffle_f32x4(even0, even1, 0x88);
+    v[4 + j].v = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+    v[8 + j].v = _mm512_shuffle_f32x4(even0, even1, 0xdd);
+    v[12 + j].v = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+  }
+}
+#elif QUIRE_LEVEL == 1
+QUIRE_INLINE void transpose(Vec (&v)[8]) {
+  __m256 t[8], u[8];
+  QUIRE_EACH for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(v[i].v, v[i + 1].v);
+    t[i + 1] = _mm256_unpackhi_ps(v[i].v, v[i + 1].v);
+  }
+  QUIRE_EACH for (int i = 0; i < 8; i += 4) {
+    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  QUIRE_EACH for (int j = 0; j < 4; ++j) {
+    v[j].v = _mm256_permute2f128_ps(u[j], u[4 + j], 0x20);
+    v[4 + j].v = _mm256_permute2f128_ps(u[j], u[4 + j], 0x31);
+  }
+}
+#else
+QUIRE_INLINE void transpose(Vec (&v)[kLanes]) {
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i)
+    QUIRE_EACH for (int j = 0; j < i; ++j) {
+      const float x = v[i].v[j];
+      v[i].v[j] = v[j].v[i];
+      v[j].v[i] = x;
+    }
+}
+#endif
+
+template <int D>
+static void turn(const char* const* lines, int64_t count, int64_t units, float* out) {
+  for (int64_t first = 0; first < count; first += kLanes) {
+    for (int64_t unit = 0; unit < units; unit += kLanes) {
+      const int64_t some = units - unit < kLanes ? units - unit : kLanes;
+      Vec v[kLanes];
+      if (some == kLanes)
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<D>::load(lines[first + i], unit);
+      else
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<D>::load_n(lines[first + i], unit, some);
+      transpose(v);
+      float* to = out + unit * kTurned + first;
+      if (some == kLanes)
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) store(to + i * kTurned, v[i]);
+      else
+        for (int64_t i = 0; i < some; ++i) store(to + i * kTurned, v[i]);
+    }
+  }
+}
+
+// Keys of any type as float32; `count` is a multiple of 16, at most 64.
+static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, float* out) {
+  if (dtype == kBF16) return turn<kBF16>(lines, count, dim, out);
+  if (dtype == kF16) return turn<kF16>(lines, count, dim, out);
+  turn<kF32>(lines, count, dim, out);
+}
+
+template <int D>
+static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, float* out) {
+  for (int64_t k = 0; k < count; ++k)
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const int64_t left = dim - i;
+      const Vec v = left >= kLanes ? Memory<D>::load(lines[k], i)
+                    : left > 0     ? Memory<D>::load_n(lines[k], i, left)
+                                   : zero();
+      store(out + k * width + i, v);
+    }
+}
+
+// Values of any type as float32 [count][width], zeros from `dim` on.
+static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
+                        int64_t width, float* out) {
+  if (dtype == kBF16) return widen<kBF16>(lines, count, dim, width, out);
+  if (dtype == kF16) return widen<kF16>(lines, count, dim, width, out);
+  widen<kF32>(lines, count, dim, width, out);
+}
+
+#if QUIRE_LEVEL >= 3
+// bf16 keys, two dimensions as one unit of 32 bits.
+static void turn_keys(int, const char* const* lines, int64_t count, int64_t dim, bf16* out) {
+  turn<kF32>(lines, count, dim / 2, reinterpret_cast<float*>(out));
+}
+
+// bf16 values as [count / 2][width][2].
+static void copy_values(int, const char* const* lines, int64_t count, int64_t dim, int64_t width,
+                        bf16* out) {
+  alignas(64) static const uint16_t kOrder[64] = {
+      0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+      8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
+      16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+      24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+  const __m512i low = _mm512_load_si512(kOrder), high = _mm512_load_si512(kOrder + 32);
+  for (int64_t k = 0; k < count; k += 2) {
+    const bf16* a = reinterpret_cast<const bf16*>(lines[k]);
+    const bf16* b = reinterpret_cast<const bf16*>(lines[k + 1]);
+    bf16* to = out + k * width;
+    for (int64_t i = 0; i < dim; i += 32) {
+      const __mmask32 some = dim - i < 32 ? (1u << (dim - i)) - 1u : ~0u;
+      const __m512i x = _mm512_maskz_loadu_epi16(some, a + i);
+      const __m512i y = _mm512_maskz_loadu_epi16(some, b + i);
+      _mm512_storeu_si512(to + 2 * i, _mm512_permutex2var_epi16(x, low, y));
+      if (width - i >= 32)
+        _mm512_storeu_si512(to + 2 * i + 32, _mm512_permutex2var_epi16(x, high, y));
+    }
+  }
+}
+#endif
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
