@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install native serve test check fix bench demo clean help
+.PHONY: install native serve test test-asan check fix bench demo clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   start the server with the embedded model (ARGS='--port 9000')"
 	@echo "make test    install the test extras and run every test"
+	@echo "make test-asan   the kernel tests with sanitizers"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make native  build the C++ kernels again after a change in csrc/"
 	@echo "make fix     reformat and apply safe fixes"
@@ -54,6 +55,18 @@ serve: install
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
+
+# The kernels with address and undefined-behaviour sanitizers run the kernel tests.
+test-asan: $(VENV)/.test
+	@$(BIN)/cmake -S csrc -B build/asan -G Ninja -DQUIRE_SANITIZE=ON -DQUIRE_REQUIRE_NATIVE=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
+	@$(BIN)/cmake --build build/asan
+	@rm -rf build/asan/src && mkdir -p build/asan/src && cp -r src/quire build/asan/src/
+	@rm -f build/asan/src/quire/kernels/_native*.so
+	@cp build/asan/_native*.so build/asan/src/quire/kernels/
+	LD_PRELOAD=$$($${CXX:-g++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  PYTHONPATH=build/asan/src QUIRE_KERNELS=native \
+	  $(BIN)/python -m pytest $(or $(ARGS),tests/kernels/test_native_*.py)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -7,6 +7,8 @@
 namespace quire {
 
 void bind_gemm(nanobind::module_& m);
+void bind_memory(nanobind::module_& m);
+void bind_decoder(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 

@@ -1,11 +1,6 @@
 // Bindings of linear layers, norms and packing.
 #include <nanobind/nanobind.h>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 #include "bind.h"
 #include "gemm.h"
 
@@ -58,17 +53,6 @@ void run_gather(const Linear& layer, uintptr_t ids, int64_t count, uintptr_t out
                                 at<int64_t>(ids), at<void>(out), out_dtype});
 }
 
-// Gives the memory-mapped pages within [address, address + size) back to the page cache.
-void drop_pages(uintptr_t address, size_t size) {
-#ifdef __linux__
-  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (address + page - 1) / page * page, end = (address + size) / page * page;
-  if (begin < end) madvise(at<void>(begin), end - begin, MADV_DONTNEED);
-#else
-  (void)address, (void)size;
-#endif
-}
-
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
@@ -83,8 +67,6 @@ void bind_gemm(nb::module_& m) {
   m.def("pack", &run_pack, "weight"_a, "source_dtype"_a, "packed"_a, "dtype"_a, "rows"_a, "k"_a,
         "first_row"_a, "total_rows"_a, "gated"_a);
   m.def("packed_bytes", &packed_bytes, "n"_a, "k"_a, "dtype"_a);
-  m.def("drop_pages", &drop_pages, "address"_a, "size"_a,
-        "Give pages of a read-only file mapping back; they are read again if needed.");
   m.def("gather", &run_gather, "layer"_a, "ids"_a, "count"_a, "out"_a, "out_dtype"_a);
 }
 

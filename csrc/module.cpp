@@ -36,6 +36,8 @@ NB_MODULE(_native, m) {
     quire::set_num_threads(n < 1 ? 1 : n, cpus.data(), static_cast<int>(cpus.size()));
   }, "n"_a, "cpus"_a, "Use n threads; helper i is bound to cpus[i % len(cpus)].");
   quire::bind_gemm(m);
+  quire::bind_memory(m);
   quire::bind_attention(m);
+  quire::bind_decoder(m);
   quire::bind_sampling(m);
 }

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire import envs
 from quire.config.kv_groups import KVGroup, form_groups, page_bytes, page_layers
 from quire.config.shape import LayerKV
+from quire.kernels.compiled import forbid_pages
 from quire.kernels.dtypes import torch_dtype
+from quire.utils.math import align_up
 
 
 def kv_cache_bytes(
@@ -66,8 +69,19 @@ def allocate_kv_cache(
 
 def untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros on pages that the system provides when they are first written: a large cache costs
-    neither start-up time nor memory before it is used."""
-    if 0 in size:  # values that are part of the keys
+    neither start-up time nor memory before it is used.
+
+    With `QUIRE_DEBUG_KV_CACHE`, between two pages that nobody may touch.
+    """
+    length = math.prod(size) * dtype.itemsize
+    edge = mmap.PAGESIZE if envs.DEBUG_KV_CACHE else 0
+    room = align_up(length, mmap.PAGESIZE) + 2 * edge
+    if not room:
         return torch.empty(size, dtype=dtype)
-    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(size)
+    pages = torch.frombuffer(mmap.mmap(-1, room), dtype=torch.uint8)
+    if edge:
+        for place in (0, room - edge):
+            forbid_pages(pages.data_ptr() + place, edge)
+    # The end touches the second guard: reading past it is the likelier mistake.
+    start = room - edge - length
+    return pages[start : start + length].view(dtype).view(size)

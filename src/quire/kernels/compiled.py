@@ -84,5 +84,10 @@ def set_num_threads(cores: int) -> int:
     return cores
 
 
+def forbid_pages(address: int, size: int) -> bool:
+    """Make whole pages crash whoever touches them; False where that cannot be had."""
+    return lib is not None and bool(lib.forbid_pages(address, size))
+
+
 if __name__ == "__main__" and lib is None:
     print(REMEDY)  # one message at install: pip hides what the build said

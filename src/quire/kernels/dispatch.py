@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quire import envs
 from quire.errors import ConfigError
+from quire.kernels.decoder import DecoderParts, DecoderRun
 from quire.logger import get_logger
 from quire.registry import did_you_mean
 
@@ -40,6 +41,7 @@ class Ops:
     embedding_of: Callable[[Tensor, Any, torch.dtype], Tensor]
     encoder_attention: Callable[..., Tensor]
     exp: Callable[[Tensor], Tensor]
+    fuse_decoder: Callable[[DecoderParts], DecoderRun | None]
     gated_linear: Callable[..., Tensor]
     gelu: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]

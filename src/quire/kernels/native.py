@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from quire.kernels import native_attention, native_linear, native_sampling, reference
+from quire.kernels import (
+    native_attention,
+    native_decoder,
+    native_linear,
+    native_sampling,
+    reference,
+)
 from quire.kernels.compiled import REMEDY, choose_isa, lib
 
 OPS: Final[dict[str, Callable[..., Any]]] = {
@@ -17,6 +23,7 @@ OPS: Final[dict[str, Callable[..., Any]]] = {
     **native_linear.OPS,
     **native_attention.OPS,
     **native_sampling.OPS,
+    **native_decoder.OPS,
 }
 
 

@@ -24,8 +24,8 @@ CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Element types as csrc/isa.h numbers them."""
 ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 """As csrc/gemm.h numbers them."""
-_RMS_NORM: Final = 1
-_LAYER_NORM: Final = 2
+NORMS: Final = {"none": (0, False), "rms": (1, False), "rms_wide": (1, True), "layer": (2, False)}
+"""Kind as csrc/gemm.h numbers it, and whether it is not rounded before the weight."""
 _LARGE: Final = 4 << 20
 """Bytes from which a weight gets large pages."""
 _MOST_NORMS: Final = 4096
@@ -162,17 +162,17 @@ def embedding_of(input_ids: Tensor, layer: PackedLinear, dtype: torch.dtype) -> 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `reference.rms_norm`."""
-    return _normalize(x, None, _norm(_RMS_NORM, weight, None, eps))[0]
+    return _normalize(x, None, make_norm("rms", weight, None, eps))[0]
 
 
 def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `reference.rms_norm_add`."""
-    return _normalize(x, residual, _norm(_RMS_NORM, weight, None, eps))
+    return _normalize(x, residual, make_norm("rms", weight, None, eps))
 
 
 def rms_norm_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `reference.rms_norm_wide`."""
-    return _normalize(x, None, _norm(_RMS_NORM, weight, None, eps, wide=True))[0]
+    return _normalize(x, None, make_norm("rms_wide", weight, None, eps))[0]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -180,24 +180,23 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     of_heads = any(t is not None and (t.dim() > 1 or t.dtype != x.dtype) for t in (weight, bias))
     if of_heads:
         return reference.layer_norm(x, weight, bias, eps)
-    return _normalize(x, None, _norm(_LAYER_NORM, weight, bias, eps))[0]
+    return _normalize(x, None, make_norm("layer", weight, bias, eps))[0]
 
 
 _norms: dict[tuple[Any, ...], Any] = {}
 
 
-def _norm(
-    kind: int, weight: Tensor | None, bias: Tensor | None, eps: float, wide: bool = False
-) -> Any:
+def make_norm(kind: str, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
     """The compiled module's view of a norm, kept: models have few, and each is used every step."""
     places = tuple(0 if t is None else t.data_ptr() for t in (weight, bias))
     dtype = next((t.dtype for t in (weight, bias) if t is not None), torch.float32)
-    key = (kind, *places, dtype, eps, wide)
+    key = (kind, *places, dtype, eps)
     found = _norms.get(key)
     if found is None:
         if len(_norms) > _MOST_NORMS:
             _norms.clear()
-        found = _norms[key] = lib.make_norm(kind, *places, CODES[dtype], eps, wide)
+        number, wide = NORMS[kind]
+        found = _norms[key] = lib.make_norm(number, *places, CODES[dtype], eps, wide)
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import exact
+from quire.kernels.decoder import fuse_decoder
 from quire.kernels.encoder import encoder_attention
 from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
@@ -203,6 +204,7 @@ OPS = {
     "embedding_of": embedding_of,
     "encoder_attention": encoder_attention,
     "exp": exp,
+    "fuse_decoder": fuse_decoder,
     "gated_linear": gated_linear,
     "gelu": gelu,
     "gelu_and_mul": gelu_and_mul,

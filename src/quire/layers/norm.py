@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from quire.kernels.decoder import NormParts
 from quire.kernels.dispatch import ops
 from quire.layers.parameter import Parameter, Parameters
 
@@ -22,6 +23,10 @@ class Norm(Protocol):
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Norm of `x + residual`, and that sum."""
+        ...
+
+    def parts(self) -> NormParts:
+        """The loaded norm as data."""
         ...
 
     def parameters(self) -> Parameters:
@@ -44,6 +49,10 @@ class RMSNorm:
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Norm of `x + residual`, and that sum."""
         return ops.rms_norm_add(x, residual, self._weight, self._eps)
+
+    def parts(self) -> NormParts:
+        """The loaded norm as data."""
+        return NormParts("rms", self._weight, None, self._eps)
 
     def parameters(self) -> Parameters:
         """`weight`."""
@@ -69,6 +78,10 @@ class WideRMSNorm:
         """Norm of `x + residual`, and that sum."""
         total = x + residual
         return self(total), total
+
+    def parts(self) -> NormParts:
+        """The loaded norm as data."""
+        return NormParts("rms_wide", self._weight, None, self._eps)
 
     def parameters(self) -> Parameters:
         """`weight`."""
@@ -98,6 +111,10 @@ class LayerNorm:
         """Norm of `x + residual`, and that sum."""
         total = x + residual
         return self(total), total
+
+    def parts(self) -> NormParts:
+        """The loaded norm as data."""
+        return NormParts("layer", self._tensors.get("weight"), self._tensors.get("bias"), self._eps)
 
     def parameters(self) -> Parameters:
         """What of `weight` and `bias` there is."""

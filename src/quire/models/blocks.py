@@ -17,6 +17,7 @@ from quire.attention.base import AttentionBackend, KVCache
 from quire.attention.metadata import AttentionMetadata
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
+from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
 from quire.kernels.dispatch import ops
 from quire.layers.embedding import Embedding, TiedEmbedding
 from quire.layers.linear import Linear
@@ -65,6 +66,19 @@ class DecoderLayer:
         if self._parallel:
             return self._side_by_side(stream, kv_cache, step)
         return self._one_by_one(stream, kv_cache, step)
+
+    def fused(self, step: StepInput) -> LayerParts | None:
+        """The loaded layer as data, if it is of the most common kind."""
+        attention, mlp = self._self_attn, self._mlp
+        if not self._plain or self._scale != 1.0:
+            return None
+        if type(attention) is not Attention or type(mlp) is not GatedMLP:
+            return None
+        parts = attention.fused(step)
+        if parts is None:
+            return None
+        before, between = self._norms["attention_in"], self._norms["mlp_in"]
+        return LayerParts(before.parts(), between.parts(), parts, *mlp.fused())
 
     def _pre_norm(
         self, x: Tensor, residual: Tensor | None, kv_cache: KVCache, step: StepInput
@@ -133,10 +147,14 @@ class DecoderModel:
         self._project_out = None if width == size else Linear(size, width, bias=False)
         self._layers = [DecoderLayer(shape, style, i, kv) for i, kv in enumerate(kv_layers)]
         self._norm = make(size, eps) if style.final_norm else None
+        self._fused_for: tuple[Sequence[KVCache] | None, DecoderRun | None] = (None, None)
 
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
         """Ids `[T]` to hidden states `[T, H]`, or `[T, embedding_size]`."""
         x, residual = self._embedded(input_ids, step.positions), None
+        run = self._fused(x, kv_caches, step)
+        if run is not None:
+            return run(x, step.positions, step.metadata)
         for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
             x, residual = layer(x, residual, kv_cache, step.of_layer(index))
         if self._norm is None:
@@ -144,6 +162,26 @@ class DecoderModel:
         else:
             x = self._norm(x) if residual is None else self._norm.add(x, residual)[0]
         return x if self._project_out is None else self._project_out(x)
+
+    def _fused(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
+        """All layers in one call, if layers and kernels are made for it. Tried once per cache."""
+        known, run = self._fused_for
+        if known is not kv_caches:
+            run = self._fuse(x, kv_caches, step)
+            self._fused_for = (kv_caches, run)
+        return run
+
+    def _fuse(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
+        plain = self._norm is not None and self._project_out is None
+        if not plain or step.attention.name != "reference":
+            return None
+        found = [layer.fused(step) for layer in self._layers]
+        layers = [layer for layer in found if layer is not None]
+        if len(layers) < len(found):
+            return None
+        assert self._norm is not None, "checked above"
+        parts = DecoderParts(layers, self._norm.parts(), x.shape[1], x.dtype, kv_caches)
+        return ops.fuse_decoder(parts)
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self._embed_tokens(input_ids)

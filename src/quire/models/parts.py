@@ -6,6 +6,7 @@ They read sizes and a `DecoderStyle`, never a family's name.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from quire.attention.base import KVCache
 from quire.config.shape import LayerKV, ModelShape
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.decoder import AttentionParts
 from quire.kernels.dispatch import ops
 from quire.layers.activation import activation, gate
 from quire.layers.alibi import alibi_slopes
@@ -50,6 +52,22 @@ class Attention:
         q, k = self._rotated(q, k, step)
         out = step.attention.forward(q, k, v, kv_cache, step.metadata, self._spec)
         return self._o_proj(out.view(-1, heads * dim))
+
+    def fused(self, step: StepInput) -> AttentionParts | None:
+        """The loaded layer as data, if that can say it."""
+        if self._norms and not self._norm_heads:
+            return None
+        q_norm, k_norm = (norm.parts() for norm in self._norms) if self._norms else (None, None)
+        return AttentionParts(
+            self._qkv_proj.prepared,
+            self._o_proj.prepared,
+            self._heads,
+            self._spec,
+            q_norm,
+            k_norm,
+            None if self._rope is None else step.rope_tables[self._rope],
+            self._interleaved,
+        )
 
     def _rotated(self, q: Tensor, k: Tensor, step: StepInput) -> tuple[Tensor, Tensor]:
         if self._rope is None:
@@ -118,6 +136,10 @@ class GatedMLP:
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, H] -> [T, H]`."""
         return self._down_proj(self._gate_up_proj.gated(x, self._act))
+
+    def fused(self) -> tuple[Any, Any, str]:
+        """The loaded layer as data: gates and ups, down, activation."""
+        return self._gate_up_proj.prepared, self._down_proj.prepared, self._act
 
     def parameters(self) -> Parameters:
         """`gate_up_proj.*` and `down_proj.*`."""

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire import envs
 from quire.attention.base import KVCache
 from quire.attention.metadata import AttentionMetadata
-from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
+from quire.core.batch import BlockIds, BatchResult, ScheduledBatch, TokenLogprobs
 from quire.kernels.dispatch import ops
 from quire.logger import get_logger
 from quire.models.base import CausalLM
@@ -30,6 +31,7 @@ from quire.sampling.sampler import NOT_A_NUMBER
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.kv_transfer import KVTransfer, Moved
+from quire.worker.poison import poison
 
 logger = get_logger(__name__)
 
@@ -84,6 +86,8 @@ class ModelRunner:
         self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
         self._transfer = transfer or KVTransfer(None)
         self.sampler = Sampler()
+        self._poisons = envs.DEBUG_KV_CACHE
+        self._fresh: list[tuple[BlockIds, int]] = []
         self._forward_seconds = self._sample_seconds = 0.0
 
     @torch.inference_mode()
@@ -94,6 +98,7 @@ class ModelRunner:
         moved = Moved()
         self._transfer.move_out(batch.swap_out, moved)
         self._copy_blocks(batch.block_copies)
+        self._poison_fresh()
         self._transfer.move_in(batch.swap_in, moved)
         scheduled = batch.num_scheduled_tokens
         if failed:
@@ -120,6 +125,7 @@ class ModelRunner:
         for new in batch.scheduled_new_reqs:
             try:
                 self.input_batch.add(new)
+                self._fresh.append((new.block_ids, new.num_computed_tokens))
             except Exception as error:
                 failed[new.req_id] = _reason(new.req_id, error)
                 self.input_batch.remove(new.req_id)
@@ -128,7 +134,17 @@ class ModelRunner:
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
             self.input_batch.advance(req_id, computed, blocks)
+            self._fresh.append((blocks, 0))
         return failed
+
+    def _poison_fresh(self) -> None:
+        """For debugging: what requests have just been given holds nothing."""
+        for tables, first in self._fresh if self._poisons else ():
+            for group, block_ids in enumerate(tables):
+                layers = (i for i in range(len(self.kv_caches)) if self._group_of[i] == group)
+                caches = [self.kv_caches[i] for i in layers]
+                poison(caches, block_ids, first, self.input_batch.block_size)
+        self._fresh.clear()
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of blocks; all sources are read before any destination is

@@ -1,0 +1,108 @@
+// See decoder.h.
+#include "decoder.h"
+
+#include <cstdlib>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace quire {
+
+Decoder::~Decoder() {
+  for (void* m : memory_) std::free(m);
+}
+
+void* Decoder::buffer(int slot, size_t bytes) {
+  if (size_[slot] < bytes) {
+    std::free(memory_[slot]);
+    constexpr size_t large = size_t{2} << 20;
+    const size_t unit = bytes < large ? 4096 : large;
+    size_[slot] = (bytes + unit - 1) / unit * unit;
+    memory_[slot] = std::aligned_alloc(unit, size_[slot]);
+    if (!memory_[slot]) std::abort();
+#ifdef __linux__
+    if (unit == large) madvise(memory_[slot], size_[slot], MADV_HUGEPAGE);
+#endif
+  }
+  return memory_[slot];
+}
+
+namespace {
+
+enum Slot { kNormed = 0, kGiven = 1, kQkv = 2, kInner = 3 };
+
+struct Run {
+  Decoder& decoder;
+  const DecoderStep& step;
+  size_t item;
+
+  void* take(int slot, int64_t columns) const {
+    return decoder.buffer(slot, static_cast<size_t>(step.tokens * columns) * item);
+  }
+
+  void norm(const Norm& norm, const void* x, void* residual, void* out) const {
+    QUIRE_PICK(normalize)(NormArgs{norm, x, residual, residual, out, decoder.dtype, step.tokens,
+                                   decoder.size, decoder.size});
+  }
+
+  void linear(const Linear& layer, const void* x, void* out, int activation) const {
+    QUIRE_PICK(gemm)(GemmArgs{&layer, x, decoder.dtype, step.tokens, layer.k, nullptr, out,
+                              decoder.dtype, activation, false});
+  }
+
+  // Norms the heads of each token in place.
+  void norm_heads(const Norm& norm, char* heads, int64_t count, int64_t dim, int64_t width) const {
+    if (norm.kind == kNoNorm) return;
+    for (int64_t t = 0; t < step.tokens; ++t, heads += width * item)
+      QUIRE_PICK(normalize)(
+          NormArgs{norm, heads, nullptr, nullptr, heads, decoder.dtype, count, dim, dim});
+  }
+
+  void attend(size_t index, const void* x, void* out) const {
+    const DecoderLayer& layer = decoder.layers[index];
+    const DecoderTables& tables = step.tables[step.tables.size() == 1 ? 0 : index];
+    const AttentionLayer& a = layer.attention;
+    const int64_t width = layer.qkv.n, dim = a.key_dim;
+    char* qkv = static_cast<char*>(take(kQkv, width));
+    linear(layer.qkv, x, qkv, kNone);
+    char* k = qkv + a.heads * dim * item;
+    char* v = k + a.kv_heads * dim * item;
+    norm_heads(layer.q_norm, qkv, a.heads, dim, width);
+    norm_heads(layer.k_norm, k, a.kv_heads, dim, width);
+    const WriteArgs write{k, v, width, dim, width, a.value_dim, step.tokens, a.kv_heads, dim,
+                          a.value_dim, layer.keys, layer.values, tables.attention.block_size,
+                          tables.slots, decoder.dtype};
+    if (layer.rope)
+      QUIRE_PICK(rotary_write)(RotaryArgs{qkv, width, dim, a.heads, step.positions, layer.rope,
+                                          layer.rotary_dim, 0, layer.interleaved, write});
+    else
+      QUIRE_PICK(write_kv)(write);
+    void* seen = take(kInner, a.heads * a.value_dim);
+    attention(AttentionArgs{&a, &tables.attention, qkv, width, dim, seen, decoder.dtype,
+                            decoder.dtype, layer.keys, layer.values});
+    linear(layer.out, seen, out, kNone);
+  }
+};
+
+}  // namespace
+
+void run_decoder(Decoder& decoder, const DecoderStep& step) {
+  const Run run{decoder, step, item_size(decoder.dtype)};
+  void* normed = run.take(kNormed, decoder.size);
+  void* given = run.take(kGiven, decoder.size);
+  for (size_t index = 0; index < decoder.layers.size(); ++index) {
+    const DecoderLayer& layer = decoder.layers[index];
+    if (index == 0) QUIRE_PICK(normalize)(NormArgs{layer.before_attention, step.x, nullptr, nullptr,
+                                              normed, decoder.dtype, step.tokens, decoder.size,
+                                              decoder.size});
+    else run.norm(layer.before_attention, given, step.x, normed);
+    run.attend(index, normed, given);
+    run.norm(layer.before_mlp, given, step.x, normed);
+    void* inner = run.take(kInner, layer.gate_up.n / 2);
+    run.linear(layer.gate_up, normed, inner, layer.activation);
+    run.linear(layer.down, inner, given, kNone);
+  }
+  run.norm(decoder.final_norm, given, step.x, step.out);
+}
+
+}  // namespace quire

@@ -1,0 +1,96 @@
+"""The compiled decoder: all layers of a model in one call. Layout: `csrc/decoder.h`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from quire.kernels import native_attention
+from quire.kernels.compiled import lib
+from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, NormParts
+from quire.kernels.native_linear import ACTIVATIONS, CODES, PackedLinear, make_norm
+
+if TYPE_CHECKING:
+    from quire.attention.metadata import AttentionMetadata
+
+
+def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
+    """See `decoder.fuse_decoder`; `None` where a layer is not one that csrc/decoder.h has."""
+    if not all(_fits(layer, parts.dtype) for layer in parts.layers):
+        return None
+    if any(k.dtype != parts.dtype for k, _ in parts.kv_caches):
+        return None
+    layers = [_layer(layer, *kv) for layer, kv in zip(parts.layers, parts.kv_caches, strict=True)]
+    decoder = lib.Decoder(layers, _norm(parts.final_norm), parts.size, CODES[parts.dtype])
+
+    def run(x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        assert x.is_contiguous() and x.dtype == parts.dtype, "the embedding is made so"
+        out = torch.empty_like(x)
+        tables = metadata.by_layer or (metadata,)
+        decoder.run(
+            [native_attention.step_of(table) for table in tables],
+            [table.slot_mapping.data_ptr() for table in tables],
+            positions.data_ptr(),
+            x.data_ptr(),
+            out.data_ptr(),
+            len(x),
+        )
+        return out
+
+    run.parts = parts  # type: ignore[attr-defined] # the memory that the handles point to
+    return run
+
+
+def _fits(layer: LayerParts, dtype: torch.dtype) -> bool:
+    attention = layer.attention
+    linears = (attention.qkv, attention.out, layer.gate_up, layer.down)
+    norms = (layer.before_attention, layer.before_mlp, attention.q_norm, attention.k_norm)
+    tensors = [t for norm in norms if norm is not None for t in (norm.weight, norm.bias)]
+    return (
+        all(isinstance(linear, PackedLinear) for linear in linears)
+        and attention.spec.latent_dim is None
+        # As `native_linear.layer_norm`: others are computed by the plain operation.
+        and all(t is None or t.dim() == 1 for t in tensors)
+        and all(
+            norm is None
+            or norm.kind != "layer"
+            or all(t is None or t.dtype == dtype for t in (norm.weight, norm.bias))
+            for norm in norms
+        )
+    )
+
+
+def _norm(norm: NormParts | None) -> Any:
+    if norm is None:
+        return make_norm("none", None, None, 0.0)
+    return make_norm(norm.kind, norm.weight, norm.bias, norm.eps)
+
+
+def _layer(layer: LayerParts, keys: Tensor, values: Tensor) -> Any:
+    attention = layer.attention
+    heads, kv_heads, dim = attention.heads
+    table = attention.rope_table
+    return lib.make_decoder_layer(
+        _norm(layer.before_attention),
+        _norm(layer.before_mlp),
+        _norm(attention.q_norm),
+        _norm(attention.k_norm),
+        attention.qkv.handle,
+        attention.out.handle,
+        layer.gate_up.handle,
+        layer.down.handle,
+        ACTIVATIONS[layer.activation],
+        native_attention.layer_of(attention.spec, heads, kv_heads, dim, values.shape[-1]),
+        native_attention.cache_of(keys),
+        native_attention.cache_of(values),
+        0 if table is None else table.data_ptr(),
+        0 if table is None else table.shape[-1],
+        attention.interleaved,
+    )
+
+
+OPS: Final[dict[str, Callable[..., Any]]] = {"fuse_decoder": fuse_decoder}
+"""Operations that replace those of the reference."""
