@@ -1,0 +1,79 @@
+"""Tokens and log-probabilities of a request are the same through the whole engine: alone, in a
+batch, after prefix hits, after preemptions, in small pieces, with one thread or two."""
+
+import random
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.kernels import compiled
+
+WAYS = {
+    "whole": {"max_num_batched_tokens": 2048},
+    "pieces": {"max_num_batched_tokens": 24, "block_size": 8, "enable_prefix_caching": False},
+    "large blocks": {"max_num_batched_tokens": 100, "block_size": 64, "max_num_seqs": 5},
+    "preempted": {
+        "num_gpu_blocks_override": 24,
+        "max_model_len": 256,
+        "max_num_batched_tokens": 64,
+    },
+}
+
+
+def requests(count):
+    rng = random.Random(3)
+    start = [rng.randrange(3, 2000) for _ in range(48)]
+    for i in range(count):
+        shared = start[: rng.choice([0, 0, 20, 48])]
+        prompt = shared + [rng.randrange(3, 2000) for _ in range(rng.choice([1, 9, 30, 70]))]
+        params = SamplingParams(
+            temperature=rng.choice([0.0, 0.8, 1.3]),
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 40]),
+            seed=i,
+            max_tokens=rng.choice([4, 20, 40]),
+            ignore_eos=True,
+            logprobs=3,
+        )
+        yield {"prompt_token_ids": prompt}, params
+
+
+def facts(output):
+    answer = output.outputs[0]
+    entries = [
+        sorted((token, entry.logprob, entry.rank) for token, entry in place.items())
+        for place in answer.logprobs
+    ]
+    return list(answer.token_ids), entries
+
+
+def run(llm, jobs):
+    prompts, params = zip(*jobs, strict=True)
+    return [facts(o) for o in llm.generate(list(prompts), list(params), use_tqdm=False)]
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def alone(isa, dtype):
+    jobs = list(requests(12))
+    with LLM(dtype=dtype, enable_prefix_caching=False) as llm:
+        compiled.lib.set_num_threads(1, [])
+        return jobs, [run(llm, [job])[0] for job in jobs]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_together_as_alone(isa, dtype, alone, way):
+    if isa != compiled.available_isas()[0] and way not in ("pieces", "preempted"):
+        pytest.skip("all ways are taken on the best instruction set")
+    jobs, want = alone
+    with LLM(dtype=dtype, disable_log_stats=False, **WAYS[way]) as llm:
+        compiled.lib.set_num_threads(2, [])
+        assert run(llm, jobs) == want
+        # Once more: now prompts are found in the cache.
+        assert run(llm, jobs[::-1]) == want[::-1]
+        preemptions = next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+    assert (preemptions > 0) == (way == "preempted")

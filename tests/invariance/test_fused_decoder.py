@@ -1,0 +1,37 @@
+"""All layers in one native call give the bits of the same layers called one by one."""
+
+import random
+
+import pytest
+import torch
+
+from paged_run import load, serve
+from quire.kernels.dispatch import ops
+from quire.weights.dummy import random_checkpoint
+
+KINDS = {
+    "llama": {},
+    "biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
+    "odd sizes": {"hidden_size": 50, "head_dim": 10, "intermediate_size": 33, "vocab_size": 51},
+    "window": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 30,
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_bits_as_layer_by_layer(isa, dtype, kind, tmp_path, monkeypatch):
+    model = load(random_checkpoint(tmp_path, KINDS[kind] | {"torch_dtype": dtype}))
+    rng = random.Random(1)
+    prompts = [[rng.randrange(51) for _ in range(n)] for n in (1, 40, 70)]
+    fuse, made = ops.fuse_decoder, []
+    monkeypatch.setitem(ops.__dict__, "fuse_decoder", lambda parts: made.append(fuse(parts)))
+    apart = serve(model, prompts, random.Random(2), chunk=lambda: 17)
+    assert len(made) == 1 and made[0] is not None, "these layers were meant to be fused"
+    monkeypatch.setitem(ops.__dict__, "fuse_decoder", fuse)
+    fused = serve(model, prompts, random.Random(2), chunk=lambda: 17)
+    for one, other in zip(apart, fused, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
