@@ -21,7 +21,7 @@ from torch import Tensor
 from quire import envs
 from quire.attention.base import KVCache
 from quire.attention.metadata import AttentionMetadata
-from quire.core.batch import BlockIds, BatchResult, ScheduledBatch, TokenLogprobs
+from quire.core.batch import BatchResult, BlockIds, ScheduledBatch, TokenLogprobs
 from quire.kernels.dispatch import ops
 from quire.logger import get_logger
 from quire.models.base import CausalLM
@@ -141,7 +141,9 @@ class ModelRunner:
         """For debugging: what requests have just been given holds nothing."""
         for tables, first in self._fresh if self._poisons else ():
             for group, block_ids in enumerate(tables):
-                layers = (i for i in range(len(self.kv_caches)) if self._group_of[i] == group)
+                layers = (
+                    i for i in range(len(self.kv_caches)) if self._group_of.get(i, 0) == group
+                )
                 caches = [self.kv_caches[i] for i in layers]
                 poison(caches, block_ids, first, self.input_batch.block_size)
         self._fresh.clear()
