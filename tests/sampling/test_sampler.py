@@ -11,11 +11,25 @@ from hypothesis import strategies as st
 
 import slow_sampler
 from quire.errors import NOT_A_NUMBER
+from quire.kernels.dispatch import ops
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata
 from quire.sampling.sampler import NOTHING_LEFT
 
 sampler = Sampler()
+
+
+@pytest.fixture(autouse=True, scope="module", params=["steps", "at once"])
+def kernels(request):
+    """The plain steps, and the compiled operation that does several of them at once."""
+    ops.exp  # noqa: B018 # the first use chooses the kernels
+    chosen = dict(ops.__dict__)
+    if request.param == "steps":
+        ops.__dict__.update(pick_tokens=None, top_logprobs=None)
+    elif ops.pick_tokens is None:
+        pytest.skip("the native kernels are not built")
+    yield request.param
+    ops.__dict__.update(chosen)
 
 
 def ids_array(ids):
@@ -68,7 +82,7 @@ def row(draw, vocab, exact=True):
     return logits, params, draw(history), draw(history)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.integers(2, 24).flatmap(row))
 def test_chooses_as_the_slow_twin_does(case):
     try:
@@ -83,7 +97,7 @@ def test_chooses_as_the_slow_twin_does(case):
         assert result.token_ids[0] == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([3, 16, 33, 300]).flatmap(
         lambda vocab: st.lists(row(vocab, exact=False), min_size=2, max_size=9)
@@ -128,7 +142,7 @@ def test_slabs_do_not_change_anything(monkeypatch):
     assert len(set(expected)) > 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(2, 24).flatmap(row))
 def test_logprobs_are_those_of_the_raw_logits(case):
     logits, params, _, _ = case
@@ -192,7 +206,9 @@ class TestEdges:
         assert 500 < max(few) < 910
 
     @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
-    def test_the_ends_of_the_unit_interval_pick_allowed_tokens(self, number, monkeypatch):
+    def test_the_ends_of_the_unit_interval_pick_allowed_tokens(self, number, monkeypatch, kernels):
+        if kernels != "steps":
+            pytest.skip("the compiled operation makes its own numbers")
         monkeypatch.setattr("quire.sampling.sampler.uniforms", lambda s, p: [number] * len(s))
         token = one([9.0, 1.0, 1.0, 9.0], temperature=1.0, allowed_token_ids=[1, 2])
         assert token == (1 if number == 0.0 else 2)

@@ -41,6 +41,7 @@ class Ops:
     embedding_of: Callable[[Tensor, Any, torch.dtype], Tensor]
     encoder_attention: Callable[..., Tensor]
     exp: Callable[[Tensor], Tensor]
+    finite_rows: Callable[[Tensor], Tensor]
     fuse_decoder: Callable[[DecoderParts], DecoderRun | None]
     gated_linear: Callable[..., Tensor]
     gelu: Callable[[Tensor], Tensor]
@@ -54,6 +55,8 @@ class Ops:
     log: Callable[[Tensor], Tensor]
     log_softmax: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
+    pick_tokens: Callable[..., Tensor] | None
+    """All of the sampler's picking in one call, or `None`: `quire.sampling.sampler.PICKING`."""
     prepare_linear: Callable[..., Any]
     relu: Callable[[Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -65,6 +68,8 @@ class Ops:
     silu: Callable[[Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
     tanh: Callable[[Tensor], Tensor]
+    top_logprobs: Callable[..., tuple[list[list[int]], list[list[float]], list[int]]] | None
+    """As `quire.sampling.logprobs.top_logprobs`, or `None`."""
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
     def __getattr__(self, attribute: str) -> Any:

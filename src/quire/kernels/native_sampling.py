@@ -1,9 +1,118 @@
-"""Compiled log-softmax and sampling; the plain twins are in `reference.py`."""
+"""Compiled sampling and log-probabilities; plain twins: the steps of `quire.sampling`, and
+`exact.py`. Their bits are the same (why that is possible: `csrc/sampling.h`).
+
+Knows numbers per row, no requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-OPS: Final[dict[str, Callable[..., Any]]] = {}
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.kernels import exact
+from quire.kernels.compiled import lib
+
+
+def pick_tokens(
+    logits: Tensor, numbers: np.ndarray | None, seeds: np.ndarray, positions: np.ndarray
+) -> Tensor:
+    """One token for each row of `logits`, float32 `[rows, vocab]`, which stay as they are.
+
+    Args:
+        logits: No NaN; some finite number in each row.
+        numbers: Float64 `[rows, 4]`: temperature (0: the likeliest token), top_k (0: off), top_p
+            (1: off), natural logarithm of min_p (-inf: off). `None`: the likeliest everywhere.
+        seeds: uint64 `[rows]`.
+        positions: int64 `[rows]`, number of output tokens so far.
+
+    Returns:
+        int64 `[rows]`.
+    """
+    logits = _rows_of_numbers(logits)
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    lib.pick_tokens(
+        logits.data_ptr(),
+        *logits.shape,
+        logits.stride(0),
+        0 if numbers is None else numbers.ctypes.data,
+        seeds.ctypes.data,
+        positions.ctypes.data,
+        tokens.data_ptr(),
+    )
+    return tokens
+
+
+def finite_rows(logits: Tensor) -> Tensor:
+    """See `rows.finite_rows`."""
+    if logits.dtype != torch.float32:
+        logits = logits.float()
+    logits = _rows_of_numbers(logits)
+    answers = torch.empty(len(logits), dtype=torch.bool)
+    lib.finite_rows(logits.data_ptr(), *logits.shape, logits.stride(0), answers.data_ptr())
+    return answers
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """See `exact.log_softmax`; the same bits."""
+    if logits.dim() != 2 or not logits.numel():
+        return exact.log_softmax(logits)
+    logits = _rows_of_numbers(logits)
+    out = torch.empty(logits.shape, dtype=torch.float32)
+    lib.log_softmax(logits.data_ptr(), *logits.shape, logits.stride(0), out.data_ptr())
+    return out
+
+
+def top_logprobs(
+    logprobs: Tensor, token_ids: Tensor, counts: Sequence[int]
+) -> tuple[list[list[int]], list[list[float]], list[int]]:
+    """The likeliest tokens of each row, and the rank of one.
+
+    Args:
+        logprobs: Float32 `[rows, vocab]`.
+        token_ids: int64 `[rows]`: whose rank is asked for.
+        counts: How many of the likeliest tokens, for each row, at most vocab.
+
+    Returns:
+        Ids and log-probabilities by falling log-probability, equal ones by rising id; ranks from
+        1. Where a row has NaN, it may be short.
+    """
+    logprobs, token_ids = logprobs.contiguous(), token_ids.contiguous()
+    rows, vocab = logprobs.shape
+    wanted = np.array(counts, dtype=np.int64)
+    most = int(wanted.max(initial=0))
+    ids, values = np.empty((rows, most), np.int64), np.empty((rows, most), np.float32)
+    ranks = np.empty(rows, np.int64)
+    lib.top_logprobs(
+        logprobs.data_ptr(),
+        rows,
+        vocab,
+        token_ids.data_ptr(),
+        wanted.ctypes.data,
+        most,
+        *(array.ctypes.data for array in (ids, values, ranks)),
+    )
+    found = (ids >= 0).sum(1).tolist()
+    cut = [min(count, there) for count, there in zip(counts, found, strict=True)]
+    return (
+        [row[:n] for row, n in zip(ids.tolist(), cut, strict=True)],
+        [row[:n] for row, n in zip(values.tolist(), cut, strict=True)],
+        ranks.tolist(),
+    )
+
+
+def _rows_of_numbers(x: Tensor) -> Tensor:
+    assert x.dtype == torch.float32, f"rows of float32, got {x.dtype}"
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+OPS: Final[dict[str, Callable[..., Any]]] = {
+    "finite_rows": finite_rows,
+    "log_softmax": log_softmax,
+    "pick_tokens": pick_tokens,
+    "top_logprobs": top_logprobs,
+}
 """Operations that replace those of the reference."""

@@ -15,6 +15,7 @@ from quire.kernels.encoder import encoder_attention
 from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
+from quire.kernels.rows import finite_rows
 from quire.kernels.tiles import PreparedLinear, linear, prepare_linear, wide_linear
 
 
@@ -204,6 +205,7 @@ OPS = {
     "embedding_of": embedding_of,
     "encoder_attention": encoder_attention,
     "exp": exp,
+    "finite_rows": finite_rows,
     "fuse_decoder": fuse_decoder,
     "gated_linear": gated_linear,
     "gelu": gelu,
@@ -217,6 +219,8 @@ OPS = {
     "log": log,
     "log_softmax": log_softmax,
     "paged_attention": paged_attention,
+    # The sampler's own steps are the plain ones.
+    "pick_tokens": None,
     "prepare_linear": prepare_linear,
     "relu": relu,
     "rms_norm": rms_norm,
@@ -228,5 +232,6 @@ OPS = {
     "silu": silu,
     "silu_and_mul": silu_and_mul,
     "tanh": tanh,
+    "top_logprobs": None,
     "write_kv": write_kv,
 }

@@ -1,9 +1,11 @@
 """Steps after the greedy pick: temperature, then min-p, top-k, top-p, each on rows that need it.
 
 A filter only ever sets logits to -inf. Ties are broken by token id: of equal logits at the edge
-of top-k or top-p, those with the lowest ids stay, so `top_k=1` is the greedy token. Sums run in
-float64 along one row in a fixed order (`cumsum`), never as a free reduction, whose order could
-depend on the batch.
+of top-k or top-p, those with the lowest ids stay, so `top_k=1` is the greedy token.
+
+A token's weight is `exp(logit)` in multiples of 2**-43, cut off: a whole number. Sums of weights
+are exact in any order, so any way to compute them, sorted or not, decides alike. What is cut off
+is a share of at most 2**-43 per token, less than float32's `exp` is wrong by.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from quire.sampling.metadata import SamplerState
 NUCLEUS: Final = 256
 """Likeliest tokens that top-p looks at first; for rows that need more, 16 times as many, and so
 on. The result is the same: only the time differs."""
+WEIGHT_ONE: Final = 2.0**43
+"""Weight of the likeliest token. Sums stay within int64 for vocabularies below 2**20 tokens."""
 SPARSE: Final = 16
 """Where less than one in so many tokens is left, only those go through `exp`."""
 
@@ -56,7 +60,7 @@ def top_p(state: SamplerState) -> None:
     """Keep the smallest set of likeliest tokens whose probability reaches `top_p`."""
     for rows, logits in state.slabs("top_p"):
         share = state.column([state.meta.requests[r].params.top_p for r in rows], torch.float64)
-        target = share * cumulative(logits)[:, -1:]
+        target = (cumulative(logits)[:, -1:].double() * share).ceil_().to(torch.int64)
         width, vocab = NUCLEUS, logits.shape[1]
         keep, least, short = _nucleus(logits, target, min(width, vocab))
         while short:
@@ -84,15 +88,19 @@ def _nucleus(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor
 
 
 def cumulative(logits: Tensor) -> Tensor:
-    """Running sums of `exp(logits)` along each row, in float64, first to last."""
+    """Running sums of weights along each row, int64, first to last. Logits are at most 0."""
     alive = logits > -math.inf
     if int(torch.count_nonzero(alive)) * SPARSE < logits.numel():
-        # A filter has been here. exp(-inf) is 0, so leaving it out changes no bit.
-        weights = torch.zeros_like(logits)
-        weights[alive] = ops.exp(logits[alive])
+        # A filter has been here. exp(-inf) is 0, so leaving it out changes nothing.
+        weights = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
+        weights[alive] = _weights(logits[alive])
     else:
-        weights = ops.exp(logits)
-    return torch.cumsum(weights, dim=1, dtype=torch.float64)
+        weights = _weights(logits)
+    return torch.cumsum(weights, dim=1)
+
+
+def _weights(logits: Tensor) -> Tensor:
+    return (ops.exp(logits) * WEIGHT_ONE).to(torch.int64)
 
 
 def keep_first(logits: Tensor, keep: Tensor, least: Tensor) -> Tensor:

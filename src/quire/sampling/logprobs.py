@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire.kernels.dispatch import ops
+
 
 class LogprobRow(NamedTuple):
     """Log-probabilities at one position."""
@@ -35,11 +37,22 @@ def gather_logprobs(
         num_logprobs: For each row, how many of the likeliest tokens; -1 for all.
     """
     vocab = logprobs.shape[1]
+    counts = [vocab if n < 0 else min(n, vocab) for n in num_logprobs]
+    search = ops.top_logprobs if logprobs.device.type == "cpu" else None
+    ids, values, ranks = (search or top_logprobs)(logprobs, token_ids, counts)
+    chosen = logprobs.gather(1, token_ids.unsqueeze(1)).flatten().tolist()
+    parts = zip(token_ids.tolist(), chosen, ids, values, ranks, strict=True)
+    return [LogprobRow([t, *more], [lp, *lps], rank) for t, lp, more, lps, rank in parts]
+
+
+def top_logprobs(
+    logprobs: Tensor, token_ids: Tensor, counts: Sequence[int]
+) -> tuple[list[list[int]], list[list[float]], list[int]]:
+    """Ids and values of the likeliest `counts[i]` tokens of each row, and ranks of `token_ids`."""
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))
-    ranks = (1 + _count_before(logprobs, chosen, token_ids)).tolist()
-    tops = _top(logprobs, [vocab if n < 0 else min(n, vocab) for n in num_logprobs])
-    parts = zip(token_ids.tolist(), chosen.flatten().tolist(), ranks, tops, strict=True)
-    return [LogprobRow([t, *ids], [lp, *lps], rank) for t, lp, rank, (ids, lps) in parts]
+    ranks = 1 + _count_before(logprobs, chosen, token_ids)
+    tops = _top(logprobs, counts)
+    return [ids for ids, _ in tops], [values for _, values in tops], ranks.tolist()
 
 
 def _count_before(logprobs: Tensor, chosen: Tensor, token_ids: Tensor) -> Tensor:

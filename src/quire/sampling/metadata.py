@@ -7,6 +7,7 @@ out here, so that no later index can be out of bounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,6 +38,8 @@ class RequestSampling:
     stop_ids: np.ndarray
     bias_ids: np.ndarray
     bias_values: np.ndarray
+    numbers: tuple[float, float, float, float]
+    """Temperature (0: greedy), top_k (0: off), top_p (1: off), logarithm of min_p (-inf: off)."""
     counts: TokenCounts
     """Tokens seen so far, for the penalties; knows the prompt only if repetition counts."""
 
@@ -54,10 +57,12 @@ class RequestSampling:
         bias = {i: v for i, v in (params.logit_bias or {}).items() if i < vocab_size}
         words = [w for w in params.bad_words_token_ids or () if w and w[-1] < vocab_size]
         repeats = params.repetition_penalty != 1.0
+        active = tuple(_active(params, vocab_size))
         return cls(
             params=params,
             seed=params.seed,
-            active=tuple(_active(params, vocab_size)),
+            active=active,
+            numbers=_numbers(params, active),
             allowed_ids=_ids(params.allowed_token_ids or (), vocab_size),
             bad_words=tuple((tuple(w[:-1]), w[-1]) for w in words),
             stop_ids=_ids(params.all_stop_token_ids, vocab_size),
@@ -90,6 +95,15 @@ def _active(p: SamplingParams, vocab_size: int) -> Iterable[str]:
         ("top_p", not p.greedy and p.top_p < 1.0),
     )
     return (name for name, needed in needs if needed)
+
+
+def _numbers(p: SamplingParams, active: Sequence[str]) -> tuple[float, float, float, float]:
+    return (
+        p.temperature if "temperature" in active else 0.0,
+        float(p.top_k) if "top_k" in active else 0.0,
+        p.top_p if "top_p" in active else 1.0,
+        math.log(p.min_p) if "min_p" in active else -math.inf,
+    )
 
 
 @dataclass(frozen=True, slots=True)

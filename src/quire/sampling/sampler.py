@@ -1,8 +1,8 @@
 """The sampler: an ordered tuple of steps from logits to tokens.
 
-Every step does the same to a row whatever else is in the batch: it is elementwise, or sums along
-the row in a fixed order. There is no generator: the random number of a position follows from the
-request's seed and the position alone.
+Every step does the same to a row whatever else is in the batch: it is elementwise, or its sums
+along the row are exact or in a fixed order. There is no generator: the random number of a position
+follows from the request's seed and the position alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ OVERFLOW: Final = "numerical: penalties or bias push a logit out of range"
 NOTHING_LEFT: Final = (
     "no token can be sampled: allowed_token_ids, bad_words and the grammar exclude every one"
 )
+_SEED_BITS: Final = 2**64 - 1
 _RESHAPING: Final = frozenset(
     ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "repetition_penalty")
     + ("frequency_penalty", "presence_penalty")
@@ -55,11 +57,9 @@ class SamplerOutput:
 
 def check_finite(state: SamplerState) -> None:
     """Fail rows in which the model produced NaN or infinity."""
-    # NaN and infinity both reach the extremes of a row.
-    low, high = state.logits.amin(1), state.logits.amax(1)
-    bad = ~(torch.isfinite(low) & torch.isfinite(high))
-    if bool(bad.any()):
-        for row in bad.nonzero().flatten().tolist():
+    finite = ops.finite_rows(state.logits)
+    if not bool(finite.all()):
+        for row in (~finite).nonzero().flatten().tolist():
             state.fail(row, NOT_A_NUMBER)
 
 
@@ -98,17 +98,35 @@ def greedy_pick(state: SamplerState) -> None:
 def random_pick(state: SamplerState) -> None:
     """Inverse CDF in order of token id, with the random number of the row's output position.
 
-    The token is the first whose running sum of `exp(logit)` (float64) exceeds the number times
-    the row's total.
+    The token is the first whose running sum of weights exceeds the number times the row's total:
+    all whole numbers, with the number in multiples of 2**-53.
     """
     meta = state.meta
     for rows, logits in state.slabs("temperature"):
         seeds = [meta.requests[row].seed for row in rows]
         numbers = uniforms(seeds, [len(meta.outputs[row]) for row in rows])
         cdf = cumulative(logits)
-        target = cdf[:, -1:] * state.column(numbers, torch.float64)
+        totals = cdf[:, -1].tolist()
+        shares = [t * int(n * 2**53) >> 53 for t, n in zip(totals, numbers, strict=True)]
+        target = state.column(shares, torch.int64)
         found = torch.searchsorted(cdf, target, right=True).flatten()
         state.token_ids[rows] = found.clamp_(max=cdf.shape[1] - 1)
+
+
+def pick(state: SamplerState) -> None:
+    """All steps of `PICKING` in one call, with the same tokens."""
+    meta, call = state.meta, ops.pick_tokens
+    assert call is not None, "the sampler asks before"
+    numbers = None
+    if "temperature" in meta.rows:
+        numbers = np.array([request.numbers for request in meta.requests])
+    seeds = np.array([request.seed & _SEED_BITS for request in meta.requests], dtype=np.uint64)
+    positions = np.array([len(output) for output in meta.outputs], dtype=np.int64)
+    state.token_ids = call(state.logits, numbers, seeds, positions)
+
+
+PICKING: Final[tuple[Step, ...]] = (greedy_pick, temperature, min_p, top_k, top_p, random_pick)
+"""Steps that some kernels do at once (`pick`). These define what is picked."""
 
 
 def pick_logprobs(state: SamplerState) -> None:
@@ -176,8 +194,15 @@ class Sampler:
         """
         ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         state = SamplerState(logits, metadata, ids)
-        for step in self.steps:
+        for step in self._plan(logits):
             step(state)
         rows = range(len(logits))
         logprobs = [state.logprobs.get(row) for row in rows]
         return SamplerOutput(state.token_ids.tolist(), logprobs, state.failed)
+
+    def _plan(self, logits: Tensor) -> tuple[Step, ...]:
+        """The steps, those of `PICKING` as one where the kernels can."""
+        if ops.pick_tokens is None or logits.device.type != "cpu":
+            return self.steps
+        first = self.steps.index(PICKING[0])
+        return (*self.steps[:first], pick, *self.steps[first + len(PICKING) :])

@@ -1,0 +1,308 @@
+// Choosing tokens without sorting the vocabulary. Definitions: sampling.h.
+//
+// A filter keeps a beginning of the order, so what all of them keep together is found among the
+// tokens above a bound that is known to be low enough: the k-th largest of the groups' maxima is
+// at most the k-th largest number. Only those are looked at closely.
+#include "sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "pool.h"
+
+namespace quire {
+namespace {
+
+constexpr float kEverything = -std::numeric_limits<float>::infinity();
+constexpr int64_t kNucleus = 256;  // likeliest groups that top-p looks at first
+constexpr int kEverywhere = -1;
+
+struct Candidate {
+  float y;
+  int32_t id;
+  int64_t weight;
+};
+
+bool before(const Candidate& a, const Candidate& b) {
+  return a.y > b.y || (a.y == b.y && a.id < b.id);
+}
+
+// Memory of one thread, kept.
+struct Work {
+  std::vector<float> peaks, sorted, numbers;
+  std::vector<int64_t> sums;
+  std::vector<Candidate> found;
+};
+Work& work() {
+  static thread_local Work mine;
+  return mine;
+}
+
+// The rank-th largest, from 1; -inf if there are fewer.
+float nth_largest(const std::vector<float>& from, int64_t rank, std::vector<float>& space) {
+  if (rank > static_cast<int64_t>(from.size())) return kEverything;
+  space = from;
+  std::nth_element(space.begin(), space.begin() + (rank - 1), space.end(), std::greater<float>());
+  return space[static_cast<size_t>(rank - 1)];
+}
+
+// ---- Philox4x32-10 (Salmon et al. 2011), as quire/sampling/philox.py ----------------------------
+
+// 53 random bits of an output position.
+uint64_t random_bits(uint64_t seed, uint64_t position) {
+  uint32_t c[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0};
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t low = 0xD2511F53ull * c[0], high = 0xCD9E8D57ull * c[2];
+    const uint32_t c1 = c[1], c3 = c[3];
+    c[0] = static_cast<uint32_t>(high >> 32) ^ c1 ^ k0;
+    c[1] = static_cast<uint32_t>(high);
+    c[2] = static_cast<uint32_t>(low >> 32) ^ c3 ^ k1;
+    c[3] = static_cast<uint32_t>(low);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return (static_cast<uint64_t>(c[0]) << 21) | (c[1] >> 11);
+}
+
+// The share `bits` / 2**53 of a total, rounded down: the token is the first whose running sum of
+// weights exceeds it.
+int64_t share_of(int64_t total, uint64_t bits) {
+#ifdef __SIZEOF_INT128__
+  return static_cast<int64_t>((static_cast<unsigned __int128>(total) * bits) >> 53);
+#else
+  const uint64_t t = static_cast<uint64_t>(total), low = 0xffffffffu;
+  const uint64_t a = (t >> 32) * (bits >> 32), b = (t >> 32) * (bits & low);
+  const uint64_t c = (t & low) * (bits >> 32), d = (t & low) * (bits & low);
+  const uint64_t middle = (d >> 32) + (b & low) + (c & low);
+  const uint64_t high = a + (b >> 32) + (c >> 32) + (middle >> 32);
+  return static_cast<int64_t>((high << 11) | (((middle << 32) | (d & low)) >> 53));
+#endif
+}
+
+// ---- one row -----------------------------------------------------------------------------------
+
+class Row {
+ public:
+  Row(const float* x, int64_t n) : x_(x), n_(n), w_(work()) {
+    w_.peaks.resize(static_cast<size_t>(groups_of(n)));
+    QUIRE_PICK(find_peaks)(x, n, w_.peaks.data());
+    top_ = *std::max_element(w_.peaks.begin(), w_.peaks.end());
+  }
+
+  int64_t likeliest() const {
+    const auto group = std::find(w_.peaks.begin(), w_.peaks.end(), top_) - w_.peaks.begin();
+    int64_t id = group * kGroup;
+    while (id + 1 < n_ && x_[id] != top_) ++id;
+    return id;
+  }
+
+  int64_t random(float temperature, int64_t top_k, double top_p, float min_p, uint64_t bits) {
+    scale_ = {top_, temperature};
+    floor_ = min_p;
+    if (top_k > 0 && top_k < n_) {
+      keep_first(top_k);
+      if (top_p < 1.0) keep_mass(target(top_p, mass()));
+      return draw_found(bits);
+    }
+    int64_t total = weigh_all({floor_, n_});
+    if (top_p >= 1.0) return draw_all({floor_, n_}, share_of(total, bits));
+    const int64_t wanted = target(top_p, total);
+    find(std::max(bound_for(kNucleus), kNothing), kEverywhere);
+    if (mass() >= wanted) {
+      keep_mass(wanted);
+      return draw_found(bits);
+    }
+    const Edge edge = edge_of_mass(wanted);
+    total = weigh_all(edge);
+    return draw_all(edge, share_of(total, bits));
+  }
+
+ private:
+  const float* x_;
+  int64_t n_;
+  Work& w_;
+  float top_, floor_ = kEverything;
+  Scale scale_{};
+
+  // All tokens with y at least `bound`, in order of id; only those of a bin if one is given.
+  void find(float bound, int bin) {
+    w_.found.clear();
+    for (int64_t g = 0; g < groups_of(n_); ++g) {
+      if (!(scale_(w_.peaks[static_cast<size_t>(g)]) >= bound)) continue;
+      const int64_t end = std::min(n_, (g + 1) * kGroup);
+      for (int64_t i = g * kGroup; i < end; ++i) {
+        const float y = scale_(x_[i]);
+        if (y >= bound && (bin == kEverywhere || bin_of(y) == bin))
+          w_.found.push_back({y, static_cast<int32_t>(i), weight_of(y)});
+      }
+    }
+  }
+
+  // A bound that at least `rank` tokens reach, or min-p's.
+  float bound_for(int64_t rank) {
+    return std::max(floor_, scale_(nth_largest(w_.peaks, rank, w_.sorted)));
+  }
+
+  void keep_first(int64_t count) {
+    find(bound_for(count), kEverywhere);
+    if (static_cast<int64_t>(w_.found.size()) <= count) return;
+    std::nth_element(w_.found.begin(), w_.found.begin() + (count - 1), w_.found.end(), before);
+    w_.found.resize(static_cast<size_t>(count));
+  }
+
+  int64_t mass() const {
+    int64_t total = 0;
+    for (const Candidate& c : w_.found) total += c.weight;
+    return total;
+  }
+
+  static int64_t target(double share, int64_t total) {
+    return static_cast<int64_t>(std::ceil(static_cast<double>(total) * share));
+  }
+
+  // Keeps the shortest beginning, at least one token, whose mass reaches `wanted`.
+  void keep_mass(int64_t wanted) {
+    size_t low = 0, high = w_.found.size();
+    const auto begin = w_.found.begin();
+    const auto at = [&](size_t i) { return begin + static_cast<std::ptrdiff_t>(i); };
+    int64_t so_far = 0;  // mass of those before `low`; the beginning ends in (low, high]
+    while (high - low > 32) {
+      const size_t middle = (low + high) / 2;
+      std::nth_element(at(low), at(middle), at(high), before);
+      int64_t part = 0;
+      for (size_t i = low; i < middle; ++i) part += w_.found[i].weight;
+      if (so_far + part >= wanted) {
+        high = middle;
+      } else {
+        so_far += part;
+        low = middle;
+      }
+    }
+    std::sort(at(low), at(high), before);
+    size_t end = low;
+    do so_far += w_.found[end++].weight;
+    while (end < high && so_far < wanted);
+    w_.found.resize(end);
+  }
+
+  // The last token of the shortest beginning of the row whose mass reaches `wanted`, for when
+  // that is long: by bins of y, of which only the last is looked at closely.
+  Edge edge_of_mass(int64_t wanted) {
+    int64_t bins[kBins];
+    QUIRE_PICK(sum_bins)(x_, n_, w_.peaks.data(), scale_, floor_, bins);
+    int bin = 0;
+    for (; bin + 1 < kBins && bins[bin] < wanted; ++bin) wanted -= bins[bin];
+    find(std::max(floor_, kNothing), bin);
+    keep_mass(wanted);
+    const Candidate& last = *std::max_element(w_.found.begin(), w_.found.end(), before);
+    return {last.y, last.id};
+  }
+
+  int64_t draw_found(uint64_t bits) {
+    const int64_t limit = share_of(mass(), bits);
+    std::sort(w_.found.begin(), w_.found.end(),
+              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    int64_t sum = 0;
+    for (const Candidate& c : w_.found)
+      if ((sum += c.weight) > limit) return c.id;
+    return w_.found.back().id;
+  }
+
+  int64_t weigh_all(const Edge& edge) {
+    w_.sums.resize(w_.peaks.size());
+    QUIRE_PICK(sum_weights)(x_, n_, w_.peaks.data(), scale_, edge, w_.sums.data());
+    int64_t total = 0;
+    for (const int64_t sum : w_.sums) total += sum;
+    return total;
+  }
+
+  int64_t draw_all(const Edge& edge, int64_t limit) const {
+    int64_t sum = 0;
+    for (size_t g = 0; g < w_.sums.size(); ++g) {
+      if (sum + w_.sums[g] <= limit) {
+        sum += w_.sums[g];
+        continue;
+      }
+      for (int64_t i = static_cast<int64_t>(g) * kGroup; i < n_; ++i) {
+        const float y = scale_(x_[i]);
+        const bool stays = y > edge.y || (y == edge.y && i <= edge.id);
+        if (stays && (sum += weight_of(y)) > limit) return i;
+      }
+    }
+    return n_ - 1;
+  }
+};
+
+void pick_row(const PickArgs& a, int64_t row) {
+  const float* x = a.logits + row * a.stride;
+  Row work_row(x, a.vocab);
+  const double* number = a.numbers ? a.numbers + 4 * row : nullptr;
+  if (!number || number[0] <= 0.0) {
+    a.tokens[row] = work_row.likeliest();
+    return;
+  }
+  a.tokens[row] = work_row.random(
+      static_cast<float>(number[0]), static_cast<int64_t>(number[1]), number[2],
+      static_cast<float>(number[3]),
+      random_bits(a.seeds[row], static_cast<uint64_t>(a.positions[row])));
+}
+
+void top_row(const TopArgs& a, int64_t row) {
+  const float* x = a.logprobs + row * a.vocab;
+  QUIRE_PICK(count_before)(x, a.vocab, a.chosen[row], a.ranks + row);
+  a.ranks[row] += 1;
+  const int64_t count = a.counts[row];
+  int64_t* ids = a.ids + row * a.most;
+  float* values = a.values + row * a.most;
+  std::fill(ids, ids + a.most, -1);
+  if (count == 0) return;
+  Work& w = work();
+  w.peaks.resize(static_cast<size_t>(groups_of(a.vocab)));
+  QUIRE_PICK(find_peaks)(x, a.vocab, w.peaks.data());
+  const float bound = nth_largest(w.peaks, count, w.sorted);
+  w.found.clear();
+  for (size_t g = 0; g < w.peaks.size(); ++g) {
+    if (!(w.peaks[g] >= bound)) continue;
+    const int64_t end = std::min(a.vocab, static_cast<int64_t>(g + 1) * kGroup);
+    for (int64_t i = static_cast<int64_t>(g) * kGroup; i < end; ++i)
+      if (x[i] >= bound) w.found.push_back({x[i], static_cast<int32_t>(i), 0});
+  }
+  const int64_t kept = std::min(count, static_cast<int64_t>(w.found.size()));
+  std::partial_sort(w.found.begin(), w.found.begin() + kept, w.found.end(), before);
+  for (int64_t i = 0; i < kept; ++i) {
+    ids[i] = w.found[static_cast<size_t>(i)].id;
+    values[i] = w.found[static_cast<size_t>(i)].y;
+  }
+}
+
+template <class F> void each_row(int64_t rows, F&& body) {
+  parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) body(row);
+  });
+}
+
+}  // namespace
+
+void pick_tokens(const PickArgs& args) {
+  each_row(args.rows, [&](int64_t row) { pick_row(args, row); });
+}
+
+void top_logprobs(const TopArgs& args) {
+  each_row(args.rows, [&](int64_t row) { top_row(args, row); });
+}
+
+void finite_rows(const float* x, int64_t rows, int64_t n, int64_t stride, bool* answers) {
+  each_row(rows, [&](int64_t row) { QUIRE_PICK(are_finite)(x + row * stride, n, answers + row); });
+}
+
+void log_softmax(const float* x, int64_t rows, int64_t n, int64_t stride, float* out) {
+  each_row(rows, [&](int64_t row) {
+    auto& numbers = work().numbers;
+    numbers.resize(static_cast<size_t>(n));
+    QUIRE_PICK(log_softmax_row)(x + row * stride, n, numbers.data(), out + row * n);
+  });
+}
+
+}  // namespace quire

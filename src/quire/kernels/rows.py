@@ -1,0 +1,12 @@
+"""Plain operations on rows of logits. Knows no requests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def finite_rows(logits: Tensor) -> Tensor:
+    """Whether all of a row of `[rows, vocab]` is finite: bool `[rows]`."""
+    # NaN and infinity both reach the extremes of a row.
+    return torch.isfinite(logits.amin(1)) & torch.isfinite(logits.amax(1))

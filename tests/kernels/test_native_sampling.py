@@ -1,0 +1,177 @@
+"""Compiled sampling on every instruction set this machine has: token for token, and bit for bit,
+what the sampler's plain steps give."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from quire.kernels import compiled, exact, native_sampling, rows
+from quire.kernels.dispatch import ops
+from quire.params import SamplingParams
+from quire.sampling import RequestSampling, Sampler, SamplingMetadata
+from quire.sampling.logprobs import top_logprobs
+from quire.sampling.philox import uniforms
+
+pytestmark = pytest.mark.skipif(compiled.lib is None, reason="the native kernels are not built")
+
+sampler = Sampler()
+VOCABS = [2, 63, 64, 65, 1000, 33003]
+
+
+@pytest.fixture(autouse=True, params=compiled.available_isas(), ids=str)
+def isa(request, monkeypatch):
+    before, threads = compiled.lib.isa(), compiled.lib.num_threads()
+    ops.exp  # noqa: B018 # the first use chooses the kernels
+    for name, function in native_sampling.OPS.items():
+        monkeypatch.setitem(ops.__dict__, name, function)
+    assert compiled.lib.set_isa(request.param)
+    compiled.lib.set_num_threads(2, [])
+    yield request.param
+    compiled.lib.set_isa(before)
+    compiled.lib.set_num_threads(threads, [])
+
+
+def picked(logits, params, positions=None, plain=False):
+    """Tokens of one row for each of `params`."""
+    requests = [RequestSampling.from_params(p, [], logits.shape[1]) for p in params]
+    outputs = [np.zeros(n, dtype=np.int32) for n in positions or [3] * len(params)]
+    metadata = SamplingMetadata.build(requests, outputs)
+    if not plain:
+        return sampler(logits.clone(), metadata).token_ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ops.__dict__, "pick_tokens", None)
+        return sampler(logits.clone(), metadata).token_ids
+
+
+def check(logits, params, positions=None):
+    want = picked(logits, params, positions, plain=True)
+    assert picked(logits, params, positions) == want
+
+
+def filters(rng):
+    """Random parameters, with much that is at an edge."""
+    return {
+        "temperature": rng.choice([0.0, 0.3, 0.7, 1.0, 1.0, 2.0]),
+        "top_k": int(rng.choice([0, 0, 1, 5, 50, 700])),
+        "top_p": float(rng.choice([1.0, 1.0, 1e-6, 0.3, 0.9, 0.999])),
+        "min_p": float(rng.choice([0.0, 0.0, 0.01, 0.5, 1.0])),
+        "seed": int(rng.integers(0, 2**63)),
+    }
+
+
+def made_logits(kind, count, vocab, generator):
+    x = torch.randn(count, vocab, generator=generator)
+    if kind == "usual":
+        return x * 3
+    if kind == "ties":
+        return (x * 2).round()
+    if kind == "flat":
+        return x * 1e-3
+    if kind == "banned":
+        return (x * 3).masked_fill(torch.rand(x.shape, generator=generator) < 0.9, -math.inf)
+    return x * 40  # peaked: most weights are 0
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("kind", ["usual", "ties", "flat", "banned", "peaked"])
+def test_the_same_tokens_as_the_steps(kind, vocab, monkeypatch):
+    rng = np.random.default_rng(vocab)
+    count = 40 if vocab < 10000 else 16
+    generator = torch.Generator().manual_seed(vocab)
+    logits = made_logits(kind, count, vocab, generator)
+    logits[:, vocab // 2] = torch.clamp(logits[:, vocab // 2], min=-1.0)  # never all banned
+    # Banned tokens come from processors, after the check of what the model gave.
+    monkeypatch.setitem(ops.__dict__, "finite_rows", lambda x: torch.ones(len(x), dtype=torch.bool))
+    params = [SamplingParams(**filters(rng)) for _ in range(count)]
+    check(logits, params, rng.integers(0, 5000, count).tolist())
+
+
+@pytest.mark.parametrize(
+    "what",
+    [{}, {"top_p": 0.9}, {"top_p": 0.9, "temperature": 2.0}, {"top_k": 50, "top_p": 0.8},
+     {"min_p": 0.05}, {"top_k": 20000}, {"top_k": 20000, "top_p": 0.5}, {"temperature": 0.0}],
+    ids=str,
+)  # fmt: skip
+def test_a_large_vocabulary(what):
+    logits = torch.randn(6, 151936, generator=torch.Generator().manual_seed(1)) * 2.5
+    check(logits, [SamplingParams(seed=i, **what) for i in range(6)])
+
+
+def test_rows_do_not_feel_each_other():
+    logits = torch.randn(23, 5003, generator=torch.Generator().manual_seed(2)) * 2
+    params = [
+        SamplingParams(seed=i, top_k=(0, 9)[i % 2], top_p=(1.0, 0.8, 0.99)[i % 3])
+        for i in range(23)
+    ]
+    together = picked(logits, params)
+    for threads in (1, 2):
+        compiled.lib.set_num_threads(threads, [])
+        assert [picked(logits[i : i + 1], params[i : i + 1])[0] for i in range(23)] == together
+
+
+def test_random_numbers_are_those_of_philox():
+    """A token is the number itself when all weights are equal."""
+    seeds = [0, 1, 2**63, 2**64 - 1, *range(100, 160)]
+    positions = [0, 2**32 + 5, 7, 2**31, *range(60)]
+    logits = torch.zeros(len(seeds), 4096)
+    numbers = np.tile(np.array([1.0, 0.0, 1.0, -math.inf]), (len(seeds), 1))
+    tokens = native_sampling.pick_tokens(
+        logits, numbers, np.array(seeds, np.uint64), np.array(positions, np.int64)
+    )
+    assert tokens.tolist() == [int(n * 4096) for n in uniforms(seeds, positions)]
+
+
+def test_greedy_takes_the_lowest_of_equals():
+    logits = torch.zeros(4, 300)
+    logits[0, [77, 200]] = 5
+    logits[1, 299] = 1e-30
+    logits[2, :] = -3e38
+    none = np.zeros(4, np.uint64), np.zeros(4, np.int64)
+    assert native_sampling.pick_tokens(logits, None, *none).tolist() == [77, 299, 0, 0]
+    wide = torch.randn(3, 900)[:, 100:800]
+    none = np.zeros(3, np.uint64), np.zeros(3, np.int64)
+    assert torch.equal(native_sampling.pick_tokens(wide, None, *none), wide.argmax(1))
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 3, 64, 100, 1025, 50257])
+def test_log_softmax_bit_for_bit(vocab):
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(5, vocab, generator=generator) * torch.tensor([[0.1], [1], [5], [30], [0]])
+    logits[1, :: max(2, vocab // 3)] = -math.inf
+    logits[1, 0] = 0
+    got, want = native_sampling.log_softmax(logits), exact.log_softmax(logits)
+    assert torch.equal(got.view(torch.int32), want.view(torch.int32))
+    logits[0, 0], logits[2, -1], logits[3] = math.nan, math.inf, -math.inf
+    got = native_sampling.log_softmax(logits)
+    assert got[[0, 2, 3]].isnan().all()
+    assert torch.equal(got[4], want[4])
+
+
+def test_finite_rows():
+    logits = torch.randn(6, 1000)
+    logits[1, 999], logits[2, 0], logits[4, 500] = math.nan, math.inf, -math.inf
+    want = [True, False, False, True, False, True]
+    assert native_sampling.finite_rows(logits).tolist() == want
+    assert rows.finite_rows(logits).tolist() == want
+    assert native_sampling.finite_rows(logits.bfloat16()).tolist() == want
+
+
+@pytest.mark.parametrize("vocab", [2, 64, 1000, 20000])
+@pytest.mark.parametrize("kind", ["usual", "ties", "flat"])
+def test_top_logprobs(kind, vocab):
+    generator = torch.Generator().manual_seed(vocab)
+    logprobs = exact.log_softmax(made_logits(kind, 12, vocab, generator))
+    counts = [min(vocab, n) for n in (0, 1, 5, 20, 0, 2, 300, vocab, 7, 1, 0, 20)]
+    chosen = torch.randint(0, vocab, (12,), generator=generator)
+    chosen[:4] = logprobs[:4].argmax(1)
+    want = top_logprobs(logprobs, chosen, counts)
+    assert native_sampling.top_logprobs(logprobs, chosen, counts) == want
+
+
+def test_top_logprobs_of_nothing_and_of_nan():
+    logprobs, chosen = torch.full((2, 70), math.nan), torch.tensor([3, 4])
+    ids, values, _ = native_sampling.top_logprobs(logprobs, chosen, [2, 0])
+    assert len(ids[0]) == len(values[0]) <= 2
+    assert ids[1] == []
