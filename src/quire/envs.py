@@ -221,15 +221,6 @@ LOG_MODEL_INSPECTION: Annotated[
         "`1` logs the tree of the model with shapes and chosen kernels when it is loaded.",
     ),
 ]
-DEBUG_KV_CACHE: Annotated[
-    bool,
-    Var(
-        _one_of(_SWITCH),
-        False,
-        "`1` finds kernels that read or write what is not theirs: KV blocks are filled with NaN "
-        "before a request gets them, and the cache stands between pages that nobody may touch.",
-    ),
-]
 TORCH_PROFILER_DIR: Annotated[
     str | None,
     Var(str, None, "Folder for the traces of `start_profile()`; profiling is off without it."),
