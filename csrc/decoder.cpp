@@ -2,6 +2,7 @@
 #include "decoder.h"
 
 #include <cstdlib>
+#include <cstring>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -35,32 +36,42 @@ struct Run {
   Decoder& decoder;
   const DecoderStep& step;
   size_t item;
+  int64_t rows;  // in work: all tokens, in the end those that are wanted
 
   void* take(int slot, int64_t columns) const {
     return decoder.buffer(slot, static_cast<size_t>(step.tokens * columns) * item);
   }
 
   void norm(const Norm& norm, const void* x, void* residual, void* out) const {
-    QUIRE_PICK(normalize)(NormArgs{norm, x, residual, residual, out, decoder.dtype, step.tokens,
+    QUIRE_PICK(normalize)(NormArgs{norm, x, residual, residual, out, decoder.dtype, rows,
                                    decoder.size, decoder.size});
   }
 
   void linear(const Linear& layer, const void* x, void* out, int activation) const {
-    QUIRE_PICK(gemm)(GemmArgs{&layer, x, decoder.dtype, step.tokens, layer.k, nullptr, out,
+    QUIRE_PICK(gemm)(GemmArgs{&layer, x, decoder.dtype, rows, layer.k, nullptr, out,
                               decoder.dtype, activation, false});
   }
 
   // Norms the heads of each token in place.
   void norm_heads(const Norm& norm, char* heads, int64_t count, int64_t dim, int64_t width) const {
     if (norm.kind == kNoNorm) return;
-    for (int64_t t = 0; t < step.tokens; ++t, heads += width * item)
+    for (int64_t t = 0; t < rows; ++t, heads += width * item)
       QUIRE_PICK(normalize)(
           NormArgs{norm, heads, nullptr, nullptr, heads, decoder.dtype, count, dim, dim});
   }
 
-  void attend(size_t index, const void* x, void* out) const {
+  // Moves the wanted rows of a matrix to its front.
+  void keep_wanted(void* matrix, int64_t width) const {
+    const size_t bytes = static_cast<size_t>(width) * item;
+    char* const first = static_cast<char*>(matrix);
+    for (int64_t i = 0; i < step.num_wanted; ++i)
+      std::memmove(first + i * bytes, first + step.wanted[i] * bytes, bytes);
+  }
+
+  void attend(size_t index, const void* x, void* out) {
     const DecoderLayer& layer = decoder.layers[index];
     const DecoderTables& tables = step.tables[step.tables.size() == 1 ? 0 : index];
+    const AttentionStep* seen_by = &tables.attention;
     const AttentionLayer& a = layer.attention;
     const int64_t width = layer.qkv.n, dim = a.key_dim;
     char* qkv = static_cast<char*>(take(kQkv, width));
@@ -77,8 +88,15 @@ struct Run {
                                           layer.rotary_dim, 0, layer.interleaved, write});
     else
       QUIRE_PICK(write_kv)(write);
+    if (step.num_wanted >= 0 && index + 1 == decoder.layers.size()) {
+      keep_wanted(qkv, width);
+      keep_wanted(step.x, decoder.size);
+      rows = step.num_wanted;
+      seen_by = &step.last;
+      if (rows == 0) return;
+    }
     void* seen = take(kInner, a.heads * a.value_dim);
-    attention(AttentionArgs{&a, &tables.attention, qkv, width, dim, seen, decoder.dtype,
+    attention(AttentionArgs{&a, seen_by, qkv, width, dim, seen, decoder.dtype,
                             decoder.dtype, layer.keys, layer.values});
     linear(layer.out, seen, out, kNone);
   }
@@ -87,7 +105,7 @@ struct Run {
 }  // namespace
 
 void run_decoder(Decoder& decoder, const DecoderStep& step) {
-  const Run run{decoder, step, item_size(decoder.dtype)};
+  Run run{decoder, step, item_size(decoder.dtype), step.tokens};
   void* normed = run.take(kNormed, decoder.size);
   void* given = run.take(kGiven, decoder.size);
   for (size_t index = 0; index < decoder.layers.size(); ++index) {
@@ -97,6 +115,7 @@ void run_decoder(Decoder& decoder, const DecoderStep& step) {
                                               decoder.size});
     else run.norm(layer.before_attention, given, step.x, normed);
     run.attend(index, normed, given);
+    if (run.rows == 0) return;
     run.norm(layer.before_mlp, given, step.x, normed);
     void* inner = run.take(kInner, layer.gate_up.n / 2);
     run.linear(layer.gate_up, normed, inner, layer.activation);

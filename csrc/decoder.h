@@ -44,9 +44,14 @@ struct DecoderTables {
 struct DecoderStep {
   std::vector<DecoderTables> tables;  // one for all layers, or one for each
   const int64_t* positions;           // [tokens]
-  void* x;                   // [tokens, size]; overwritten
-  void* out;                 // [tokens, size]: after the final norm
+  void* x;                            // [tokens, size]; overwritten
+  void* out;                          // [tokens or num_wanted, size]: after the final norm
   int64_t tokens;
+  // Rows of `out`: the tokens that are asked for, ascending, the last ones of each request; with
+  // num_wanted < 0 all. The last layer computes keys and values for all, the rest for these.
+  const int64_t* wanted;
+  int64_t num_wanted;
+  AttentionStep last;  // of the last layer, its queries being those tokens
 };
 
 void run_decoder(Decoder& decoder, const DecoderStep& step);

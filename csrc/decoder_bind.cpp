@@ -33,9 +33,11 @@ class BoundDecoder {
   }
 
   void run(const std::vector<AttentionStep>& attention, const std::vector<uintptr_t>& slots,
-           uintptr_t positions, uintptr_t x, uintptr_t out, int64_t tokens) {
+           uintptr_t positions, uintptr_t x, uintptr_t out, int64_t tokens, uintptr_t wanted,
+           int64_t num_wanted, const AttentionStep& last) {
     nb::gil_scoped_release release;
-    DecoderStep step{{}, at<int64_t>(positions), at<void>(x), at<void>(out), tokens};
+    DecoderStep step{{}, at<int64_t>(positions), at<void>(x), at<void>(out), tokens,
+                     at<int64_t>(wanted), num_wanted, last};
     for (size_t i = 0; i < attention.size(); ++i)
       step.tables.push_back({attention[i], at<int64_t>(slots[i])});
     const std::lock_guard<std::mutex> alone(mutex_);  // the buffers are one step's
@@ -58,7 +60,9 @@ void bind_decoder(nb::module_& m) {
       .def(nb::init<std::vector<DecoderLayer>, const Norm&, int64_t, int>(), "layers"_a,
            "final_norm"_a, "size"_a, "dtype"_a)
       .def("run", &BoundDecoder::run, "attention"_a, "slots"_a, "positions"_a, "x"_a, "out"_a,
-           "tokens"_a, "x is overwritten. Attention and slots: one for all layers, or one each.");
+           "tokens"_a, "wanted"_a, "num_wanted"_a, "last"_a,
+           "x is overwritten. Attention and slots: one for all layers, or one each. `wanted`:\n"
+           "the tokens whose hidden state is asked for, queries of `last`; num_wanted -1: all.");
 }
 
 }  // namespace quire

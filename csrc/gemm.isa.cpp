@@ -21,6 +21,9 @@ constexpr int64_t kPanel = 96;
 // with 8 rows 1.3 to 1.4 times as fast as long blocks; from 13 rows on long ones are faster).
 constexpr int64_t kBlock = 2048, kShortBlock = 64, kFewRows = 12;
 
+// Tiles that a thread takes at a time, at most: threads then end at about the same time.
+constexpr int64_t kMostTiles = 8;
+
 struct Work {
   const GemmArgs& args;
   const void* x;  // rows as the kernel reads them: bf16, or float32
@@ -282,6 +285,7 @@ void widen_rows(const GemmArgs& a, const void* x, int64_t stride, bool direct, v
 }  // namespace
 
 void gemm(const GemmArgs& a) {
+  if (a.m == 0) return;
   const Linear& layer = *a.layer;
   const void* x = a.x;
   int64_t stride = a.x_stride;
@@ -299,8 +303,8 @@ void gemm(const GemmArgs& a) {
   const int64_t panels = (a.m + kPanel - 1) / kPanel;
   // Panels of about equal height, each a whole number of register tiles.
   const int64_t height = ((a.m + panels - 1) / panels + kRows - 1) / kRows * kRows;
-  int64_t grain = tiles / (num_threads() * 4);
-  if (grain < 1) grain = 1;
+  int64_t grain = tiles / (num_threads() * 8);
+  grain = grain < 1 ? 1 : grain > kMostTiles ? kMostTiles : grain;
   parallel_for((a.m + height - 1) / height * tiles, grain, [&](int64_t begin, int64_t end) {
     auto* sums = static_cast<float*>(scratch(3, kPanel * kTile * sizeof(float)));
     for (int64_t i = begin; i < end; ++i) {

@@ -57,7 +57,7 @@ class FakeModel:
             hidden.append(fold((flat_keys[slots] - 1).tolist()))
         for request, length in enumerate(metadata.seq_lens.tolist()):
             assert positions[starts[request + 1] - 1] == length - 1
-        return torch.tensor(hidden, dtype=torch.float64).unsqueeze(1)
+        return metadata.select(torch.tensor(hidden, dtype=torch.float64).unsqueeze(1))
 
     def compute_logits(self, hidden):
         self.rows_of_logits += len(hidden)

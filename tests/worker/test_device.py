@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
+from quire.kernels.dispatch import ops
 from quire.worker.device import CpuDevice, resolve_dtype, select_device, set_torch_threads
 
 
@@ -47,9 +48,12 @@ def test_threads(monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.setattr("quire.worker.device.available_cores", lambda: 3)
     try:
-        assert set_torch_threads(hidden_size=2048) == 3
+        assert set_torch_threads(hidden_size=2048, generates=False) == 3
         assert torch.get_num_threads() == 3
-        assert set_torch_threads(hidden_size=256) == 1, "small operators gain nothing from more"
-        assert set_torch_threads(hidden_size=2048) == 3  # a second engine in one process
+        small = set_torch_threads(hidden_size=256, generates=True)
+        assert small == 1, "small operators gain nothing from more"
+        assert set_torch_threads(hidden_size=2048, generates=True) == 3
+        beside = 1 if ops.name == "native" else 3
+        assert torch.get_num_threads() == beside, "compiled kernels bring their own"
     finally:
         torch.set_num_threads(before)

@@ -43,7 +43,7 @@ class WindowedModel:
                 assert torch.equal(values.view(-1)[slots].long(), context), f"layer {layer}"
                 seen = (keys.view(-1)[slots].long() - 1 - layer).tolist()
                 hidden[token] = fold([hidden[token], fold(seen)])
-        return torch.tensor(hidden, dtype=torch.float64).unsqueeze(1)
+        return metadata.select(torch.tensor(hidden, dtype=torch.float64).unsqueeze(1))
 
     def compute_logits(self, hidden):
         return torch.stack([torch.from_numpy(logits_of(int(v))) for v in hidden.flatten()])

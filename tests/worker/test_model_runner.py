@@ -293,7 +293,7 @@ class Faulty(FakeModel):
         hidden = super().forward(input_ids, positions, kv_caches, metadata)
         if poisoned:
             hit = metadata.token_request[poisoned]
-            hidden[torch.isin(metadata.token_request, hit)] = -1.0
+            hidden[torch.isin(metadata.select(metadata.token_request), hit)] = -1.0
         return hidden
 
     def compute_logits(self, hidden):

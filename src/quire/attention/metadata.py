@@ -30,6 +30,11 @@ class AttentionMetadata:
     positions: Tensor
     """`[T]` int64: absolute position of each token."""
     block_size: int
+    wanted: Tensor | None = None
+    """`[W]` int64: tokens whose hidden state is asked for, ascending, the last ones of each
+    request; `None`: all. The last layer may leave out the others but for their keys and values."""
+    wanted_start_loc: Tensor | None = None
+    """`[R + 1]` int32: as `query_start_loc`, of `wanted`."""
     by_layer: Sequence[AttentionMetadata] = field(default=(), repr=False)
     """What each layer reads, if that differs between groups of layers; else empty."""
     scratch: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -39,6 +44,10 @@ class AttentionMetadata:
     def of_layer(self, index: int) -> AttentionMetadata:
         """What one layer reads."""
         return self.by_layer[index] if self.by_layer else self
+
+    def select(self, hidden: Tensor) -> Tensor:
+        """The rows of `[T, ...]` that are wanted."""
+        return hidden if self.wanted is None else hidden[self.wanted]
 
     @property
     def num_tokens(self) -> int:

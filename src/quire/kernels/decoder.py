@@ -74,8 +74,8 @@ class DecoderParts:
 
 
 DecoderRun = Callable[[Tensor, Tensor, "AttentionMetadata"], Tensor]
-"""Embedded tokens `[T, H]` (overwritten), positions `[T]` and the step to `[T, H]` after the
-final norm."""
+"""Embedded tokens `[T, H]` (overwritten), positions `[T]` and the step to `[W, H]` after the
+final norm, `[T, H]` if the step wants all."""
 
 
 def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:

@@ -49,19 +49,25 @@ def paged_attention(
     return out
 
 
-def step_of(metadata: AttentionMetadata) -> Any:
-    """The compiled module's view of a step's metadata, kept with it."""
-    step = metadata.scratch.get(_STEP)
+def step_of(metadata: AttentionMetadata, last_tokens: bool = False) -> Any:
+    """The compiled module's view of a step's metadata, kept with it.
+
+    `last_tokens`: queries are only the tokens in `metadata.wanted`.
+    """
+    key = (_STEP, last_tokens)
+    step = metadata.scratch.get(key)
     if step is None:
-        step = metadata.scratch[_STEP] = _Step(metadata)
+        starts = metadata.wanted_start_loc if last_tokens else metadata.query_start_loc
+        assert starts is not None, "comes with `wanted`"
+        step = metadata.scratch[key] = _Step(metadata, starts)
     return step.handle
 
 
 class _Step:
     """The view, and the tensors it points to."""
 
-    def __init__(self, metadata: AttentionMetadata) -> None:
-        starts, lengths = metadata.query_start_loc.contiguous(), metadata.seq_lens.contiguous()
+    def __init__(self, metadata: AttentionMetadata, query_start_loc: Tensor) -> None:
+        starts, lengths = query_start_loc.contiguous(), metadata.seq_lens.contiguous()
         table = metadata.block_table
         table = table if table.stride(-1) == 1 else table.contiguous()
         self.keep = (starts, lengths, table)

@@ -28,8 +28,9 @@ def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
 
     def run(x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         assert x.is_contiguous() and x.dtype == parts.dtype, "the embedding is made so"
-        out = torch.empty_like(x)
-        tables = metadata.by_layer or (metadata,)
+        tables, wanted = metadata.by_layer or (metadata,), metadata.wanted
+        last = tables[-1]
+        out = x.new_empty(len(x) if wanted is None else len(wanted), x.shape[1])
         decoder.run(
             [native_attention.step_of(table) for table in tables],
             [table.slot_mapping.data_ptr() for table in tables],
@@ -37,6 +38,9 @@ def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
             x.data_ptr(),
             out.data_ptr(),
             len(x),
+            0 if wanted is None else wanted.data_ptr(),
+            -1 if wanted is None else len(wanted),
+            native_attention.step_of(last, last_tokens=wanted is not None),
         )
         return out
 

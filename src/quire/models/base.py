@@ -35,7 +35,9 @@ class CausalLM(Protocol):
         kv_caches: Sequence[KVCache],
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """Ids and positions `[T]` int64 to hidden states `[T, H]` after the final norm.
+        """Ids and positions `[T]` int64 to hidden states after the final norm.
+
+        These are `[T, H]`, or `[W, H]` if `metadata.wanted` names W of the tokens.
 
         Writes this step's keys and values into `kv_caches`, one pair per layer.
         """

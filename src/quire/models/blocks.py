@@ -150,13 +150,15 @@ class DecoderModel:
         self._fused_for: tuple[Sequence[KVCache] | None, DecoderRun | None] = (None, None)
 
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
-        """Ids `[T]` to hidden states `[T, H]`, or `[T, embedding_size]`."""
+        """Ids `[T]` to hidden states `[W, H]`, or `[W, embedding_size]`."""
         x, residual = self._embedded(input_ids, step.positions), None
         run = self._fused(x, kv_caches, step)
         if run is not None:
             return run(x, step.positions, step.metadata)
         for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
             x, residual = layer(x, residual, kv_cache, step.of_layer(index))
+        x = step.metadata.select(x)
+        residual = None if residual is None else step.metadata.select(residual)
         if self._norm is None:
             x = x if residual is None else x + residual
         else:

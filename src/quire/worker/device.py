@@ -13,6 +13,7 @@ import torch
 from quire import envs
 from quire.errors import ConfigError
 from quire.kernels.compiled import set_num_threads
+from quire.kernels.dispatch import ops
 from quire.logger import get_logger
 from quire.worker.host import available_cores, available_memory
 
@@ -133,18 +134,20 @@ def resolve_dtype(option: str, checkpoint: str, device: Device) -> str:
     return chosen
 
 
-def set_torch_threads(hidden_size: int) -> int:
-    """Let torch use the cores available to this process, and one thread between operators.
+def set_torch_threads(hidden_size: int, generates: bool) -> int:
+    """Let kernels use the cores available to this process.
 
     A small model gets one thread: its operators take microseconds, and a second thread, which
-    spins while it waits, costs more than it brings (ten times more on a busy machine).
+    spins while it waits, costs more than it brings (ten times more on a busy machine). So does
+    torch beside compiled kernels, which have threads of their own and leave it little to do in
+    a model that generates.
 
     Returns:
-        The number of threads within operators.
+        The number of threads of compiled kernels.
     """
     cores = available_cores() if hidden_size >= THREADED_HIDDEN_SIZE else 1
     cores = set_num_threads(cores)
-    torch.set_num_threads(cores)
+    torch.set_num_threads(1 if generates and ops.name == "native" else cores)
     if torch.get_num_interop_threads() != 1:
         try:
             torch.set_num_interop_threads(1)

@@ -42,6 +42,10 @@ class StepInputs:
     """int64 `[T]` of each group of layers."""
     samples: np.ndarray
     """bool `[R]`: the step reaches the request's last known token, so a new one is sampled."""
+    wanted: np.ndarray
+    """int64 `[W]`: the last token of each request that samples."""
+    wanted_start_loc: np.ndarray
+    """int32 `[R + 1]`: as `query_start_loc`, of `wanted`."""
 
 
 class InputBatch:
@@ -167,6 +171,9 @@ class InputBatch:
         positions = np.arange(starts[-1]) + (computed - starts[:-1])[token_request]
         seq_lens = computed + lengths
         longest = int(seq_lens.max())
+        samples = seq_lens >= self.num_tokens[rows]
+        wanted_starts = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(samples, out=wanted_starts[1:])
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
@@ -177,7 +184,9 @@ class InputBatch:
             seq_lens=seq_lens.astype(np.int32),
             block_tables=[t.lines(rows, computed, longest) for t in self.block_tables],
             slot_mappings=[t.slot_mapping(token_rows, positions) for t in self.block_tables],
-            samples=seq_lens >= self.num_tokens[rows],
+            samples=samples,
+            wanted=starts[1:][samples] - 1,
+            wanted_start_loc=wanted_starts,
         )
 
     def outputs(self, rows: np.ndarray) -> list[np.ndarray]:

@@ -207,8 +207,8 @@ class ModelRunner:
         inputs = self.input_batch.select(req_ids, counts)
         hidden = self._forward(inputs)
         outcome = Outcome()
-        if self.input_batch.prompt_logprobs:
-            self._score_prompts(inputs, hidden, outcome)
+        if self._wants_all():
+            hidden = self._read_all(inputs, hidden, outcome)
         start = time.perf_counter()
         with scope("quire: sample"):
             self._sample(inputs, hidden, outcome)
@@ -226,7 +226,12 @@ class ModelRunner:
         self._forward_seconds += time.perf_counter() - start
         return hidden
 
+    def _wants_all(self) -> bool:
+        """Whether the hidden states of all tokens are needed, not only of those to sample from."""
+        return bool(self.input_batch.prompt_logprobs)
+
     def _metadata(self, inputs: StepInputs, positions: Tensor) -> AttentionMetadata:
+        some = not self._wants_all()
         first = AttentionMetadata(
             query_start_loc=self._tensor(inputs.query_start_loc),
             seq_lens=self._tensor(inputs.seq_lens),
@@ -235,6 +240,8 @@ class ModelRunner:
             token_request=self._tensor(inputs.token_request),
             positions=positions,
             block_size=self.input_batch.block_size,
+            wanted=self._tensor(inputs.wanted) if some else None,
+            wanted_start_loc=self._tensor(inputs.wanted_start_loc) if some else None,
         )
         if len(inputs.block_tables) == 1:
             return first
@@ -251,12 +258,14 @@ class ModelRunner:
         return replace(first, by_layer=by_layer)
 
     def _sample(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
-        """Logits and new tokens, only for requests whose known tokens end in this step."""
+        """Logits and new tokens, only for requests whose known tokens end in this step.
+
+        `hidden` has the last token of each of these, `[W, H]`.
+        """
         which = inputs.samples.nonzero()[0]
         if not len(which):
             return
-        last = self._tensor(inputs.query_start_loc[1:][which].astype(np.int64) - 1)
-        logits = self.model.compute_logits(hidden[last])
+        logits = self.model.compute_logits(hidden)
         rows = inputs.rows[which]
         requests = [self._sampling(row) for row in rows.tolist()]
         metadata = SamplingMetadata.build(requests, self.input_batch.outputs(rows))
@@ -280,6 +289,11 @@ class ModelRunner:
         return sampling
 
     # ---- prompt log-probabilities ------------------------------------------------------------
+
+    def _read_all(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
+        """Use the hidden states of all tokens; returns those to sample from."""
+        self._score_prompts(inputs, hidden, outcome)
+        return hidden[self._tensor(inputs.wanted)]
 
     def _score_prompts(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
         """Log-probabilities of the prompt tokens that follow the positions of this step."""

@@ -94,6 +94,12 @@ class PoolingRunner(ModelRunner):
         self._forward_seconds += time.perf_counter() - start
         return hidden
 
+    def _wants_all(self) -> bool:
+        return True
+
+    def _read_all(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
+        return hidden
+
     def _token_types(self, inputs: StepInputs) -> np.ndarray:
         """`[T]`: 1 from where the second text of a pair begins."""
         types = np.zeros(len(inputs.input_ids), dtype=np.int64)

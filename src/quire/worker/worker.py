@@ -85,7 +85,7 @@ class Worker:
             ModelLoadError: files are missing or do not fit the model.
             NotEnoughMemory: weights or the KV cache of one request do not fit.
         """
-        set_torch_threads(self.shape.hidden_size)
+        set_torch_threads(self.shape.hidden_size, generates=self.pooler is None)
         tell = progress or _silent
         self.weight_bytes = self._estimate_weights()
         facts = MemoryFacts(
