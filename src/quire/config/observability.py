@@ -44,6 +44,11 @@ class ObservabilityConfig:
     """Profiler for `/start_profile` and `LLM.start_profile()`, e.g. `{"profiler": "torch",
     "torch_profiler_dir": "/traces"}`; without it, `QUIRE_TORCH_PROFILER_DIR` is the folder. See
     docs/tracing.md."""
+    kv_cache_metrics: bool = False
+    """Measure how long cached KV blocks live, lie idle before they are evicted, and wait for being
+    used again: the metrics `vllm:kv_block_*_seconds`."""
+    kv_cache_metrics_sample: float = 0.01
+    """Share of KV blocks that `--kv-cache-metrics` follows, above 0 and at most 1."""
     tensorboard_dir: str | None = None
     """Write throughput, latency and queue for TensorBoard into that folder."""
 
@@ -61,6 +66,13 @@ class ObservabilityConfig:
             raise ConfigError(
                 f"--trace-sampling-rate must be from 0 to 1, got {self.trace_sampling_rate}"
             )
+        if not 0 < self.kv_cache_metrics_sample <= 1:
+            raise ConfigError(
+                "--kv-cache-metrics-sample must be above 0 and at most 1, got "
+                f"{self.kv_cache_metrics_sample}"
+            )
+        if self.kv_cache_metrics and self.disable_log_stats:
+            raise ConfigError("--kv-cache-metrics needs statistics: leave --disable-log-stats out")
         for name in ("otlp_traces_endpoint", "otlp_metrics_endpoint"):
             _check_endpoint("--" + name.replace("_", "-"), getattr(self, name))
         if self.otlp_metrics_endpoint and not self.otlp_traces_endpoint:

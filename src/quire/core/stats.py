@@ -68,6 +68,9 @@ class StepStats(msgspec.Struct, array_like=True):
     """Number and internal id of each request first named in them."""
     prefix_lookups: list[tuple[int, int]] = []
     """`prefix_queries` and `prefix_hits` by request."""
+    stays: list[tuple[float, float, list[float]]] = []
+    """Of the followed blocks whose cached content was given up in this step, in seconds: since it
+    was put there, since it was used last, and the gaps between its uses."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):
@@ -107,6 +110,8 @@ class IterationStats(msgspec.Struct, array_like=True):
     num_prompt_tokens: int = 0
     """Whole prompts whose prefill result arrived, cache hits included."""
     num_cached_tokens: int = 0
+    promoted_tokens: dict[str, int] = {}
+    """Of the cached ones, those that came from the second tier: `host` or `disk`."""
     num_generation_tokens: int = 0
     time_to_first_token: list[float] = []
     inter_token_latency: list[float] = []
@@ -162,6 +167,7 @@ def collect_stats(
         sample_seconds=result.sample_seconds,
         facts=facts,
         names=names,
+        stays=scheduler.kv.take_stays(),
     )
 
 

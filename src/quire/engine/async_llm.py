@@ -88,7 +88,8 @@ class AsyncLLM:
             generation_defaults=read_generation_config(self.config.model),
             entropy=entropy,
         )
-        self.output = OutputProcessor(self.tokenizer, self.clock)
+        tier = "disk" if self.config.cache.swap_dir else "host"
+        self.output = OutputProcessor(self.tokenizer, self.clock, tier)
         self.default_params: SamplingParams = self.input.default_params()
         self.journal = Journal()
         self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
@@ -345,7 +346,7 @@ class AsyncLLM:
         self, prompt_token_ids: list[int], cache_salt: str | None = None
     ) -> dict[str, Any]:
         """Why a prompt would, or would not, find its prefix in the cache: see
-        `quire.core.kv.manager.PrefixAnswer`.
+        `quire.core.kv.answer.PrefixAnswer`.
 
         Raises:
             QuireError: the prompt is empty.

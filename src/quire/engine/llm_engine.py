@@ -81,7 +81,8 @@ class LLMEngine:
             block_size=self.config.cache.block_size,
             generation_defaults=read_generation_config(model),
         )
-        self.output = OutputProcessor(self.tokenizer, self.clock)
+        tier = "disk" if self.config.cache.swap_dir else "host"
+        self.output = OutputProcessor(self.tokenizer, self.clock, tier)
         self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
         self.records = make_records(self.config)
