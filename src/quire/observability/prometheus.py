@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -164,7 +164,7 @@ def _family(
     labels = list(samples[0].labels) if samples else []
     if kind is Kind.VECTOR:
         labels.append(position or "")
-    family = _FAMILIES[kind](name, help, labels=labels)
+    family: Any = _FAMILIES[kind](name, help, labels=labels)
     for sample in samples:
         values = list(sample.labels.values())
         match sample:
@@ -177,4 +177,5 @@ def _family(
                 family.add_metric(values, sample.count, sample.sum)
             case Counter() | Gauge():
                 family.add_metric(values, sample.value)
-    return family
+    made: Family = family
+    return made
