@@ -105,8 +105,8 @@ SECTIONS = (
         "Prompt tokens are counted whole when a request's first token arrives, cached ones "
         "included; generated ones when they arrive. Of the cached ones, `device` are those found "
         "in the KV cache, `host` and `disk` those brought back from the second tier. "
-        "`iteration_tokens_total` is a histogram of tokens computed per step, cached ones excluded; its name ends in `_total` by "
-        "tradition, so its series are `vllm:iteration_tokens_total_bucket` and so on.",
+        "`iteration_tokens_total` is a histogram of tokens computed per step, cached ones "
+        "excluded; its name ends in `_total` by tradition, so its series are `vllm:iteration_tokens_total_bucket` and so on.",
     ),
     Section(
         "Requests",
