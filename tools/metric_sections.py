@@ -106,7 +106,8 @@ SECTIONS = (
         "included; generated ones when they arrive. Of the cached ones, `device` are those found "
         "in the KV cache, `host` and `disk` those brought back from the second tier. "
         "`iteration_tokens_total` is a histogram of tokens computed per step, cached ones "
-        "excluded; its name ends in `_total` by tradition, so its series are `vllm:iteration_tokens_total_bucket` and so on.",
+        "excluded; its name ends in `_total` by tradition, so its series are "
+        "`vllm:iteration_tokens_total_bucket` and so on.",
     ),
     Section(
         "Requests",

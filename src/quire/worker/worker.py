@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from quire import envs
 from quire.attention.kv_cache import allocate_kv_cache
 from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
@@ -26,7 +27,12 @@ from quire.models.pooling import (
 from quire.models.registry import kv_layers, load_model
 from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
-from quire.worker.device import resolve_dtype, select_device, set_torch_threads
+from quire.worker.device import (
+    resolve_dtype,
+    select_device,
+    set_compile_cache,
+    set_torch_threads,
+)
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_transfer import make_transfer
 from quire.worker.memory import (
@@ -73,6 +79,7 @@ class Worker:
         self._profiler = make_profiler(
             config.observability.profiler_config, with_cuda=self.device.name == "cuda"
         )
+        set_compile_cache()
         enable_nvtx()
 
     def load(self, progress: Progress | None = None) -> KVCachePlan:
@@ -159,7 +166,7 @@ class Worker:
 
         common = (
             self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
-            given.load_format,
+            given.load_format, given.attention_backend or envs.ATTENTION_BACKEND,
         )  # fmt: skip
         if self.pooler is None:
             model = load_model(*common)
