@@ -204,6 +204,11 @@ class OutputProcessor:
                 completion.num_tokens,
             )
 
+    def request_of(self, internal_id: str) -> EngineCoreRequest | None:
+        """What a completion that has not ended was asked for."""
+        completion = self._completions.get(internal_id)
+        return completion.request.first if completion else None
+
     def abort(self, external_id: str) -> tuple[list[str], RequestOutput | None]:
         """End a request from outside: its internal ids that the core still works on, and its last
         output, with `finish_reason` "abort" where a completion had not ended.
