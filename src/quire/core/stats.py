@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.core.batch import BatchResult, ScheduledBatch
+from quire.core.batch import BatchResult, LayerSpan, ScheduledBatch
 from quire.core.output import EngineCoreOutput
 
 if TYPE_CHECKING:
@@ -66,6 +66,12 @@ class StepStats(msgspec.Struct, array_like=True):
     """The records of `quire.core.facts` up to and including this step."""
     names: list[tuple[int, str]] = []
     """Number and internal id of each request first named in them."""
+    swap_seconds: float = 0.0
+    worker_start: float = 0.0
+    """When the worker began, and `worker_seconds`: measured for detailed traces alone."""
+    worker_seconds: float = 0.0
+    layer_times: list[LayerSpan] = []
+    """Of each layer, for detailed traces."""
     prefix_lookups: list[tuple[int, int]] = []
     """`prefix_queries` and `prefix_hits` by request."""
     stays: list[tuple[float, float, list[float]]] = []
@@ -168,6 +174,10 @@ def collect_stats(
         facts=facts,
         names=names,
         stays=scheduler.kv.take_stays(),
+        swap_seconds=result.swap_seconds,
+        worker_start=result.worker_start,
+        worker_seconds=result.worker_seconds,
+        layer_times=result.layer_times,
     )
 
 
