@@ -112,7 +112,8 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{int(time.time())}.quire.{os.getpid()}"
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO | None = (Path(folder) / name).open("wb")
+            # Unbuffered: what a full disk did not take must not come back at the end.
+            self._file: BinaryIO | None = (Path(folder) / name).open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"--tensorboard-dir {folder}: {error.strerror}") from None
         self._last = StepStats()
