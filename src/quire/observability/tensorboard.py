@@ -11,6 +11,7 @@ https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/e
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import struct
 import threading
@@ -185,4 +186,6 @@ class TensorBoardSink:
             self._file.flush()
         except OSError as error:
             logger.warning("--tensorboard-dir: nothing more is written: %s", error.strerror)
+            with contextlib.suppress(OSError):
+                self._file.close()
             self._file = None
