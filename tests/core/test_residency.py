@@ -39,11 +39,12 @@ def test_lifetime_idle_time_and_gaps(followed: Any) -> None:
     first, other = [5] * 33, [6] * 33
     run(bench, "a", first, seconds=2.0, later=1.0)  # taken at 0, released at 2
     run(bench, "b", first, seconds=0.5, later=4.0)  # found at 3, released at 3.5
+    run(bench, "c", first, seconds=0.5, later=2.0)  # found at 7.5, released at 8
     assert kv.take_stays() == [], "nothing is given up yet"
-    run(bench, "c", other)  # at 7.5 it takes all three blocks
+    run(bench, "d", other)  # at 10 it takes all three blocks
     stays = sorted(kv.take_stays())
-    # Two whole blocks were found again, the rest was copied from a's tail and then b's own.
-    assert [stay for stay in stays if stay[2]] == [(7.5, 4.0, [3.0])] * 2
+    # Two whole blocks were found again and again; the third held the last token of each.
+    assert [stay for stay in stays if stay[2]] == [(10.0, 2.0, [3.0, 4.5])] * 2
     assert kv.take_stays() == [], "told once"
 
 
