@@ -20,6 +20,7 @@ from quire.cli.main import COMMANDS, overview
 from quire.cli.parser import Parser
 from quire.config import EngineConfig, ServerConfig
 from quire.config.cli import ALIASES, NOT_YET, RENAMED, flags, sections, show
+from quire.observability.http_metrics import HTTP_METRICS
 from quire.observability.metric_store import buckets_1_2_5
 from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, Kind, Metric
 
@@ -163,7 +164,21 @@ def metrics_page() -> Iterator[str]:
             kind = "counter" if metric.kind is Kind.VECTOR else metric.kind.value
             yield f"| `{series(metric)}`{label_part(metric)} | {kind} | {cell(metric.help)} |"
         yield ""
-    yield "## Configuration\n"
+    yield "## HTTP\n"
+    yield (
+        "Of the requests that the server has answered, without those for probes and metrics. The "
+        "names and buckets are those of the usual instrumentation of Python servers; there is no "
+        "`model_name`. `handler` is the route as it stands in the server's table (`none`: there is "
+        "no such route), `status` is `2xx`, `4xx` or `5xx`; a caller that went away before its "
+        "reply began counts as `4xx`. Durations reach to the end of the reply, streams included; "
+        "sizes are those of the bodies.\n"
+    )
+    yield "| Metric | Kind | Meaning |\n| --- | --- | --- |"
+    for row in HTTP_METRICS:
+        name = f"{row.name}_total" if row.kind is Kind.COUNTER else row.name
+        by = f" by {', '.join(f'`{label}`' for label in row.labels)}" if row.labels else ""
+        yield f"| `{name}`{by} | {row.kind.value} | {cell(row.help)} |"
+    yield "\n## Configuration\n"
     yield f"`{CACHE_INFO}` is 1. {CACHE_INFO_HELP}\n"
     yield "## Buckets\n"
     yield "| Histograms | Upper bounds |\n| --- | --- |"
@@ -197,8 +212,9 @@ def required_tests() -> Iterator[tuple[list[str], str, str]]:
 def label_part(metric: Metric) -> str:
     if metric.label is None:
         return ""
-    values = ", ".join(metric.label_values) or "0, 1, ..."
-    return f" by `{metric.label}` ({values})"
+    values = ", ".join(metric.label_values)
+    values = values or ("0, 1, ..." if metric.kind is Kind.VECTOR else "")
+    return f" by `{metric.label}`" + (f" ({values})" if values else "")
 
 
 def bucket_rows(metrics: list[Metric]) -> Iterator[str]:

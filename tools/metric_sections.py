@@ -51,27 +51,40 @@ SECTIONS = (
             "num_requests_(running|waiting)",
             "num_requests_waiting_by_reason",
             "num_preemptions",
+            "num_requests_kv_fetch_by_stage",
             "admission_rejections",
             "engine_sleep_state",
         ),
         "State after the last step. Running requests hold KV blocks and get tokens in each "
         "step, prompts as well as decodes; waiting ones hold none, or lost theirs to a "
         "preemption. `capacity` is the ordinary queue, `deferred` waits for something other "
-        "than room.",
+        "than room. KV is never fetched from another engine, so those stages are 0.",
     ),
     Section(
         "KV cache",
         ("kv_cache_usage_perc", "gpu_cache_usage_perc", "kv_block_.*"),
         "Usage is 0 to 1, not percent: blocks that some request holds, by all blocks. Cached "
         "blocks that nobody holds are free, so usage falls to 0 when the last request ends "
-        "although the next equal prompt still finds its prefix.",
+        "although the next equal prompt still finds its prefix.\n\n"
+        "The `kv_block_` histograms are there with `--kv-cache-metrics` and follow a share of the "
+        "blocks (`--kv-cache-metrics-sample`). All three are told when the cached content of a "
+        "block is given up for new tokens: how long it stayed since the block was taken, how long "
+        "since anybody held or found it, and the gaps between the times that it was taken or "
+        "found. Idle times that are short, with gaps that are long: the cache is too small for "
+        "what comes back.",
     ),
     Section(
         "Second KV tier",
-        ("num_requests_swapped", "cpu_cache_usage_perc", "kv_blocks_swapped_.*", "kv_swap_.*"),
+        (
+            "num_requests_swapped",
+            "(kv_offload_)?cpu_cache_usage_perc",
+            "kv_blocks_swapped_.*",
+            "kv_swap_.*",
+        ),
         "Where preempted requests leave their KV if `--swap-space` gives it room; without it these "
         "stay 0, and a preempted request is computed again. The first two have the names of "
-        "vLLM V0.",
+        "vLLM V0, the third is what newer dashboards ask for. Usage counts blocks that must not "
+        "be given up: prefixes that are merely kept do not count.",
     ),
     Section(
         "Prefix cache",
@@ -90,9 +103,11 @@ SECTIONS = (
             "iteration_tokens_total",
         ),
         "Prompt tokens are counted whole when a request's first token arrives, cached ones "
-        "included; generated ones when they arrive. `iteration_tokens_total` is a histogram of "
-        "tokens computed per step, cached ones excluded; its name ends in `_total` by "
-        "tradition, so its series are `vllm:iteration_tokens_total_bucket` and so on.",
+        "included; generated ones when they arrive. Of the cached ones, `device` are those found "
+        "in the KV cache, `host` and `disk` those brought back from the second tier. "
+        "`iteration_tokens_total` is a histogram of tokens computed per step, cached ones "
+        "excluded; its name ends in `_total` by tradition, so its series are "
+        "`vllm:iteration_tokens_total_bucket` and so on.",
     ),
     Section(
         "Requests",
@@ -123,6 +138,12 @@ SECTIONS = (
         "Where the engine's own time goes. `rate(vllm:engine_step_seconds_total[1m])` is the "
         "share of a second that each part takes: their sum is how busy the core is, 1 being "
         "always.",
+    ),
+    Section(
+        "Adapters and watermarks",
+        ("lora_requests(_info)?", "watermark_requests"),
+        "Names that dashboards ask for. No LoRA adapter is served and no text watermarked yet, so "
+        "they are announced and have no sample.",
     ),
     Section(
         "Traces",

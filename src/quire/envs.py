@@ -221,6 +221,19 @@ LOG_MODEL_INSPECTION: Annotated[
         "`1` logs the tree of the model with shapes and chosen kernels when it is loaded.",
     ),
 ]
+ATTENTION_BACKEND: Annotated[
+    str | None,
+    Var(str, None, "Attention backend, if `--attention-backend` names none."),
+]
+TORCH_COMPILE_CACHE_DIR: Annotated[
+    str | None,
+    Var(
+        str,
+        None,
+        "Folder in which torch keeps what it compiles, in the engine's process. quire compiles "
+        "nothing on a CPU; this is for code of your own, such as a scheduling policy.",
+    ),
+]
 TORCH_PROFILER_DIR: Annotated[
     str | None,
     Var(str, None, "Folder for the traces of `start_profile()`; profiling is off without it."),

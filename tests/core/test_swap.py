@@ -79,7 +79,7 @@ def test_an_evicted_prefix_is_demoted_and_promoted(make_swap):
         while bench.scheduler.requests:
             bench.step()
             moved += bench.last.swap_in
-    assert request.num_cached_tokens == 32
+    assert request.num_cached_tokens == request.num_promoted_tokens == 32
     assert len(moved) == 2
 
 
@@ -95,6 +95,7 @@ def test_hits_in_both_tiers_are_joined(make_swap):
     hashes = bench.add("c", prompt, max_tokens=1)
     bench.step()
     assert hashes.num_cached_tokens == 48
+    assert hashes.num_promoted_tokens == 16, "two blocks were in the pool"
     assert len(bench.last.swap_in) == 1
     assert pool.get_num_free_blocks() == 5
 

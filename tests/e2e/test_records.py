@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
-from live_server import QUIRE, Server
+from live_server import QUIRE, Server, serving
 from quire import LLM, SamplingParams
 from quire.errors import NotFound
 from quire.observability.diagnosis import diagnose
@@ -79,3 +81,32 @@ def test_an_overloaded_engine_and_a_healthy_one() -> None:
             outputs[0].metrics.finished_ts - outputs[0].metrics.arrival_time, abs=1e-6
         )
         assert llm.timeline(10)["otherData"]["steps"] == 10
+
+
+def test_one_that_waits_is_told_what_it_would_find() -> None:
+    """The server asks its core while the request stands in the queue."""
+    prompt = "The capital of France is Paris. The capital of Italy is Rome. "
+    with serving("--max-num-seqs", "1") as server, ThreadPoolExecutor(2) as pool:
+        url = f"{server.url}/v1/completions"
+
+        def ask(name: str, text: str, tokens: int) -> int:
+            body = {"prompt": text, "max_tokens": tokens, "ignore_eos": True}
+            return httpx.post(
+                url, json=body, headers={"X-Request-Id": name}, timeout=60
+            ).status_code
+
+        assert ask("first", prompt + "One", 1) == 200
+        jobs = [pool.submit(ask, "long", "Once", 1500)]
+        deadline = time.monotonic() + 20
+        while server.metric("vllm:num_requests_running") < 1:
+            assert time.monotonic() < deadline
+        jobs.append(pool.submit(ask, "me", prompt + "Two", 1))
+        told: dict[str, Any] = {}
+        while not told.get("prefix"):
+            assert time.monotonic() < deadline, told
+            reply = httpx.get(f"{server.url}/v1/requests/me/explain", timeout=10)
+            told = reply.json()["completions"][0] if reply.status_code == 200 else {}
+        assert [job.result() for job in jobs] == [200, 200]
+    assert told["state"] == "waiting" and told["prefix"]["expected"]
+    assert 4 <= told["prefix"]["num_cached_tokens"] < told["prefix"]["num_tokens"]
+    assert told["prefix"]["text"].startswith("if it came in now: ")

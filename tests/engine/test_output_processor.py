@@ -452,6 +452,21 @@ def test_a_clock_that_starts_at_zero() -> None:
     assert two.iteration.finished[0].decode_time == 2.0
 
 
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_cached_tokens_of_the_second_tier_are_told_apart(tier: str) -> None:
+    frontend = Frontend()
+    frontend.processor._second_tier = tier
+    a, b = children(frontend, n=2, prompt="abcd")
+    done = frontend.step(
+        core(a, "x", num_cached_tokens=3, num_promoted_tokens=2),
+        core(b, "y", num_cached_tokens=3, num_promoted_tokens=1),
+    )
+    assert done.iteration.num_cached_tokens == 6
+    assert done.iteration.promoted_tokens == {tier: 3}
+    after = frontend.step(core(a, "z", num_promoted_tokens=2))
+    assert after.iteration.promoted_tokens == {}, "counted once"
+
+
 def test_each_completion_is_counted() -> None:
     frontend = Frontend()
     a, b = children(frontend, n=2, prompt="abcd")

@@ -8,6 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_executor import FakeExecutor
+from quire import SamplingParams
+from quire.config import EngineConfig, ModelConfig, SchedulerConfig
+from quire.engine.llm_engine import LLMEngine
+from quire.observability.explain import Explanation
 from quire.observability.explain_text import Cause
 from record_rig import Rig
 
@@ -211,6 +216,45 @@ def test_while_it_waits() -> None:
     told = rig.explain("me")
     assert (told.state, told.finish_reason, told.prefix) == ("waiting", None, None)
     assert rig.part("me", "queued", "max_num_seqs").steps == 3
+
+
+def told_to_wait(prompt: list[int], first: list[int], **params: object) -> Explanation:
+    """What is told of a request that waits for a seat, after `first` has left its blocks."""
+    engine = LLMEngine(
+        EngineConfig(
+            ModelConfig(max_model_len=512), scheduler=SchedulerConfig(max_num_seqs=1)
+        ),
+        executor=FakeExecutor(lambda prompt, count: 5, vocab_size=2048),
+    )  # fmt: skip
+    engine.add_request("first", first, SamplingParams(max_tokens=1))
+    engine.step()
+    engine.add_request("running", [7] * 20, SamplingParams(max_tokens=50, ignore_eos=True))
+    engine.add_request("me", prompt, SamplingParams(max_tokens=1, n=2, **params))  # type: ignore[arg-type]
+    for _ in range(3):
+        engine.step()
+    told = engine.explain("me")
+    assert [e.state for e in told] == ["waiting", "waiting"] and told[0].prefix == told[1].prefix
+    while engine.has_unfinished_requests:
+        engine.step()
+    after = engine.explain("me")[0].prefix
+    assert after is not None and not after.expected, "once it came in, the records tell"
+    return told[0]
+
+
+def test_what_one_that_waits_would_find() -> None:
+    first = list(range(100, 164))
+    prefix = told_to_wait([*first[:40], 9, *first[41:]], first).prefix
+    assert prefix is not None and prefix.expected
+    assert (prefix.num_cached_tokens, prefix.first_missing_block) == (40, 2)
+    assert prefix.first_difference == 40
+    assert prefix.text.startswith("if it came in now: 40 of 64 tokens were cached; at token 40")
+    assert prefix.text.endswith("the nearest cached content differs at token 40")
+    whole = told_to_wait(first, first).prefix
+    assert whole is not None and "all of the prefix was cached: 63 of 64" in whole.text
+    none = told_to_wait(list(range(900, 930)), first).prefix
+    assert none is not None and "nothing was cached" in none.text
+    scored = told_to_wait(first, first, prompt_logprobs=1).prefix
+    assert scored is not None and "prompt_logprobs" in scored.text
 
 
 def test_before_the_core_spoke_of_it() -> None:

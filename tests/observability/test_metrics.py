@@ -53,6 +53,7 @@ STEP = StepStats(
     prefix_queries=30,
     prefix_hits=16,
     prefix_lookups=[(20, 16), (10, 0)],
+    stays=[(3.0, 1.0, [0.5, 0.25]), (2.0, 0.125, [])],
     num_drafts=2,
     num_draft_tokens=6,
     num_accepted_tokens=3,
@@ -65,6 +66,7 @@ STEP = StepStats(
 ITERATION = IterationStats(
     num_prompt_tokens=30,
     num_cached_tokens=16,
+    promoted_tokens={"disk": 5},
     num_generation_tokens=3,
     time_to_first_token=[0.05],
     inter_token_latency=[0.02, 0.03],
@@ -76,6 +78,7 @@ GAUGES = {
     "num_requests_waiting": 2,
     "num_requests_swapped": 4,
     "cpu_cache_usage_perc": 0.5,
+    "kv_offload_cpu_cache_usage_perc": 0.5,
     "kv_cache_usage_perc": 0.25,
     "gpu_cache_usage_perc": 0.25,
     "prefix_cache_hit_rate": 16 / 30,
@@ -128,12 +131,19 @@ HISTOGRAMS = {
     "request_params_max_tokens": (0, 0),
     "request_num_preemptions": (2, 2),
     "iteration_tokens_total": (32, 2),
+    "kv_block_lifetime_seconds": (10, 4),
+    "kv_block_idle_before_evict_seconds": (2.25, 4),
+    "kv_block_reuse_gap_seconds": (1.5, 4),
 }
+ABSENT = {"lora_requests", "lora_requests_info", "watermark_requests"}
+"""Announced, and without a sample: there is nothing that could be counted."""
 
 
 @pytest.fixture
 def sink() -> PrometheusSink:
-    made = PrometheusSink("demo", max_model_len=2048, clock=ManualClock())
+    made = PrometheusSink(
+        "demo", max_model_len=2048, clock=ManualClock(), options=["kv_cache_metrics"]
+    )
     for _ in range(2):
         made.record(STEP, ITERATION)
     return made
@@ -168,6 +178,7 @@ def test_every_value_in_the_text(sink: PrometheusSink) -> None:
 def test_no_row_is_untested() -> None:
     labelled = {
         "num_requests_waiting_by_reason",
+        "num_requests_kv_fetch_by_stage",
         "prompt_tokens_by_source",
         "request_success",
         "admission_rejections",
@@ -178,7 +189,21 @@ def test_no_row_is_untested() -> None:
     }
     names = {metric.name.removeprefix("vllm:") for metric in METRICS}
     of_the_store = {"quire:trace_spans_dropped"}
-    assert names == set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS) | labelled | of_the_store
+    valued = set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS)
+    assert names == valued | labelled | of_the_store | ABSENT
+
+
+def test_what_needs_an_option_is_absent_without_it(sink: PrometheusSink) -> None:
+    plain = PrometheusSink("demo")
+    plain.record(STEP, ITERATION)
+    assert b"kv_block_" not in plain.render() and b"kv_block_" in sink.render()
+
+
+def test_what_cannot_be_counted_is_announced_without_a_value(sink: PrometheusSink) -> None:
+    text = sink.render().decode()
+    for name in ABSENT:
+        found = [line for line in text.splitlines() if name + "_total" in line or name in line]
+        assert found and all(line.startswith("#") for line in found), found
 
 
 def test_dropped_spans_count_once() -> None:
@@ -204,7 +229,9 @@ def test_labelled_values(sink: PrometheusSink) -> None:
     assert values["num_requests_waiting_by_reason", "reason=capacity"] == 2
     assert values["engine_sleep_state", "sleep_state=awake"] == 1
     assert values["engine_sleep_state", "sleep_state=discard_all"] == 0
-    assert values["prompt_tokens_cached_by_source_total", "source=device"] == 32
+    assert values["prompt_tokens_cached_by_source_total", "source=device"] == 32 - 10
+    assert values["prompt_tokens_cached_by_source_total", "source=disk"] == 10
+    assert values["prompt_tokens_cached_by_source_total", "source=host"] == 0
     seconds = {"schedule": 0.002, "forward": 0.016, "sample": 0.004, "update": 0.001}
     for part, value in seconds.items():
         assert values["engine_step_seconds_total", f"part={part}"] == pytest.approx(value)
@@ -245,6 +272,8 @@ def test_buckets(sink: PrometheusSink) -> None:
     latency = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960,
                1920, 7680]  # fmt: skip
     tokens = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+    stays = [m * 10.0**e for e in (-3, -2, -1) for m in (1, 2, 5)]
+    stays += [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800]
     milliseconds = [1, 2, 3, 5, 8, 10, 20, 30, 50, 80, 100, 200, 300, 500, 800, 1000, 2000, 3000]
     expected = {
         "inter_token_latency_seconds": itl,
@@ -262,6 +291,9 @@ def test_buckets(sink: PrometheusSink) -> None:
         "model_forward_time_milliseconds": milliseconds,
         "model_execute_time_milliseconds": milliseconds,
         "time_in_queue_requests": latency,
+        "kv_block_lifetime_seconds": stays,
+        "kv_block_idle_before_evict_seconds": stays,
+        "kv_block_reuse_gap_seconds": stays,
         **{name: latency for name in HISTOGRAMS if name.startswith("e2e") or "_time_s" in name},
     }
     assert set(expected) == set(HISTOGRAMS)
@@ -335,7 +367,8 @@ def test_snapshot_as_objects(sink: PrometheusSink) -> None:
     kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge, Kind.HISTOGRAM: Histogram}
     kinds[Kind.VECTOR] = Vector
     for metric in METRICS:
-        assert all(isinstance(s, kinds[metric.kind]) for s in by_name[metric.name])
+        assert all(isinstance(s, kinds[metric.kind]) for s in by_name.get(metric.name, ()))
+    assert {m.name for m in METRICS} - set(by_name) == {f"vllm:{name}" for name in ABSENT}
     assert by_name["vllm:num_preemptions"] == [
         Counter("vllm:num_preemptions", {"model_name": "demo", "engine": "0"}, 2)
     ]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from watched import TOKENS, Watched
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError
+from quire.observability.metric_store import Gauge, Histogram
+from watched import PROMPT, TOKENS, Watched
 
 
 def test_e1_metrics_endpoint(seen: Watched) -> None:
@@ -125,3 +128,84 @@ def test_g24_memory_has_metrics(seen: Watched) -> None:
     assert labels["num_gpu_blocks"] == "24" and labels["block_size"] == "16"
     assert labels["enable_prefix_caching"] == "True"
     assert seen.value("process_resident_memory_bytes") > 2**20
+
+
+def test_g20_lora_requests(seen: Watched) -> None:
+    """Requests by LoRA adapter: announced, and without a sample as long as none is served."""
+    assert "# TYPE vllm:lora_requests_total counter" in seen.text
+    assert "# TYPE vllm:lora_requests_info gauge" in seen.text
+    assert not any(name.startswith("vllm:lora") for name, _ in seen.last)
+
+
+def test_g3_g10_with_a_second_tier() -> None:
+    """With `--swap-space`: swapped requests and the tier's usage show under load, old name and new,
+    and prompts found there count as `host`."""
+    options = {"num_gpu_blocks_override": 24, "swap_space": 0.01, "preemption_mode": "swap"}
+    peaks: dict[str, float] = {}
+    with LLM(disable_log_stats=False, max_model_len=256, **options) as llm:  # type: ignore[arg-type]
+        engine = llm.llm_engine
+        params = SamplingParams(temperature=1, max_tokens=100, ignore_eos=True)
+        for number in range(6):
+            engine.add_request(f"r{number}", f"{number}. {PROMPT}", params)
+        while engine.has_unfinished_requests:
+            engine.step()
+            for sample in llm.get_metrics():
+                if isinstance(sample, Gauge):
+                    peaks[sample.name] = max(sample.value, peaks.get(sample.name, 0.0))
+        found = llm.generate(f"0. {PROMPT}", params.replace(max_tokens=1), use_tqdm=False)
+        counts = {
+            sample.labels["source"]: sample.value
+            for sample in llm.get_metrics()
+            if sample.name == "vllm:prompt_tokens_cached_by_source"
+        }
+    assert peaks["vllm:num_requests_swapped"] >= 1
+    assert 0 < peaks["vllm:cpu_cache_usage_perc"] <= 1
+    assert peaks["vllm:kv_offload_cpu_cache_usage_perc"] == peaks["vllm:cpu_cache_usage_perc"]
+    assert 16 <= counts["host"] <= (found[0].num_cached_tokens or 0)
+    assert counts["disk"] == 0
+
+
+def test_kv_cache_metrics() -> None:
+    """`--kv-cache-metrics` measures how long cached blocks live, lie idle and wait for reuse;
+    without it these metrics are absent."""
+    params = SamplingParams(temperature=0, max_tokens=1)
+    with LLM(
+        disable_log_stats=False,
+        num_gpu_blocks_override=8,
+        max_model_len=96,
+        kv_cache_metrics=True,
+        kv_cache_metrics_sample=1.0,
+    ) as llm:
+        llm.generate(PROMPT, params, use_tqdm=False)
+        llm.generate(PROMPT, params, use_tqdm=False)
+        llm.generate([f"{number}: {PROMPT}" for number in range(8)], params, use_tqdm=False)
+        found = {s.name: s for s in llm.get_metrics() if isinstance(s, Histogram)}
+    lifetime = found["vllm:kv_block_lifetime_seconds"]
+    idle = found["vllm:kv_block_idle_before_evict_seconds"]
+    gaps = found["vllm:kv_block_reuse_gap_seconds"]
+    assert lifetime.count == idle.count > 0 and gaps.count > 0
+    assert 0 <= idle.sum <= lifetime.sum and gaps.sum > 0
+    for options, words in (
+        ({"disable_log_stats": True}, "needs statistics"),
+        ({"kv_cache_metrics_sample": 0.0}, "above 0 and at most 1, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LLM(**{"kv_cache_metrics": True, "disable_log_stats": False, **options})  # type: ignore[arg-type]
+    with LLM(disable_log_stats=False) as plain:
+        assert not any("kv_block_" in s.name for s in plain.get_metrics() if "swap" not in s.name)
+
+
+def test_get_metrics_is_refused_without_statistics() -> None:
+    """`LLM.get_metrics()` says what to set if statistics are off."""
+    with LLM() as llm, pytest.raises(ConfigError, match="disable_log_stats=False"):
+        llm.get_metrics()
+
+
+def test_http_metrics(seen: Watched) -> None:
+    """The server counts its HTTP requests, their duration and sizes by route."""
+    where = {"handler": "/v1/completions", "method": "POST"}
+    assert seen.value("http_requests_total", status="2xx", **where) == 7
+    assert seen.value("http_request_duration_seconds_count", **where) == 7
+    assert seen.value("http_request_duration_highr_seconds_count") >= 7
+    assert seen.value("http_request_size_bytes_sum", handler="/v1/completions") > 7 * len(PROMPT)
+    assert seen.value("http_response_size_bytes_sum", handler="/v1/completions") > 6 * TOKENS

@@ -1,4 +1,4 @@
-"""The documents' rows about profilers: D10, D11, E2, H11, H13, J1, J2, J6, J7."""
+"""The documents' rows about profilers: D10, D11, E2, H11, H13, J1 to J7."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from live_server import serving
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError, InvalidRequest
+from quire.errors import ConfigError, Conflict, InvalidRequest
 from quire.kernels import scopes
 from quire.kernels.dispatch import ops
 from quire.observability.tensorboard import crc32c
 from quire.profiler import LayerwiseProfiler
+from quire.worker.profile import make_profiler
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3)
 
@@ -33,6 +35,8 @@ def llm() -> Iterator[LLM]:
 
 
 def test_d10_e2_start_and_stop_profile_over_http(tmp_path: Path) -> None:
+    """`VLLM_TORCH_PROFILER_DIR` and the two routes write a trace; a second start, or a stop without
+    one, is a 409."""
     with serving(env={"VLLM_TORCH_PROFILER_DIR": str(tmp_path)}) as server:
         assert httpx.post(f"{server.url}/stop_profile").status_code == 409
         assert httpx.post(f"{server.url}/start_profile").status_code == 200
@@ -47,13 +51,15 @@ def test_d10_e2_start_and_stop_profile_over_http(tmp_path: Path) -> None:
 
 
 def test_e2_without_a_profiler_it_says_what_to_set() -> None:
+    """Without a folder the routes say what to set."""
     with serving() as server:
         reply = httpx.post(f"{server.url}/start_profile")
         assert reply.status_code == 400
         assert "QUIRE_TORCH_PROFILER_DIR" in reply.json()["error"]["message"]
 
 
-def test_profiler_config(tmp_path: Path) -> None:
+def test_j3_profiler_config(tmp_path: Path) -> None:
+    """`--profiler-config` delays the recording and ends it by itself; bad keys are refused."""
     config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "use_gzip": False}
     with LLM(profiler_config={**config, "delay_iterations": 1, "max_iterations": 2}) as llm:
         llm.start_profile()
@@ -73,7 +79,33 @@ def test_profiler_config(tmp_path: Path) -> None:
             LLM(profiler_config=bad, device="cpu")
 
 
-def test_j1_j7_a_profiler_around_generate_names_the_kernels(llm: LLM, tmp_path: Path) -> None:
+def test_j4_ranges_for_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`"profiler": "cuda"` marks the range that `nsys --capture-range=cudaProfilerApi` records."""
+    called: list[str] = []
+
+    class Cudart:
+        @staticmethod
+        def cudaProfilerStart() -> None:
+            called.append("start")
+
+        @staticmethod
+        def cudaProfilerStop() -> None:
+            called.append("stop")
+
+    monkeypatch.setattr(torch.cuda, "cudart", Cudart)
+    profiler = make_profiler({"profiler": "cuda", "max_iterations": 2}, with_cuda=True)
+    profiler.start()
+    with pytest.raises(Conflict, match="already running"):
+        profiler.start()
+    for _ in range(5):
+        profiler.step()
+    assert called == ["start", "stop"], "max_iterations ends it"
+    profiler.stop()
+
+
+def test_j1_j6_j7_a_profiler_around_generate_names_the_kernels(llm: LLM, tmp_path: Path) -> None:
+    """`torch.profiler` around `llm.generate` sees our kernels by name, and its trace is one for
+    Chrome and Perfetto."""
     from torch.profiler import ProfilerActivity, profile
 
     bare = ops.linear
@@ -84,12 +116,15 @@ def test_j1_j7_a_profiler_around_generate_names_the_kernels(llm: LLM, tmp_path: 
     assert expected <= keys
     assert "quire::linear" in seen.key_averages().table(sort_by="cpu_time_total", row_limit=50)
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ours = [e for e in events if e.get("name") == "quire::linear"]
+    assert ours and all(e["ph"] == "X" and {"ts", "dur", "pid", "tid"} <= set(e) for e in ours)
     llm.generate("Hello", PARAMS, use_tqdm=False)
     assert ops.linear is bare, "without a profiler nothing is wrapped"
 
 
 def test_d11_nvtx_ranges(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`VLLM_NVTX_LOGGING=1` names phases and operations as NVTX ranges."""
     ranges: list[str] = []
     depth = [0]
 
@@ -119,6 +154,8 @@ def test_d11_nvtx_ranges(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_j2_h11_layerwise_profiler(
     llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`LayerwiseProfiler` prints attention and MLP of each layer, and writes CSV; the tokens stay
+    the same."""
     before = llm.generate("Hello", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
     profiler = LayerwiseProfiler(llm)
     with pytest.raises(InvalidRequest, match="start it first"):
@@ -149,6 +186,7 @@ def test_j2_h11_layerwise_profiler(
 
 
 def test_j2_under_the_documents_import(tmp_path: Path) -> None:
+    """The documents' import works in a script."""
     script = tmp_path / "script.py"
     script.write_text("from vllm.profiler import LayerwiseProfiler\nprint(LayerwiseProfiler)\n")
     done = subprocess.run(
@@ -192,6 +230,7 @@ def read_events(path: Path) -> list[dict[str, float]]:
 
 
 def test_h13_tensorboard(tmp_path: Path) -> None:
+    """`--tensorboard-dir` writes throughput and latency as TensorBoard reads them."""
     assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43  # RFC 3720, B.4
     with LLM(tensorboard_dir=str(tmp_path)) as llm:
         llm.generate("Hello", SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)

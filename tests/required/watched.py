@@ -19,6 +19,19 @@ ENV = {
     "VLLM_LOG_MODEL_INSPECTION": "true",
     "VLLM_USE_V1": "1",
 }
+FOREIGN = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET",
+    "NCCL_BLOCKING_WAIT": "1",
+    "TORCH_NCCL_BLOCKING_WAIT": "1",
+    "NCCL_TIMEOUT": "600",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+}
+"""Variables of NCCL and CUDA that the documents have one set."""
 FLAGS = (
     *("--no-disable-log-stats", "--enable-log-requests", "--enable-logging-iteration-details"),
     *("--num-gpu-blocks-override", "24", "--max-model-len", "256", "--max-num-seqs", "4"),
@@ -41,6 +54,12 @@ class Watched:
     """Largest value of each sample while the load ran."""
     last: Values = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
+    doors: dict[str, int] = field(default_factory=dict)
+    """Status of what one asks after the metrics, by path."""
+    titles: list[str] = field(default_factory=list)
+    """Command lines of the server's processes."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of the engine's process."""
 
     def value(self, name: str, peak: bool = False, **labels: str) -> float:
         """Sum of the samples of this name with at least these labels."""
@@ -68,13 +87,14 @@ def read(text: str) -> Values:
 def watch() -> Watched:
     """Start the server, load it, and return what was seen."""
     watched = Watched()
-    with serving(*FLAGS, env=ENV) as server:
+    with serving(*FLAGS, env=ENV | FOREIGN) as server:
         _run(server, watched)
         server.wait_idle()
         _wait_for_an_idle_line(server)
         with httpx.Client(base_url=server.url) as client:
             watched.text = client.get("/metrics").text
             head = client.head("/metrics")
+            _look_around(client, server, watched)
             watched.statuses = {"HEAD": head.status_code, "HEAD bytes": len(head.content)}
         watched.last = read(watched.text)
     watched.log = server.log
@@ -106,6 +126,21 @@ def _run(server: Server, watched: Watched) -> None:
         ) as reply,
     ):
         next(reply.iter_lines())  # and then the client is gone
+
+
+def _look_around(client: httpx.Client, server: Server, watched: Watched) -> None:
+    """What else one can ask, and what the processes look like from outside."""
+    known = client.get("/v1/requests/unknown/explain").json()["error"]["message"]
+    name = re.search(r"there are: ([\w-]+)", known)
+    assert name is not None, known
+    for path in (f"/v1/requests/{name[1]}/explain", "/v1/timeline", "/v1/diagnosis"):
+        watched.doors[path] = client.get(path).status_code
+    watched.doors["/start_profile"] = client.post("/start_profile").status_code
+    for process in server.family():
+        title = " ".join(process.cmdline())
+        watched.titles.append(title)
+        if "EngineCore" in title:
+            watched.environment = process.environ()
 
 
 def _wait_for_an_idle_line(server: Server) -> None:

@@ -257,6 +257,9 @@ class FakeEngine:
     def question(self) -> Question:
         return Question(self.records, [], 1000.0, self.config)
 
+    async def explain(self, request_id: str) -> list[Any]:
+        return self.question().explain(request_id)
+
     def metrics_text(self) -> bytes:
         return b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0.0\n"
 

@@ -17,6 +17,13 @@ BACKENDS: Final[Registry[type[AttentionBackend]]] = Registry(
 )
 """Best first."""
 
+NAMES: Final = {
+    "CPU_ATTN": ("reference", frozenset({"cpu"})),
+    "FLASH_ATTN": ("reference", frozenset({"cpu", "cuda"})),
+}
+"""vLLM's names of what the backends do, and the devices that have it under that name. Ours is flash
+attention: softmax over spans of keys as they are read, never over a whole row of scores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -27,13 +34,14 @@ class Selection:
 
 
 def select_backend(need: AttentionNeed, name: str | None = None) -> Selection:
-    """Choose a backend; `name` narrows the choice to one.
+    """Choose a backend; `name` (a row's, one of `NAMES`, or `auto`) narrows the choice to one.
 
     Raises:
         ConfigError: there is no backend of that name, or none serves `need`.
     """
     rejected: list[tuple[str, str]] = []
-    for candidate in [name] if name else BACKENDS:
+    given = name if name != "auto" else None
+    for candidate in [_row_of(given, need.device)] if given else BACKENDS:
         backend = BACKENDS.get(candidate)()
         reason = backend.capabilities.refusal(need)
         if reason is None:
@@ -41,3 +49,22 @@ def select_backend(need: AttentionNeed, name: str | None = None) -> Selection:
         rejected.append((candidate, reason))
     reasons = "; ".join(f"{candidate} {reason}" for candidate, reason in rejected)
     raise ConfigError(f"no attention backend serves this model: {reasons}")
+
+
+def _row_of(name: str, device: str) -> str:
+    """The row that a name stands for.
+
+    Raises:
+        ConfigError: none, on this device.
+    """
+    if name in BACKENDS:
+        return name
+    row, devices = NAMES.get(name.upper(), (None, frozenset()))
+    if row is None or device not in devices:
+        here = [known for known, (_, where) in NAMES.items() if device in where]
+        known = ", ".join(["auto", *here, *BACKENDS])
+        raise ConfigError(
+            f"the attention backend (--attention-backend, QUIRE_ATTENTION_BACKEND) on {device} "
+            f"must be one of {known}, got {name!r}"
+        )
+    return row

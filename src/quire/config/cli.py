@@ -37,7 +37,6 @@ RENAMED: Final = {
 NOT_YET: Final = {
     "--api-server-count": "leave it out: one process serves the API",
     "--async-scheduling": "leave it out: steps run one after the other",
-    "--attention-backend": "leave it out: QUIRE_KERNELS chooses the kernels",
     "--compilation-config": "leave it out: nothing is compiled at start",
     "--cpu-offload-gb": "nearest: --gpu-memory-utilization",
     "--data-parallel-size": "start one server per replica",

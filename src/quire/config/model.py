@@ -78,6 +78,10 @@ class ModelConfig:
     it is loaded; see `quire verify`."""
     hf_overrides: dict[str, Any] = field(default_factory=dict)
     """JSON object of entries that win over the model's `config.json`."""
+    attention_backend: str | None = None
+    """How attention is computed: `auto` (the first that serves the model), `FLASH_ATTN`, on a CPU
+    also `CPU_ATTN`, or `reference`, which is what they stand for. `QUIRE_KERNELS` chooses the
+    kernels that do it. Default: `QUIRE_ATTENTION_BACKEND`, else `auto`."""
     enforce_eager: bool = False
     """Never compile or capture graphs. quire's CPU path never does."""
 

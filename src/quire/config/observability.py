@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from quire.errors import ConfigError
 
 DECODE_STEPS = ("all", "slow", "none")
+DETAILS = ("model", "worker", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,10 @@ class ObservabilityConfig:
     """Send OpenTelemetry traces there, e.g. `http://localhost:4317`; needs `pip install
     'quire[otel]'`. gRPC, or HTTP if `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` is `http/protobuf`, the
     port is 4318 or there is a path. See docs/tracing.md."""
+    collect_detailed_traces: list[str] = field(default_factory=list)
+    """What traces show beyond the parts of a step: `model` (each layer, with attention and MLP;
+    layers run one by one for it, which is slower), `worker` (the worker's own time), `all`.
+    Several may be joined by commas. Only with `--otlp-traces-endpoint`."""
     otlp_metrics_endpoint: str | None = None
     """Send OpenTelemetry's server metrics of generative models there, too; only with
     `--otlp-traces-endpoint`."""
@@ -44,6 +49,11 @@ class ObservabilityConfig:
     """Profiler for `/start_profile` and `LLM.start_profile()`, e.g. `{"profiler": "torch",
     "torch_profiler_dir": "/traces"}`; without it, `QUIRE_TORCH_PROFILER_DIR` is the folder. See
     docs/tracing.md."""
+    kv_cache_metrics: bool = False
+    """Measure how long cached KV blocks live, lie idle before they are evicted, and wait for being
+    used again: the metrics `vllm:kv_block_*_seconds`."""
+    kv_cache_metrics_sample: float = 0.01
+    """Share of KV blocks that `--kv-cache-metrics` follows, above 0 and at most 1."""
     tensorboard_dir: str | None = None
     """Write throughput, latency and queue for TensorBoard into that folder."""
 
@@ -61,10 +71,38 @@ class ObservabilityConfig:
             raise ConfigError(
                 f"--trace-sampling-rate must be from 0 to 1, got {self.trace_sampling_rate}"
             )
+        if not 0 < self.kv_cache_metrics_sample <= 1:
+            raise ConfigError(
+                "--kv-cache-metrics-sample must be above 0 and at most 1, got "
+                f"{self.kv_cache_metrics_sample}"
+            )
+        if self.kv_cache_metrics and self.disable_log_stats:
+            raise ConfigError("--kv-cache-metrics needs statistics: leave --disable-log-stats out")
         for name in ("otlp_traces_endpoint", "otlp_metrics_endpoint"):
             _check_endpoint("--" + name.replace("_", "-"), getattr(self, name))
+        if unknown := {*self._detailed} - {*DETAILS}:
+            raise ConfigError(
+                f"--collect-detailed-traces must be of {', '.join(DETAILS)}, got {min(unknown)!r}"
+            )
+        if self._detailed and not self.otlp_traces_endpoint:
+            raise ConfigError("--collect-detailed-traces needs --otlp-traces-endpoint, too")
         if self.otlp_metrics_endpoint and not self.otlp_traces_endpoint:
             raise ConfigError("--otlp-metrics-endpoint needs --otlp-traces-endpoint, too")
+
+    @property
+    def _detailed(self) -> list[str]:
+        given = self.collect_detailed_traces
+        return ",".join([given] if isinstance(given, str) else given).split(",") if given else []
+
+    @property
+    def traces_layers(self) -> bool:
+        """Whether traces show each layer."""
+        return bool({"model", "all"} & {*self._detailed})
+
+    @property
+    def traces_worker(self) -> bool:
+        """Whether traces show the worker's own time."""
+        return bool({"worker", "all"} & {*self._detailed})
 
 
 def _check_endpoint(flag: str, value: str | None) -> None:

@@ -17,6 +17,11 @@ BlockIds = tuple[list[int], ...]
 """One list of block ids per group of layers; mostly there is one group. `()`: nothing new."""
 
 
+LayerSpan = tuple[float, float, float, float]
+"""One layer in one step, in seconds: when it began on the monotonic clock, how long it took, and
+how much of that attention and MLP."""
+
+
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     """Log-probabilities at one position."""
 
@@ -124,6 +129,11 @@ class BatchResult:
     swap_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    worker_start: float = 0.0
+    """When the worker began, on the monotonic clock; with `worker_seconds` for detailed traces."""
+    worker_seconds: float = 0.0
+    layer_times: list[LayerSpan] = field(default_factory=list)
+    """Of each layer, for detailed traces."""
     pooled: dict[str, Pooled] = field(default_factory=dict)
     """What pooling requests get, once their prompt is complete: that is their end."""
 

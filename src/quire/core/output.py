@@ -25,6 +25,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True):
     num_preemptions: int = 0
     error: str | None = None
     pooled: Pooled | None = None
+    num_promoted_tokens: int = 0
+    """Of the cached ones, those that came from the second tier."""
 
 
 def output_of(
@@ -48,4 +50,5 @@ def output_of(
         num_preemptions=request.num_preemptions,
         error=request.error,
         pooled=pooled,
+        num_promoted_tokens=request.num_promoted_tokens,
     )

@@ -59,6 +59,7 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
+        "num_promoted_tokens",
         "num_prompt_tokens",
         "num_quiet_tokens",
         "number",
@@ -131,6 +132,8 @@ class Request:
         self.num_preemptions = 0
         self.num_cached_tokens = -1
         """Prompt tokens found in the prefix cache at first admission; -1 before it."""
+        self.num_promoted_tokens = 0
+        """Those of them that came from the second tier."""
         self.queued_ts = 0.0
         self.scheduled_ts = 0.0
 

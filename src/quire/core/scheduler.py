@@ -417,6 +417,7 @@ class Scheduler:
         if not again:
             request.scheduled_ts = plan.now
             request.num_cached_tokens = num_hit
+            request.num_promoted_tokens = prefix.num_promoted
             if request.sampling_params.reads_prefix_cache and self.kv.enable_caching:
                 plan.prefix_lookups.append((request.num_tokens, num_hit))
         request.status = RequestStatus.RUNNING

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.core.batch import BatchResult, ScheduledBatch
+from quire.core.batch import BatchResult, LayerSpan, ScheduledBatch
 from quire.core.output import EngineCoreOutput
 
 if TYPE_CHECKING:
@@ -66,8 +66,17 @@ class StepStats(msgspec.Struct, array_like=True):
     """The records of `quire.core.facts` up to and including this step."""
     names: list[tuple[int, str]] = []
     """Number and internal id of each request first named in them."""
+    swap_seconds: float = 0.0
+    worker_start: float = 0.0
+    """When the worker began, and `worker_seconds`: measured for detailed traces alone."""
+    worker_seconds: float = 0.0
+    layer_times: list[LayerSpan] = []
+    """Of each layer, for detailed traces."""
     prefix_lookups: list[tuple[int, int]] = []
     """`prefix_queries` and `prefix_hits` by request."""
+    stays: list[tuple[float, float, list[float]]] = []
+    """Of the followed blocks whose cached content was given up in this step, in seconds: since it
+    was put there, since it was used last, and the gaps between its uses."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):
@@ -107,6 +116,8 @@ class IterationStats(msgspec.Struct, array_like=True):
     num_prompt_tokens: int = 0
     """Whole prompts whose prefill result arrived, cache hits included."""
     num_cached_tokens: int = 0
+    promoted_tokens: dict[str, int] = {}
+    """Of the cached ones, those that came from the second tier: `host` or `disk`."""
     num_generation_tokens: int = 0
     time_to_first_token: list[float] = []
     inter_token_latency: list[float] = []
@@ -162,6 +173,11 @@ def collect_stats(
         sample_seconds=result.sample_seconds,
         facts=facts,
         names=names,
+        stays=scheduler.kv.take_stays(),
+        swap_seconds=result.swap_seconds,
+        worker_start=result.worker_start,
+        worker_seconds=result.worker_seconds,
+        layer_times=result.layer_times,
     )
 
 

@@ -13,9 +13,8 @@ import dataclasses
 import itertools
 import os
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import quire.errors
 from quire.config import EngineConfig, read_pooler
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
@@ -35,10 +34,11 @@ from quire.engine.messages import (
     Progress,
     Ready,
     Reply,
+    error_class,
 )
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
-from quire.engine.records import Question, accept, make_records
+from quire.engine.records import Question, accept, explain_live, make_records
 from quire.engine.request_log import RequestLog
 from quire.engine.stream import RequestStream
 from quire.engine.tracing import Tracing
@@ -50,6 +50,9 @@ from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.fit import check_fit
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation
 
 logger = get_logger(__name__)
 
@@ -88,7 +91,8 @@ class AsyncLLM:
             generation_defaults=read_generation_config(self.config.model),
             entropy=entropy,
         )
-        self.output = OutputProcessor(self.tokenizer, self.clock)
+        tier = "disk" if self.config.cache.swap_dir else "host"
+        self.output = OutputProcessor(self.tokenizer, self.clock, tier)
         self.default_params: SamplingParams = self.input.default_params()
         self.journal = Journal()
         self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
@@ -345,7 +349,7 @@ class AsyncLLM:
         self, prompt_token_ids: list[int], cache_salt: str | None = None
     ) -> dict[str, Any]:
         """Why a prompt would, or would not, find its prefix in the cache: see
-        `quire.core.kv.manager.PrefixAnswer`.
+        `quire.core.kv.answer.PrefixAnswer`.
 
         Raises:
             QuireError: the prompt is empty.
@@ -394,6 +398,15 @@ class AsyncLLM:
         """
         return Question(self.records, self.output.active(), self.clock.now(), self.config)
 
+    async def explain(self, request_id: str) -> list[Explanation]:
+        """Where the time of a request went, by completion.
+
+        Raises:
+            NotFound: the id is in no record.
+            InvalidRequest: no records are kept.
+        """
+        return await explain_live(self, request_id)
+
     # ---- messages of the core ----------------------------------------------------------------
 
     def _send(self, message: Any) -> None:
@@ -416,7 +429,7 @@ class AsyncLLM:
             case Ready(info=info):
                 self._on_ready(info)
             case Failure(message=text, kind=kind):
-                self._die(_error_class(kind)(text))
+                self._die(error_class(kind)(text))
 
     def _on_ready(self, info: dict[str, Any]) -> None:
         self.info = info
@@ -455,7 +468,7 @@ class AsyncLLM:
         if future is None or future.done():
             return
         if message.error is not None:
-            future.set_exception(_error_class(message.kind)(message.error))
+            future.set_exception(error_class(message.kind)(message.error))
         else:
             future.set_result(message.result)
 
@@ -483,8 +496,3 @@ class AsyncLLM:
                 future.set_exception(error)
         self._settled.set()
         self.died.set()
-
-
-def _error_class(kind: str) -> type[QuireError]:
-    found = getattr(quire.errors, kind, EngineDead)
-    return found if isinstance(found, type) and issubclass(found, QuireError) else EngineDead

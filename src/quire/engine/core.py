@@ -13,6 +13,7 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.manager import KVCacheManager
+from quire.core.kv.residency import BlockResidency
 from quire.core.output import EngineCoreOutput
 from quire.core.policy_loader import policy_class
 from quire.core.request import Request, RequestStatus
@@ -62,6 +63,7 @@ class EngineCore:
         self.info = self.executor.start(progress)
         max_model_len = self.config.model.max_model_len
         assert max_model_len is not None, "resolve() settles it"
+        observed = self.config.observability
         self.kv = KVCacheManager(
             self.info.num_blocks,
             self.config.cache.block_size,
@@ -70,6 +72,9 @@ class EngineCore:
             self.info.kv_windows,
             self.config.scheduler.max_num_batched_tokens,
             self.info.num_swap_blocks,
+            BlockResidency(observed.kv_cache_metrics_sample, self.clock)
+            if observed.kv_cache_metrics
+            else None,
         )
         self.scheduler = Scheduler(
             self.config.scheduler, self.kv, max_model_len=max_model_len, clock=self.clock

@@ -17,16 +17,18 @@ from quire.utils.timing import Clock
 def make_sinks(config: EngineConfig, clock: Clock) -> tuple[StatSinks, PrometheusSink]:
     """The fan-out, with the metrics in it unless statistics are off."""
     model = config.model
-    enabled = not config.observability.disable_log_stats
+    observability = config.observability
+    enabled = not observability.disable_log_stats
     prometheus = PrometheusSink(
         model.names[0],
         max_model_len=model.max_model_len or 32768,
         clock=clock,
         enabled=enabled,
+        options=["kv_cache_metrics"] if observability.kv_cache_metrics else [],
     )
     sinks = StatSinks([prometheus] if enabled else [])
-    if config.observability.tensorboard_dir is not None:
-        sinks.add(TensorBoardSink(config.observability.tensorboard_dir))
+    if observability.tensorboard_dir is not None:
+        sinks.add(TensorBoardSink(observability.tensorboard_dir))
     return sinks, prometheus
 
 

@@ -213,7 +213,7 @@ class LLM(PoolingVerbs):
             NotFound: the id is not in the records (`record_steps` keeps more).
             InvalidRequest: `record_steps` is 0.
         """
-        return self.llm_engine.question().explain(request_id)
+        return self.llm_engine.explain(request_id)
 
     def timeline(self, steps: int = 1000) -> dict[str, Any]:
         """The last steps as a Chrome trace: `json.dump` it and open it in ui.perfetto.dev.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from quire import envs
 from quire.config import EngineConfig
@@ -13,7 +14,7 @@ from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import PromptType
 from quire.engine.output_processor import OutputProcessor
-from quire.engine.records import Question, accept, make_records
+from quire.engine.records import Question, accept, make_records, tell_prefix, waiting_request
 from quire.engine.request_log import RequestLog
 from quire.engine.tracing import Tracing
 from quire.errors import ConfigError
@@ -26,6 +27,9 @@ from quire.tokenizer.fit import check_fit
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.function_trace import trace_functions
 from quire.utils.timing import Clock, RealClock
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation
 
 logger = get_logger(__name__)
 
@@ -81,7 +85,8 @@ class LLMEngine:
             block_size=self.config.cache.block_size,
             generation_defaults=read_generation_config(model),
         )
-        self.output = OutputProcessor(self.tokenizer, self.clock)
+        tier = "disk" if self.config.cache.swap_dir else "host"
+        self.output = OutputProcessor(self.tokenizer, self.clock, tier)
         self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
         self.sinks, self.prometheus = make_sinks(self.config, self.clock)
         self.records = make_records(self.config)
@@ -154,6 +159,26 @@ class LLMEngine:
             InvalidRequest: no records are kept.
         """
         return Question(self.records, self.output.active(), self.clock.now(), self.config)
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        """Where the time of a request went: one explanation for each of its completions.
+
+        Raises:
+            NotFound: the id is in no record; some that are get named.
+            InvalidRequest: no records are kept.
+        """
+        told = self.question().explain(request_id)
+        request = waiting_request(told, self.output)
+        if request is not None:
+            answer = None
+            if request.sampling_params.reads_prefix_cache:
+                args = {
+                    "prompt_token_ids": request.prompt_token_ids,
+                    "cache_salt": request.cache_salt,
+                }
+                answer = self.core.call("explain_prefix", args)
+            tell_prefix(told, request, answer, self.config.cache.block_size)
+        return told
 
     @property
     def has_unfinished_requests(self) -> bool:

@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+import quire.errors
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
+from quire.errors import EngineDead, QuireError
 from quire.params import PoolingParams, SamplingParams
 
 
@@ -115,3 +117,9 @@ class Failure(msgspec.Struct, tag=True):
 
 ToCore = Start | AddRequests | AbortRequests | Call
 FromCore = Ready | Progress | Outputs | Reply | Failure
+
+
+def error_class(kind: str) -> type[QuireError]:
+    """The class in `quire.errors` that a message names; `EngineDead` if it names none."""
+    found = getattr(quire.errors, kind, EngineDead)
+    return found if isinstance(found, type) and issubclass(found, QuireError) else EngineDead

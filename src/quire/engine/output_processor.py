@@ -77,6 +77,7 @@ class _Completion:
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
     num_cached_tokens: int = 0
+    num_promoted_tokens: int = 0
     num_preemptions: int = 0
 
     @property
@@ -124,12 +125,16 @@ class OutputProcessor:
     """Turns core outputs into `RequestOutput`s; one per frontend.
 
     `tokenizer` may be `None`: then outputs hold ids and no text. `clock` times aborts; all other
-    times are given by the caller.
+    times are given by the caller. `second_tier` is what statistics call the second KV tier: `host`
+    or `disk`.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, clock: Clock) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, clock: Clock, second_tier: str = "host"
+    ) -> None:
         self._tokenizer = tokenizer
         self._clock = clock
+        self._second_tier = second_tier
         self._requests: dict[str, _Request] = {}
         self._completions: dict[str, _Completion] = {}
         self._stats = IterationStats()
@@ -198,6 +203,11 @@ class OutputProcessor:
                 len(first.prompt_token_ids),
                 completion.num_tokens,
             )
+
+    def request_of(self, internal_id: str) -> EngineCoreRequest | None:
+        """What a completion that has not ended was asked for."""
+        completion = self._completions.get(internal_id)
+        return completion.request.first if completion else None
 
     def abort(self, external_id: str) -> tuple[list[str], RequestOutput | None]:
         """End a request from outside: its internal ids that the core still works on, and its last
@@ -291,6 +301,7 @@ class OutputProcessor:
             completion.queued_ts = output.queued_ts
             completion.scheduled_ts = output.scheduled_ts
             completion.num_cached_tokens = output.num_cached_tokens
+            completion.num_promoted_tokens = output.num_promoted_tokens
         completion.num_preemptions = max(completion.num_preemptions, output.num_preemptions)
         request, metrics = completion.request, completion.request.metrics
         if request.num_cached_tokens is None:
@@ -331,6 +342,10 @@ class OutputProcessor:
         stats.time_to_first_token.append(now - shared.arrival_time)
         stats.num_prompt_tokens += len(shared.prompt_token_ids)
         stats.num_cached_tokens += completion.num_cached_tokens
+        if completion.num_promoted_tokens:
+            before = stats.promoted_tokens.get(self._second_tier, 0)
+            promoted = before + completion.num_promoted_tokens
+            stats.promoted_tokens = {self._second_tier: promoted}
 
     def _append_logprobs(self, completion: _Completion, new: list[TokenLogprobs]) -> None:
         assert completion.logprobs is not None and completion.cumulative_logprob is not None

@@ -6,15 +6,16 @@ imported when somebody asks: no server waits for it at its start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.messages import EngineCoreRequest
-from quire.engine.output_processor import ActiveCompletion
-from quire.errors import InvalidRequest, NotFound
+from quire.engine.output_processor import ActiveCompletion, OutputProcessor
+from quire.errors import InvalidRequest, NotFound, QuireError
 from quire.observability.lives import Lives, wait_name
 from quire.observability.records import StepRecords
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 NAMED_IDS = 10
 """Ids that a refusal names."""
+PREFIX_SECONDS = 2.0
+"""How long an explanation waits for a core in the middle of a long step."""
 PREFIXES = ("chatcmpl-", "cmpl-")
 """What the server puts before the id that a caller chose."""
 
@@ -57,6 +60,82 @@ def accept(records: StepRecords, requests: Iterable[EngineCoreRequest]) -> None:
     """Tell the ring of requests before the core gets them."""
     for request in requests:
         records.accept(request.external_id, request.index, request.request_id, request.arrival_time)
+
+
+def waiting_request(
+    told: Sequence[Explanation], output: OutputProcessor
+) -> EngineCoreRequest | None:
+    """The request of an explanation that has no prefix yet, because it waits; all its completions
+    have the same prompt."""
+    for explanation in told:
+        if explanation.prefix is None and explanation.finish_reason is None:
+            return output.request_of(explanation.internal_id)
+    return None
+
+
+def tell_prefix(
+    told: Sequence[Explanation],
+    request: EngineCoreRequest,
+    answer: Mapping[str, Any] | None,
+    block_size: int,
+) -> None:
+    """Add to explanations without a prefix what the request would find if it came in now.
+
+    Args:
+        told: Explanations of its completions.
+        request: Asked for.
+        answer: Of the verb `explain_prefix`; `None` if the request does not read the cache.
+        block_size: Tokens per KV block.
+    """
+    from quire.observability.explain import expected_prefix, unread_prefix
+
+    for explanation in told:
+        if explanation.prefix is None and explanation.finish_reason is None:
+            explanation.prefix = (
+                unread_prefix(len(request.prompt_token_ids))
+                if answer is None
+                else expected_prefix(answer, block_size)
+            )
+
+
+class Live(Protocol):
+    """An engine whose core runs elsewhere."""
+
+    config: EngineConfig
+    output: OutputProcessor
+
+    def question(self) -> Question:
+        """A copy of the records."""
+        ...
+
+    async def explain_prefix(
+        self, prompt_token_ids: list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """What the core's prefix cache has of a prompt."""
+        ...
+
+
+async def explain_live(engine: Live, request_id: str) -> list[Explanation]:
+    """Explain a request, asking the core what the prefix cache has for it while it waits.
+
+    Raises:
+        NotFound: the id is in no record.
+        InvalidRequest: no records are kept.
+    """
+    told = await asyncio.to_thread(engine.question().explain, request_id)
+    request, answer = waiting_request(told, engine.output), None
+    if request is None:
+        return told
+    if request.sampling_params.reads_prefix_cache:
+        asking = engine.explain_prefix(request.prompt_token_ids, request.cache_salt)
+        try:
+            answer = await asyncio.wait_for(asking, PREFIX_SECONDS)
+        except (TimeoutError, QuireError):
+            return told  # the core is busy or gone: the rest is true without it
+        # It may have come in meanwhile; then its own blocks were found.
+        told = await asyncio.to_thread(engine.question().explain, request_id)
+    tell_prefix(told, request, answer, engine.config.cache.block_size)
+    return told
 
 
 class Question:

@@ -101,8 +101,8 @@ def _wrap() -> None:
     getattr(ops, next(iter(set(Ops.__annotations__) - {"name"})))  # something is chosen
     for name in set(Ops.__annotations__) - {"name"}:
         function = ops.__dict__[name]
-        wrapped = _named(PREFIX + name, function)
-        ops.__dict__[name] = wrapped
+        if function is not None:  # some kernels lack what another way does as well
+            ops.__dict__[name] = _named(PREFIX + name, function)
 
 
 def _unwrap() -> None:

@@ -18,7 +18,7 @@ from quire.attention.base import KVCache
 from quire.attention.metadata import AttentionMetadata
 from quire.config.pooling import PoolerSpec
 from quire.config.shape import LayerKV, ModelShape
-from quire.errors import ModelLoadError
+from quire.errors import ConfigError, ModelLoadError
 from quire.kernels.dtypes import torch_dtype
 from quire.layers.linear import Linear
 from quire.layers.parameter import Parameters, prefixed
@@ -112,12 +112,13 @@ class DecoderModel(PoolingModel):
         dtype: str,
         device: str,
         max_model_len: int | None = None,
+        attention_backend: str | None = None,
     ) -> None:
         """Weights are loaded afterwards, through `parameters()`."""
         head = _Score(shape, spec.size) if spec.task == "classify" else None
         super().__init__(shape, Pooler(spec, head), torch_dtype(dtype), torch.device(device))
         self._decoder: DecoderForCausalLM = build_model(
-            decoder_shape(spec, shape), dtype, device, max_model_len
+            decoder_shape(spec, shape), dtype, device, max_model_len, attention_backend
         )
 
     def forward(
@@ -197,15 +198,27 @@ def load_pooling_model(
     progress: Progress | None = None,
     max_model_len: int | None = None,
     load_format: str = "auto",
+    attention_backend: str | None = None,
 ) -> EncoderModel | DecoderModel:
     """Build the model of a folder and load its weights, those of dense layers included.
 
     Raises:
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
-        ConfigError: no attention backend serves the model on this device.
+        ConfigError: no attention backend serves the model on this device, or one is wanted for an
+            encoder.
     """
-    kind = EncoderModel if spec.whole_prompts else DecoderModel
-    model = kind(spec, shape, resolve_dtype(shape, dtype), resolve_device(device), max_model_len)
+    common = (spec, shape, resolve_dtype(shape, dtype), resolve_device(device), max_model_len)
+    model: EncoderModel | DecoderModel
+    if not spec.whole_prompts:
+        model = DecoderModel(*common, attention_backend)
+    elif attention_backend in (None, "auto"):
+        model = EncoderModel(*common)
+    else:
+        raise ConfigError(
+            f"the attention backend {attention_backend!r} is for decoders; {shape.architecture} "
+            "is an encoder, which has no KV cache: leave --attention-backend and "
+            "QUIRE_ATTENTION_BACKEND out"
+        )
     place = str(model.device)
     model.num_parameters = load_weights(
         folder, model.parameters(), model.name_rules(), model.dtype, place, progress, load_format

@@ -79,20 +79,22 @@ def load_model(
     progress: Callable[[int, int], None] | None = None,
     max_model_len: int | None = None,
     load_format: str = "auto",
+    attention_backend: str | None = None,
 ) -> CausalLM:
     """Build the model of a folder and load its weights.
 
     `dtype` `auto` is the checkpoint's own type; `device` `auto` a GPU if there is one.
     `progress(done, total)` hears bytes. `max_model_len` is the greatest length served, by which
-    some rotary scalings go; `None` is what the model was made for. `load_format` is the option of
-    that name.
+    some rotary scalings go; `None` is what the model was made for. `load_format` and
+    `attention_backend` are the options of those names.
 
     Raises:
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
         ConfigError: no attention backend serves the model on this device.
     """
     device = resolve_device(device)
-    model = build_model(shape, resolve_dtype(shape, dtype), device, max_model_len)
+    kind = resolve_dtype(shape, dtype)
+    model = build_model(shape, kind, device, max_model_len, attention_backend)
     parameters = model.parameters()
     tree = describe(model, parameters) if envs.LOG_MODEL_INSPECTION else ""
     model.num_parameters = load_weights(
@@ -104,7 +106,11 @@ def load_model(
 
 
 def build_model(
-    shape: ModelShape, dtype: str, device: str, max_model_len: int | None = None
+    shape: ModelShape,
+    dtype: str,
+    device: str,
+    max_model_len: int | None = None,
+    attention_backend: str | None = None,
 ) -> DecoderForCausalLM:
     """The model without its weights; `dtype` and `device` are settled.
 
@@ -116,7 +122,7 @@ def build_model(
     family = MODELS.get(shape.architecture)
     _refuse_quantised(shape)
     _check(family, shape)
-    attention = _attention(family, shape, dtype, device)
+    attention = _attention(family, shape, dtype, device, attention_backend)
     return family(shape, torch_dtype(dtype), device, attention, max_model_len)
 
 
@@ -174,12 +180,18 @@ def resolve_device(device: str) -> str:
 
 
 def _attention(
-    family: type[DecoderForCausalLM], shape: ModelShape, dtype: str, device: str
+    family: type[DecoderForCausalLM],
+    shape: ModelShape,
+    dtype: str,
+    device: str,
+    wanted: str | None,
 ) -> AttentionBackend:
     kind, keeps = torch.device(device).type, family.kv_layers(shape)[0]
     features = family.attention_features(shape)
     need = AttentionNeed(kind, dtype, shape.num_heads, keeps.num_kv_heads, keeps.key_dim, features)
-    selection = select_backend(need)
+    selection = select_backend(need, wanted)
+    if wanted is not None:
+        logger.info("attention backend %s: %s", wanted, selection.backend.name)
     for name, reason in selection.rejected:
         logger.info("attention backend %s not used: it %s", name, reason)
     return selection.backend

@@ -7,12 +7,19 @@ the names of requests instead of numbers. `explain_text.py` puts the causes into
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from quire.core.request import FINISH_REASONS, RequestStatus
-from quire.observability.explain_text import Cause, lines, prefix_sentence, sentence
+from quire.observability.explain_text import (
+    Cause,
+    expected_sentence,
+    lines,
+    prefix_sentence,
+    sentence,
+)
 from quire.observability.lives import Life, wait_name
 from quire.observability.records import Recording
 from quire.observability.story import Piece, Story
@@ -51,13 +58,17 @@ class Part(msgspec.Struct):
 
 
 class Prefix(msgspec.Struct):
-    """What the prefix cache gave."""
+    """What the prefix cache gave, or would give to a request that waits."""
 
     num_tokens: int
     num_cached_tokens: int
     first_missing_block: int | None
     """Index of the first block not found whole; None if everything that can be reused was."""
     text: str
+    expected: bool = False
+    """The request waits: this is what it would find if it came in now."""
+    first_difference: int | None = None
+    """For one that waits: the first token that differs from the nearest cached content."""
 
 
 class Explanation(msgspec.Struct):
@@ -216,3 +227,29 @@ def _prefix(life: Life | None, block_size: int) -> Prefix | None:
             total, life.num_cached_tokens, life.num_cached_blocks, block_size, whole
         ),
     )
+
+
+def expected_prefix(answer: Mapping[str, Any], block_size: int) -> Prefix:
+    """What a request that waits would find if it came in now.
+
+    Args:
+        answer: Fields of `quire.core.kv.answer.PrefixAnswer`.
+        block_size: Tokens per KV block.
+    """
+    total, cached = answer["num_tokens"], answer["num_cached_tokens"]
+    block, whole = answer["block_index"], cached >= total - 1
+    said = prefix_sentence(total, cached, block, block_size, whole)
+    return Prefix(
+        num_tokens=total,
+        num_cached_tokens=cached,
+        first_missing_block=None if whole else block,
+        text=expected_sentence(said, answer["first_difference"]),
+        expected=True,
+        first_difference=answer["first_difference"],
+    )
+
+
+def unread_prefix(num_tokens: int) -> Prefix:
+    """A request that waits and will not look: its prompt is to be scored whole."""
+    text = "it does not read the prefix cache: the whole prompt is scored (prompt_logprobs)"
+    return Prefix(num_tokens, 0, 0, text, expected=True)

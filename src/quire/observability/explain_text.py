@@ -195,6 +195,17 @@ def prefix_sentence(total: int, hit: int, blocks: int, block_size: int, whole: b
     )
 
 
+def expected_sentence(said: str, first_difference: int | None) -> str:
+    """The same for a request that waits.
+
+    Args:
+        said: By `prefix_sentence`.
+        first_difference: The first token that differs from the nearest cached content, if any.
+    """
+    where = f"; the nearest cached content differs at token {first_difference}"
+    return f"if it came in now: {said}{where if first_difference is not None else ''}"
+
+
 def summary(e: Explanation) -> str:
     """The first line: what was measured."""
     end = f"ended ({e.finish_reason})" if e.finish_reason else f"{e.state}, so far"

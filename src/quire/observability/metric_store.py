@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,10 +66,20 @@ class Histogram:
     """Cumulative counts by upper bound as text; the last is `+Inf`."""
 
 
-Sample = Counter | Vector | Gauge | Histogram
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Observations without buckets."""
+
+    name: str
+    labels: dict[str, str]
+    count: int
+    sum: float
 
 
-class _Bins:
+Sample = Counter | Vector | Gauge | Histogram | Summary
+
+
+class Bins:
     """Observations of one histogram."""
 
     __slots__ = ("bounds", "counts", "total")
@@ -80,10 +90,12 @@ class _Bins:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
+        """Count one."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulative(self) -> dict[str, int]:
+        """By upper bound as text, the smaller ones included; `+Inf` last."""
         running, result = 0, {}
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             running += count
@@ -113,9 +125,16 @@ class MetricStore:
         model_name: Value of the label `model_name`.
         engine: Value of the label `engine`.
         max_model_len: Last bucket of the histograms that count tokens per request.
+        options: Those that are on; rows that need another are absent.
     """
 
-    def __init__(self, model_name: str, engine: str = "0", max_model_len: int = 32768) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        engine: str = "0",
+        max_model_len: int = 32768,
+        options: Collection[str] = (),
+    ) -> None:
         self.labels: Final = {"model_name": model_name, "engine": engine}
         self.hit_rate = HitRate()
         self.dropped_spans = Tally()
@@ -125,10 +144,14 @@ class MetricStore:
         self._lock = threading.Lock()
         self._tokens = buckets_1_2_5(max_model_len)
         self._values: dict[str, dict[Any, float]] = {}
-        self._bins: dict[str, _Bins] = {}
-        for metric in METRICS:
+        self._bins: dict[str, Bins] = {}
+        self.rows: Final = tuple(m for m in METRICS if m.option is None or m.option in options)
+        self._by_source: Final = {
+            source: tuple(row for row in self.rows if row.source is source) for source in Source
+        }
+        for metric in self.rows:
             if metric.kind is Kind.HISTOGRAM:
-                self._bins[metric.name] = _Bins(metric.buckets or self._tokens)
+                self._bins[metric.name] = Bins(metric.buckets or self._tokens)
             else:
                 children = metric.label_values or (() if metric.label else ("",))
                 self._values[metric.name] = dict.fromkeys(children, 0)
@@ -152,7 +175,7 @@ class MetricStore:
                     self._feed(Source.FINISHED, finished)
 
     def _feed(self, source: Source, facts: object) -> None:
-        for metric in _BY_SOURCE[source]:
+        for metric in self._by_source[source]:
             read = metric.read(facts)
             if metric.kind is Kind.HISTOGRAM:
                 bins = self._bins[metric.name]
@@ -168,7 +191,7 @@ class MetricStore:
         """All values, consistent with one another."""
         with self._lock:
             self._feed(Source.STORE, self)
-            samples = [sample for metric in METRICS for sample in self._samples(metric)]
+            samples = [sample for metric in self.rows for sample in self._samples(metric)]
         if self._info:
             samples.append(Gauge(CACHE_INFO, {"engine": self._engine, **self._info}, 1.0))
         return samples
@@ -205,8 +228,3 @@ class MetricStore:
 
     def _spec(self, what: str) -> float:
         return self._values[f"vllm:spec_decode_num_{what}"][""]
-
-
-_BY_SOURCE: Final = {
-    source: tuple(metric for metric in METRICS if metric.source is source) for source in Source
-}

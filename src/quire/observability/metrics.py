@@ -27,6 +27,7 @@ class Kind(Enum):
     """Counters by the numbers of their label: 0, 1, 2, ..."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+    SUMMARY = "summary"
 
 
 class Source(Enum):
@@ -57,6 +58,8 @@ class Metric:
     label: str | None = None
     label_values: tuple[str, ...] = ()
     """Children that exist from the start, at 0."""
+    option: str | None = None
+    """The option without which the row is absent."""
 
 
 # fmt: off
@@ -81,6 +84,10 @@ MILLISECOND_BUCKETS: Final = (
     1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0, 200.0, 300.0, 500.0, 800.0,
     1000.0, 2000.0, 3000.0,
 )
+RESIDENCY_BUCKETS: Final = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
+    120.0, 300.0, 600.0, 1200.0, 1800.0,
+)
 
 _C, _G, _H, _V = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.VECTOR
 _STEP, _ITER, _DONE, _STORE = Source.STEP, Source.ITERATION, Source.FINISHED, Source.STORE
@@ -92,11 +99,27 @@ METRICS: Final = (
     Metric("vllm:num_requests_waiting_by_reason", _G, "Requests waiting, by reason.", _STEP,
            lambda s: {"capacity": s.num_waiting}, label="reason",
            label_values=("capacity", "deferred")),
+    Metric("vllm:num_requests_kv_fetch_by_stage", _G,
+           "Requests whose KV comes from another engine, by stage.", _STORE, lambda store: {},
+           label="stage",
+           label_values=("waiting_to_start", "in_progress", "completed_waiting")),
     Metric("vllm:kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _STEP,
            lambda s: s.kv_cache_usage),
     Metric("vllm:gpu_cache_usage_perc", _G, "Old name of vllm:kv_cache_usage_perc.", _STEP,
            lambda s: s.kv_cache_usage),
     Metric("vllm:num_preemptions", _C, "Preemptions.", _STEP, lambda s: s.num_preempted),
+    Metric("vllm:kv_block_lifetime_seconds", _H,
+           "From the time a KV block was taken to the eviction of its content.", _STEP,
+           lambda s: [lifetime for lifetime, _, _ in s.stays], RESIDENCY_BUCKETS,
+           option="kv_cache_metrics"),
+    Metric("vllm:kv_block_idle_before_evict_seconds", _H,
+           "From the last use of a cached KV block to the eviction of its content.", _STEP,
+           lambda s: [idle for _, idle, _ in s.stays], RESIDENCY_BUCKETS,
+           option="kv_cache_metrics"),
+    Metric("vllm:kv_block_reuse_gap_seconds", _H,
+           "From a use of a cached KV block to the next that found it; told at its eviction.",
+           _STEP, lambda s: [gap for _, _, gaps in s.stays for gap in gaps], RESIDENCY_BUCKETS,
+           option="kv_cache_metrics"),
     Metric("vllm:engine_sleep_state", _G, "1 at the state the engine is in.", _STORE,
            lambda store: {"awake": 1}, label="sleep_state",
            label_values=("awake", "weights_offloaded", "discard_all")),
@@ -105,6 +128,9 @@ METRICS: Final = (
            lambda s: s.num_swapped),
     Metric("vllm:cpu_cache_usage_perc", _G, "Share of the second tier that requests hold, 0 to 1.",
            _STEP, lambda s: s.swap_usage),
+    Metric("vllm:kv_offload_cpu_cache_usage_perc", _G,
+           "Share of the second tier that requests or copies hold, 0 to 1.", _STEP,
+           lambda s: s.swap_usage),
     Metric("vllm:kv_blocks_swapped_out", _C, "KV blocks copied to the second tier.", _STEP,
            lambda s: s.num_blocks_swapped_out),
     Metric("vllm:kv_blocks_swapped_in", _C, "KV blocks copied back from the second tier.", _STEP,
@@ -144,7 +170,10 @@ METRICS: Final = (
     Metric("vllm:prompt_tokens_cached", _C, "Prompt tokens whose KV was cached.", _ITER,
            lambda i: i.num_cached_tokens),
     Metric("vllm:prompt_tokens_cached_by_source", _C, "Cached prompt tokens by where their KV was.",
-           _ITER, lambda i: {"device": i.num_cached_tokens}, label="source",
+           _ITER,
+           lambda i: {"device": i.num_cached_tokens - sum(i.promoted_tokens.values()),
+                      **i.promoted_tokens},
+           label="source",
            label_values=("device", "host", "p2p", "disk", "external_unspecified")),
     Metric("vllm:generation_tokens", _C, "Generated tokens.", _ITER,
            lambda i: i.num_generation_tokens),
@@ -205,6 +234,14 @@ METRICS: Final = (
     Metric("vllm:admission_rejections", _C, "Requests refused at a queue limit, by limit.", _ITER,
            lambda i: i.admission_rejections, label="reason",
            label_values=("max_num_queued_reqs", "max_num_queued_tokens")),
+    # Of adapters and text watermarks there is nothing to count: no sample.
+    Metric("vllm:lora_requests", _C, "Requests by the LoRA adapter that served them.", _STORE,
+           lambda store: {}, label="lora_name"),
+    Metric("vllm:lora_requests_info", _G,
+           "Time of the last step with adapters, in seconds since 1970.", _STORE,
+           lambda store: {}, label="running_lora_adapters"),
+    Metric("vllm:watermark_requests", _C, "Requests whose text was watermarked, by outcome.",
+           _STORE, lambda store: {}, label="status"),
     Metric("quire:trace_spans_dropped", _C, "Trace spans that could not be sent.", _STORE,
            lambda store: store.dropped_spans.take()),
     # What requests looked like.

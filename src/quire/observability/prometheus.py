@@ -1,14 +1,13 @@
-"""Prometheus text of a `MetricStore`. The one door to `prometheus_client`.
+"""Prometheus text of a `MetricStore` and of `HttpMetrics`. The one door to `prometheus_client`.
 
-Knows nothing of single metrics: those are rows of `metrics.METRICS`.
+Knows nothing of single metrics: those are rows of `metrics.METRICS` and `HTTP_METRICS`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from itertools import groupby
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,21 +16,32 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from quire.core.stats import IterationStats, StepStats
-from quire.observability.metric_store import Counter, Histogram, MetricStore, Sample, Vector
-from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, METRICS
+from quire.observability.http_metrics import HTTP_METRICS, HttpMetrics
+from quire.observability.metric_store import (
+    Counter,
+    Gauge,
+    Histogram,
+    MetricStore,
+    Sample,
+    Summary,
+    Vector,
+)
+from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, Kind
 from quire.utils.timing import Clock, RealClock
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_AGE: Final = 0.25
 """Seconds for which a text is handed out again: a storm of scrapes costs one rendering."""
-
-_HELP: Final = {metric.name: metric.help for metric in METRICS} | {CACHE_INFO: CACHE_INFO_HELP}
-_LABELS: Final = {metric.name: metric.label for metric in METRICS}
 
 
 class PrometheusSink:
@@ -44,6 +54,7 @@ class PrometheusSink:
         clock: Decides when a rendered text is too old.
         enabled: Without it only the process and its garbage collector are shown: a value that
             nothing feeds would not be true.
+        options: Options whose metrics are wanted.
     """
 
     def __init__(
@@ -53,8 +64,9 @@ class PrometheusSink:
         max_model_len: int = 32768,
         clock: Clock | None = None,
         enabled: bool = True,
+        options: Collection[str] = (),
     ) -> None:
-        self.store = MetricStore(model_name, engine, max_model_len)
+        self.store = MetricStore(model_name, engine, max_model_len, options)
         self._clock = clock or RealClock()
         self._registry = CollectorRegistry(auto_describe=False)
         if enabled:
@@ -92,35 +104,78 @@ class _StoreCollector(Collector):
         self._store = store
 
     def collect(self) -> Iterator[Family]:
-        for name, samples in groupby(self._store.snapshot(), key=lambda sample: sample.name):
-            yield _family(name, list(samples))
+        found = _by_name(self._store.snapshot())
+        for row in self._store.rows:
+            yield _family(row.name, row.kind, row.help, found.get(row.name, []), row.label)
+        if CACHE_INFO in found:
+            yield _family(CACHE_INFO, Kind.GAUGE, CACHE_INFO_HELP, found[CACHE_INFO])
 
 
-def _family(name: str, samples: list[Sample]) -> Family:
-    """One metric with all its label combinations."""
-    first, names = samples[0], list(samples[0].labels)
-    if isinstance(first, Histogram):
-        histogram = HistogramMetricFamily(name, _HELP[name], labels=names)
-        for sample in samples:
-            assert isinstance(sample, Histogram)
-            buckets = list(sample.buckets.items())
-            histogram.add_metric(list(sample.labels.values()), buckets, sample.sum)
-        return histogram
-    if isinstance(first, Vector):
-        return _by_position(first)
-    kind = CounterMetricFamily if isinstance(first, Counter) else GaugeMetricFamily
-    family = kind(name, _HELP[name], labels=names)
+class _HttpCollector(Collector):
+    """Shows what the HTTP side counts."""
+
+    def __init__(self, metrics: HttpMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Family]:
+        found = _by_name(self._metrics.snapshot())
+        for row in HTTP_METRICS:
+            yield _family(row.name, row.kind, row.help, found.get(row.name, []))
+
+
+class HttpText:
+    """Prometheus text of what the HTTP side counts."""
+
+    def __init__(self, metrics: HttpMetrics) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_HttpCollector(metrics))
+
+    def render(self) -> bytes:
+        """The text of this moment. Takes a millisecond: call in a thread."""
+        return generate_latest(self._registry)
+
+
+_FAMILIES: Final = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.VECTOR: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+    Kind.SUMMARY: SummaryMetricFamily,
+}
+
+
+def _by_name(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
     for sample in samples:
-        assert not isinstance(sample, (Histogram, Vector))
-        family.add_metric(list(sample.labels.values()), sample.value)
-    return family
+        found.setdefault(sample.name, []).append(sample)
+    return found
 
 
-def _by_position(vector: Vector) -> Family:
-    """A vector as counters, one for each position."""
-    label = _LABELS[vector.name]
-    assert label is not None
-    family = CounterMetricFamily(vector.name, _HELP[vector.name], labels=[*vector.labels, label])
-    for position, value in enumerate(vector.values):
-        family.add_metric([*vector.labels.values(), str(position)], value)
-    return family
+def _family(
+    name: str, kind: Kind, help: str, samples: list[Sample], position: str | None = None
+) -> Family:
+    """One metric with all its label combinations; without any it is still announced.
+
+    Args:
+        name, kind, help: Of the row.
+        samples: Of this name.
+        position: Label of the places in a vector.
+    """
+    labels = list(samples[0].labels) if samples else []
+    if kind is Kind.VECTOR:
+        labels.append(position or "")
+    family: Any = _FAMILIES[kind](name, help, labels=labels)
+    for sample in samples:
+        values = list(sample.labels.values())
+        match sample:
+            case Vector():
+                for place, value in enumerate(sample.values):
+                    family.add_metric([*values, str(place)], value)
+            case Histogram():
+                family.add_metric(values, list(sample.buckets.items()), sample.sum)
+            case Summary():
+                family.add_metric(values, sample.count, sample.sum)
+            case Counter() | Gauge():
+                family.add_metric(values, sample.value)
+    made: Family = family
+    return made

@@ -8,7 +8,7 @@ no engine and no OpenTelemetry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from quire.core.facts import Fact, Loss, Wait
@@ -55,6 +55,8 @@ class CompletionTrace:
         self.arrival = arrival
         self.ended: FinishedRequestStats | None = None
         """What the frontend said of its end."""
+        self.forward_seconds = self.execute_seconds = 0.0
+        """Of the steps it was part of, in the model and in the worker; with detailed traces."""
         self.core_done = False
         """The core has let go of it."""
         self._pieces: list[Piece | DecodeRun] = []
@@ -293,6 +295,7 @@ class RequestTrace:
             end = ended.finished_ts if ended else self.ended_at
             if len(self.completions) > 1:
                 about = {"quire.completion.index": completion.index, **outcome(ended)}
+                about |= _in_the_model([completion])
                 span = Span("completion", child_of(self.id), self.id, self.arrival, end, about)
                 parent = span.id
                 yield span
@@ -304,6 +307,7 @@ class RequestTrace:
         if ended:
             about |= outcome(ended[0])
             about |= _totals(ended, self.arrival, end)
+        about |= _in_the_model(self.completions.values())
         error = self.error
         if error is None and any(e.finish_reason == "error" for e in ended):
             error = ("StepFailed", "the engine failed on this request")
@@ -354,6 +358,18 @@ def _totals(ended: list[FinishedRequestStats], arrival: float, end: float) -> At
     if firsts:
         about["gen_ai.latency.time_to_first_token"] = min(firsts) - arrival
     return about
+
+
+def _in_the_model(completions: Collection[CompletionTrace]) -> Attributes:
+    """vLLM's names for what detailed traces measure; completions of one request share steps, so
+    the longest counts."""
+    forward = max((c.forward_seconds for c in completions), default=0.0)
+    execute = max((c.execute_seconds for c in completions), default=0.0)
+    seconds = {
+        "gen_ai.latency.time_in_model_forward": forward,
+        "gen_ai.latency.time_in_model_execute": execute,
+    }
+    return {name: value for name, value in seconds.items() if value}
 
 
 def wait_name(reason: int) -> str:

@@ -4,7 +4,8 @@
 Every length is one that was measured. What has a count but no time of its own
 (`allocate_slots`, `preempt_requests`, `free_blocks`, `update_block_table`) is a span of length 0.
 `forward` and `sample` have measured lengths; their place in `execute_model` is its end, since
-they come last there. Knows statistics of steps, no engine and no OpenTelemetry.
+they come last there. With detailed traces `worker` and each `layer` are there, too, where they were
+measured. Knows statistics of steps, no engine and no OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -43,13 +44,33 @@ def step_spans(
     executed = max(scheduled, end - step.update_seconds)
     execute = Span("execute_model", child_of(identity), identity, scheduled, executed)
     yield execute
+    yield from _execute(step, execute)
+    yield Span("update_from_output", child_of(identity), identity, executed, end)
+
+
+def _execute(step: StepStats, execute: Span) -> Iterator[Span]:
+    scheduled, executed = execute.start, execute.end
+    if step.worker_seconds:
+        about: Attributes = {"quire.swap_seconds": step.swap_seconds}
+        end = step.worker_start + step.worker_seconds
+        yield Span("worker", child_of(execute.id), execute.id, step.worker_start, end, about)
     sampling = max(scheduled, executed - step.sample_seconds)
-    forward = max(scheduled, sampling - step.forward_seconds)
+    start = max(scheduled, sampling - step.forward_seconds)
+    if step.layer_times:  # then its place is known better
+        start = min(start, step.layer_times[0][0])
     tokens: Attributes = {"quire.tokens": step.num_scheduled_tokens}
-    yield Span("forward", child_of(execute.id), execute.id, forward, sampling, tokens)
+    end = min(sampling, start + step.forward_seconds)
+    forward = Span("forward", child_of(execute.id), execute.id, start, end, tokens)
+    yield forward
+    for index, (began, total, attention, mlp) in enumerate(step.layer_times):
+        layer: Attributes = {
+            "quire.layer": index,
+            "quire.attention_seconds": attention,
+            "quire.mlp_seconds": mlp,
+        }
+        yield Span("layer", child_of(forward.id), forward.id, began, began + total, layer)
     sampled: Attributes = {"quire.tokens": step.num_generation_tokens}
     yield Span("sample", child_of(execute.id), execute.id, sampling, executed, sampled)
-    yield Span("update_from_output", child_of(identity), identity, executed, end)
 
 
 def _schedule(

@@ -11,6 +11,7 @@ https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/e
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import struct
 import threading
@@ -112,7 +113,8 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{int(time.time())}.quire.{os.getpid()}"
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO | None = (Path(folder) / name).open("wb")
+            # Unbuffered: what a full disk did not take must not come back at the end.
+            self._file: BinaryIO | None = (Path(folder) / name).open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"--tensorboard-dir {folder}: {error.strerror}") from None
         self._last = StepStats()
@@ -184,4 +186,6 @@ class TensorBoardSink:
             self._file.flush()
         except OSError as error:
             logger.warning("--tensorboard-dir: nothing more is written: %s", error.strerror)
+            with contextlib.suppress(OSError):
+                self._file.close()
             self._file = None

@@ -182,6 +182,9 @@ class TraceBuilder:
                 kept = number not in lost
                 drafts = right.get(number, 0)
                 completion.worked(step.step, end, count, len(scheduled), drafts, kept)
+                if step.layer_times:
+                    completion.forward_seconds += step.forward_seconds
+                completion.execute_seconds += step.worker_seconds
         reason = next((f.reason for f in facts if f.kind == Kind.STALLED), 0)
         for number, completion in self._tracked.items():
             if number in self._follower.running and number not in scheduled:

@@ -6,36 +6,17 @@
     profiler.stop()
     profiler.report()          # Layer 0 | attention 0.42ms | mlp 0.31ms | total 0.80ms ...
 
-Between `start()` and `stop()` the layers' parts are replaced by ones that look at the clock; before
-and after nothing is there. Knows the shape of the shared decoder, no family.
+The clocks are those of `quire.models.layer_times`. Knows no family.
 """
 
 from __future__ import annotations
 
 import csv
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from quire.errors import InvalidRequest
-
-_PARTS = (("_self_attn", "attention"), ("_mlp", "mlp"))
-
-
-@dataclass(slots=True)
-class LayerTimes:
-    """Seconds of one layer over all calls."""
-
-    layer: int
-    attention: float = 0.0
-    mlp: float = 0.0
-    total: float = 0.0
-    """The whole layer, norms and sums included."""
-    calls: int = 0
+from quire.models.layer_times import LayerTimer, LayerTimes
 
 
 class LayerwiseProfiler:
@@ -49,16 +30,12 @@ class LayerwiseProfiler:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = find_model(model)
-        decoder = getattr(self._model, "_model", None)
-        if not isinstance(getattr(decoder, "_layers", None), list):
-            raise InvalidRequest(
-                f"{type(self._model).__name__} has no decoder layers that could be measured"
-            )
-        self._decoder: Any = decoder
-        self._layers: list[Any] | None = None
-        self.times: list[LayerTimes] = []
+        self._timer = LayerTimer(find_model(model))
+
+    @property
+    def times(self) -> list[LayerTimes]:
         """Filled while it runs."""
+        return self._timer.times
 
     def start(self) -> None:
         """Begin to measure; earlier numbers are forgotten.
@@ -66,14 +43,9 @@ class LayerwiseProfiler:
         Raises:
             InvalidRequest: it runs already.
         """
-        if self._layers is not None:
+        if self._timer.is_on:
             raise InvalidRequest("the profiler is already running; stop it first")
-        self._layers = self._decoder._layers
-        self.times = [LayerTimes(i) for i in range(len(self._layers))]
-        self._decoder._layers = [
-            _Timed(layer, times, self._model.device)
-            for layer, times in zip(self._layers, self.times, strict=True)
-        ]
+        self._timer.start()
 
     def stop(self) -> None:
         """End; the model is as it was.
@@ -81,11 +53,9 @@ class LayerwiseProfiler:
         Raises:
             InvalidRequest: it does not run.
         """
-        if self._layers is None:
+        if not self._timer.is_on:
             raise InvalidRequest("the profiler is not running; start it first")
-        for timed in self._decoder._layers:
-            timed.restore()
-        self._decoder._layers, self._layers = self._layers, None
+        self._timer.stop()
 
     def __enter__(self) -> LayerwiseProfiler:
         self.start()
@@ -121,45 +91,6 @@ def _means(t: LayerTimes) -> tuple[float, float, float]:
 def _line(t: LayerTimes) -> str:
     attention, mlp, total = _means(t)
     return f"Layer {t.layer} | attention {attention:.2f}ms | mlp {mlp:.2f}ms | total {total:.2f}ms"
-
-
-class _Timed:
-    """A layer with a clock around it and around its parts."""
-
-    def __init__(self, layer: Any, times: LayerTimes, device: torch.device) -> None:
-        self._layer = layer
-        self._times = times
-        self._wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
-        self._parts = {name: getattr(layer, name) for name, _ in _PARTS}
-        for name, what in _PARTS:
-            setattr(layer, name, self._measured(self._parts[name], what))
-
-    def __call__(self, *args: Any) -> Any:
-        self._times.calls += 1
-        return self._measured(self._layer, "total")(*args)
-
-    def _measured(self, part: Callable[..., Any], what: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            start = time.perf_counter()
-            result = part(*args)
-            self._wait()
-            spent = time.perf_counter() - start
-            setattr(self._times, what, getattr(self._times, what) + spent)
-            return result
-
-        return call
-
-    def restore(self) -> None:
-        """Take the clocks off."""
-        for name, part in self._parts.items():
-            setattr(self._layer, name, part)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-
-def _nothing() -> None:
-    """The CPU has done its work when a call returns."""
 
 
 def find_model(model: Any) -> Any:

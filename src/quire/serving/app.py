@@ -80,6 +80,7 @@ class Endpoint:
 
     def __init__(self, spec: RouteSpec) -> None:
         self.role = spec.role
+        self.path = spec.path
         self._handler = spec.handler
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:

@@ -7,13 +7,16 @@ knows HTTP.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig, PoolerSpec
 from quire.engine.records import Question
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.pairs import EncodedPair
+
+if TYPE_CHECKING:
+    from quire.observability.explain import Explanation
 
 
 class TokenizerLike(Protocol):
@@ -200,6 +203,15 @@ class EngineClient(Protocol):
         """A copy of the records, to be asked on any thread.
 
         Raises:
+            InvalidRequest: no records are kept.
+        """
+        ...
+
+    async def explain(self, request_id: str) -> list[Explanation]:
+        """Where the time of a request went, by completion.
+
+        Raises:
+            NotFound: the id is in no record.
             InvalidRequest: no records are kept.
         """
         ...

@@ -40,6 +40,8 @@ class Exchange:
         self.status: int | None = None
         """Status of the reply once it has started."""
         self.finished = False
+        self.bytes_in = self.bytes_out = 0
+        """Bytes of bodies, read and sent."""
         self._receive = receive
         self._send = send
 
@@ -107,6 +109,7 @@ class Exchange:
             chunk = message.get("body", b"")
             more = message.get("more_body", False)
             size += len(chunk)
+            self.bytes_in = size
             if size > limit:
                 raise PayloadTooLarge(f"The body may have at most {limit} bytes, got more.")
             chunks.append(chunk)
@@ -125,7 +128,7 @@ class Exchange:
             head.append((b"content-type", content_type))
         await self._start(status, head)
         self.finished = True
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send_body(body, more=False)
 
     async def fail(self, error: QuireError) -> None:
         """Reply with an error envelope."""
@@ -137,12 +140,17 @@ class Exchange:
 
     async def write(self, frames: bytes) -> None:
         """Send finished frames of the stream; waits while the client reads too slowly."""
-        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+        await self._send_body(frames, more=True)
 
     async def end_stream(self, frames: bytes = b"") -> None:
         """Send the last frames."""
         self.finished = True
-        await self._send({"type": "http.response.body", "body": frames})
+        await self._send_body(frames, more=False)
+
+    async def _send_body(self, data: bytes, more: bool) -> None:
+        if self.scope["method"] != "HEAD":  # whose body stays here
+            self.bytes_out += len(data)
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _start(self, status: int, headers: errors.Headers) -> None:
         self.status = status

@@ -8,12 +8,15 @@ Host header plays no part. Knows no handler.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from typing import Any
 from urllib.parse import quote
 
 from quire.errors import QuireError
 from quire.logger import get_logger
+from quire.observability.http_metrics import NO_ROUTE
+from quire.serving.auth import Role
 from quire.serving.errors import InternalError
 from quire.serving.exchange import KEY, ClientDisconnect, Exchange, Scope
 from quire.serving.state import ServerState
@@ -41,6 +44,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        started = time.monotonic()
         exchange = Exchange(self._unmounted(scope), receive, send, self._state)
         exchange.scope[KEY] = exchange
         try:
@@ -49,6 +53,7 @@ class Gate:
             pass
         finally:
             self._log(exchange)
+            self._count(exchange, time.monotonic() - started)
 
     async def _serve(self, exchange: Exchange, receive: Any, send: Any) -> None:
         try:
@@ -78,6 +83,20 @@ class Gate:
         if self._root and path.startswith(self._root + "/"):
             path = path[len(self._root) :]
         return {**scope, "path": path, "root_path": ""}
+
+    def _count(self, exchange: Exchange, seconds: float) -> None:
+        """For the metrics. Probes and scrapes are left out: they would drown the rest."""
+        endpoint = exchange.scope.get("endpoint")
+        if getattr(endpoint, "role", Role.USER) in (Role.OPEN, Role.METRICS):
+            return
+        self._state.http.observe(
+            getattr(endpoint, "path", NO_ROUTE),
+            exchange.scope["method"],
+            exchange.status,
+            seconds,
+            exchange.bytes_in,
+            exchange.bytes_out,
+        )
 
     def _log(self, exchange: Exchange) -> None:
         scope = exchange.scope

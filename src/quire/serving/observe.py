@@ -67,8 +67,7 @@ async def explain(exchange: Exchange) -> None:
     if form not in ("json", "text"):
         raise InvalidRequest(f"format must be json or text, got {form[:100]!r}", param="format")
     request_id = exchange.scope["path_params"]["id"]
-    question = exchange.state.ready_engine().question()
-    told = await asyncio.to_thread(question.explain, request_id)
+    told = await exchange.state.ready_engine().explain(request_id)
     if form == "text":
         text = "\n\n".join(map(str, told)) + "\n"
         return await exchange.reply(text.encode(), content_type=_TEXT)

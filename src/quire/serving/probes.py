@@ -47,8 +47,9 @@ async def metrics(exchange: Exchange) -> None:
     engine = exchange.state.engine
     if engine is None:
         raise ServiceUnavailable("The engine has not started yet.")
+    own = exchange.state.http_text
     # Rendering takes milliseconds: not on the loop that streams tokens.
-    text = await asyncio.to_thread(engine.metrics_text)
+    text = await asyncio.to_thread(lambda: engine.metrics_text() + own.render())
     await exchange.reply(text, content_type=_METRICS_TYPE)
 
 

@@ -272,7 +272,7 @@ class _Supervisor:
         self._state.engine = engine
         await self._unless_stopped(engine.wait_ready())
         if not self._stop.is_set():
-            print(greeting(self._config, self._listener, engine), flush=True)
+            _announce(greeting(self._config, self._listener, engine))
         while not self._stop.is_set():
             if engine.state == "dead":
                 raise EngineDead("the engine died; its last words are in the log above")
@@ -328,6 +328,17 @@ async def _bounded(work: Awaitable[None], seconds: float) -> None:
         logger.warning("a part of the server did not stop within %.1f s", seconds)
     except Exception:
         logger.exception("a part of the server failed while stopping")
+
+
+def _announce(text: str) -> None:
+    """Print, if there is room: a full disk behind stdout is no reason not to serve."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("stdout cannot be written: %s", error.strerror)
+        # What stands in its buffer would fail again at exit, and change the exit code.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def greeting(config: ServerConfig, listener: socket.socket, engine: EngineClient) -> str:

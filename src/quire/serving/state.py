@@ -13,6 +13,8 @@ from typing import Final
 from quire import __version__
 from quire.config import PoolerSpec, ServerConfig
 from quire.errors import EngineDead, NotFound, UnsupportedTask
+from quire.observability.http_metrics import HttpMetrics
+from quire.observability.prometheus import HttpText
 from quire.serving.auth import KeyRing
 from quire.serving.engine_api import EngineClient
 from quire.serving.errors import EngineLoading, ShuttingDown
@@ -36,6 +38,8 @@ class ServerState:
         self.keys = KeyRing(config.api_key)
         self.draining = False
         """Set on shutdown: readiness goes, and no new request is taken."""
+        self.http = HttpMetrics()
+        self.http_text = HttpText(self.http)
         self.in_flight = 0
         """Requests for generation that are being answered."""
         self.active_ids: set[str] = set()

@@ -18,6 +18,9 @@ from types import FrameType
 from typing import Any, Final, TextIO
 
 from quire.errors import ConfigError
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 
@@ -69,6 +72,12 @@ def _start(folder: Path) -> Any:
     return _tracer(os.fdopen(descriptor, "w", buffering=1, encoding="utf-8"))
 
 
+def _give_up(error: OSError) -> None:
+    """Trace nothing more: the files cannot be written."""
+    stop_tracing()
+    logger.warning_once("QUIRE_TRACE_FUNCTION: nothing more is traced: %s", error.strerror)
+
+
 def _tracer(file: TextIO) -> Any:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         code = frame.f_code
@@ -78,10 +87,16 @@ def _tracer(file: TextIO) -> Any:
         back = frame.f_back
         caller = f"{back.f_code.co_filename}:{back.f_lineno}" if back else "the start of the thread"
         word, link = ("Call to", "from") if event == "call" else ("Return from", "to")
-        file.write(
+        line = (
             f"{time.strftime('%Y-%m-%d %H:%M:%S')} {time.monotonic():.6f} {word} "
             f"{code.co_qualname} in {code.co_filename}:{frame.f_lineno} {link} {caller}\n"
         )
+        try:
+            file.write(line)
+        except OSError as error:
+            # An error of a trace function becomes one of the traced function.
+            _give_up(error)
+            return None
         return trace
 
     return trace

@@ -5,6 +5,7 @@ A new kind of device is a class and a row in `DEVICES`; nobody else asks which o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -132,6 +133,23 @@ def resolve_dtype(option: str, checkpoint: str, device: Device) -> str:
     chosen = device.dtypes[0]
     logger.info("dtype = %s: %s does not compute in %s", chosen, device.name, checkpoint)
     return chosen
+
+
+def set_compile_cache() -> None:
+    """Let torch keep what it compiles where `QUIRE_TORCH_COMPILE_CACHE_DIR` says.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+    folder = envs.TORCH_COMPILE_CACHE_DIR
+    if folder is None:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"QUIRE_TORCH_COMPILE_CACHE_DIR {folder}: {error.strerror}") from None
+    # The variable that torch itself reads, each time it compiles.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(folder)
 
 
 def set_torch_threads(hidden_size: int, generates: bool) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from quire import envs
-from quire.errors import ConfigError, Conflict
+from quire.errors import ConfigError, Conflict, QuireError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -119,7 +119,7 @@ class TorchProfiler:
             return
         first, most = self._config.delay_iterations, self._config.max_iterations
         if most and self._steps == first + most:
-            self._end()
+            self._end_unasked()
         elif first and self._steps == first:
             self._begin()
         self._steps += 1
@@ -134,6 +134,13 @@ class TorchProfiler:
             raise Conflict("the profiler is not running; start it first")
         self._is_on = False
         self._end()
+
+    def _end_unasked(self) -> None:
+        """A step must not fail because its recording cannot be written."""
+        try:
+            self._end()
+        except (QuireError, OSError, RuntimeError) as error:
+            logger.warning("the profile is lost, it cannot be written: %s", error)
 
     def _check(self) -> None:
         self._folder()

@@ -7,16 +7,20 @@ does not know who calls them.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 
+from quire import envs
 from quire.attention.kv_cache import allocate_kv_cache
 from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.core.batch import BatchResult, ScheduledBatch
+from quire.errors import ConfigError, InvalidRequest
 from quire.kernels.dtypes import torch_dtype
 from quire.kernels.scopes import enable_nvtx
 from quire.logger import get_logger
 from quire.models.base import CausalLM
+from quire.models.layer_times import LayerTimer
 from quire.models.pooling import (
     DecoderModel,
     EncoderModel,
@@ -26,7 +30,12 @@ from quire.models.pooling import (
 from quire.models.registry import kv_layers, load_model
 from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
-from quire.worker.device import resolve_dtype, select_device, set_torch_threads
+from quire.worker.device import (
+    resolve_dtype,
+    select_device,
+    set_compile_cache,
+    set_torch_threads,
+)
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_transfer import make_transfer
 from quire.worker.memory import (
@@ -73,6 +82,11 @@ class Worker:
         self._profiler = make_profiler(
             config.observability.profiler_config, with_cuda=self.device.name == "cuda"
         )
+        set_compile_cache()
+        observability = config.observability
+        self._times_itself = observability.traces_worker
+        self._details = observability.traces_layers or self._times_itself
+        self._layers: LayerTimer | None = None
         enable_nvtx()
 
     def load(self, progress: Progress | None = None) -> KVCachePlan:
@@ -102,6 +116,8 @@ class Worker:
         model = self._load_model(tell)
         tell("Allocating KV cache", 0, self.plan.bytes)
         self._runner = self._make_runner(model, self.plan)
+        if self.config.observability.traces_layers:
+            self._layers = _clocks(model)
         tell("Allocating KV cache", self.plan.bytes, self.plan.bytes)
         if self.plan.bytes:
             log_plan(self.plan, self.device.name, self.max_model_len)
@@ -111,7 +127,19 @@ class Worker:
         """Run one step."""
         assert self._runner is not None, "load() comes first"
         self._profiler.step()
-        return self._runner.execute(batch)
+        if not self._details:
+            return self._runner.execute(batch)
+        started = time.monotonic()
+        if self._layers is not None:
+            self._layers.reset()
+        result = self._runner.execute(batch)
+        if self._times_itself:
+            result.worker_start, result.worker_seconds = started, time.monotonic() - started
+        if self._layers is not None:
+            result.layer_times = [
+                (t.started, t.total, t.attention, t.mlp) for t in self._layers.times if t.calls
+            ]
+        return result
 
     @property
     def model(self) -> CausalLM | EncoderModel | DecoderModel:
@@ -159,7 +187,7 @@ class Worker:
 
         common = (
             self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
-            given.load_format,
+            given.load_format, given.attention_backend or envs.ATTENTION_BACKEND,
         )  # fmt: skip
         if self.pooler is None:
             model = load_model(*common)
@@ -214,6 +242,20 @@ class Worker:
         if isinstance(model, (EncoderModel, DecoderModel)):
             return PoolingRunner(model, caches, state, self.device, groups, transfer)
         return ModelRunner(model, caches, state, self.device, groups, transfer)
+
+
+def _clocks(model: CausalLM | EncoderModel | DecoderModel) -> LayerTimer:
+    """Clocks on the layers of a model, for detailed traces.
+
+    Raises:
+        ConfigError: it has none that could be measured.
+    """
+    try:
+        timer = LayerTimer(model)
+    except InvalidRequest as error:
+        raise ConfigError(f"--collect-detailed-traces model: {error.message}") from None
+    timer.start()
+    return timer
 
 
 def _silent(phase: str, done: int, total: int) -> None:

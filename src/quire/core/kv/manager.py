@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 from quire.config.kv_groups import blocks_per_request, most_blocks, num_unseen_blocks
 from quire.core.batch import BlockIds
 from quire.core.block_hash import extend_block_hashes, parent_key
+from quire.core.kv.answer import PrefixAnswer
 from quire.core.kv.block import KVBlock
 from quire.core.kv.hits import GroupBlocks, find_hits
 from quire.core.kv.holding import Holding
 from quire.core.kv.pool import BlockPool
+from quire.core.kv.residency import BlockResidency, Stay
 from quire.core.kv.swap import SwapSpace
 from quire.core.request import Request
 from quire.logger import get_logger
@@ -28,22 +29,6 @@ logger = get_logger(__name__)
 
 MIN_COPIED_TOKENS = 4
 """Fewer tokens are computed again: copying them takes as long."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixAnswer:
-    """How far the prefix cache follows a prompt, and where and why it stops."""
-
-    num_tokens: int
-    num_cached_tokens: int
-    """Tokens that need not be computed; at most `num_tokens - 1`."""
-    block_index: int
-    """The first block that is not found whole."""
-    first_difference: int | None
-    """Position of the first token that differs from the nearest cached content in that block;
-    None if nothing cached begins alike there, or nothing differs as far as it goes."""
-    cached_token_id: int | None
-    given_token_id: int | None
 
 
 class Prefix(NamedTuple):
@@ -58,6 +43,8 @@ class Prefix(NamedTuple):
     num_copied: int
     """Tokens to copy."""
     is_swapped: bool = False
+    num_promoted: int = 0
+    """Tokens of `hits` that were in the second tier alone."""
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +64,7 @@ class KVCacheManager:
         max_chunk_tokens: Slots that one step takes for a request at most, for drafts to come
             too. Room in groups with a window is reckoned with it.
         num_swap_blocks: Blocks of the second tier; 0: there is none.
+        residency: Told how long cached content stays.
     """
 
     def __init__(
@@ -88,6 +76,7 @@ class KVCacheManager:
         windows: Sequence[int | None] = (None,),
         max_chunk_tokens: int = 2**31,
         num_swap_blocks: int = 0,
+        residency: BlockResidency | None = None,
     ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
@@ -96,6 +85,7 @@ class KVCacheManager:
         self._windowed = [(g, w) for g, w in enumerate(self.windows) if w is not None]
         self.max_chunk_tokens = max_chunk_tokens if self._windowed else 2**62
         self.block_pool = BlockPool(num_blocks, enable_caching, len(self.windows))
+        self.block_pool.residency = residency
         self._spans: list[tuple[int, int]] = []
         # of full blocks, by their place: made once for all requests
         self._held: dict[str, Holding] = {}
@@ -159,10 +149,12 @@ class KVCacheManager:
         if swap is not None and (kept := swap.num_tokens_of(request.request_id)):
             return Prefix((), kept, [], 0, is_swapped=True)
         hits, num_hit = self.get_computed_blocks(request)
+        promoted = 0
         if swap is not None and hits:
-            hits = swap.promote(request, hits)
+            hits, promoted = swap.promote(request, hits)
             num_hit = len(hits[0]) * self.block_size
-        return Prefix(hits, num_hit, *self.find_partial_block(request, num_hit))
+        sources, copied = self.find_partial_block(request, num_hit)
+        return Prefix(hits, num_hit, sources, copied, num_promoted=promoted * self.block_size)
 
     def admit(
         self, request: Request, prefix: Prefix, num_new_tokens: int, num_lookahead_tokens: int = 0
@@ -294,6 +286,8 @@ class KVCacheManager:
         for group, (table, blocks) in enumerate(zip(held.tables, hits, strict=True)):
             self.block_pool.touch(blocks)
             table += blocks
+            if self.block_pool.residency is not None:
+                self.block_pool.residency.found(blocks)
             if self.windows[group] is not None:
                 held.num_unseen[group] = sum(block.is_null for block in blocks)
         held.num_cached = len(held)
@@ -415,6 +409,12 @@ class KVCacheManager:
             cached_token_id=nearest.token_ids[shared] if nearest and parts else None,
             given_token_id=rest[shared] if parts else None,
         )
+
+    def take_stays(self) -> list[Stay]:
+        """How long cached content stayed that was given up since the last call; none unless
+        somebody follows it."""
+        residency = self.block_pool.residency
+        return [] if residency is None else residency.take()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused (False) while requests hold blocks."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from quire.core.kv.block import FreeBlockQueue, KVBlock, Origin
+from quire.core.kv.residency import BlockResidency
 
 CANDIDATES = 16
 """Blocks after the same prefix that are compared token by token; the latest are taken."""
@@ -115,6 +116,8 @@ class BlockPool:
         self._children = [BlockIndex() for _ in range(num_groups)]
         self.on_evict: Callable[[KVBlock], None] | None = None
         """Called before the content of a cached block is given up."""
+        self.residency: BlockResidency | None = None
+        """Told how long content stays, if somebody wants to know."""
         self.step = 0
         """Counted by whoever schedules, so that nothing is read before it is computed."""
         self.num_allocated = 0
@@ -159,9 +162,13 @@ class BlockPool:
             if block.parent is not None:
                 if self.on_evict is not None:
                     self.on_evict(block)
+                if self.residency is not None:
+                    self.residency.evicted(block)
                 self.uncache(block)
                 self.num_evicted += 1
             block.ref_cnt = 1
+        if self.residency is not None:
+            self.residency.taken(taken)
         return taken
 
     def touch(self, blocks: Iterable[KVBlock]) -> None:
@@ -184,6 +191,8 @@ class BlockPool:
             assert block.ref_cnt >= 0, f"{block} was freed twice"
             if block.ref_cnt == 0:
                 self.num_freed += 1
+                if self.residency is not None:
+                    self.residency.released(block)
                 if block.parent is None:
                     empty.append(block)
                 else:

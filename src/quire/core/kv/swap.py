@@ -209,7 +209,7 @@ class SwapSpace:
         self._kv.hold(request.request_id, held)
         request.num_computed_tokens = swapped.num_computed_tokens
 
-    def promote(self, request: Request, hits: GroupBlocks) -> GroupBlocks:
+    def promote(self, request: Request, hits: GroupBlocks) -> tuple[GroupBlocks, int]:
         """Bring in what the tier adds to a prefix that was found in the pool, if the request has
         room there.
 
@@ -218,7 +218,8 @@ class SwapSpace:
             hits: What it answered.
 
         Returns:
-            The hits, the new ones among them. As before, they are not held.
+            The hits, the new ones among them, and how many of their places were filled from the
+            tier. As before, they are not held.
         """
         size = self._kv.block_size
         limit = (request.num_tokens - 1) // size
@@ -226,9 +227,11 @@ class SwapSpace:
         windows = self._kv.windows
         found = find_hits(self._both, windows, hashes, size) if hits else ()
         if not found or len(found[0]) <= len(hits[0]):
-            return hits
+            return hits, 0
         if self._kv.lacking_blocks(request.num_tokens, hits) > 0:
-            return hits
+            return hits, 0
+        places = zip(*found, strict=True)
+        promoted = sum(any(isinstance(b, _Parked) for b in place) for place in places)
         for blocks in found:
             for block in blocks:
                 # Before a place is taken, whose content may be demoted: hold what is needed.
@@ -241,7 +244,7 @@ class SwapSpace:
             self._bring_in(request, group, blocks)
         for blocks in found:
             self._pool.free_blocks(reversed(blocks))
-        return found
+        return found, promoted
 
     def _bring_in(self, request: Request, group: int, blocks: list[KVBlock]) -> None:
         """Put blocks of the pool in the place of parked ones."""

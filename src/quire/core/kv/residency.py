@@ -1,0 +1,85 @@
+"""How long cached content stays in its block: for `--kv-cache-metrics`.
+
+A sample of the blocks is followed from the moment they are taken for new tokens: when they are
+found again, when their last holder lets go of them, and when their content is given up. Knows no
+requests; the pool tells what happens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Final
+
+from quire.core.kv.block import KVBlock
+from quire.utils.timing import Clock
+
+Stay = tuple[float, float, list[float]]
+"""Of a block whose cached content was given up, in seconds: since it was taken for it, since
+anybody used it, and the times from each use to the next one that found it."""
+
+MAX_GAPS: Final = 16
+"""Gaps told of one stay, the latest: a block in every prompt would gather them without bound."""
+
+
+class _Followed:
+    """A block with content that is followed."""
+
+    __slots__ = ("found", "gaps", "taken", "used")
+
+    def __init__(self, now: float) -> None:
+        self.taken = self.found = self.used = now
+        self.gaps: list[float] = []
+
+
+class BlockResidency:
+    """Follows a sample of the blocks of a pool.
+
+    Args:
+        sample: Share of the blocks taken, above 0 and at most 1.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, sample: float, clock: Clock) -> None:
+        self._sample = sample
+        self._clock = clock
+        # Which blocks are followed must not depend on anything that a prompt could aim at.
+        self._random = random.Random(0)
+        self._followed: dict[int, _Followed] = {}
+        self._stays: list[Stay] = []
+
+    def taken(self, blocks: Iterable[KVBlock]) -> None:
+        """Blocks are to hold new tokens."""
+        now = self._clock.now()
+        for block in blocks:
+            if self._random.random() < self._sample:
+                self._followed[block.block_id] = _Followed(now)
+            else:
+                self._followed.pop(block.block_id, None)
+
+    def found(self, blocks: Iterable[KVBlock]) -> None:
+        """A lookup found blocks, and a request holds them now."""
+        for block in blocks:
+            followed = self._followed.get(block.block_id)
+            if followed is not None:
+                now = self._clock.now()
+                followed.gaps = [*followed.gaps[1 - MAX_GAPS :], now - followed.found]
+                followed.found = followed.used = now
+
+    def released(self, block: KVBlock) -> None:
+        """Nobody holds a block any more."""
+        followed = self._followed.get(block.block_id)
+        if followed is not None:
+            followed.used = self._clock.now()
+
+    def evicted(self, block: KVBlock) -> None:
+        """A block's cached content is given up for new tokens."""
+        followed = self._followed.pop(block.block_id, None)
+        if followed is not None:
+            now = self._clock.now()
+            self._stays.append((now - followed.taken, now - followed.used, followed.gaps))
+
+    def take(self) -> list[Stay]:
+        """What has ended since the last call."""
+        stays, self._stays = self._stays, []
+        return stays
