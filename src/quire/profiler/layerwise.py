@@ -6,8 +6,9 @@
     profiler.stop()
     profiler.report()          # Layer 0 | attention 0.42ms | mlp 0.31ms | total 0.80ms ...
 
-Between `start()` and `stop()` the layers' parts are replaced by ones that look at the clock; before
-and after nothing is there. Knows the shape of the shared decoder, no family.
+Between `start()` and `stop()` the layers' parts are replaced by ones that look at the clock, and
+layers are called one by one; before and after nothing is there. Knows the shape of the shared
+decoder, no family.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class LayerwiseProfiler:
         if self._layers is not None:
             raise InvalidRequest("the profiler is already running; stop it first")
         self._layers = self._decoder._layers
+        self._decoder.layer_by_layer = True
         self.times = [LayerTimes(i) for i in range(len(self._layers))]
         self._decoder._layers = [
             _Timed(layer, times, self._model.device)
@@ -86,6 +88,7 @@ class LayerwiseProfiler:
         for timed in self._decoder._layers:
             timed.restore()
         self._decoder._layers, self._layers = self._layers, None
+        self._decoder.layer_by_layer = False
 
     def __enter__(self) -> LayerwiseProfiler:
         self.start()
