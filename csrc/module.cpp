@@ -20,6 +20,8 @@ static int isa_by_name(const std::string& name) {
 }
 
 NB_MODULE(_native, m) {
+  // Views that Python keeps for good may be alive when the interpreter ends; that is no leak.
+  nb::set_leak_warnings(false);
   m.doc() = "Compiled kernels. Tensors are passed as addresses; see quire/kernels/native.py.";
   m.def("isas", [] {
     std::vector<std::string> names;

@@ -14,6 +14,13 @@ KINDS = {
     "llama": {},
     "biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
     "odd sizes": {"hidden_size": 50, "head_dim": 10, "intermediate_size": 33, "vocab_size": 51},
+    "head of 80": {
+        "hidden_size": 72,
+        "head_dim": 80,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "vocab_size": 50257,
+    },
     "window": {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",

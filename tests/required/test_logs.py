@@ -171,6 +171,7 @@ def test_h9_cache_hit_lines(seen: Watched) -> None:
 def test_h10_b18_start_up_lines(seen: Watched) -> None:
     """The size of the KV cache in tokens, and how many longest requests it holds."""
     assert re.search(r"KV cache size: \d[\d,]* tokens", seen.log)
+    assert "# CPU blocks: 24, # swap blocks: 0" in seen.log
     assert re.search(r"Maximum concurrency for 256 tokens per request: [\d.]+x", seen.log)
 
 
