@@ -2,6 +2,7 @@
 
 import logging.handlers
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -112,19 +113,43 @@ def test_the_message_comes_once(monkeypatch, said):
     assert [r.getMessage() for r in said] == [f"native kernels not used: {compiled.REMEDY}"]
 
 
-def test_a_build_without_a_compiler_is_no_error(tmp_path):
+def configure(folder, *flags, **env):
+    """Exit code of CMake's first half, and what it says, in one line."""
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if cmake is None:
         pytest.skip("no cmake here")
-    command = [cmake, "-S", str(ROOT / "csrc"), "-B", str(tmp_path), "-Wno-dev"]
-    command.append(f"-DPython_EXECUTABLE={sys.executable}")
-    nowhere = {**os.environ, "CXX": "/nonexistent", "CC": "/nonexistent"}
-    done = subprocess.run(command, capture_output=True, text=True, env=nowhere)
-    told = re.sub(r"\s+", " ", done.stderr)
-    assert done.returncode == 0, told
+    command = [cmake, "-S", str(ROOT / "csrc"), "-B", str(folder), "-Wno-dev"]
+    done = subprocess.run(
+        [*command, f"-DPython_EXECUTABLE={sys.executable}", *flags],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+    )
+    return done.returncode, re.sub(r"\s+", " ", done.stderr)
+
+
+def test_a_build_without_a_compiler_is_no_error(tmp_path):
+    nowhere = {"CXX": "/nonexistent", "CC": "/nonexistent"}
+    code, told = configure(tmp_path, **nowhere)
+    assert code == 0, told
     assert told.count("quire: no native kernels, because there is no C++ compiler.") == 1
     assert "Remedy: install a C++17 compiler" in told
-    done = subprocess.run(
-        [*command, "-DQUIRE_REQUIRE_NATIVE=ON"], capture_output=True, text=True, env=nowhere
+    code, told = configure(tmp_path, "-DQUIRE_REQUIRE_NATIVE=ON", **nowhere)
+    assert code != 0, "where kernels are asked for, it is one"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="of x86 flags")
+def test_a_compiler_that_is_too_old_is_no_error(tmp_path):
+    real = shutil.which("g++")
+    if real is None:
+        pytest.skip("no g++ here")
+    old = tmp_path / "old-g++"
+    old.write_text(
+        f'#!/bin/sh\ncase "$*" in *mavx512bf16*) exit 1;; esac\nexec {real} "$@"\n', "utf-8"
     )
-    assert done.returncode != 0, "where kernels are asked for, it is one"
+    old.chmod(0o755)
+    code, told = configure(tmp_path / "build", CXX=str(old))
+    assert code == 0, told
+    assert "quire: no native kernels, because this C++ compiler is too old" in told
+    code, told = configure(tmp_path / "other", CXX=real)
+    assert code == 0 and "no native kernels" not in told
