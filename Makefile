@@ -68,7 +68,7 @@ test-asan: $(VENV)/.test
 	@cp build/asan/_native*.so build/asan/src/quire/kernels/
 	LD_PRELOAD=$$($${CXX:-g++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
 	  PYTHONPATH=build/asan/src QUIRE_KERNELS=native \
-	  $(BIN)/python -m pytest --capture=sys $(or $(ARGS),tests/kernels/test_native_*.py)
+	  $(BIN)/python -m pytest --capture=sys $(or $(ARGS),tests/kernels/test_native_*.py tests/invariance/test_fused_decoder.py)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

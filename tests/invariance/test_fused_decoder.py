@@ -19,7 +19,7 @@ KINDS = {
         "head_dim": 80,
         "num_attention_heads": 3,
         "num_key_value_heads": 1,
-        "vocab_size": 50257,
+        "vocab_size": 509,
     },
     "window": {
         "architectures": ["MistralForCausalLM"],
