@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
 from make_model import SHAPES
+
 from quire.attention.metadata import AttentionMetadata
 from quire.kernels import native_attention, native_linear, native_sampling
 from quire.kernels.attention_spec import AttentionSpec
@@ -162,8 +162,11 @@ def main() -> None:
         return
     print(", ".join(f"{key} {value}" for key, value in head.items()))
     for line in lines:
-        print("{:28} {:4d} rows {:10.1f} us {:6.1f} GB/s {:4d} GFLOP/s {:5.2f} of the roof".format(
-            *line.values()))
+        print(
+            "{:28} {:4d} rows {:10.1f} us {:6.1f} GB/s {:4d} GFLOP/s {:5.2f} of the roof".format(
+                *line.values()
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ static int isa_by_name(const std::string& name) {
 }
 
 NB_MODULE(_native, m) {
-  // Constants of models live as long as the process; nobody needs to read of it at its end.
-  nanobind::set_leak_warnings(false);
+  // Views that Python keeps for good may be alive when the interpreter ends; that is no leak.
+  nb::set_leak_warnings(false);
   m.doc() = "Compiled kernels. Tensors are passed as addresses; see quire/kernels/native.py.";
   m.def("isas", [] {
     std::vector<std::string> names;

@@ -57,6 +57,7 @@ void rotate_heads(const RotaryArgs& r, void* x, int64_t at, int64_t heads, int64
 
 void store_heads(const WriteArgs& w, const Cache& cache, const void* from, int64_t at,
                  int64_t head_stride, int64_t dim, int64_t slot) {
+  if (dim == 0) return;  // values that are part of the keys: there is no memory for them
   const int64_t to = slot / w.block_size * cache.block + slot % w.block_size * cache.slot;
   const size_t item = item_size(w.dtype);
   for (int64_t h = 0; h < w.kv_heads; ++h)

@@ -181,9 +181,9 @@ KERNELS: Annotated[
     str,
     Var(
         _one_of({"auto": "auto", "native": "native", "reference": "reference"}),
-        "reference",
-        "`reference`: plain torch; `native`: the compiled kernels, much faster and still on "
-        "trial; `auto`: the fastest this machine can run.",
+        "auto",
+        "`native`: the compiled kernels; `reference`: plain torch, which defines them and is much "
+        "slower; `auto`: native where they are built, else reference.",
     ),
 ]
 CPU_ISA: Annotated[

@@ -143,9 +143,13 @@ def test_an_idle_engine_sleeps(server: Server) -> None:
     def cpu() -> float:
         return sum(sum(p.cpu_times()[:2]) for p in family)
 
-    before = cpu()
-    time.sleep(2)
-    assert cpu() - before < 0.1, "more than 5 % of a core while idle"
+    # A collection or a page of statistics may fall into one span: the quietest of a few counts.
+    spent = []
+    for _ in range(3):
+        before = cpu()
+        time.sleep(2)
+        spent.append(cpu() - before)
+    assert min(spent) <= 0.02, f"more than 1 % of a core while idle: {spent} s in 2 s each"
 
 
 def test_environment_is_not_needed(tmp_path: Path) -> None:

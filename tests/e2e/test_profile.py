@@ -12,6 +12,7 @@ from quire import LLM, SamplingParams
 from quire.errors import ConfigError, Conflict
 
 PARAMS = SamplingParams(temperature=0, max_tokens=2)
+LONGER = SamplingParams(temperature=1, seed=3, max_tokens=40, logprobs=3, ignore_eos=True)
 
 
 def test_start_and_stop_write_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +30,7 @@ def test_start_and_stop_write_a_trace(tmp_path: Path, monkeypatch: pytest.Monkey
         llm.stop_profile()
     (trace,) = (tmp_path / "traces").glob("*.pt.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    assert any(e.get("name") == "aten::mm" for e in events)
+    assert any(e.get("name") == "quire::linear" for e in events)
 
 
 def test_a_profiler_around_generate_sees_the_work() -> None:
@@ -37,4 +38,19 @@ def test_a_profiler_around_generate_sees_the_work() -> None:
 
     with LLM() as llm, profile(activities=[ProfilerActivity.CPU]) as seen:
         llm.generate("Hello", PARAMS, use_tqdm=False)
-    assert any(e.key == "aten::mm" for e in seen.key_averages())
+    assert any(e.key == "quire::linear" for e in seen.key_averages())
+
+
+def test_a_profiler_changes_no_bits() -> None:
+    """While it records, layers are called one by one, so that their operations have names."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def served(llm: LLM) -> list[object]:
+        outputs = llm.generate(["Hello", "Once upon a time"], LONGER, use_tqdm=False)
+        return [(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+
+    with LLM() as llm:
+        before = served(llm)
+        with profile(activities=[ProfilerActivity.CPU]):
+            during = served(llm)
+        assert before == during == served(llm)

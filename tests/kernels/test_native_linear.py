@@ -47,6 +47,16 @@ def inputs(rows, k, dtype, seed=1):
     return torch.randn(rows, k, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def test_a_vocabulary_that_fills_no_tile():
+    """GPT-2's 50257 logits from a width that is no multiple of a tile either."""
+    weight, _, layer = made(50257, 80, torch.bfloat16, bias=False)
+    x = inputs(3, 80, torch.bfloat16)
+    got = native_linear.linear(x, layer, torch.float32)
+    assert got.shape == (3, 50257)
+    assert error(got, x.double() @ weight.double().t()) < LIMIT[torch.float32]
+    assert same(native_linear.linear(x[2:], layer, torch.float32), got[2:])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_linear_against_float64(dtype, n, k):

@@ -171,6 +171,7 @@ def test_h9_cache_hit_lines(seen: Watched) -> None:
 def test_h10_b18_start_up_lines(seen: Watched) -> None:
     """The size of the KV cache in tokens, and how many longest requests it holds."""
     assert re.search(r"KV cache size: \d[\d,]* tokens", seen.log)
+    assert "# CPU blocks: 24, # swap blocks: 0" in seen.log
     assert re.search(r"Maximum concurrency for 256 tokens per request: [\d.]+x", seen.log)
 
 
@@ -199,9 +200,11 @@ def test_b1_b2_b9_what_one_sees(seen: Watched, row: str) -> None:
             r"(\d+) generation tokens",
             seen.log,
         )
-        # a request that is aborted while its step runs is given no token
-        assert decode and all(int(tokens) <= int(requests) for requests, tokens in decode)
-        assert sum(r == t for r, t in decode) >= 0.9 * len(decode)
+        # a request that is aborted while its step runs is given no token, and one that was
+        # preempted computes again what it had generated
+        assert sum(r == t for r, t in decode) >= 0.9 * len(decode) > 0
+        again = sum(int(tokens) > int(requests) for requests, tokens in decode)
+        assert again <= seen.value("vllm:num_preemptions_total")
     elif row == "b2":
         lengths: dict[str, list[int]] = {}
         for name, length in re.findall(r"\[KV\] req=(\S+) .*block_table_len=(\d+)", seen.log):

@@ -55,7 +55,7 @@ def test_g5_g6_prefix_cache_hit_rate(seen: Watched, name: str) -> None:
 
 
 def test_g7_prefix_cache_counters(seen: Watched) -> None:
-    """Queries and hits in tokens: five prompts are like the first."""
+    """Queries and hits in tokens: all prompts are like the first."""
     hits = seen.value("vllm:prefix_cache_hits_total")
     assert 0 < hits < seen.value("vllm:prefix_cache_queries_total")
 
@@ -75,7 +75,7 @@ def test_g11_iteration_tokens(seen: Watched) -> None:
 
 def test_g12_time_to_first_token(seen: Watched) -> None:
     """One observation per completion."""
-    assert seen.value("vllm:time_to_first_token_seconds_count") == 7
+    assert seen.value("vllm:time_to_first_token_seconds_count") == len(seen.completed) + 1
     assert 0 < seen.mean("vllm:time_to_first_token_seconds") < 60
 
 
@@ -83,7 +83,7 @@ def test_g13_time_per_output_token(seen: Watched) -> None:
     """The old name and its two successors agree on the sum of the time between tokens."""
     old = seen.value("vllm:time_per_output_token_seconds_sum")
     assert old == seen.value("vllm:inter_token_latency_seconds_sum") > 0
-    assert seen.value("vllm:request_time_per_output_token_seconds_count") >= 6
+    assert seen.value("vllm:request_time_per_output_token_seconds_count") >= len(seen.completed)
 
 
 def test_g14_e2e_request_latency(seen: Watched) -> None:
@@ -98,7 +98,7 @@ def test_g15_token_counters(seen: Watched) -> None:
     """Prompt tokens whole, split by source; generated tokens."""
     prompt = seen.value("vllm:prompt_tokens_total")
     assert prompt == seen.value("vllm:prompt_tokens_by_source_total") > 0
-    assert seen.value("vllm:generation_tokens_total") >= 6 * TOKENS
+    assert seen.value("vllm:generation_tokens_total") >= len(seen.completed) * TOKENS
 
 
 def test_g16_corrupted_requests(seen: Watched) -> None:
@@ -110,7 +110,7 @@ def test_g17_aborts_are_counted(seen: Watched) -> None:
     """A client that goes away counts as `abort`; every reason exists from the start."""
     name = "vllm:request_success_total"
     assert seen.value(name, finished_reason="abort") == 1
-    assert seen.value(name, finished_reason="length") == 6
+    assert seen.value(name, finished_reason="length") == len(seen.completed)
     for reason in ("stop", "error", "repetition"):
         assert seen.value(name, finished_reason=reason) == 0
 

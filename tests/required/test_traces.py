@@ -3,6 +3,7 @@ receiver."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import httpx
@@ -104,14 +105,18 @@ def test_f4_an_aborted_request_has_a_trace(server: Server, receiver: GrpcReceive
 
 def test_b23_the_long_span_of_a_slow_request(server: Server, receiver: GrpcReceiver) -> None:
     """Four long answers fill the seats; the fifth request waits, and its trace says so."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(5) as pool:
-        jobs = [pool.submit(complete, server, f"busy{i}", 60) for i in range(4)]
-        receiver.seen.wait(lambda seen: server.metric("vllm:num_requests_running") == 4)
-        jobs.append(pool.submit(complete, server, "slow", 1))
-        for job in jobs:
-            job.result()
+    body = {"prompt": "Once", "max_tokens": 250, "ignore_eos": True, "stream": True}
+    url = f"{server.url}/v1/completions"
+    with contextlib.ExitStack() as stack:
+        streams = [
+            stack.enter_context(httpx.stream("POST", url, json=body, timeout=30)) for _ in range(4)
+        ]
+        lines = [stream.iter_lines() for stream in streams]
+        for line in lines:
+            next(line)  # each has its seat, and most of its tokens before it
+        complete(server, "slow", 1)
+        for line in lines:
+            assert list(line)[-2] == "data: [DONE]"
     children = receiver.seen.children(root_of(receiver, "slow"))
     longest = max(children, key=lambda s: s.seconds)
     assert longest.name == "queue_wait"

@@ -60,6 +60,8 @@ class Watched:
     """Command lines of the server's processes."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of the engine's process."""
+    completed: list[str] = field(default_factory=list)
+    """Requests that ran to their end; one more was given up."""
 
     def value(self, name: str, peak: bool = False, **labels: str) -> float:
         """Sum of the samples of this name with at least these labels."""
@@ -102,18 +104,24 @@ def watch() -> Watched:
 
 
 def _run(server: Server, watched: Watched) -> None:
-    """Four long requests, more than the KV cache holds; one of them twice; one is given up."""
+    """Six clients on four seats, with more than the KV cache holds, until everything has shown;
+    then one request is given up."""
     body = {"model": "quire-demo", "prompt": PROMPT, "ignore_eos": True}
+    enough = threading.Event()
     threads = [
         threading.Thread(
-            target=_complete, args=(server.url, {**body, "max_tokens": TOKENS, "temperature": 1})
+            target=_ask_again,
+            args=(server.url, {**body, "max_tokens": TOKENS, "temperature": 1}, enough, watched),
         )
         for _ in range(6)
     ]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + 30
     while any(thread.is_alive() for thread in threads):
         _peak(server.url, watched)
+        if _all_shown(watched, server.log) or time.monotonic() > deadline:
+            enough.set()
         time.sleep(0.05)
     for thread in threads:
         thread.join()
@@ -143,6 +151,17 @@ def _look_around(client: httpx.Client, server: Server, watched: Watched) -> None
             watched.environment = process.environ()
 
 
+def _all_shown(watched: Watched, log: str) -> bool:
+    """Whether the load has lasted for what the rows look for, however fast the machine is."""
+    return (
+        watched.value("vllm:num_requests_running", peak=True) >= 4
+        and watched.value("vllm:num_requests_waiting", peak=True) >= 1
+        and watched.value("vllm:kv_cache_usage_perc", peak=True) > 0.8
+        and watched.value("vllm:num_preemptions_total", peak=True) >= 1
+        and len(re.findall(r"INFO .*Engine 000: .*Running: [1-4] reqs", log)) >= 2
+    )
+
+
 def _wait_for_an_idle_line(server: Server) -> None:
     """The interval after the last busy one, which is shown, is the first at DEBUG."""
     deadline = time.monotonic() + 20
@@ -151,9 +170,16 @@ def _wait_for_an_idle_line(server: Server) -> None:
         time.sleep(0.1)
 
 
-def _complete(url: str, body: dict[str, object]) -> None:
-    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-    assert reply.status_code == 200, reply.text
+def _ask_again(
+    url: str, body: dict[str, object], enough: threading.Event, watched: Watched
+) -> None:
+    with httpx.Client(timeout=60) as client:
+        while True:
+            reply = client.post(f"{url}/v1/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            watched.completed.append(reply.json()["id"])
+            if enough.is_set():
+                return
 
 
 def _peak(url: str, watched: Watched) -> None:

@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
-from quire.kernels.dispatch import ops
-from quire.worker.device import CpuDevice, resolve_dtype, select_device, set_torch_threads
+from quire.kernels.dispatch import ops, select
+from quire.worker.device import (
+    CpuDevice,
+    choose_kernels,
+    resolve_dtype,
+    select_device,
+    set_torch_threads,
+)
 
 
 def test_cpu_is_there():
@@ -34,6 +40,24 @@ def test_dtype():
     assert resolve_dtype("float32", "bfloat16", device) == "float32"
     with pytest.raises(ConfigError, match="--dtype float64 does not work on cpu"):
         resolve_dtype("float64", "float32", device)
+
+
+def test_native_kernels_are_for_the_cpu(monkeypatch):
+    class Elsewhere(CpuDevice):
+        name = "meta"
+
+        def __init__(self):
+            self.torch_device = torch.device("meta")
+
+    before = ops.name
+    try:
+        assert choose_kernels(CpuDevice()) == before
+        assert choose_kernels(Elsewhere()) == ops.name == "reference"
+        monkeypatch.setenv("QUIRE_KERNELS", "native")
+        with pytest.raises(ConfigError, match="on the CPU only, and the device is meta: leave"):
+            choose_kernels(Elsewhere())
+    finally:
+        select(before)
 
 
 def test_kv_space(monkeypatch):

@@ -119,17 +119,19 @@ def test_weights_that_do_not_fit_are_refused_before_reading():
     check_weights(facts, CacheConfig(gpu_memory_utilization=1.0))
 
 
-def test_the_log_lines(monkeypatch):
+@pytest.mark.parametrize(("device", "words"), [("cpu", ("CPU", "swap")), ("cuda", ("GPU", "CPU"))])
+def test_the_log_lines(monkeypatch, device, words):
     handler = logging.handlers.BufferingHandler(10)
     logger = logging.getLogger("quire.worker.memory")
     logger.addHandler(handler)
     monkeypatch.setattr(logging.getLogger("quire"), "level", logging.INFO)
     try:
-        log_plan(plan(seqs=25, length=1008), "cpu", 1008)
+        log_plan(plan(seqs=25, length=1008), device, 1008)
     finally:
         logger.removeHandler(handler)
     assert [record.getMessage() for record in handler.buffer] == [
-        "CPU KV cache size: 25,200 tokens",
+        f"{words[0]} KV cache size: 25,200 tokens",
+        f"# {words[0]} blocks: 1576, # {words[1]} blocks: 0",
         "Maximum concurrency for 1,008 tokens per request: 25.00x",
     ]
 

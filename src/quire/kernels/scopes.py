@@ -61,6 +61,11 @@ def follow() -> None:
         _wrap() if wanted else _unwrap()
 
 
+def names_are_on() -> bool:
+    """Whether each operation should be a call of its own, so that its name is seen."""
+    return _scopes.is_on
+
+
 def scope(name: str) -> AbstractContextManager[Any]:
     """A range of this name while names are on."""
     return _range(name) if _scopes.is_on else nullcontext()

@@ -19,6 +19,7 @@ from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
 from quire.kernels.dispatch import ops
+from quire.kernels.scopes import names_are_on
 from quire.layers.embedding import Embedding, TiedEmbedding
 from quire.layers.linear import Linear
 from quire.layers.norm import NORMS
@@ -148,6 +149,8 @@ class DecoderModel:
         self._layers = [DecoderLayer(shape, style, i, kv) for i, kv in enumerate(kv_layers)]
         self._norm = make(size, eps) if style.final_norm else None
         self._fused_for: tuple[Sequence[KVCache] | None, DecoderRun | None] = (None, None)
+        self.layer_by_layer = False
+        """Never all layers in one call; the bits are the same. For clocks around layers."""
 
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
         """Ids `[T]` to hidden states `[W, H]`, or `[W, embedding_size]`."""
@@ -166,7 +169,12 @@ class DecoderModel:
         return x if self._project_out is None else self._project_out(x)
 
     def _fused(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
-        """All layers in one call, if layers and kernels are made for it. Tried once per cache."""
+        """All layers in one call, if layers and kernels are made for it. Tried once per cache.
+
+        Not while a profiler records, which is to see the operations by their names.
+        """
+        if self.layer_by_layer or names_are_on():
+            return None
         known, run = self._fused_for
         if known is not kv_caches:
             run = self._fuse(x, kv_caches, step)

@@ -70,9 +70,7 @@ class LayerTimer:
             _Timed(layer, times, self._device)
             for layer, times in zip(decoder._layers, self.times, strict=True)
         ]
-        # A fused call would pass the clocks by.
-        decoder._fuse = _unfused
-        decoder._fused_for = (None, None)
+        decoder.layer_by_layer = True
 
     def reset(self) -> None:
         """Forget the numbers."""
@@ -85,12 +83,7 @@ class LayerTimer:
         for timed in self._decoder._layers:
             timed.restore()
         self._decoder._layers, self._layers = self._layers, None
-        del self._decoder._fuse
-        self._decoder._fused_for = (None, None)
-
-
-def _unfused(*_: Any) -> None:
-    """Stands for the decoder's way to run all layers in one call: there is none now."""
+        self._decoder.layer_by_layer = False
 
 
 class _Timed:

@@ -14,7 +14,7 @@ import torch
 from quire import envs
 from quire.errors import ConfigError
 from quire.kernels.compiled import set_num_threads
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import ops, select
 from quire.logger import get_logger
 from quire.worker.host import available_cores, available_memory
 
@@ -150,6 +150,29 @@ def set_compile_cache() -> None:
         raise ConfigError(f"QUIRE_TORCH_COMPILE_CACHE_DIR {folder}: {error.strerror}") from None
     # The variable that torch itself reads, each time it compiles.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(folder)
+
+
+def choose_kernels(device: Device) -> str:
+    """Settle the operations of this process for a device, before weights are loaded.
+
+    Native ones read the host's memory, so another device computes with torch's; a model that this
+    process has loaded for the CPU before then no longer works.
+
+    Returns:
+        The name of the implementation.
+
+    Raises:
+        ConfigError: `QUIRE_KERNELS=native` and it is not the CPU, or they are not built.
+    """
+    if device.torch_device.type == "cpu":
+        return ops.name
+    if envs.KERNELS == "native":
+        raise ConfigError(
+            f"QUIRE_KERNELS=native computes on the CPU only, and the device is {device.name}: "
+            "leave the variable out, or use --device cpu",
+            param="QUIRE_KERNELS",
+        )
+    return select("reference")
 
 
 def set_torch_threads(hidden_size: int, generates: bool) -> int:

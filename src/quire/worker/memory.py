@@ -187,10 +187,13 @@ def _too_little(
 
 
 def log_plan(plan: KVCachePlan, device: str, max_model_len: int) -> None:
-    """The two lines that tell what fits."""
-    logger.info("%s KV cache size: %s tokens", device.upper(), f"{plan.tokens:,}")
-    if plan.num_swap_blocks:
-        logger.info("Second KV tier: %s blocks", f"{plan.num_swap_blocks:,}")
+    """The lines that tell what fits, in the documents' words: on a GPU, the second tier's are
+    CPU blocks."""
+    pool, second = ("CPU", "swap") if device == "cpu" else ("GPU", "CPU")
+    logger.info("%s KV cache size: %s tokens", pool, f"{plan.tokens:,}")
+    logger.info(
+        "# %s blocks: %d, # %s blocks: %d", pool, plan.num_blocks, second, plan.num_swap_blocks
+    )
     logger.info(
         "Maximum concurrency for %s tokens per request: %.2fx",
         f"{max_model_len:,}",

@@ -31,6 +31,7 @@ from quire.models.registry import kv_layers, load_model
 from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
 from quire.worker.device import (
+    choose_kernels,
     resolve_dtype,
     select_device,
     set_compile_cache,
@@ -75,6 +76,7 @@ class Worker:
         self.kv_layers = pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
         self.max_model_len = config.model.max_model_len
         self.device = select_device(config.model.device)
+        choose_kernels(self.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
         self.weight_bytes = 0
         self.plan: KVCachePlan | None = None
