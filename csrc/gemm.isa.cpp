@@ -15,11 +15,11 @@ namespace QUIRE_ISA {
 namespace {
 
 // Rows of a panel: activations of one block of k that stay in the second-level cache.
-constexpr int64_t kPanel = 96;
-// Longest block of k for many rows: weights of 256 KiB beside the panel's activations. Up to 12 rows
+constexpr int64_t kPanel = 192;
+// Longest block of k for many rows: weights of 128 KiB beside the panel's activations. Up to 12 rows
 // are bound by memory, which must not rest while the rows pass by twice: blocks of 8 KiB (measured:
 // with 8 rows 1.3 to 1.4 times as fast as long blocks; from 13 rows on long ones are faster).
-constexpr int64_t kBlock = 2048, kShortBlock = 64, kFewRows = 12;
+constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 12;
 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 8;

@@ -6,9 +6,10 @@ It owns a scheduler and an executor. It knows no sockets, no text and no HTTP; w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from quire.config import EngineConfig
 from quire.core.admission import LIVE_LIMITS
@@ -29,6 +30,8 @@ from quire.utils.timing import Clock, RealClock
 logger = get_logger(__name__)
 
 ProgressCallback = Callable[[str, int, int], None]
+AUDIT_SHARE: Final = 0.005
+"""Most of the time that the books are checked in."""
 
 
 class EngineCore:
@@ -79,6 +82,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.config.scheduler, self.kv, max_model_len=max_model_len, clock=self.clock
         )
+        self._audit_after = -math.inf
         logger.info("engine core ready after %.2f s", self.clock.now() - started)
 
     # ---- the loop ----------------------------------------------------------------------------
@@ -106,11 +110,19 @@ class EngineCore:
         return self.scheduler.has_requests
 
     def _audit(self) -> None:
-        """The books are checked whenever the engine falls idle: a leak shows at once."""
+        """The books are checked when the engine falls idle: a leak shows soon.
+
+        Not each time: a large pool takes milliseconds, which the next request would wait for.
+        """
+        start = self.clock.now()
+        if start < self._audit_after:
+            return
         try:
             self.scheduler.check_integrity()
         except AssertionError as error:
             logger.error("integrity check failed, please report this: %s", error)
+        end = self.clock.now()
+        self._audit_after = end + (end - start) / AUDIT_SHARE
 
     # ---- requests ----------------------------------------------------------------------------
 
