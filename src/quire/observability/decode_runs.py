@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 MAX_SPANS: Final = 1000
 """Decode spans of one completion."""
@@ -19,8 +18,7 @@ NEIGHBOURS: Final = 64
 QUANTILE: Final = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Consecutive decode steps that are shown as one span."""
 
     start: float
@@ -97,13 +95,19 @@ class DecodeRun:
         for index in range(len(self)):
             if index in single:
                 if first < index:
-                    yield self._stretch(first, index, seconds, False)
-                yield self._stretch(index, index + 1, seconds, index in slow)
+                    yield self._together(first, index, seconds)
+                yield self._single(index, seconds, index in slow)
                 first = index + 1
         if first < len(self):
-            yield self._stretch(first, len(self), seconds, False)
+            yield self._together(first, len(self), seconds)
 
-    def _stretch(self, first: int, end: int, seconds: list[float], slow: bool) -> Stretch:
+    def _single(self, i: int, seconds: Sequence[float], slow: bool) -> Stretch:
+        """One step; a server that traces everything makes one of these per token."""
+        end, took, step = self._ends[i], seconds[i], self._steps[i]
+        start = self._ends[i - 1] if i else self.start
+        return Stretch(start, end, step, step, 1, self._tokens[i], self._requests[i], took, slow)
+
+    def _together(self, first: int, end: int, seconds: Sequence[float]) -> Stretch:
         return Stretch(
             start=self._ends[first - 1] if first else self.start,
             end=self._ends[end - 1],
@@ -113,7 +117,7 @@ class DecodeRun:
             tokens=sum(self._tokens[first:end]),
             requests=self._requests[end - 1],
             longest=max(seconds[first:end]),
-            slow=slow,
+            slow=False,
         )
 
 
