@@ -111,11 +111,10 @@ def test_protobuf_reads_what_is_written(given: list[Span], resource: dict[str, A
 
 def test_one_and_true_are_kept_apart() -> None:
     """Attributes are remembered by value, and in Python 1 == True == 1.0."""
-    for given in (1, True, 1.0):
-        message = trace_pb2.Span.FromString(
-            span_bytes(Span("a", SpanId(1, 1), None, 0, 1, {"k": given}), 0)
-        )
-        assert message.attributes[0].value == value(given)
+    for one in (1, True, 1.0):
+        span = Span("a", SpanId(1, 1), None, 0, 1, {"k": one})
+        message = trace_pb2.Span.FromString(span_bytes(span, 0))
+        assert message.attributes[0].value == value(one)
 
 
 def test_a_lone_surrogate_is_sent_as_a_question_mark() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 MAX_SPANS: Final = 1000
 """Decode spans of one completion."""
@@ -18,7 +20,7 @@ NEIGHBOURS: Final = 64
 QUANTILE: Final = 0.95
 
 
-class Stretch(NamedTuple):
+class Stretch(msgspec.Struct, frozen=True, gc=False):
     """Consecutive decode steps that are shown as one span."""
 
     start: float

@@ -86,10 +86,7 @@ class OtlpExporter:
         self._offset = wall_offset
         name = os.environ.get("OTEL_SERVICE_NAME") or "quire"
         self._resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version})
-        self._about: dict[str, Value] = {
-            key: value if isinstance(value, (str, bool, int, float)) else tuple(map(str, value))
-            for key, value in self._resource.attributes.items()
-        }
+        self._about = {key: _value(v) for key, v in self._resource.attributes.items()}
         self._scope = SCOPE, version
         kind = protocol(endpoint)
         self._spans = _span_exporter(kind)(endpoint=_address(endpoint, kind, "traces"))
@@ -113,6 +110,13 @@ class OtlpExporter:
         self._spans.shutdown()
         if self._metrics is not None:
             self._metrics.close()
+
+
+def _value(value: object) -> Value:
+    """An attribute of the resource; `OTEL_RESOURCE_ATTRIBUTES` makes only texts."""
+    if isinstance(value, (str, bool, int, float)):
+        return value
+    return tuple(map(str, value)) if isinstance(value, Sequence) else str(value)
 
 
 def _span_exporter(kind: str) -> Any:

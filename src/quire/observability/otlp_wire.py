@@ -77,7 +77,7 @@ _known_pair = lru_cache(8192, typed=True)(_pair)
 def attributes(number: int, about: Mapping[str, Value]) -> bytes:
     """Attributes as the repeated field of this number."""
     tag = varint(number << 3 | 2)
-    parts = []
+    parts: list[bytes] = []
     for key, value in about.items():
         pair = _pair(key, value) if type(value) is float else _known_pair(key, value)
         parts += (tag, varint(len(pair)), pair)
