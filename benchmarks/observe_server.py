@@ -4,8 +4,8 @@ Clients that stream keep one server busy, one request after the other. Watched a
 alternate within the life of that server (A B B A), so that a machine that changes its speed changes
 both. Two figures come out of each pair of neighbours:
 
-- throughput: tokens per second as the slope of all arrivals in the window, so that it does not
-  depend on where in a step a window ends;
+- throughput: generated tokens per second over the whole steps in the window, from the server's
+  own timeline, read after the window has ended;
 - CPU seconds per token of the API process and of the engine core, from /proc. These resolve what
   throughput on a shared machine does not: their difference, as a share of what the machine has, is
   the most that watching can take away from a server that uses all of it.
@@ -14,6 +14,10 @@ Reported are medians over the pairs with 95 % intervals from a bootstrap. Whethe
 traced is said by the caller's `traceparent`, so one server serves both kinds.
 
     python benchmarks/observe_server.py [--model DIR] [--watch both|scrape|trace] [--json]
+
+`--model step20ms` is a model of random weights, made on the spot, whose step takes about 20 ms with
+64 requests running on two cores; the embedded model (`--model ''`) is the worst case: its steps are
+shorter than any other model's, so watching takes the largest share of them.
 """
 
 from __future__ import annotations
@@ -29,11 +33,12 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 SCRAPES_PER_SECOND = 10.0
 RESAMPLES = 4000
@@ -131,20 +136,37 @@ class Window:
     """A stretch of time and what happened in it."""
 
     watched: bool
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds and tokens so far."""
+    start: float
+    """Seconds on the monotonic clock, which all processes share."""
+    end: float = 0.0
     api_seconds: float = 0.0
     core_seconds: float = 0.0
+    steps: list[tuple[float, float, int]] = field(default_factory=list)
+    """Start, seconds and generated tokens of the steps that began in it, the last left out."""
+    rate: float = 0.0
+    """Tokens per second."""
+
+    def read(self, timeline: dict[str, Any]) -> None:
+        """Find its steps in the server's timeline."""
+        origin = timeline["otherData"]["origin_seconds"]
+        steps = [
+            (origin + e["ts"] / 1e6, e["dur"] / 1e6, e["args"]["generated_tokens"])
+            for e in timeline["traceEvents"]
+            if e["ph"] == "X" and e["name"].startswith("step ")
+        ]
+        assert steps and steps[0][0] < self.start, "--record-steps keeps too few"
+        inside = [step for step in steps if self.start <= step[0] < self.end]
+        self.steps = inside[:-1]
+        self.rate = self.generated / (inside[-1][0] - inside[0][0])
 
     @property
-    def rate(self) -> float:
-        """Tokens per second: slope of the arrivals."""
-        times, tokens = zip(*self.arrivals, strict=True)
-        return statistics.linear_regression(times, tokens).slope
+    def generated(self) -> int:
+        return sum(tokens for _, _, tokens in self.steps)
 
     @property
-    def tokens(self) -> int:
-        return self.arrivals[-1][1] - self.arrivals[0][1]
+    def tokens(self) -> float:
+        """In the whole window."""
+        return self.rate * (self.end - self.start)
 
 
 class Load:
@@ -154,9 +176,7 @@ class Load:
         self.port = port
         self.options = options
         self.watched = False
-        self.tokens = 0
         self.scrapes = 0
-        self.window: Window | None = None
         self._random = random.Random(0)
 
     def _body(self) -> bytes:
@@ -191,12 +211,7 @@ class Load:
         while b"[DONE]" not in tail:
             chunk = await reader.read(65536)
             assert chunk, "the server closed the connection"
-            events = chunk.count(b"data: {")
             tail = (tail + chunk)[-16:]
-            if events:
-                self.tokens += events
-                if self.window is not None:
-                    self.window.arrivals.append((time.monotonic(), self.tokens))
 
     async def scraper(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -204,16 +219,21 @@ class Load:
             while True:
                 started = time.monotonic()
                 if self.watched and self.options.watch != "trace":
-                    writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    found = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-                    assert found is not None and b" 200 " in head, head
-                    await reader.readexactly(int(found[1]))
+                    await get(reader, writer, "/metrics")
                     self.scrapes += 1
                 rest = 1 / SCRAPES_PER_SECOND - (time.monotonic() - started)
                 await asyncio.sleep(max(0.0, rest))
         finally:
             writer.close()
+
+
+async def get(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> bytes:
+    """The body of a GET."""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    found = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+    assert found is not None and b" 200 " in head, head
+    return await reader.readexactly(int(found[1]))
 
 
 async def measure(pid: int, port: int, options: argparse.Namespace) -> tuple[list[Window], int]:
@@ -222,6 +242,7 @@ async def measure(pid: int, port: int, options: argparse.Namespace) -> tuple[lis
     jobs = [asyncio.create_task(load.client(i)) for i in range(options.clients)]
     jobs.append(asyncio.create_task(load.scraper()))
     windows = []
+    records = await asyncio.open_connection("127.0.0.1", port)
     await asyncio.sleep(options.warm_up)
     for number in range(2 * options.pairs):
         load.watched = number % 4 in (1, 2)
@@ -229,13 +250,15 @@ async def measure(pid: int, port: int, options: argparse.Namespace) -> tuple[lis
         for job in jobs:
             if job.done():
                 job.result()
-        window = load.window = Window(load.watched)
+        window = Window(load.watched, time.monotonic())
         api, engine = cpu_seconds(pid), cpu_seconds(core)
         await asyncio.sleep(options.seconds)
-        load.window = None
+        window.end = time.monotonic()
         window.api_seconds = cpu_seconds(pid) - api
         window.core_seconds = cpu_seconds(core) - engine
+        window.read(json.loads(await get(*records, "/v1/timeline?steps=4096")))
         windows.append(window)
+    records[1].close()
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)
@@ -257,7 +280,9 @@ def interval(values: Sequence[float]) -> dict[str, float]:
 
 def figures(windows: Sequence[Window]) -> dict[str, Any]:
     """What the pairs say, in percent."""
-    neighbours = [sorted(windows[i : i + 2], key=lambda w: w.watched) for i in range(0, len(windows), 2)]
+    neighbours = [
+        sorted(windows[i : i + 2], key=lambda w: w.watched) for i in range(0, len(windows), 2)
+    ]
     cores = len(os.sched_getaffinity(0))
 
     def over(read: Callable[[Window, Window], float]) -> dict[str, float]:
@@ -272,8 +297,11 @@ def figures(windows: Sequence[Window]) -> dict[str, Any]:
     off = [window for window in windows if not window.watched]
     return {
         "pairs": len(neighbours),
+        "step_ms": round(1e3 * statistics.median(s for w in off for _, s, _ in w.steps), 2),
         "tokens_per_second": round(statistics.median(w.rate for w in off), 1),
-        "api_us_per_token": round(1e6 * statistics.median(w.api_seconds / w.tokens for w in off), 1),
+        "api_us_per_token": round(
+            1e6 * statistics.median(w.api_seconds / w.tokens for w in off), 1
+        ),
         "core_us_per_token": round(
             1e6 * statistics.median(w.core_seconds / w.tokens for w in off), 1
         ),
@@ -283,47 +311,79 @@ def figures(windows: Sequence[Window]) -> dict[str, Any]:
     }
 
 
-def step_seconds(port: int) -> float:
-    """Median length of the last steps, from the server's own records."""
-    import http.client
+MADE: Final = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "head_dim": 64,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "tie_word_embeddings": True, "hidden_act": "silu", "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+"""Of `step20ms`: 20 M parameters, the embedded model's tokenizer."""
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/v1/timeline?steps=200")
-    events = json.loads(connection.getresponse().read())["traceEvents"]
-    connection.close()
-    steps = [e["dur"] for e in events if e.get("ph") == "X" and e["name"].startswith("step")]
-    return statistics.median(steps) / 1e6
+
+def make_model(folder: Path) -> str:
+    """A model of random weights; its folder."""
+    import torch
+    from safetensors.torch import save_file
+
+    import quire
+
+    demo = Path(quire.__file__).parent / "assets" / "quire-demo"
+    for path in demo.glob("*token*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "config.json").write_text(json.dumps(MADE), "utf-8")
+    torch.manual_seed(0)
+    hidden, inner = MADE["hidden_size"], MADE["intermediate_size"]
+    queries, keys = (MADE[f"num_{n}_heads"] * MADE["head_dim"] for n in ("attention", "key_value"))
+    shapes = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    names = {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer in range(MADE["num_hidden_layers"])
+        for name, shape in shapes.items()
+    }
+    names["model.embed_tokens.weight"] = (MADE["vocab_size"], hidden)
+    names["model.norm.weight"] = (hidden,)
+    tensors = {
+        name: (torch.randn(shape) * 0.05 if len(shape) > 1 else torch.ones(shape)).bfloat16()
+        for name, shape in names.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Serve, load, measure."""
-    with receiver() as (endpoint, received):
+    with tempfile.TemporaryDirectory() as scratch, receiver() as (endpoint, received):
         flags = ["--otlp-traces-endpoint", endpoint, "--trace-decode-steps", "all"]
         flags += ["--max-num-seqs", str(options.clients), "--no-enable-prefix-caching"]
         flags += ["--max-model-len", str(options.inputs + 2 * options.outputs)]
         if options.model:
-            flags.insert(0, options.model)
+            made = options.model == "step20ms"
+            flags.insert(0, make_model(Path(scratch)) if made else options.model)
         with serving(flags) as (pid, port):
             windows, scrapes = asyncio.run(measure(pid, port, options))
-            took = step_seconds(port)
-    about = {
-        "model": Path(options.model).name if options.model else "quire-demo",
+    for w in windows if options.windows else ():
+        print(f"{'watched' if w.watched else '       '} {w.rate:8.1f} tokens/s", file=sys.stderr)
+    return {
+        "model": Path(options.model).name or "quire-demo",
         "kernels": os.environ.get("QUIRE_KERNELS", "auto"),
         "running": options.clients,
         "watch": options.watch,
-        "step_ms": round(1e3 * took, 2),
         "scrapes": scrapes,
         "trace_megabytes": round(received[0] / 1e6, 2),
+        **figures(windows),
     }
-    if options.windows:
-        for w in windows:
-            print(f"{'watched' if w.watched else '       '} {w.rate:8.1f} tokens/s", file=sys.stderr)
-    return about | figures(windows)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The load and the windows."""
-    parser.add_argument("--model", default="", help="a folder; default: the embedded model")
+    parser.add_argument("--model", default="", help="a folder, or step20ms")
     parser.add_argument("--watch", choices=("both", "scrape", "trace"), default="both")
     parser.add_argument("--clients", type=int, default=64, help="requests at once")
     parser.add_argument("--inputs", type=int, default=32, help="prompt tokens of a request")
@@ -331,8 +391,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=12, help="pairs of windows")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a window")
     parser.add_argument("--settle", type=float, default=1.0, help="seconds between two windows")
-    parser.add_argument("--spread", type=float, default=2.0, help="seconds over which clients start")
-    parser.add_argument("--warm-up", type=float, default=4.0, help="seconds before the first window")
+    parser.add_argument(
+        "--spread", type=float, default=2.0, help="seconds over which clients start"
+    )
+    parser.add_argument(
+        "--warm-up", type=float, default=4.0, help="seconds before the first window"
+    )
     parser.add_argument("--windows", action="store_true", help="print each window to stderr")
 
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from quire.observability.otlp_wire import request_bytes, span_bytes, varint
-from quire.observability.spans import Event, Span, SpanId
+from quire.observability.spans import Alike, Event, Span, SpanId
 
 OFFSET = 1_700_000_000_000_000_000
 
@@ -40,6 +40,7 @@ spans = st.builds(
     st.booleans(),
     st.none() | texts,
     texts,
+    st.none() | st.builds(Alike, abouts, st.lists(ids, max_size=2)),
 )
 
 
@@ -77,10 +78,10 @@ def plain(span: Span) -> trace_pb2.Span:
         kind=trace_pb2.Span.SPAN_KIND_SERVER if span.is_server else 1,
         start_time_unix_nano=nanoseconds(span.start),
         end_time_unix_nano=nanoseconds(span.end),
-        attributes=pairs(span.attributes),
+        attributes=pairs(span.attributes) + pairs(span.alike.attributes if span.alike else {}),
         flags=0x101 | remote,
     )
-    for link in span.links:
+    for link in span.links + (span.alike.links if span.alike else []):
         made.links.add(
             trace_id=link.trace_id.to_bytes(16, "big"),
             span_id=link.span_id.to_bytes(8, "big"),

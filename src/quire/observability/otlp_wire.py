@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from quire.observability.spans import Event, Span, SpanId, Value
+from quire.observability.spans import Alike, Event, Span, SpanId, Value
 
 _FIXED64: Final = struct.Struct("<BQ")
 _TIMES: Final = struct.Struct("<BQBQ")
@@ -99,6 +99,13 @@ def _link(link: SpanId) -> bytes:
     )
 
 
+def _alike(alike: Alike) -> bytes:
+    if not alike.written:
+        links = b"".join(_link(link) for link in alike.links)
+        alike.written = attributes(9, alike.attributes) + links
+    return alike.written
+
+
 @lru_cache(256)
 def _name(name: str) -> bytes:
     return field(5, _text(name))
@@ -121,6 +128,8 @@ def span_bytes(span: Span, offset: int) -> bytes:
         *(_link(link) for link in span.links),
         _REMOTE_FLAGS if span.is_server and span.parent else _LOCAL_FLAGS,
     ]
+    if span.alike:
+        parts.append(_alike(span.alike))
     if span.parent:
         parts.append(b"\x22\x08" + span.parent.span_id.to_bytes(8, "big"))
     if span.events:

@@ -15,13 +15,13 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from quire.core.stats import IterationStats, StepStats
+from quire.observability.exposition import render
 from quire.observability.metric_store import Counter, Histogram, MetricStore, Sample, Vector
 from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, METRICS
 from quire.utils.timing import Clock, RealClock
@@ -81,7 +81,7 @@ class PrometheusSink:
         with self._lock:
             now = self._clock.now()
             if self._text is None or now - self._text[0] >= MAX_AGE:
-                self._text = now, generate_latest(self._registry)
+                self._text = now, render(self._registry.collect())
             return self._text[1]
 
 

@@ -42,6 +42,16 @@ class Event(NamedTuple):
     attributes: Attributes
 
 
+class Alike(msgspec.Struct):
+    """Attributes and links that many spans have alike: those of all tokens of one step. Who
+    writes spans can write this once."""
+
+    attributes: Attributes
+    links: list[SpanId]
+    written: bytes = b""
+    """Whatever the writer makes of it."""
+
+
 class Span(msgspec.Struct):
     """Something that took time, ready to be exported."""
 
@@ -57,6 +67,8 @@ class Span(msgspec.Struct):
     """It answers somebody else's request."""
     error: str | None = None
     tracestate: str = ""
+    alike: Alike | None = None
+    """Further attributes and links."""
 
     @property
     def seconds(self) -> float:
