@@ -3,32 +3,23 @@
 Names and labels hardly ever change, so the beginning of each line is remembered, and a line costs
 one look-up and one number. The format is Prometheus' text format 0.0.4,
 https://prometheus.io/docs/instrumenting/exposition_formats/. Needs no package: families are
-anything with `name`, `documentation`, `type` and `samples`, as `prometheus_client` has them.
+anything with `name`, `documentation`, `type` and `samples` (of `name`, `labels` and `value`), as
+`prometheus_client` has them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 REMEMBERED: Final = 65_536
 """Beginnings of lines. Labels come from tables, not from callers; this bounds them all the same."""
 
 
-class Family(Protocol):
-    """One metric with all its label combinations."""
-
-    name: str
-    documentation: str
-    type: str
-    samples: Sequence[Any]
-    """Each with `name`, `labels` and `value`; its time and example are not shown."""
-
-
-def render(families: Iterable[Family]) -> bytes:
-    """The text of all families, in their order."""
+def render(families: Iterable[Any]) -> bytes:
+    """The text of all families, in their order. The times and examples of samples are not shown."""
     lines: list[str] = []
     for family in families:
         lines.append(_head(family.name, family.documentation, family.type))

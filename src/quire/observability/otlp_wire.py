@@ -124,10 +124,12 @@ def span_bytes(span: Span, offset: int) -> bytes:
         _name(span.name),
         _SERVER if span.is_server else _INTERNAL,
         _TIMES.pack(57, int(span.start * 1e9) + offset, 65, int(span.end * 1e9) + offset),
-        attributes(9, span.attributes),
-        *(_link(link) for link in span.links),
         _REMOTE_FLAGS if span.is_server and span.parent else _LOCAL_FLAGS,
     ]
+    if span.attributes:
+        parts.append(attributes(9, span.attributes))
+    if span.links:
+        parts += [_link(link) for link in span.links]
     if span.alike:
         parts.append(_alike(span.alike))
     if span.parent:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Final
 
 from quire.core.facts import Fact, Loss, Wait
 from quire.core.stats import FinishedRequestStats
-from quire.observability.decode_runs import MAX_SPANS, DecodeRun, Mark
+from quire.observability.decode_runs import MAX_SPANS, DecodeRun, Mark, Stretch
 from quire.observability.spans import (
     Alike,
     Attributes,
@@ -232,14 +230,9 @@ class CompletionTrace:
         for part in run.stretches(mode, room):
             last = part.last
             if part.count == 1:
-                about = _SLOW | {"quire.tokens": part.tokens} if part.slow else _tokens(part.tokens)
-                alike = last.alike or _alike(last, step_ids)
-                yield Span(
-                    "decode_step", child_of(parent), parent, part.start, last.end, about,
-                    alike=alike,
-                )  # fmt: skip
+                yield _token(part, parent, step_ids)
                 continue
-            about = {
+            about: Attributes = {
                 "quire.step": part.first.step,
                 "quire.last_step": last.step,
                 "quire.steps": part.count,
@@ -259,21 +252,21 @@ class CompletionTrace:
         return Span("finish", child_of(parent), parent, last, max(last, end), about)
 
 
-_SLOW: Final[Attributes] = {"quire.slow": True}
-
-
-@lru_cache(64)
-def _tokens(count: int) -> Attributes:
-    """The attributes of a span of so many tokens: shared, not to be changed."""
-    return {"quire.tokens": count}
-
-
-def _alike(mark: Mark, step_ids: StepIds) -> Alike:
-    """What all decode spans of a step say."""
-    link = step_ids(mark.step)
-    about: Attributes = {"quire.step": mark.step, "quire.batch.requests": mark.requests}
-    mark.alike = Alike(about, [link] if link else [])
-    return mark.alike
+def _token(part: Stretch, parent: SpanId, step_ids: StepIds) -> Span:
+    """The span of one decode step."""
+    mark = part.last
+    alike = mark.alike
+    if alike is None:
+        about: Attributes = {"quire.step": mark.step, "quire.batch.requests": mark.requests}
+        link = step_ids(mark.step)
+        alike = mark.alike = Alike(about | {"quire.tokens": 1}, [link] if link else [])
+    span = Span("decode_step", child_of(parent), parent, part.start, mark.end, alike=alike)
+    if part.slow:
+        span.attributes["quire.slow"] = True
+    if part.tokens != 1:  # drafts were accepted, or it failed: not what the others say
+        span.attributes |= alike.attributes | {"quire.tokens": part.tokens}
+        span.links, span.alike = alike.links, None
+    return span
 
 
 def _is_kept(piece: Piece | DecodeRun, end: float) -> bool:

@@ -42,7 +42,7 @@ class Event(NamedTuple):
     attributes: Attributes
 
 
-class Alike(msgspec.Struct):
+class Alike(msgspec.Struct, gc=False):
     """Attributes and links that many spans have alike: those of all tokens of one step. Who
     writes spans can write this once."""
 
@@ -52,7 +52,7 @@ class Alike(msgspec.Struct):
     """Whatever the writer makes of it."""
 
 
-class Span(msgspec.Struct):
+class Span(msgspec.Struct, gc=False):
     """Something that took time, ready to be exported."""
 
     name: str
