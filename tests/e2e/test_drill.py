@@ -7,6 +7,7 @@ Every explanation is held against the caller's own clock as well.
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import time
@@ -20,6 +21,8 @@ import pytest
 
 from live_server import QUIRE, Server, serving
 
+LAST = 24
+"""Number of the last request of the overload."""
 SLACK = 1.0
 """Seconds that a loaded machine may take between a caller's clock and the server's."""
 
@@ -93,15 +96,15 @@ def assert_agrees(told: dict[str, Any], seen: Seen) -> None:
 
 @pytest.fixture(scope="module")
 def overload() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
-    """40 requests at once on a KV pool that holds two or three."""
+    """Many requests at once on a KV pool that holds two or three."""
     with serving("--num-gpu-blocks-override", "24", "--max-model-len", "256") as server:
         callers = Callers(server)
-        for i in range(40):
-            callers.ask(f"r{i}", prompt=70, tokens=80)
+        for i in range(LAST + 1):
+            callers.ask(f"r{i}", prompt=70, tokens=60)
             time.sleep(0.01)
         told = {"state": "accepted"}
-        while told["state"] == "accepted" and not callers.asked["r39"].done():
-            reply = httpx.get(f"{server.url}/v1/requests/r39/explain", timeout=30)
+        while told["state"] == "accepted" and not callers.asked[f"r{LAST}"].done():
+            reply = httpx.get(f"{server.url}/v1/requests/r{LAST}/explain", timeout=30)
             told = reply.json()["completions"][0] if reply.status_code == 200 else told
         yield server, callers.wait(), told
 
@@ -123,15 +126,15 @@ def test_overload_the_doctor_names_the_pool(overload: Any) -> None:
 
 def test_overload_explain_names_the_wait(overload: Any) -> None:
     server, seen, _ = overload
-    told = explained(server.url, "r39")
-    assert_agrees(told, seen["r39"])
+    told = explained(server.url, f"r{LAST}")
+    assert_agrees(told, seen[f"r{LAST}"])
     worst = max(told["parts"], key=lambda part: part["seconds"])
     assert (worst["cause"], worst["reason"]) == ("queued", "blocks")
     assert worst["details"]["num_ahead"] > 3 and worst["details"]["num_blamed"] > 3
     assert "too few free KV blocks (the head of the queue needed" in worst["text"]
     assert all(blame["id"].startswith("cmpl-r") for blame in worst["requests"])
-    text = quire("explain", "r39", url=server.url).stdout
-    assert text.startswith("request cmpl-r39-0: ") and "held by cmpl-r" in text
+    text = quire("explain", f"r{LAST}", url=server.url).stdout
+    assert text.startswith(f"request cmpl-r{LAST}-0: ") and "held by cmpl-r" in text
     assert "prefix: nothing was cached" in text
 
 
@@ -160,17 +163,24 @@ def test_overload_a_waiting_request_was_explained(overload: Any) -> None:
 
 @pytest.fixture(scope="module")
 def spikes() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
-    """Four chats, and again and again two prompts at once that fill the context."""
+    """Four chats, and again and again prompts that fill the context, as many at once as take a
+    quarter of a second: how fast the machine is must not matter."""
     with serving("--max-num-batched-tokens", "8192") as server:
         callers = Callers(server)
-        chats = [callers.ask(f"chat{i}", prompt=12, tokens=600) for i in range(4)]
+        callers.ask("warm-up", prompt=500, tokens=2).result()
+        prefill = callers.ask("alone", prompt=2000, tokens=2).result().first_token
+        step = callers.ask("tokens", prompt=12, tokens=50).result().whole / 50
+        at_once = min(4, math.ceil(0.25 / prefill))
+        tokens = max(150, min(900, int(2 / step)))
+        chats = [callers.ask(f"chat{i}", prompt=12, tokens=tokens) for i in range(4)]
         told: dict[str, Any] = {}
-        while len(callers.asked) < 24 and not all(chat.done() for chat in chats):
-            names = [f"long{len(callers.asked) + i}" for i in range(2)]
+        for number in range(math.ceil(0.02 * tokens) + 2):
+            names = [f"long{number}-{i}" for i in range(at_once)]
             for future in [callers.ask(name, prompt=2000, tokens=2) for name in names]:
                 future.result()
             told = told or httpx.get(f"{server.url}/v1/requests/chat0/explain", timeout=30).json()
-            time.sleep(0.02)
+            if all(chat.done() for chat in chats):
+                break
         yield server, callers.wait(), told["completions"][0]
 
 
@@ -181,7 +191,7 @@ def test_spikes_the_doctor_names_the_prefills(spikes: Any) -> None:
     first = said.stdout.partition("likely cause: ")[2].splitlines()
     assert first[0] == "long prompts share steps with decodes"
     evidence, remedy = first[2], first[3]
-    assert "with 4,000 prompt tokens, mostly of cmpl-long" in evidence or "cmpl-long" in evidence
+    assert "prompt tokens, mostly of cmpl-long" in evidence
     assert "--max-num-batched-tokens (now 8192; try 2048)" in remedy
     assert "KV pool is too small" not in said.stdout
     assert seen["chat0"].longest_gap > 0.05, "the caller has seen a spike"
@@ -206,7 +216,7 @@ def test_spikes_explain_names_the_long_prompts(spikes: Any) -> None:
 
 def test_spikes_a_running_request_was_explained(spikes: Any) -> None:
     _, _, told = spikes
-    assert told["state"] == "running" and 0 < told["num_output_tokens"] < 600
+    assert told["state"] == "running" and 0 < told["num_output_tokens"] < 900
     assert sum(part["seconds"] for part in told["parts"]) == pytest.approx(told["seconds"])
 
 

@@ -172,6 +172,11 @@ def test_the_usual_figures_from_metrics() -> None:
     }
 
 
+def test_short_prompts_are_no_long_prefills() -> None:
+    """Steps with prompts are slower here, too, but a smaller budget would change nothing."""
+    assert diagnose(CALM | SICK["long_prefills_stall_decodes"] | {"spike_prompt_tokens": 500}) == []
+
+
 def test_a_noisy_machine_does_not_hide_the_prefills() -> None:
     """Many steps that are a little slow count less than a few that are very slow."""
     steps = itertools.count()

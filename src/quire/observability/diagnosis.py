@@ -76,7 +76,14 @@ def _spikes(s: Signals) -> float:
         return 0.0
     if s["itl_p99"] < max(SMOOTH, 3 * s["decode_step_p50"]):
         return 0.0
+    if s["spike_prompt_tokens"] <= _smaller_budget(s):
+        return 0.0  # not long: what this row would change changes nothing
     return max(NOTABLE, float(s["spike_time_share"]))
+
+
+def _smaller_budget(s: Signals) -> int:
+    """Tokens per step that would smooth things; each running request needs one."""
+    return max(int(s["max_num_seqs"]), int(s["max_num_batched_tokens"]) // 4)
 
 
 def _misses(s: Signals) -> float:
@@ -130,9 +137,9 @@ def _pool_remedy(s: Signals) -> str:
 
 
 def _spike_remedy(s: Signals) -> str:
-    half = max(int(s["max_num_seqs"]), int(s["max_num_batched_tokens"]) // 4)
     return (
-        f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try {half}) or set "
+        f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try "
+        f"{_smaller_budget(s)}) or set "
         f"--long-prefill-token-threshold (now {s['long_prefill_token_threshold'] or 'off'})"
     )
 

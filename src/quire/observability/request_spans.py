@@ -90,7 +90,8 @@ class CompletionTrace:
         self._open.attributes |= {"quire.step": fact.step, "quire.cached_tokens": fact.b}
         self._close_piece(fact.time)
         self._computed = fact.b
-        self._decoding = False
+        # Back from the second tier, or found in the cache, with all it had, it simply goes on.
+        self._decoding = self._sampled_at is not None and fact.b >= self._target - 1
 
     def worked(self, mark: Mark, count: int, right: int = 0, kept: bool = True) -> None:
         """It had `count` tokens in a step.
