@@ -306,6 +306,7 @@ def figures(windows: Sequence[Window]) -> dict[str, Any]:
             1e6 * statistics.median(w.core_seconds / w.tokens for w in off), 1
         ),
         "throughput_change_percent": over(lambda off, on: on.rate / off.rate - 1),
+        "throughput_changes": [round(100 * (on.rate / off.rate - 1), 2) for off, on in neighbours],
         "api_cpu_of_machine_percent": over(lambda off, on: extra(off, on, "api_seconds")),
         "core_cpu_of_machine_percent": over(lambda off, on: extra(off, on, "core_seconds")),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -192,7 +193,7 @@ def test_spikes_the_doctor_names_the_prefills(spikes: Any) -> None:
     assert first[0] == "long prompts share steps with decodes"
     evidence, remedy = first[2], first[3]
     assert "prompt tokens, mostly of cmpl-long" in evidence
-    assert "--max-num-batched-tokens (now 8192; try 2048)" in remedy
+    assert re.search(r"--max-num-batched-tokens \(now 8192; try (500|1\d{3}|2000)\)", remedy)
     assert "KV pool is too small" not in said.stdout
     assert seen["chat0"].longest_gap > 0.05, "the caller has seen a spike"
 

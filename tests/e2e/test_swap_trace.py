@@ -1,4 +1,4 @@
-"""A request that was swapped out to a real second tier, as its trace and its explanation tell it."""
+"""A request that was swapped out to a real second tier, as its trace and explain tell it."""
 
 from __future__ import annotations
 

@@ -76,14 +76,16 @@ def _spikes(s: Signals) -> float:
         return 0.0
     if s["itl_p99"] < max(SMOOTH, 3 * s["decode_step_p50"]):
         return 0.0
-    if s["spike_prompt_tokens"] <= _smaller_budget(s):
+    if s["spike_prompt_tokens"] <= 2 * _smaller_budget(s):
         return 0.0  # not long: what this row would change changes nothing
     return max(NOTABLE, float(s["spike_time_share"]))
 
 
 def _smaller_budget(s: Signals) -> int:
-    """Tokens per step that would smooth things; each running request needs one."""
-    return max(int(s["max_num_seqs"]), int(s["max_num_batched_tokens"]) // 4)
+    """Tokens per step that would smooth things: a quarter of what the spikes had; but each running
+    request needs one."""
+    had = min(int(s["max_num_batched_tokens"]), int(s["spike_prompt_tokens"]))
+    return max(int(s["max_num_seqs"]), had // 4)
 
 
 def _misses(s: Signals) -> float:
