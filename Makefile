@@ -84,7 +84,6 @@ bench: install
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/observe_cost.py
-	$(BIN)/python benchmarks/observe_scrape.py
 
 demo: install
 	$(BIN)/python tools/train_demo.py

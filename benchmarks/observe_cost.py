@@ -1,8 +1,10 @@
-"""What the records cost while nobody watches.
+"""What it costs to be able to watch, and what it costs to watch.
 
-Two figures: microseconds per step that the ring adds with 64 decode requests running (as a share
-of a step of 20 ms), while it fills and once it is full; and generation with the embedded model,
-records on and off.
+- Nobody watches: microseconds per step that the ring of records adds with 64 decode requests
+  running, as a share of a step of 20 ms; generation with the embedded model, records on and off.
+- Everybody watches: ten scrapes a second and a full trace, on a server in windows with and without
+  (`observe_server.py`), with a model whose step takes about 20 ms and with the embedded one; and
+  the CPU time of making the spans of one step.
 
     python benchmarks/observe_cost.py            a table
     python benchmarks/observe_cost.py --json     one JSON object
@@ -17,13 +19,19 @@ import statistics
 import time
 from collections.abc import Sequence
 
+import observe_server
+
 from quire.config.scheduler import SchedulerConfig
 from quire.core.batch import BatchResult
+from quire.core.facts import Kind, unpack
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-from quire.core.stats import StepStats
+from quire.core.stats import FinishedRequestStats, StepStats
+from quire.observability.otlp_wire import request_bytes, span_bytes
 from quire.observability.records import StepRecords
+from quire.observability.spans import Span
+from quire.observability.trace_builder import Accepted, TraceBuilder
 from quire.params import SamplingParams
 
 RUNNING = 64
@@ -89,32 +97,102 @@ def tokens_per_second(rounds: int) -> dict[str, float]:
     return {name: max(values) for name, values in speeds.items()}
 
 
+def trace_us(traced: bool) -> tuple[float, float]:
+    """Mean CPU microseconds per step of following it and making its spans, and spans per step;
+    without traced requests there are none, but the steps are followed all the same."""
+    steps = real_steps(RING)
+    builder = TraceBuilder("all", 1.0 if traced else 0.0)
+    names: dict[int, str] = {}
+    spent, count = 0.0, 0
+    for step in steps:
+        begun = time.thread_time()
+        for number, name in step.names:
+            names[number] = name
+            builder.accept(Accepted(name, (name,), step.start, {"gen_ai.request.model": "m"}))
+        spans = builder.step(step) + builder.end(_ended(step, names))
+        _write(spans)
+        spent += time.thread_time() - begun
+        count += len(spans)
+    return spent / RING * 1e6, count / RING
+
+
+def _ended(step: StepStats, names: dict[int, str]) -> list[FinishedRequestStats]:
+    now = step.start + step.step_seconds
+    return [
+        FinishedRequestStats(
+            "length", 1.0, 0.0, 0.1, 0.9, 1.0, 64, LIFE, 0, 0, 1, LIFE,
+            request_id=names[fact.request], finished_ts=now,
+        )
+        for fact in unpack(step.facts)
+        if fact.kind == Kind.FINISHED
+    ]  # fmt: skip
+
+
+def _write(spans: Sequence[Span]) -> None:
+    if spans:
+        request_bytes([span_bytes(span, 0) for span in spans], {}, ("quire", "0"))
+
+
+def watched_servers(pairs: int) -> list[dict[str, object]]:
+    """A server with steps of a real model's length, and the worst case."""
+    parser = argparse.ArgumentParser()
+    observe_server.add_flags(parser)
+    return [
+        observe_server.run(parser.parse_args(["--model", model, "--pairs", str(pairs)]))
+        for model in ("step20ms", "")
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=5, help="rounds with the model; 0: none")
+    parser.add_argument("--pairs", type=int, default=12, help="pairs of watched windows; 0: none")
     options = parser.parse_args(arguments)
     gc.freeze()
+    result = nobody(options.rounds)
+    for name, traced in (("traced", True), ("untraced", False)):
+        spent, spans = trace_us(traced)
+        result |= {f"{name}_us_per_step": round(spent, 1), f"{name}_spans": round(spans, 1)}
+    servers = watched_servers(options.pairs) if options.pairs else []
+    if options.json:
+        print(json.dumps({**result, "servers": servers}))
+        return
+    tell(result)
+    for server in servers:
+        print(observe_server.describe(server))
+
+
+def nobody(rounds: int) -> dict[str, float]:
+    """What records cost while nobody reads them."""
     filling, full = record_us()
     result: dict[str, float] = {
         "filling_us": round(filling, 2),
         "full_us": round(full, 2),
         "share_of_step_percent": round(100 * full / 1e6 / STEP_SECONDS, 4),
     }
-    if options.rounds:
-        speed = tokens_per_second(options.rounds)
+    if rounds:
+        speed = tokens_per_second(rounds)
         result |= {f"tokens_per_second_{name}": round(value, 1) for name, value in speed.items()}
-    if options.json:
-        print(json.dumps(result))
-        return
+    return result
+
+
+def tell(result: dict[str, float]) -> None:
     print(f"{RUNNING} running, {LIFE} output tokens each, a ring of {RING} steps")
-    print(f"ring fills: {filling:.1f} us per step; ring full: {full:.1f} us")
+    print(
+        f"ring fills: {result['filling_us']:.1f} us per step; ring full: {result['full_us']:.1f} us"
+    )
     print(f"that is {result['share_of_step_percent']} % of a step of {1e3 * STEP_SECONDS:.0f} ms")
-    if options.rounds:
+    if "tokens_per_second_on" in result:
         print(
             f"embedded model: {result['tokens_per_second_on']} tokens/s with records, "
             f"{result['tokens_per_second_off']} and {result['tokens_per_second_off_again']} without"
         )
+    print(
+        f"a full trace: {result['traced_us_per_step']} us of CPU per step for "
+        f"{result['traced_spans']:.0f} spans; with no traced request "
+        f"{result['untraced_us_per_step']} us"
+    )
 
 
 if __name__ == "__main__":

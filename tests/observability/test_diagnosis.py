@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from quire.observability.diagnosis import DRILL, diagnose, read_trio
@@ -12,7 +14,7 @@ from quire.observability.signals import (
     quantile,
     read_signals,
 )
-from record_rig import Rig
+from record_rig import Rig, cost
 
 
 def signals(rig: Rig, window: float = 1e9) -> Signals:
@@ -168,6 +170,30 @@ def test_the_usual_figures_from_metrics() -> None:
         "2.0 preemptions/s": True,
         "0 requests failed": False,
     }
+
+
+def test_short_prompts_are_no_long_prefills() -> None:
+    """Steps with prompts are slower here, too, but a smaller budget would change nothing."""
+    spiky = CALM | SICK["long_prefills_stall_decodes"] | {"max_num_seqs": 128}
+    assert diagnose(spiky) and not diagnose(spiky | {"spike_prompt_tokens": 200})
+
+
+def test_a_noisy_machine_does_not_hide_the_prefills() -> None:
+    """Many steps that are a little slow count less than a few that are very slow."""
+    steps = itertools.count()
+
+    def noisy(tokens: int) -> float:
+        return cost(tokens) * (4 if next(steps) % 5 == 0 else 1)
+
+    rig = Rig(budget=2048, seconds=noisy)
+    for i in range(8):
+        rig.add(f"chat{i}", 20, 400)
+    for i in range(8):
+        for _ in range(40):
+            rig.step()
+        rig.add(f"long{i}", 2000, 2)
+    rig.drain()
+    assert names(rig) == ["long_prefills_stall_decodes"]
 
 
 def test_quantile() -> None:

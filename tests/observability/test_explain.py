@@ -133,7 +133,7 @@ def test_for_blocks() -> None:
     rig.add("me", 60)
     rig.drain()
     part = rig.part("me", "queued", "blocks")
-    assert "too few free KV blocks (4 needed, 1 free), held by x" in part.text
+    assert "too few free KV blocks (it needed 4 and 1 were free), held by x" in part.text
 
 
 def test_preempted_for_whom_and_what_it_cost() -> None:

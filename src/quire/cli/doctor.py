@@ -106,7 +106,7 @@ def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
         {"figure": figure, "above_limit": above, "meaning": meaning}
         for figure, above, meaning in read_trio(metrics)
     ]
-    return {"metrics": metrics, "trio": trio, **told}
+    return {"seconds": window, "metrics": metrics, "trio": trio, **told}
 
 
 def _print_report(url: str, report: dict[str, Any]) -> None:
@@ -124,7 +124,11 @@ def _print_report(url: str, report: dict[str, Any]) -> None:
         return
     signals, findings = report["signals"], report["findings"]
     console.print(
-        Text(f"then {signals['steps']} recorded steps, {signals['span_seconds']:.1f} s", "bold")
+        Text(
+            f"then the records: {signals['steps']} steps of {signals['span_seconds']:.1f} s with "
+            f"work, within the last {report['seconds']:g} s",
+            "bold",
+        )
     )
     if not findings:
         console.print(Text.assemble(("ok  ", "green"), "  nothing stands out"))
@@ -133,3 +137,6 @@ def _print_report(url: str, report: dict[str, Any]) -> None:
         console.print(Text.assemble((f"{head}: ", "red"), (finding["cause"], "bold")))
         for name in ("symptom", "evidence", "remedy"):
             console.print(Text(f"    {name + ':':<10}{finding[name]}"))
+    if findings and (latest := signals.get("latest_request")) is not None:
+        late = f"{signals['latest_ttft']:.2f} s to its first token"
+        console.print(Text(f"look closer: quire explain {latest} --url {url}  ({late})"))

@@ -69,7 +69,7 @@ def show(completions: list[dict[str, Any]]) -> None:
         console.print(Text(summary(told), style="bold"))
         for bar, cause, text in waterfall(told):
             style = COLOURS.get(cause, "bright_black")
-            console.print(Text.assemble("  ", (f"▕{bar}▏", style), f" {text}"))
+            console.print(Text.assemble("  [", (bar, style), f"] {text}"))
         if told.slowest_step is not None:
             console.print(Text(f"  {slowest_sentence(told.slowest_step)}"))
         if told.prefix is not None:

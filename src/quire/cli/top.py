@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from quire.cli.http import Client
 from quire.cli.parser import Parser
 from quire.cli.running import add_running_flags, running_client
 from quire.errors import ConfigError, QuireError, RequestError
+from quire.observability.explain_text import seconds
 
 ROWS: Final = 20
 STATES: Final = {"running": "green", "preempted": "red", "swapped": "red", "waiting": "yellow"}
@@ -80,10 +81,15 @@ class View:
     def _figures(self, signals: dict[str, Any]) -> Any:
         from rich.table import Table
 
-        table = Table.grid(padding=(0, 3))
-        table.title = f"quire top  {self._client.url}"
+        table = Table.grid(padding=(0, 2))
+        table.title, table.title_justify = f"quire top  {self._client.url}", "left"
+        for _ in _FIGURES[0]:
+            table.add_column(no_wrap=True)
+            table.add_column(no_wrap=True, justify="right")
         for row in _FIGURES:
-            table.add_row(*(f"{text} {_figure(signals, name, how)}" for text, name, how in row))
+            table.add_row(
+                *(t for text, name, how in row for t in (text, _figure(signals, name, how)))
+            )
         return table
 
     def _requests(self) -> Any:
@@ -133,19 +139,21 @@ _FIGURES: Final = (
     (
         ("Running", "running", "{:.0f}"),
         ("Waiting", "waiting", "{:.0f}"),
-        ("KV cache usage", "kv_usage", "{:.1%}"),
-        ("Preemptions/s", "preemptions_per_second", "{:.1f}"),
+        ("KV usage", "kv_usage", "{:.1%}"),
+        ("Preempted/s", "preemptions_per_second", "{:.1f}"),
     ),
     (
-        ("Prompt tokens/s", "prompt_tokens_per_second", "{:.1f}"),
-        ("Generation tokens/s", "generation_tokens_per_second", "{:.1f}"),
-        ("TTFT p95", "ttft_metric_p95", "{:.3f} s"),
-        ("ITL p95", "itl_metric_p95", "{:.4f} s"),
+        ("Prompt tok/s", "prompt_tokens_per_second", "{:.0f}"),
+        ("Output tok/s", "generation_tokens_per_second", "{:.0f}"),
+        ("TTFT p95", "ttft_metric_p95", seconds),
+        ("ITL p95", "itl_metric_p95", seconds),
     ),
 )
-"""Lines of (text, signal, format)."""
+"""Lines of (text, signal, format or function)."""
 
 
-def _figure(signals: dict[str, Any], name: str, how: str) -> str:
+def _figure(signals: dict[str, Any], name: str, how: str | Callable[[float], str]) -> str:
     value = signals.get(name)
-    return "-" if value is None else how.format(value)
+    if value is None:
+        return "-"
+    return how.format(value) if isinstance(how, str) else how(value)

@@ -53,7 +53,9 @@ class RequestState(msgspec.Struct):
 
 def make_records(config: EngineConfig) -> StepRecords:
     """The ring, as large as configured."""
-    return StepRecords(config.observability.record_steps, config.cache.block_size)
+    cache = config.cache
+    steps = config.observability.record_steps
+    return StepRecords(steps, cache.block_size, cache.enable_prefix_caching)
 
 
 def accept(records: StepRecords, requests: Iterable[EngineCoreRequest]) -> None:
@@ -256,7 +258,8 @@ class Question:
         """Figures of the last `window` seconds, for the doctor."""
         from quire.observability.signals import read_signals
 
-        return read_signals(self._recording, self._config.scheduler, window, self._now)
+        blocks = self._config.cache.num_gpu_blocks_override
+        return read_signals(self._recording, self._config.scheduler, window, self._now, blocks)
 
 
 def _same(external: str, wanted: set[str]) -> bool:

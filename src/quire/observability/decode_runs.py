@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
+
+from quire.observability.spans import Alike
 
 MAX_SPANS: Final = 1000
 """Decode spans of one completion."""
@@ -19,18 +22,25 @@ NEIGHBOURS: Final = 64
 QUANTILE: Final = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Mark(msgspec.Struct, gc=False):
+    """One engine step, for all requests that it gave tokens to."""
+
+    step: int
+    end: float
+    requests: int
+    """In the batch."""
+    alike: Alike | None = None
+    """What their spans have alike, once one was made."""
+
+
+class Stretch(msgspec.Struct, frozen=True, gc=False):
     """Consecutive decode steps that are shown as one span."""
 
     start: float
-    end: float
-    first_step: int
-    last_step: int
+    first: Mark
+    last: Mark
     count: int
     tokens: int
-    requests: int
-    """Requests in the batch, of the last step."""
     longest: float
     """Seconds of the slowest step in it."""
     slow: bool
@@ -43,40 +53,36 @@ class DecodeRun:
         start: When the event before ended.
     """
 
-    __slots__ = ("_ends", "_requests", "_steps", "_tokens", "start")
+    __slots__ = ("_marks", "_tokens", "start")
 
     def __init__(self, start: float) -> None:
         self.start = start
-        self._steps = array("q")
-        self._ends = array("d")
+        self._marks: list[Mark] = []
         self._tokens = array("i")
-        self._requests = array("i")
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._marks)
 
-    def add(self, step: int, end: float, tokens: int, requests: int) -> None:
-        """One step gave the request `tokens`, in a batch of `requests`."""
-        self._steps.append(step)
-        self._ends.append(end)
+    def add(self, mark: Mark, tokens: int) -> None:
+        """One step gave the request `tokens`."""
+        self._marks.append(mark)
         self._tokens.append(tokens)
-        self._requests.append(requests)
 
     def cut(self, limit: float) -> None:
         """Forget the steps that ended after `limit`: nobody got their tokens."""
-        while self._ends and self._ends[-1] > limit:
-            for column in (self._steps, self._ends, self._tokens, self._requests):
-                column.pop()
+        while self._marks and self._marks[-1].end > limit:
+            self._marks.pop()
+            self._tokens.pop()
 
     @property
     def end(self) -> float:
         """When the last step ended."""
-        return self._ends[-1] if self._ends else self.start
+        return self._marks[-1].end if self._marks else self.start
 
     def durations(self) -> list[float]:
         """From the event before to the end of each step: what the caller waited for it."""
-        ends = self._ends
-        return [ends[i] - (ends[i - 1] if i else self.start) for i in range(len(ends))]
+        ends = [mark.end for mark in self._marks]
+        return [end - before for before, end in zip((self.start, *ends), ends, strict=False)]
 
     def stretches(self, mode: str, room: int = MAX_SPANS) -> Iterator[Stretch]:
         """The steps as spans: each its own if `mode` is `all` and there is room; else the slow
@@ -97,23 +103,27 @@ class DecodeRun:
         for index in range(len(self)):
             if index in single:
                 if first < index:
-                    yield self._stretch(first, index, seconds, False)
-                yield self._stretch(index, index + 1, seconds, index in slow)
+                    yield self._together(first, index, seconds)
+                yield self._single(index, seconds, index in slow)
                 first = index + 1
         if first < len(self):
-            yield self._stretch(first, len(self), seconds, False)
+            yield self._together(first, len(self), seconds)
 
-    def _stretch(self, first: int, end: int, seconds: list[float], slow: bool) -> Stretch:
+    def _single(self, i: int, seconds: Sequence[float], slow: bool) -> Stretch:
+        """One step; a server that traces everything makes one of these per token."""
+        mark = self._marks[i]
+        start = self._marks[i - 1].end if i else self.start
+        return Stretch(start, mark, mark, 1, self._tokens[i], seconds[i], slow)
+
+    def _together(self, first: int, end: int, seconds: Sequence[float]) -> Stretch:
         return Stretch(
-            start=self._ends[first - 1] if first else self.start,
-            end=self._ends[end - 1],
-            first_step=self._steps[first],
-            last_step=self._steps[end - 1],
+            start=self._marks[first - 1].end if first else self.start,
+            first=self._marks[first],
+            last=self._marks[end - 1],
             count=end - first,
             tokens=sum(self._tokens[first:end]),
-            requests=self._requests[end - 1],
             longest=max(seconds[first:end]),
-            slow=slow,
+            slow=False,
         )
 
 

@@ -8,7 +8,7 @@ healthy server has no findings. Figures come from `signals.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,7 +76,16 @@ def _spikes(s: Signals) -> float:
         return 0.0
     if s["itl_p99"] < max(SMOOTH, 3 * s["decode_step_p50"]):
         return 0.0
+    if s["spike_prompt_tokens"] <= 2 * _smaller_budget(s):
+        return 0.0  # not long: what this row would change changes nothing
     return max(NOTABLE, float(s["spike_time_share"]))
+
+
+def _smaller_budget(s: Signals) -> int:
+    """Tokens per step that would smooth things: a quarter of what the spikes had; but each running
+    request needs one."""
+    had = min(int(s["max_num_batched_tokens"]), int(s["spike_prompt_tokens"]))
+    return max(int(s["max_num_seqs"]), had // 4)
 
 
 def _misses(s: Signals) -> float:
@@ -92,7 +101,7 @@ def _pool_evidence(s: Signals) -> str:
     return (
         f"KV cache usage up to {_percent(s['kv_usage_max'])}, {s['preemptions']} preemptions "
         f"({s['preemption_rate']:.1f}/s), {_percent(s['recomputed_share'])} of all computed tokens "
-        f"were computed again, the queue stood still for blocks "
+        f"were computed again; the queue stood still for blocks "
         f"{_percent(_wait('blocks')(s))} of the time with up to {s['waiting_max']} waiting"
     )
 
@@ -108,16 +117,31 @@ def _queue_evidence(s: Signals, reason: str) -> str:
 def _spike_evidence(s: Signals) -> str:
     return (
         f"p99 between tokens {seconds(s['itl_p99'])} against {seconds(s['decode_step_p50'])} for a "
-        f"step of decodes alone; {s['spikes']} slow steps, {_percent(s['spikes_by_prefill'])} of "
-        f"the slow ones, computed prompts: the slowest took {seconds(s['spike_seconds'])} with "
-        f"{s['spike_prompt_tokens']:,} prompt tokens, mostly of {s['spike_request']}"
+        f"step of decodes alone; {_percent(s['spikes_by_prefill'])} of what slow steps took beyond "
+        f"that is due to {s['spikes']} that computed prompts: the slowest took "
+        f"{seconds(s['spike_seconds'])} with {s['spike_prompt_tokens']:,} prompt tokens, mostly of "
+        f"{s['spike_request']}"
+    )
+
+
+def _pool_remedy(s: Signals) -> str:
+    set_by_hand = s.get("num_gpu_blocks_override")
+    more = (
+        f"a larger --num-gpu-blocks-override (now {set_by_hand}), or none"
+        if set_by_hand
+        else "more KV memory (--gpu-memory-utilization, --kv-cache-memory-bytes)"
+    )
+    return (
+        f"{more}; or fewer at once: --max-num-seqs (now {s['max_num_seqs']}; "
+        f"{max(1, round(s['running_mean']))} ran on average); --watermark against preemption, a "
+        "lower --max-model-len, or another replica"
     )
 
 
 def _spike_remedy(s: Signals) -> str:
-    half = max(int(s["max_num_seqs"]), int(s["max_num_batched_tokens"]) // 4)
     return (
-        f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try {half}) or set "
+        f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try "
+        f"{_smaller_budget(s)}) or set "
         f"--long-prefill-token-threshold (now {s['long_prefill_token_threshold'] or 'off'})"
     )
 
@@ -129,11 +153,7 @@ DRILL: Final = (
         "the KV pool is too small for what runs at once",
         _pool_too_small,
         _pool_evidence,
-        lambda s: (
-            "more KV memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or fewer at once: "
-            f"--max-num-seqs (now {s['max_num_seqs']}; {max(1, int(s['running_mean']))} run), "
-            "--watermark against preemption, a lower --max-model-len, or a replica more"
-        ),
+        _pool_remedy,
     ),
     Row(
         "long_prefills_stall_decodes",
@@ -265,10 +285,16 @@ TRIO: Final = (
 """Three metrics, then two more; each with the limit that the usual alert rules have."""
 
 
+def _of_when(gate: Gate, value: float, old: Collection[str]) -> str:
+    since = " since the start (nothing just now)" if gate.name.rsplit("_p", 1)[0] in old else ""
+    return gate.text(value) + since
+
+
 def read_trio(signals: Signals) -> list[tuple[str, bool, str]]:
     """(figure, whether it is above its limit, what that means) for each that is known."""
+    old = signals.get("old", ())
     return [
-        (gate.text(value), value > gate.limit, gate.meaning)
+        (_of_when(gate, value, old), value > gate.limit, gate.meaning)
         for gate in TRIO
         if (value := signals.get(gate.name)) is not None
     ]

@@ -146,7 +146,7 @@ def _report(story: Story, internal_id: str, num_outputs: int | None) -> Explanat
         num_preemptions=life.num_preemptions if life else 0,
         parts=[_part(story, p, arrival, total) for p in pieces],
         slowest_step=_slowest(story),
-        prefix=_prefix(life, recording.block_size),
+        prefix=_prefix(life, recording, story.evicted),
     )
 
 
@@ -165,6 +165,7 @@ def _part(story: Story, piece: Piece, arrival: float, total: float) -> Part:
     if "for" in piece.facts:
         number = piece.facts["for"]
         piece.facts["for"] = recording.name(story.epoch, number) if number else None
+        piece.facts["itself"] = number == story.number
     details: dict[str, Any] = {
         **piece.facts,
         "num_blamed": len(named),
@@ -214,9 +215,10 @@ def _slowest(story: Story) -> dict[str, Any] | None:
     }
 
 
-def _prefix(life: Life | None, block_size: int) -> Prefix | None:
+def _prefix(life: Life | None, recording: Recording, evicted: int | None) -> Prefix | None:
     if life is None or life.admitted is None:
         return None
+    block_size = recording.block_size
     total = life.num_prompt_tokens + life.num_prior_outputs
     whole = life.num_cached_tokens >= total - 1
     return Prefix(
@@ -224,8 +226,10 @@ def _prefix(life: Life | None, block_size: int) -> Prefix | None:
         num_cached_tokens=life.num_cached_tokens,
         first_missing_block=None if whole else life.num_cached_blocks,
         text=prefix_sentence(
-            total, life.num_cached_tokens, life.num_cached_blocks, block_size, whole
-        ),
+            total, life.num_cached_tokens, life.num_cached_blocks, block_size, whole, evicted
+        )
+        if recording.prefix_caching
+        else "prefix caching is off (--no-enable-prefix-caching)",
     )
 
 

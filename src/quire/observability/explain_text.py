@@ -73,7 +73,9 @@ def _behind(part: Part) -> str:
 
 _WAITS: Final[dict[str, str]] = {
     "budget": "the step's token budget was used up (--max-num-batched-tokens)",
-    "blocks": "too few free KV blocks ({needed} needed, {available} free), held by {holders}",
+    "blocks": (
+        "too few free KV blocks ({whose} {needed} and {available} were free), held by {holders}"
+    ),
     "max_num_seqs": "all {available} places were taken (--max-num-seqs), by {holders}",
     "preemption": "a running request was just being preempted, so nobody came in",
     "policy": "the scheduling policy or --scheduler-delay-factor held it back",
@@ -86,6 +88,7 @@ _WAITS: Final[dict[str, str]] = {
 
 def _queued(part: Part) -> str:
     why = _WAITS[part.reason or "step"].format(
+        whose=_whose(part),
         needed=part.details.get("needed", "?"),
         available=part.details.get("available", "?"),
         holders=_ids(part) or "others",
@@ -93,6 +96,11 @@ def _queued(part: Part) -> str:
     ahead = part.details["num_ahead"]
     line = f"; {plural(ahead, 'request')} stood before it in the queue" if ahead else ""
     return f"queued{_behind(part)}: {why}{line}"
+
+
+def _whose(part: Part) -> str:
+    """Whose need it was: numbers are those of the head of the queue, when it was last asked."""
+    return "the head of the queue needed" if part.details["num_ahead"] else "it needed"
 
 
 def _stalled(part: Part) -> str:
@@ -105,12 +113,14 @@ def _preemption(part: Part) -> str:
     details = part.details
     if "step" not in details:
         return "the engine core was replaced"
-    winner = f" for request {details['for']}" if details["for"] else ""
-    return f"preemption at step {details['step']}{winner}"
+    step = f"preemption at step {details['step']}"
+    if details.get("itself"):
+        return f"{step}, where it was the last in line and gave way"
+    return f"{step} for request {details['for']}" if details["for"] else step
 
 
 _LOSSES: Final = {
-    Loss.BLOCKS: "its KV blocks were needed",
+    Loss.BLOCKS: "KV blocks had run out",
     Loss.URGENCY: "the other was more urgent",
     Loss.FAILURE: "it shared blocks with a request that failed",
 }
@@ -154,7 +164,9 @@ _SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
     Cause.STALLED: _stalled,
     Cause.DECODE: _decode,
     Cause.DECODE_BESIDE_PREFILL: _beside,
-    Cause.BETWEEN_STEPS: lambda part: "between steps: messages, text, other requests' arrival",
+    Cause.BETWEEN_STEPS: lambda part: (
+        "between steps: the engine took in other requests and sent tokens off"
+    ),
     Cause.DELIVERY: lambda part: "from the core's last step to the end the caller saw",
     Cause.UNDER_WAY: lambda part: "in a step that has not been recorded",
     Cause.RESTART: lambda part: "until a new engine core had it in its queue",
@@ -167,7 +179,9 @@ def sentence(part: Part) -> str:
     return _SENTENCES[part.cause](part)
 
 
-def prefix_sentence(total: int, hit: int, blocks: int, block_size: int, whole: bool) -> str:
+def prefix_sentence(
+    total: int, hit: int, blocks: int, block_size: int, whole: bool, evicted: int | None = None
+) -> str:
     """Why the prefix cache gave what it gave.
 
     Args:
@@ -176,6 +190,7 @@ def prefix_sentence(total: int, hit: int, blocks: int, block_size: int, whole: b
         blocks: Whole blocks found.
         block_size: Tokens per block.
         whole: Everything that can be reused was found: the last token is always computed.
+        evicted: Cached blocks that were evicted before; None if that is not known.
     """
     if whole and hit:
         return f"all of the prefix was cached: {hit:,} of {total:,} tokens"
@@ -187,12 +202,18 @@ def prefix_sentence(total: int, hit: int, blocks: int, block_size: int, whole: b
     if hit:
         return (
             f"{hit:,} of {total:,} tokens were cached; nothing cached goes on from there (block "
-            f"{blocks}): never computed, or evicted since"
+            f"{blocks}): {_or_evicted('what follows was never computed', evicted)}"
         )
-    return (
-        "nothing was cached: no block in the cache begins like this prompt (never computed, "
-        "evicted since, another cache_salt, or prefix caching is off)"
-    )
+    never = "no prompt that begins like this one was computed under its cache_salt"
+    return f"nothing was cached: {_or_evicted(never, evicted)}"
+
+
+def _or_evicted(never: str, evicted: int | None) -> str:
+    """Why a block is not there: both causes, or the one that is left."""
+    if evicted == 0:
+        return f"{never} (no block has been evicted)"
+    since = f"evicted since ({plural(evicted, 'block')} were)" if evicted else "evicted since"
+    return f"{never}, or it was {since}"
 
 
 def expected_sentence(said: str, first_difference: int | None) -> str:

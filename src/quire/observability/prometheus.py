@@ -14,7 +14,6 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -26,6 +25,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from quire.core.stats import IterationStats, StepStats
+from quire.observability.exposition import render
 from quire.observability.http_metrics import HTTP_METRICS, HttpMetrics
 from quire.observability.metric_store import (
     Counter,
@@ -93,7 +93,7 @@ class PrometheusSink:
         with self._lock:
             now = self._clock.now()
             if self._text is None or now - self._text[0] >= MAX_AGE:
-                self._text = now, generate_latest(self._registry)
+                self._text = now, render(self._registry.collect())
             return self._text[1]
 
 
@@ -132,7 +132,7 @@ class HttpText:
 
     def render(self) -> bytes:
         """The text of this moment. Takes a millisecond: call in a thread."""
-        return generate_latest(self._registry)
+        return render(self._registry.collect())
 
 
 _FAMILIES: Final = {

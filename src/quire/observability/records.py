@@ -86,6 +86,7 @@ class Recording:
         names: Internal id by (epoch, number).
         accepted, seen: By internal id; `seen` only of those that have ended.
         block_size: Tokens per KV block.
+        prefix_caching: Whether prefixes are looked up.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Recording:
         accepted: dict[str, Accepted],
         seen: dict[str, Seen],
         block_size: int,
+        prefix_caching: bool = True,
     ) -> None:
         slots = len(rows) // _ROW.size
         self._rows, self._first, self._slots = rows, first, slots
@@ -109,6 +111,7 @@ class Recording:
         self.accepted = accepted
         self.seen = seen
         self.block_size = block_size
+        self.prefix_caching = prefix_caching
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -154,11 +157,13 @@ class StepRecords:
     Args:
         num_steps: Steps to keep; 0 keeps nothing.
         block_size: Tokens per KV block, for explanations of prefix hits.
+        prefix_caching: Whether prefixes are looked up, for the same.
     """
 
-    def __init__(self, num_steps: int, block_size: int = 16) -> None:
+    def __init__(self, num_steps: int, block_size: int = 16, prefix_caching: bool = True) -> None:
         self.num_steps = num_steps
         self.block_size = block_size
+        self.prefix_caching = prefix_caching
         self._rows = bytearray(num_steps * _ROW.size)
         self._facts: deque[bytes] = deque()
         self._fact_bytes = 0
@@ -254,6 +259,7 @@ class StepRecords:
         return Recording(
             bytes(self._rows), first, list(self._facts), self._before.copy(), self._before_epoch,
             dict(self._names), dict(self._accepted), dict(self._seen), self.block_size,
+            self.prefix_caching,
         )  # fmt: skip
 
     def external_ids(self) -> list[str]:

@@ -94,7 +94,8 @@ class Replay:
 
 
 def _chunk(fact: Fact, life: Life | None) -> Chunk | None:
-    """What a record says of a chunk; None for a decode that verifies drafts."""
+    """What a record says of a chunk; None for a decode: one that verifies drafts, or the first
+    one after a swap."""
     tokens, before = fact.a, fact.b
     if fact.kind == Kind.CHUNK:
         tokens -= fact.c
@@ -102,5 +103,7 @@ def _chunk(fact: Fact, life: Life | None) -> Chunk | None:
             return None
     if life is None:
         return Chunk(tokens, before, False, False)
-    whole = max(life.num_prompt_tokens + life.num_prior_outputs, life.num_computed_before)
-    return Chunk(tokens, before, before < life.num_computed_before, before + tokens >= whole)
+    prompt, again = life.num_prompt_tokens + life.num_prior_outputs, life.num_computed_before
+    if tokens == 1 and before >= max(prompt, again):
+        return None  # back from the second tier with all it had, it simply goes on
+    return Chunk(tokens, before, before < again, before + tokens >= max(prompt, again))

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from quire.core.facts import Fact, Loss, Wait
 from quire.core.stats import FinishedRequestStats
-from quire.observability.decode_runs import MAX_SPANS, DecodeRun
+from quire.observability.decode_runs import MAX_SPANS, DecodeRun, Mark, Stretch
 from quire.observability.spans import (
+    Alike,
     Attributes,
     Event,
     RemoteParent,
@@ -91,38 +92,39 @@ class CompletionTrace:
         self._open.attributes |= {"quire.step": fact.step, "quire.cached_tokens": fact.b}
         self._close_piece(fact.time)
         self._computed = fact.b
-        self._decoding = False
+        # Back from the second tier, or found in the cache, with all it had, it simply goes on.
+        self._decoding = self._sampled_at is not None and fact.b >= self._target - 1
 
-    def worked(
-        self, step: int, end: float, count: int, requests: int, right: int = 0, kept: bool = True
-    ) -> None:
+    def worked(self, mark: Mark, count: int, right: int = 0, kept: bool = True) -> None:
         """It had `count` tokens in a step.
 
         Args:
-            step: Number of the step.
-            end: When it ended.
+            mark: The step.
             count: Tokens scheduled.
-            requests: Requests in the batch.
             right: Draft tokens that were accepted.
             kept: Its result counts; not that of a request that failed in this step.
         """
         new = 1 + right if kept else 0
         if self._decoding:
-            self._run().add(step, end, new, requests)
+            self._run().add(mark, new)
             self._target += new
         else:
-            about: Attributes = {"quire.tokens": count, "quire.batch.requests": requests}
-            about["quire.computed_before"] = self._computed
-            if self._sampled_at is not None:
-                about["quire.recomputed"] = True
-            self._pieces.append(Piece("prefill", self._mark, end, about, step=step))
-            self._computed += count
-            if kept and self._computed >= self._target:
-                self._decoding = True
-                self._target += new
-                if self._sampled_at is None:
-                    self._sampled_at = end
-        self._mark = end
+            self._chunk(mark, count, new)
+        self._mark = mark.end
+
+    def _chunk(self, mark: Mark, count: int, new: int) -> None:
+        """Part of a prompt, or of what has to be computed again."""
+        about: Attributes = {"quire.tokens": count, "quire.batch.requests": mark.requests}
+        about["quire.computed_before"] = self._computed
+        if self._sampled_at is not None:
+            about["quire.recomputed"] = True
+        self._pieces.append(Piece("prefill", self._mark, mark.end, about, step=mark.step))
+        self._computed += count
+        if new and self._computed >= self._target:
+            self._decoding = True
+            self._target += new
+            if self._sampled_at is None:
+                self._sampled_at = mark.end
 
     def stalled(self, step: int, end: float, reason: int) -> None:
         """It runs, but a step had nothing for it."""
@@ -229,20 +231,20 @@ class CompletionTrace:
         self, run: DecodeRun, parent: SpanId, mode: str, room: int, step_ids: StepIds
     ) -> Iterator[Span]:
         for part in run.stretches(mode, room):
-            about: Attributes = {"quire.step": part.first_step, "quire.tokens": part.tokens}
-            about["quire.batch.requests"] = part.requests
-            if part.slow:
-                about["quire.slow"] = True
-            name = "decode_step"
-            link = step_ids(part.first_step) if part.count == 1 else None
-            if part.count > 1:
-                name = "decode_steps"
-                about["quire.steps"] = part.count
-                about["quire.last_step"] = part.last_step
-                about["quire.mean_seconds"] = (part.end - part.start) / part.count
-                about["quire.longest_seconds"] = part.longest
-            links = [link] if link else []
-            yield Span(name, child_of(parent), parent, part.start, part.end, about, links)
+            last = part.last
+            if part.count == 1:
+                yield _token(part, parent, step_ids)
+                continue
+            about: Attributes = {
+                "quire.step": part.first.step,
+                "quire.last_step": last.step,
+                "quire.steps": part.count,
+                "quire.tokens": part.tokens,
+                "quire.batch.requests": last.requests,
+                "quire.mean_seconds": (last.end - part.start) / part.count,
+                "quire.longest_seconds": part.longest,
+            }
+            yield Span("decode_steps", child_of(parent), parent, part.start, last.end, about)
 
     def _finish(self, parent: SpanId, end: float) -> Span:
         last = self._pieces[-1].end if self._pieces else self.arrival
@@ -251,6 +253,23 @@ class CompletionTrace:
             about["gen_ai.response.finish_reasons"] = (self.ended.finish_reason,)
             about["gen_ai.usage.output_tokens"] = self.ended.num_generation_tokens
         return Span("finish", child_of(parent), parent, last, max(last, end), about)
+
+
+def _token(part: Stretch, parent: SpanId, step_ids: StepIds) -> Span:
+    """The span of one decode step."""
+    mark = part.last
+    alike = mark.alike
+    if alike is None:
+        about: Attributes = {"quire.step": mark.step, "quire.batch.requests": mark.requests}
+        link = step_ids(mark.step)
+        alike = mark.alike = Alike(about | {"quire.tokens": 1}, [link] if link else [])
+    span = Span("decode_step", child_of(parent), parent, part.start, mark.end, alike=alike)
+    if part.slow:
+        span.attributes["quire.slow"] = True
+    if part.tokens != 1:  # drafts were accepted, or it failed: not what the others say
+        span.attributes |= alike.attributes | {"quire.tokens": part.tokens}
+        span.links, span.alike = alike.links, None
+    return span
 
 
 def _is_kept(piece: Piece | DecodeRun, end: float) -> bool:

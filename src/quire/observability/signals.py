@@ -32,6 +32,17 @@ def quantile(values: Iterable[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else 0.0
 
 
+def weighted_quantile(values: Iterable[tuple[float, int]], q: float) -> float:
+    """The same of values that each stand for so many: (value, count)."""
+    ordered = sorted(values)
+    wanted, seen = q * sum(count for _, count in ordered), 0
+    for value, count in ordered:
+        seen += count
+        if seen >= wanted:
+            return value
+    return 0.0
+
+
 class _Window:
     """Gathers figures over the steps of a window."""
 
@@ -50,8 +61,10 @@ class _Window:
         self.decode_steps: list[float] = []
         self.slow: list[tuple[float, int, int]] = []
         # steps with decodes: seconds, prompt tokens, number of the largest chunk's request
+        self.gaps_seen: list[tuple[float, int]] = []
+        # seconds of each step with decodes, and how many requests waited that long for a token
         self.queue: list[float] = []
-        self.ttft: list[float] = []
+        self.ttft: list[tuple[float, int]] = []
         self.last_end = 0.0
         self.epoch = recording.epoch
         self._queued: dict[int, float] = {}
@@ -80,7 +93,7 @@ class _Window:
                 self.preemptions += 1
         for number, chunk in step.chunks.items():
             if chunk.last and not chunk.again and number in self._queued and inside:
-                self.ttft.append(step.row.end - self._queued[number])
+                self.ttft.append((step.row.end - self._queued[number], number))
 
     def _costs(self, step: Step) -> None:
         row = step.row
@@ -96,6 +109,8 @@ class _Window:
             self.waits[wait_name(step.head.reason)] += row.step_seconds
         decodes = len(step.scheduled) - len(step.chunks)
         prompt = sum(chunk.tokens for chunk in step.chunks.values())
+        if decodes:
+            self.gaps_seen.append((row.step_seconds, decodes))
         if decodes and prompt:
             _, number = max((c.tokens, n) for n, c in step.chunks.items())
             self.slow.append((row.step_seconds, prompt, number))
@@ -147,10 +162,16 @@ class _Window:
         if self.drafts:
             found["draft_acceptance"] = self.accepted / self.drafts
         if self.ttft:
-            found |= {f"ttft_p{q}": quantile(self.ttft, q / 100) for q in (50, 95, 99)}
+            waits = [seconds for seconds, _ in self.ttft]
+            found |= {f"ttft_p{q}": quantile(waits, q / 100) for q in (50, 95, 99)}
+            late, number = max(self.ttft)
+            found |= {"latest_ttft": late, "latest_request": self._name(number)}
         if self.queue:
             found["queue_p95"] = quantile(self.queue, 0.95)
         return found | self._decoding()
+
+    def _name(self, number: int) -> str:
+        return self.recording.name(self.epoch, number)
 
     def _decoding(self) -> Signals:
         """How long a running request waited for its next token, and what made that long."""
@@ -159,8 +180,8 @@ class _Window:
             return {}
         usual = median(self.decode_steps) if self.decode_steps else median(everything)
         found: Signals = {
-            "itl_p50": quantile(everything, 0.5),
-            "itl_p99": quantile(everything, 0.99),
+            "itl_p50": weighted_quantile(self.gaps_seen, 0.5),
+            "itl_p99": weighted_quantile(self.gaps_seen, 0.99),
             "decode_step_p50": usual,
             "decode_steps": len(everything),
         }
@@ -168,19 +189,24 @@ class _Window:
         spikes = [item for item in self.slow if item[0] > 3 * usual]
         if spikes:
             _, prompt, number = max(spikes)
+            by_prefill = sum(s - usual for s, _, _ in spikes)
             found |= {
                 "spikes": len(spikes),
                 "spike_seconds": max(spikes)[0],
                 "spike_prompt_tokens": prompt,
-                "spike_request": self.recording.name(self.epoch, number),
-                "spikes_by_prefill": len(spikes) / len(long),
-                "spike_time_share": sum(s - usual for s, _, _ in spikes) / (self.span or 1e-9),
+                "spike_request": self._name(number),
+                "spikes_by_prefill": by_prefill / sum(s - usual for s in long),
+                "spike_time_share": by_prefill / (self.span or 1e-9),
             }
         return found
 
 
 def read_signals(
-    recording: Recording, limits: SchedulerConfig, window: float, now: float
+    recording: Recording,
+    limits: SchedulerConfig,
+    window: float,
+    now: float,
+    num_gpu_blocks_override: int | None = None,
 ) -> Signals:
     """Figures of the steps that began in the last `window` seconds.
 
@@ -189,12 +215,14 @@ def read_signals(
         limits: The limits that hold now.
         window: Seconds.
         now: On the monotonic clock.
+        num_gpu_blocks_override: If the number of blocks was set by hand.
     """
     gathered = _Window(recording)
     for step in Replay(recording):
         gathered.add(step, step.row.start >= now - window)
     signals = gathered.signals()
     signals["idle_seconds"] = max(0.0, now - gathered.last_end) if len(recording) else None
+    signals["num_gpu_blocks_override"] = num_gpu_blocks_override
     for name in ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"):
         signals[name] = getattr(limits, name)
     signals["scheduling_policy"] = limits.scheduling_policy
@@ -222,9 +250,10 @@ Samples = Mapping[str, Mapping[str, float]]
 def metric_signals(before: Samples, after: Samples, seconds: float) -> Signals:
     """The on-call figures from two scrapes: works with every server that has vLLM's metrics.
 
-    Rates and quantiles are of the time between the scrapes, or of all time if nothing happened.
+    Rates and quantiles are of the time between the scrapes, or of all time if nothing happened;
+    `old` names the latter.
     """
-    signals: Signals = {}
+    signals: Signals = {"old": []}
     for name, metric in _GAUGES.items():
         if metric in after:
             signals[name] = sum(after[metric].values())
@@ -235,7 +264,10 @@ def metric_signals(before: Samples, after: Samples, seconds: float) -> Signals:
     for name, metric in _HISTOGRAMS.items():
         counts, old = _buckets(after, metric), _buckets(before, metric)
         fresh = {bound: count - old.get(bound, 0) for bound, count in counts.items()}
-        counts = fresh if any(fresh.values()) else counts
+        if any(fresh.values()):
+            counts = fresh
+        else:
+            signals["old"].append(name)
         for q in (50, 95, 99):
             value = _bucket_quantile(counts, q / 100)
             if value is not None:

@@ -8,17 +8,21 @@ Format of the headers: https://www.w3.org/TR/trace-context/.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 Value = str | bool | int | float | tuple[str, ...]
 Attributes = dict[str, Value]
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_random: Final = random.SystemRandom()
+_random: Final = random.Random(os.urandom(32))
+"""Ids need to differ, not to be secret: one from the system's source costs a system call."""
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 
 class SpanId(NamedTuple):
@@ -38,8 +42,17 @@ class Event(NamedTuple):
     attributes: Attributes
 
 
-@dataclass(slots=True)
-class Span:
+class Alike(msgspec.Struct, gc=False):
+    """Attributes and links that many spans have alike: those of all tokens of one step. Who
+    writes spans can write this once."""
+
+    attributes: Attributes
+    links: list[SpanId]
+    written: bytes = b""
+    """Whatever the writer makes of it."""
+
+
+class Span(msgspec.Struct, gc=False):
     """Something that took time, ready to be exported."""
 
     name: str
@@ -47,13 +60,15 @@ class Span:
     parent: SpanId | None
     start: float
     end: float
-    attributes: Attributes = field(default_factory=dict)
-    links: list[SpanId] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    attributes: Attributes = {}
+    links: list[SpanId] = []
+    events: list[Event] = []
     is_server: bool = False
     """It answers somebody else's request."""
     error: str | None = None
     tracestate: str = ""
+    alike: Alike | None = None
+    """Further attributes and links."""
 
     @property
     def seconds(self) -> float:

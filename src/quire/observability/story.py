@@ -71,6 +71,9 @@ class Story:
         self.life: Life | None = None
         self.first_token: float | None = None
         self.slowest: tuple[float, Step] | None = None
+        self.evicted: int | None = None
+        """Cached blocks evicted before its admission; None if the records do not reach back."""
+        self._evicted = 0
         self._state = ""
         self._lost = 0
         self._now_waits = (0, False)
@@ -102,14 +105,26 @@ class Story:
         for step in replay:
             if step.row.epoch != self.epoch:
                 self._next_core(step.row.epoch)
+            before = self.life is None or self.life.admitted is None
             self._take(step)
+            self._evicted += step.row.num_blocks_evicted
             if self.life is not None:
                 known = (replay.lives.lives.get(self.number), *step.ended)
                 self.life = next((i for i in known if i and i.number == self.number), self.life)
+            if before and self.life is not None and self.life.admitted is not None:
+                self._admitted()
             self._step = step
             if self._state == "finished":
                 break
         self._close()
+
+    def _admitted(self) -> None:
+        """The prefix cache has just been asked."""
+        first = self.recording.row(0)
+        if first.step == 1 and first.epoch == self.epoch:
+            self.evicted = self._evicted
+        elif self._evicted:
+            self.evicted = self._evicted  # at least
 
     def _begin(self, life: Life | None) -> None:
         """What happened before the oldest record."""

@@ -164,6 +164,7 @@ class _Trace:
             "requests": len(step.scheduled),
             "tokens": row.num_scheduled_tokens,
             "prompt_tokens": row.num_prompt_tokens,
+            "generated_tokens": row.num_generation_tokens,
             "preempted": row.num_preempted,
         }
         self._span(ENGINE, 1, f"step {row.step}", row.start, row.end, args)

@@ -16,7 +16,7 @@ from typing import Final
 from quire.core.facts import Fact, Follower, Kind, Loss, unpack
 from quire.core.request import RequestStatus
 from quire.core.stats import FinishedRequestStats, StepStats
-from quire.observability.decode_runs import NEIGHBOURS, quantile_of_others
+from quire.observability.decode_runs import NEIGHBOURS, Mark, quantile_of_others
 from quire.observability.request_spans import CompletionTrace, RequestTrace
 from quire.observability.spans import (
     Attributes,
@@ -176,12 +176,13 @@ class TraceBuilder:
         right = {fact.request: fact.b for fact in facts if fact.kind == Kind.VERIFIED}
         lost = {fact.request for fact in facts if _is_lost(fact)}
         end = step.start + step.step_seconds
+        mark = Mark(step.step, end, len(scheduled))
         for number, count in scheduled.items():
             completion = self._tracked.get(number)
             if completion is not None:
                 kept = number not in lost
                 drafts = right.get(number, 0)
-                completion.worked(step.step, end, count, len(scheduled), drafts, kept)
+                completion.worked(mark, count, drafts, kept)
                 if step.layer_times:
                     completion.forward_seconds += step.forward_seconds
                 completion.execute_seconds += step.worker_seconds

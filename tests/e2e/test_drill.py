@@ -1,0 +1,236 @@
+"""The documents' incident drill on a real server: `quire doctor` and `quire explain` name the true
+cause of an overload and of a p99 spike, and find nothing on a healthy server.
+
+Every explanation is held against the caller's own clock as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import QUIRE, Server, serving
+
+LAST = 24
+"""Number of the last request of the overload."""
+SLACK = 1.0
+"""Seconds that a loaded machine may take between a caller's clock and the server's."""
+
+
+def quire(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
+    command = [*QUIRE, *arguments, "--url", url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def explained(url: str, name: str) -> dict[str, Any]:
+    told = quire("explain", name, "--json", url=url)
+    assert told.returncode == 0, told.stderr
+    (completion,) = json.loads(told.stdout)["completions"]
+    return completion
+
+
+@dataclass
+class Seen:
+    """A request as its caller saw it. Seconds."""
+
+    first_token: float
+    whole: float
+    longest_gap: float
+
+
+class Callers:
+    """Streaming callers, each on a thread and over a connection that is open already."""
+
+    def __init__(self, server: Server) -> None:
+        self.url = server.url
+        self._client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
+        self._pool = ThreadPoolExecutor(64)
+        self._random = random.Random(7)
+        self.asked: dict[str, Future[Seen]] = {}
+
+    def ask(self, name: str, prompt: int, tokens: int) -> Future[Seen]:
+        """A prompt of random tokens: nothing of it is cached."""
+        body = {"prompt": [self._random.randrange(300, 2000) for _ in range(prompt)]}
+        self.asked[name] = self._pool.submit(self._stream, name, body | {"max_tokens": tokens})
+        return self.asked[name]
+
+    def _stream(self, name: str, body: dict[str, Any]) -> Seen:
+        body |= {"ignore_eos": True, "temperature": 0, "stream": True}
+        headers = {"X-Request-Id": name}
+        url = f"{self.url}/v1/completions"
+        began = time.monotonic()
+        with self._client.stream("POST", url, json=body, headers=headers) as reply:
+            assert reply.status_code == 200, reply.read()
+            times = [time.monotonic() for line in reply.iter_lines() if line.startswith("data: {")]
+        ended = time.monotonic()
+        gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+        return Seen(times[0] - began, ended - began, max(gaps, default=0.0))
+
+    def wait(self) -> dict[str, Seen]:
+        """What the callers saw, once all have their answer."""
+        seen = {name: future.result() for name, future in self.asked.items()}
+        self._pool.shutdown()
+        self._client.close()
+        return seen
+
+
+def assert_agrees(told: dict[str, Any], seen: Seen) -> None:
+    """The parts add up, and to no more than the caller waited."""
+    assert sum(part["seconds"] for part in told["parts"]) == pytest.approx(told["seconds"])
+    assert seen.whole - SLACK < told["seconds"] < seen.whole
+    assert seen.first_token - SLACK < told["ttft"] < seen.first_token
+    spans = sorted(span for part in told["parts"] for span in part["spans"])
+    assert spans[0][0] == pytest.approx(0, abs=1e-6)
+    assert spans[-1][1] == pytest.approx(told["seconds"])
+
+
+@pytest.fixture(scope="module")
+def overload() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
+    """Many requests at once on a KV pool that holds two or three."""
+    with serving("--num-gpu-blocks-override", "24", "--max-model-len", "256") as server:
+        callers = Callers(server)
+        for i in range(LAST + 1):
+            callers.ask(f"r{i}", prompt=70, tokens=60)
+            time.sleep(0.01)
+        told = {"state": "accepted"}
+        while told["state"] == "accepted" and not callers.asked[f"r{LAST}"].done():
+            reply = httpx.get(f"{server.url}/v1/requests/r{LAST}/explain", timeout=30)
+            told = reply.json()["completions"][0] if reply.status_code == 200 else told
+        yield server, callers.wait(), told
+
+
+def test_overload_the_doctor_names_the_pool(overload: Any) -> None:
+    server, _, _ = overload
+    said = quire("doctor", "--watch", "0.1", "--seconds", "600", url=server.url)
+    assert said.returncode == 1, said.stdout + said.stderr
+    first = said.stdout.partition("likely cause: ")[2].splitlines()
+    assert first[0] == "the KV pool is too small for what runs at once"
+    evidence, remedy = first[2], first[3]
+    assert "KV cache usage up to 100 %" in evidence and "the queue stood still for" in evidence
+    assert "--num-gpu-blocks-override (now 24)" in remedy
+    assert "long prompts share steps with decodes" not in said.stdout
+    assert "look closer: quire explain cmpl-r" in said.stdout
+    told = json.loads(quire("doctor", "--watch", "0.1", "--json", url=server.url).stdout)
+    assert told["findings"][0]["name"] == "kv_pool_too_small"
+
+
+def test_overload_explain_names_the_wait(overload: Any) -> None:
+    server, seen, _ = overload
+    told = explained(server.url, f"r{LAST}")
+    assert_agrees(told, seen[f"r{LAST}"])
+    worst = max(told["parts"], key=lambda part: part["seconds"])
+    assert (worst["cause"], worst["reason"]) == ("queued", "blocks")
+    assert worst["details"]["num_ahead"] > 3 and worst["details"]["num_blamed"] > 3
+    assert "too few free KV blocks (the head of the queue needed" in worst["text"]
+    assert all(blame["id"].startswith("cmpl-r") for blame in worst["requests"])
+    text = quire("explain", f"r{LAST}", url=server.url).stdout
+    assert text.startswith(f"request cmpl-r{LAST}-0: ") and "held by cmpl-r" in text
+    assert "prefix: nothing was cached" in text
+
+
+def test_overload_explain_names_the_preemption(overload: Any) -> None:
+    server, seen, _ = overload
+    for name in seen:
+        told = explained(server.url, name)
+        if told["num_preemptions"]:
+            break
+    else:
+        pytest.fail("nobody was preempted")
+    assert_agrees(told, seen[name])
+    parts = {part["cause"]: part for part in told["parts"]}
+    lost, again = parts["preempted"], parts["recomputed"]
+    assert f"after the preemption at step {lost['details']['step']}" in lost["text"]
+    assert "for request cmpl-r" in lost["text"] or "gave way" in lost["text"]
+    assert again["details"]["tokens"] > 0 and again["details"]["step"] == lost["details"]["step"]
+
+
+def test_overload_a_waiting_request_was_explained(overload: Any) -> None:
+    _, _, told = overload
+    assert told["state"] == "waiting" and told["finish_reason"] is None
+    assert sum(part["seconds"] for part in told["parts"]) == pytest.approx(told["seconds"])
+    assert {part["cause"] for part in told["parts"]} <= {"intake", "queued", "under_way"}
+
+
+@pytest.fixture(scope="module")
+def spikes() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
+    """Four chats, and again and again prompts that fill the context, as many at once as take a
+    quarter of a second: how fast the machine is must not matter."""
+    with serving("--max-num-batched-tokens", "8192") as server:
+        callers = Callers(server)
+        callers.ask("warm-up", prompt=500, tokens=2).result()
+        prefill = callers.ask("alone", prompt=2000, tokens=2).result().first_token
+        step = callers.ask("tokens", prompt=12, tokens=50).result().whole / 50
+        at_once = min(4, math.ceil(0.25 / prefill))
+        tokens = max(150, min(900, int(2 / step)))
+        chats = [callers.ask(f"chat{i}", prompt=12, tokens=tokens) for i in range(4)]
+        told: dict[str, Any] = {}
+        for number in range(math.ceil(0.02 * tokens) + 2):
+            names = [f"long{number}-{i}" for i in range(at_once)]
+            for future in [callers.ask(name, prompt=2000, tokens=2) for name in names]:
+                future.result()
+            told = told or httpx.get(f"{server.url}/v1/requests/chat0/explain", timeout=30).json()
+            if all(chat.done() for chat in chats):
+                break
+        yield server, callers.wait(), told["completions"][0]
+
+
+def test_spikes_the_doctor_names_the_prefills(spikes: Any) -> None:
+    server, seen, _ = spikes
+    said = quire("doctor", "--watch", "0.1", "--seconds", "600", url=server.url)
+    assert said.returncode == 1, said.stdout + said.stderr
+    first = said.stdout.partition("likely cause: ")[2].splitlines()
+    assert first[0] == "long prompts share steps with decodes"
+    evidence, remedy = first[2], first[3]
+    assert "prompt tokens, mostly of cmpl-long" in evidence
+    assert re.search(r"--max-num-batched-tokens \(now 8192; try (500|1\d{3}|2000)\)", remedy)
+    assert "KV pool is too small" not in said.stdout
+    assert seen["chat0"].longest_gap > 0.05, "the caller has seen a spike"
+
+
+def test_spikes_explain_names_the_long_prompts(spikes: Any) -> None:
+    server, seen, _ = spikes
+    told = explained(server.url, "chat0")
+    assert_agrees(told, seen["chat0"])
+    parts = {part["cause"]: part for part in told["parts"]}
+    beside = parts["decode_beside_prefill"]
+    assert all(blame["id"].startswith("cmpl-long") for blame in beside["requests"][:3])
+    assert beside["seconds"] / beside["steps"] > 3 * (
+        parts["decode"]["seconds"] / parts["decode"]["steps"]
+    )
+    slowest = told["slowest_step"]
+    assert slowest["because_of"].startswith("cmpl-long") and slowest["prompt_tokens"] >= 1000
+    assert slowest["seconds"] <= seen["chat0"].longest_gap + SLACK
+    text = quire("explain", "chat0", url=server.url).stdout
+    assert f"-token prefill of {slowest['because_of']}" in text
+
+
+def test_spikes_a_running_request_was_explained(spikes: Any) -> None:
+    _, _, told = spikes
+    assert told["state"] == "running" and 0 < told["num_output_tokens"] < 900
+    assert sum(part["seconds"] for part in told["parts"]) == pytest.approx(told["seconds"])
+
+
+def test_a_healthy_server_has_no_finding(server: Server) -> None:
+    callers = Callers(server)
+    for i in range(16):
+        callers.ask(f"h{i}", prompt=30, tokens=40)
+        time.sleep(0.05)
+    seen = callers.wait()
+    said = quire("doctor", "--watch", "0.1", "--seconds", "3", url=server.url)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "nothing stands out" in said.stdout and "likely cause" not in said.stdout
+    told = explained(server.url, "h7")
+    assert_agrees(told, seen["h7"])
+    queued = sum(part["seconds"] for part in told["parts"] if part["cause"] == "queued")
+    assert queued < 0.5 * told["seconds"], "it did not wait"
