@@ -15,7 +15,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make native  build the C++ kernels again after a change in csrc/"
 	@echo "make fix     reformat and apply safe fixes"
-	@echo "make bench   what the scheduler costs, and what its policies do"
+	@echo "make bench   how fast engine, kernels and scheduler are, and what watching costs"
 	@echo "make demo    train the embedded model again (under an hour on two cores)"
 
 $(VENV)/.python: 
@@ -80,7 +80,13 @@ fix: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# PEER_VLLM=PYTHON adds vLLM, from an environment of its own, to the same runs.
+SHAPE = qwen2.5-0.5b
 bench: install
+	$(BIN)/python benchmarks/make_model.py $(SHAPE) build/bench
+	$(BIN)/python benchmarks/cpu_engine.py --model build/bench/$(SHAPE)-random \
+	  $(if $(PEER_VLLM),--peer-vllm $(PEER_VLLM))
+	$(BIN)/python benchmarks/cpu_kernels.py --shape $(SHAPE)
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/observe_cost.py
