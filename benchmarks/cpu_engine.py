@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PAUSE = 0.5
+PAUSE = 2.0
 """Seconds between two runs: threads of the engine that ran stop spinning."""
 
 

@@ -139,7 +139,7 @@ def main() -> None:
     set_num_threads(options.threads)
     torch.set_num_threads(1)
     bandwidth = bandwidth_of(options.threads)
-    table = products(shape, 8)
+    table = products(shape, shape["num_hidden_layers"])
     rate = max(row.operations / row.seconds for row in table)
     table += [attention(shape, 1, 512, 512), attention(shape, 4, 512, 4096)]
     table += [attention(shape, 32, 1, 256), attention(shape, 4, 1, 4096)]
