@@ -48,8 +48,18 @@ def main() -> int:
         fetch(folder)
         print(f"fetched Prometheus for the tests into {folder}")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        print(f"no Prometheus for the tests, those that need it are skipped: {error}")
+        print(
+            f"no Prometheus for the tests; those that need it are skipped: {_why(error)}\n"
+            "To run them, install prometheus so that it is in PATH, or have apt reach an archive."
+        )
     return 0
+
+
+def _why(error: Exception) -> str:
+    """What the program that failed said last, rather than its exit status."""
+    said = getattr(error, "stderr", None) or b""
+    lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1] if lines else str(error)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.core.facts import Fact, Loss, Wait
 from quire.core.stats import FinishedRequestStats
@@ -262,14 +263,18 @@ def _token(part: Stretch, parent: SpanId, step_ids: StepIds) -> Span:
     if alike is None:
         about: Attributes = {"quire.step": mark.step, "quire.batch.requests": mark.requests}
         link = step_ids(mark.step)
-        alike = mark.alike = Alike(about | {"quire.tokens": 1}, [link] if link else [])
-    span = Span("decode_step", child_of(parent), parent, part.start, mark.end, alike=alike)
-    if part.slow:
-        span.attributes["quire.slow"] = True
-    if part.tokens != 1:  # drafts were accepted, or it failed: not what the others say
-        span.attributes |= alike.attributes | {"quire.tokens": part.tokens}
-        span.links, span.alike = alike.links, None
-    return span
+        alike = mark.alike = Alike(about | {"quire.tokens": 1}, (link,) if link else ())
+    own = _SLOW if part.slow else _NOTHING
+    if part.tokens == 1:
+        return Span("decode_step", child_of(parent), parent, part.start, mark.end, own, alike=alike)
+    # Drafts were accepted, or it failed: not what the others say.
+    own = own | alike.attributes | {"quire.tokens": part.tokens}
+    return Span("decode_step", child_of(parent), parent, part.start, mark.end, own, alike.links)
+
+
+_NOTHING: Final[Attributes] = {}
+_SLOW: Final[Attributes] = {"quire.slow": True}
+"""Shared by many spans, not to be changed."""
 
 
 def _is_kept(piece: Piece | DecodeRun, end: float) -> bool:

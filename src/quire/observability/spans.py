@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -47,7 +47,7 @@ class Alike(msgspec.Struct, gc=False):
     writes spans can write this once."""
 
     attributes: Attributes
-    links: list[SpanId]
+    links: Sequence[SpanId]
     written: bytes = b""
     """Whatever the writer makes of it."""
 
@@ -61,8 +61,8 @@ class Span(msgspec.Struct, gc=False):
     start: float
     end: float
     attributes: Attributes = {}
-    links: list[SpanId] = []
-    events: list[Event] = []
+    links: Sequence[SpanId] = ()
+    events: Sequence[Event] = ()
     is_server: bool = False
     """It answers somebody else's request."""
     error: str | None = None

@@ -24,8 +24,8 @@ logger = get_logger(__name__)
 
 MAX_QUEUED_SPANS: Final = 32_768
 """Spans that wait for the endpoint; more are dropped."""
-BATCH: Final = 512
-"""Spans in one message."""
+BATCH: Final = 2048
+"""Spans in one message: some 400 KB, a tenth of what collectors take by default."""
 PERIOD: Final = 0.25
 """Seconds between two rounds of building."""
 SLICE: Final = 64
