@@ -100,6 +100,9 @@ def start_engines(options: argparse.Namespace) -> list[Engine]:
         engines.append(
             Engine("vllm", options.peer_vllm, "vllm", options.model, tuned(options.peer_vllm))
         )
+    if options.peer_default:
+        plain = {"VLLM_CPU_KVCACHE_SPACE": "4", "PYTHONPATH": ""}
+        engines.append(Engine("vllm_default", options.peer_vllm, "vllm", options.model, plain))
     return engines
 
 
@@ -207,6 +210,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder of the model")
     parser.add_argument("--peer-vllm", metavar="PYTHON", help="Python that can import vllm")
+    parser.add_argument(
+        "--peer-default", action="store_true", help="vLLM once more, as it is out of the box"
+    )
     parser.add_argument("--cases", default=",".join(CASES), help="names, separated by commas")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--bandwidth", type=float, default=35.0, help="GB/s, for the paper limit")
@@ -215,6 +221,8 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="show what the engines log")
     options = parser.parse_args()
     names = options.cases.split(",")
+    if options.peer_default and not options.peer_vllm:
+        parser.error("--peer-default needs --peer-vllm")
     unknown = set(names) - set(CASES)
     if unknown:
         parser.error(f"unknown cases {sorted(unknown)}; there are {', '.join(CASES)}")
