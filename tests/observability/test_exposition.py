@@ -25,7 +25,13 @@ def test_it_reads_like_the_librarys_own() -> None:
     sink = PrometheusSink('a "model"\\with\nall')
     sink.set_cache_config({"block_size": 16})
     ended = FinishedRequestStats("stop", 1e7, 0.1, 1e-9, 3.0, 3.2, 7, 2_000_000, 0, 0, 1, None)
-    iteration = IterationStats(3, 0, 9, [0.3, 123456789.0], [0.01], [ended])
+    iteration = IterationStats(
+        num_prompt_tokens=3,
+        num_generation_tokens=9,
+        time_to_first_token=[0.3, 123456789.0],
+        inter_token_latency=[0.01],
+        finished=[ended],
+    )
     sink.record(None, iteration)
     families_now = [f for f in sink._registry.collect() if not f.name.startswith("process_")]
     registry = SimpleNamespace(collect=lambda: families_now)

@@ -31,7 +31,8 @@ def render(families: Iterable[Any]) -> bytes:
 
 
 def number(value: float) -> str:
-    """As a reader of the format wants it."""
+    """As a reader of the format wants it; whole numbers, too, are written like `1.0`."""
+    value = float(value)
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
