@@ -105,7 +105,7 @@ def test_f4_an_aborted_request_has_a_trace(server: Server, receiver: GrpcReceive
 
 def test_b23_the_long_span_of_a_slow_request(server: Server, receiver: GrpcReceiver) -> None:
     """Four long answers fill the seats; the fifth request waits, and its trace says so."""
-    body = {"prompt": "Once", "max_tokens": 250, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
     url = f"{server.url}/v1/completions"
     with contextlib.ExitStack() as stack:
         streams = [
