@@ -100,7 +100,7 @@ class EngineCore:
         stats.schedule_seconds = scheduled - start
         stats.update_seconds = end - executed
         stats.step_seconds = end - start
-        if not self.scheduler.requests:
+        if not self.scheduler.requests and end >= self._audit_after:
             self._audit()
         return outputs, stats
 
@@ -110,13 +110,11 @@ class EngineCore:
         return self.scheduler.has_requests
 
     def _audit(self) -> None:
-        """The books are checked when the engine falls idle: a leak shows soon.
+        """Check the books: when the engine falls idle, so that a leak shows soon, and at its end.
 
         Not each time: a large pool takes milliseconds, which the next request would wait for.
         """
         start = self.clock.now()
-        if start < self._audit_after:
-            return
         try:
             self.scheduler.check_integrity()
         except AssertionError as error:
@@ -163,7 +161,8 @@ class EngineCore:
             raise InvalidRequest(f"verb {verb!r}: {error}") from None
 
     def shutdown(self) -> None:
-        """Let go of the model."""
+        """Let go of the model, after a last look at the books."""
+        self._audit()
         self.executor.shutdown()
 
 
