@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -240,20 +241,28 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 @functools.cache
 def prose(section: type) -> dict[str, str]:
     """The string under each field, read from the source; empty where there is no source."""
+    return _prose_of_module(section.__module__).get(section.__name__, {})
+
+
+@functools.cache
+def _prose_of_module(name: str) -> dict[str, dict[str, str]]:
+    """By class and field. The module is parsed whole: finding a class's lines alone is slower."""
     import ast
     import inspect
 
     try:
-        body = ast.parse(inspect.getsource(section)).body[0]
+        tree = ast.parse(inspect.getsource(sys.modules[name]))
     except OSError:
         return {}
-    assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
-    for statement, following in zip(body.body, body.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-            name, text = statement.target, following.value
-            if isinstance(name, ast.Name) and isinstance(text, ast.Constant):
-                found[name.id] = " ".join(str(text.value).split())
+    found: dict[str, dict[str, str]] = {}
+    for section in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for statement, following in zip(section.body, section.body[1:], strict=False):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=field)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found.setdefault(section.name, {})[field] = " ".join(text.split())
     return found
 
 

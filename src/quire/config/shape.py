@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from quire.checkpoint.gguf import is_gguf
-from quire.checkpoint.gguf_model import config_of, gguf_file
 from quire.config.vocabulary import ALIASES, canonical, merged
 from quire.errors import ModelLoadError
 
@@ -161,11 +159,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: the folder or the file is missing, or it is not a JSON object.
     """
-    if is_gguf(folder) or not (folder / CONFIG_FILE).exists():
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        # Here, not above: `--help` needs the sections and must not wait for file formats.
+        from quire.checkpoint.gguf_model import config_of, gguf_file
+
         file = gguf_file(folder)
         if file is not None:
             return config_of(file)
-    path = folder / CONFIG_FILE
     if not folder.is_dir():
         raise ModelLoadError(
             f"there is no model folder {str(folder)!r}: give a folder with config.json, "
