@@ -57,18 +57,18 @@ test: $(VENV)/.test
 	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
 	$(BIN)/python -m pytest $(ARGS)
 
+ASAN_TESTS := tests/kernels/test_sanitizers.py tests/kernels/test_pool.py \
+  tests/kernels/test_native_*.py tests/invariance/test_fused_decoder.py
+
 # The kernels with address and undefined-behaviour sanitizers run the kernel tests. What a
 # sanitizer says must not be captured: it ends the process.
 test-asan: $(VENV)/.test
 	@$(BIN)/cmake -S csrc -B build/asan -G Ninja -DQUIRE_SANITIZE=ON -DQUIRE_REQUIRE_NATIVE=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	@$(BIN)/cmake --build build/asan
-	@rm -rf build/asan/src && mkdir -p build/asan/src && cp -r src/quire build/asan/src/
-	@rm -f build/asan/src/quire/kernels/_native*.so
-	@cp build/asan/_native*.so build/asan/src/quire/kernels/
-	LD_PRELOAD=$$($${CXX:-g++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
-	  PYTHONPATH=build/asan/src QUIRE_KERNELS=native \
-	  $(BIN)/python -m pytest --capture=sys $(or $(ARGS),tests/kernels/test_native_*.py tests/invariance/test_fused_decoder.py)
+	QUIRE_KERNELS_FILE=$$(echo $(CURDIR)/build/asan/_native*.so) QUIRE_KERNELS=native \
+	  LD_PRELOAD=$$($${CXX:-g++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python -m pytest --capture=sys $(or $(ARGS),$(ASAN_TESTS))
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -80,12 +80,13 @@ fix: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# PEER_VLLM=PYTHON adds vLLM, from an environment of its own, to the same runs.
+# PEER_VLLM=PYTHON and PEER_LLAMA=PYTHON add vLLM and llama.cpp, from environments of their own, to the
+# same runs.
 SHAPE = qwen2.5-0.5b
 bench: install
 	$(BIN)/python benchmarks/make_model.py $(SHAPE) build/bench
 	$(BIN)/python benchmarks/cpu_engine.py --model build/bench/$(SHAPE)-random \
-	  $(if $(PEER_VLLM),--peer-vllm $(PEER_VLLM))
+	  $(if $(PEER_VLLM),--peer-vllm $(PEER_VLLM)) $(if $(PEER_LLAMA),--peer-llama $(PEER_LLAMA))
 	$(BIN)/python benchmarks/cpu_kernels.py --shape $(SHAPE)
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/policies.py

@@ -26,6 +26,7 @@ struct Piece {
 struct Plan {
   std::vector<AttentionTile> tiles;   // whole, for KV head 0
   std::vector<Piece> pieces;
+  std::vector<const Piece*> dealt;  // in the order of work
   std::vector<AttentionTile> merges;
   std::vector<float> parts;
 };
@@ -86,6 +87,27 @@ void cut_tile(const AttentionLayer& layer, const AttentionTile& tile, int64_t mo
   if (pieces > 1) floats += segments * layer.kv_heads * size;
 }
 
+// Deals the pieces out, the most work first, so that the threads' shares are alike.
+void deal(Plan& plan, int64_t threads) {
+  std::vector<Piece>& pieces = plan.pieces;
+  std::stable_sort(pieces.begin(), pieces.end(),
+                   [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+  const int64_t count = static_cast<int64_t>(pieces.size());
+  plan.dealt.assign(pieces.size(), nullptr);
+  for (int64_t thread = 0, i = 0, round = 0; i < count; ++thread) {
+    if (thread == threads) thread = 0, ++round;
+    const int64_t at = share_begin(thread, threads, count) + round;
+    if (at < share_begin(thread + 1, threads, count)) plan.dealt[at] = &pieces[i++];
+  }
+}
+
+// Whether a piece is the last of some thread's share.
+bool ends_share(int64_t piece, int64_t threads, int64_t count) {
+  for (int64_t thread = 1; thread <= threads; ++thread)
+    if (share_begin(thread, threads, count) == piece + 1) return true;
+  return false;
+}
+
 }  // namespace
 
 void attention(const AttentionArgs& args) {
@@ -106,14 +128,18 @@ void attention(const AttentionArgs& args) {
   };
   for (Piece& piece : plan.pieces) settle(piece.tile);
   for (AttentionTile& tile : plan.merges) settle(tile);
-  std::stable_sort(plan.pieces.begin(), plan.pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
-  const Piece* pieces = plan.pieces.data();
+  deal(plan, threads);
+  const Piece* const* dealt = plan.dealt.data();
   const auto run = QUIRE_PICK(attend);
-  const int64_t count = static_cast<int64_t>(plan.pieces.size());
+  const int64_t count = static_cast<int64_t>(plan.dealt.size());
   parallel_for(count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      run(args, pieces[i].tile, i + threads < count ? &pieces[i + threads].tile : nullptr);
+    static thread_local const AttentionTile* expected = nullptr;
+    for (int64_t i = begin; i < end; ++i) {
+      const AttentionTile& tile = dealt[i]->tile;
+      const AttentionTile* later = ends_share(i, threads, count) ? nullptr : &dealt[i + 1]->tile;
+      run(args, tile, later, &tile == expected);
+      expected = later;
+    }
   });
   const AttentionTile* merges = plan.merges.data();
   const auto merge = QUIRE_PICK(merge_parts);

@@ -75,8 +75,10 @@ static inline int64_t part_floats(int64_t rows, int64_t value_dim) {
 }
 
 // Computes a tile: into `out`, or into its parts. `later` (or nullptr) is what this thread will
-// probably be asked for next.
-QUIRE_KERNEL(attend, (const AttentionArgs&, const AttentionTile&, const AttentionTile* later))
+// probably be asked for next: it fetches its first keys and values; `fetched` says that it did so for
+// this tile.
+QUIRE_KERNEL(attend, (const AttentionArgs&, const AttentionTile&, const AttentionTile* later,
+                      bool fetched))
 // Merges all parts of a tile into `out`; segment .. segment_end are all its segments.
 QUIRE_KERNEL(merge_parts, (const AttentionArgs&, const AttentionTile&))
 

@@ -42,11 +42,13 @@ template <bool pairs> class Attend {
     rows = t.count * group;
     width = padded_dim(layer.value_dim);
     heads = t.kv_head_end - t.kv_head;
+    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
+    pulls = groups > 4 ? 0 : groups > 1 ? 1 : 2;
     allocate();
   }
 
-  // `later` (or nullptr) is what this thread will probably do next.
-  void run(const AttentionTile* later) {
+  // `later` (or nullptr) is what this thread will probably do next; `fetched` whether it expected this.
+  void run(const AttentionTile* later, bool fetched) {
     load_queries();
     if (!t.parts) start();
     const char* lines[2][2 * kSegment];
@@ -56,8 +58,6 @@ template <bool pairs> class Attend {
       const Unit next = after(unit);
       select(unit);
       const Range range = seen(t, unit.segment);
-      score(range, lines[turn]);
-      for (int64_t row = 0; row < rows; ++row) weigh(unit.segment, range, row);
       const char** ahead = lines[turn ^ 1];
       Range to_come{0, 0};
       if (next.segment < t.segment_end) {
@@ -67,7 +67,12 @@ template <bool pairs> class Attend {
         locate(*later, {later->segment, later->kv_head}, ahead);
         to_come = seen(*later, later->segment);
       }
-      sum_values(range, lines[turn] + kSegment, ahead_of(ahead, to_come, layer.key_dim));
+      Ahead fetching = ahead_of(ahead, to_come);
+      if (!fetched) add_values(fetching, lines[turn], range);
+      fetched = true;
+      score(range, lines[turn], fetching);
+      for (int64_t row = 0; row < rows; ++row) weigh(unit.segment, range, row);
+      sum_values(range, lines[turn] + kSegment, fetching);
       if (!t.parts) fold(unit.segment);
       unit = next;
     }
@@ -94,6 +99,7 @@ template <bool pairs> class Attend {
   const AttentionLayer& layer;
   const AttentionStep& step;
   int64_t group, rows, width, heads;
+  int pulls;  // lines to fetch per step of a product
   T *all_q, *weights, *keys, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
   // Of the KV head in work:
@@ -184,13 +190,26 @@ template <bool pairs> class Attend {
       out[at] = out[kSegment + at] = kZeros;
   }
 
-  // Few rows wait for memory: during the arithmetic on keys they fetch the values, during that on
-  // values the next unit's keys. A tile has as many steps as there are lines, times 4.
-  Ahead ahead_of(const char* const* lines, Range range, int64_t dim) const {
-    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
-    const int pulls = range.begin >= range.end || groups > 4 ? 0 : groups > 2 ? 1 : groups > 1 ? 2 : 4;
-    return {lines + range.begin, lines + range.end - 1,
-            dim * static_cast<int64_t>(item_size(a.kv_dtype)), 0, pulls};
+  Lines lines_of(const char* const* lines, Range range, int64_t dim) const {
+    const int64_t item = static_cast<int64_t>(item_size(a.kv_dtype));
+    return {lines + range.begin, lines + range.end - 1, dim * item};
+  }
+
+  // Few rows wait for memory: during all of the arithmetic they fetch the keys and values of the next
+  // unit. Turning and copying fetch about half of the lines; the products have as many steps as there
+  // are lines for each group of rows, times 4.
+  Ahead ahead_of(const char* const* lines, Range range) const {
+    if (range.begin >= range.end) return {{}, {}, 0, 0};
+    return {lines_of(lines, range, layer.key_dim),
+            {lines_of(lines + kSegment, range, layer.value_dim)}, 1, pulls};
+  }
+
+  // A unit that nobody expected: first its own values, and everything faster.
+  void add_values(Ahead& ahead, const char* const* lines, Range range) const {
+    if (range.begin >= range.end) return;
+    ahead.pulls = 2 * pulls;
+    if (ahead.left > 0) ahead.later[ahead.left++] = ahead.now;
+    ahead.now = lines_of(lines + kSegment, range, layer.value_dim);
   }
 
   // ---- queries ---------------------------------------------------------------------------------
@@ -212,11 +231,10 @@ template <bool pairs> class Attend {
 
   // ---- one segment -----------------------------------------------------------------------------
 
-  void score(Range range, const char* const* lines) {
-    Ahead ahead = ahead_of(lines + kSegment, range, layer.value_dim);
+  void score(Range range, const char* const* lines, Ahead& ahead) {
     for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
-      turn_keys(a.kv_dtype, lines + span, count, layer.key_dim, keys);
+      turn_keys(a.kv_dtype, lines + span, count, layer.key_dim, keys, ahead);
       multiply(Product<T>{q, layer.key_dim, keys, kSpan, layer.key_dim / kStep, scores + span,
                           kSegment, true, &ahead},
                rows, count);
@@ -264,13 +282,13 @@ template <bool pairs> class Attend {
     }
   }
 
-  void sum_values(Range range, const char* const* lines, Ahead ahead) {
+  void sum_values(Range range, const char* const* lines, Ahead& ahead) {
     float* out = part + 2 * rows;
     const int64_t first = range.begin / 32 * 32;  // where weights begin
     for (int64_t span = first; span < range.end; span += kValueSpan) {
       const int64_t left = range.end - span, even = (left + 1) / 2 * 2;
       const int64_t count = left < kValueSpan ? even : kValueSpan;
-      copy_values(a.kv_dtype, lines + span, count, layer.value_dim, width, values);
+      copy_values(a.kv_dtype, lines + span, count, layer.value_dim, width, values, ahead);
       multiply(Product<T>{weights + span, kSegment, values, width, count / kStep, out, width,
                           span == first, &ahead},
                rows, width);
@@ -325,11 +343,12 @@ bool in_pairs(const AttentionArgs& a) {
 
 }  // namespace
 
-void attend(const AttentionArgs& args, const AttentionTile& tile, const AttentionTile* later) {
+void attend(const AttentionArgs& args, const AttentionTile& tile, const AttentionTile* later,
+            bool fetched) {
 #if QUIRE_LEVEL >= 3
-  if (in_pairs(args)) return Attend<true>(args, tile).run(later);
+  if (in_pairs(args)) return Attend<true>(args, tile).run(later, fetched);
 #endif
-  Attend<false>(args, tile).run(later);
+  Attend<false>(args, tile).run(later, fetched);
 }
 
 void merge_parts(const AttentionArgs& args, const AttentionTile& tile) {

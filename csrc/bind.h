@@ -11,6 +11,7 @@ void bind_memory(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
+void bind_probe(nanobind::module_& m);
 
 template <class T> static inline T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
 

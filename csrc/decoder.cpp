@@ -47,9 +47,10 @@ struct Run {
                                    decoder.size, decoder.size});
   }
 
-  void linear(const Linear& layer, const void* x, void* out, int activation) const {
+  void linear(const Linear& layer, const void* x, void* out, int activation,
+              const Linear* next) const {
     QUIRE_PICK(gemm)(GemmArgs{&layer, x, decoder.dtype, rows, layer.k, nullptr, out,
-                              decoder.dtype, activation, false});
+                              decoder.dtype, activation, false, next});
   }
 
   // Norms the heads of each token in place.
@@ -75,7 +76,7 @@ struct Run {
     const AttentionLayer& a = layer.attention;
     const int64_t width = layer.qkv.n, dim = a.key_dim;
     char* qkv = static_cast<char*>(take(kQkv, width));
-    linear(layer.qkv, x, qkv, kNone);
+    linear(layer.qkv, x, qkv, kNone, &layer.out);
     char* k = qkv + a.heads * dim * item;
     char* v = k + a.kv_heads * dim * item;
     norm_heads(layer.q_norm, qkv, a.heads, dim, width);
@@ -98,7 +99,7 @@ struct Run {
     void* seen = take(kInner, a.heads * a.value_dim);
     attention(AttentionArgs{&a, seen_by, qkv, width, dim, seen, decoder.dtype,
                             decoder.dtype, layer.keys, layer.values});
-    linear(layer.out, seen, out, kNone);
+    linear(layer.out, seen, out, kNone, &layer.gate_up);
   }
 };
 
@@ -110,6 +111,7 @@ void run_decoder(Decoder& decoder, const DecoderStep& step) {
   void* given = run.take(kGiven, decoder.size);
   for (size_t index = 0; index < decoder.layers.size(); ++index) {
     const DecoderLayer& layer = decoder.layers[index];
+    const DecoderLayer* following = index + 1 < decoder.layers.size() ? &layer + 1 : nullptr;
     if (index == 0) QUIRE_PICK(normalize)(NormArgs{layer.before_attention, step.x, nullptr, nullptr,
                                               normed, decoder.dtype, step.tokens, decoder.size,
                                               decoder.size});
@@ -118,8 +120,8 @@ void run_decoder(Decoder& decoder, const DecoderStep& step) {
     if (run.rows == 0) return;
     run.norm(layer.before_mlp, given, step.x, normed);
     void* inner = run.take(kInner, layer.gate_up.n / 2);
-    run.linear(layer.gate_up, normed, inner, layer.activation);
-    run.linear(layer.down, inner, given, kNone);
+    run.linear(layer.gate_up, normed, inner, layer.activation, &layer.down);
+    run.linear(layer.down, inner, given, kNone, following ? &following->qkv : nullptr);
   }
   run.norm(decoder.final_norm, given, step.x, step.out);
 }

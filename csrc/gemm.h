@@ -68,6 +68,7 @@ struct GemmArgs {
   int out_dtype;
   int activation;
   bool split;  // of a gated layer: all gates, then all ups, without activation: [m, n]
+  const Linear* next = nullptr;  // what is multiplied next, if known: fetched betimes
 };
 QUIRE_KERNEL(gemm, (const GemmArgs&))
 

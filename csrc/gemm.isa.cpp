@@ -16,13 +16,14 @@ namespace {
 
 // Rows of a panel: activations of one block of k that stay in the second-level cache.
 constexpr int64_t kPanel = 192;
-// Longest block of k for many rows: weights of 128 KiB beside the panel's activations. Up to 12 rows
-// are bound by memory, which must not rest while the rows pass by twice: blocks of 8 KiB (measured:
-// with 8 rows 1.3 to 1.4 times as fast as long blocks; from 13 rows on long ones are faster).
-constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 12;
+// Longest block of k for many rows: weights of 128 KiB beside the panel's activations. Few rows are
+// bound by memory, which must not rest while they pass by more than once: blocks of 8 KiB, fetched
+// into the first-level cache (measured: 1.3 to 1.4 times as fast as long blocks with 8 rows on Zen 4,
+// 1.1 to 1.2 times with 8 to 18 rows on Zen 5; with 24 rows long ones are faster).
+constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
-constexpr int64_t kMostTiles = 8;
+constexpr int64_t kMostTiles = 2;
 
 struct Work {
   const GemmArgs& args;
@@ -39,7 +40,7 @@ struct Work {
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
 template <int P> QUIRE_INLINE void fetch(const char*& next) {
-  QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i, 0, 2);
+  QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i);
   next += 64 * P;
 }
 
@@ -137,6 +138,8 @@ void tile_f32(const float* x, int64_t stride, const void* w, int64_t k0, int64_t
   }
 }
 
+constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
+
 struct Block {
   const Work& work;
   const char* weights;  // the tile
@@ -158,14 +161,21 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
     const bf16* w = reinterpret_cast<const bf16*>(b.weights);
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
     const int64_t s = b.work.stride;
-    switch (b.lines) {
+    // A short block's passes go on: a longer lead did no harm there, and good with 16 rows.
+    const bool fetched = pass * b.lines >= kLines && b.k1 - b.k0 > kShortBlock;
+#ifdef QUIRE_DEBUG  // sanitizers see nothing in fetching, but take minutes to compile each tile
+    (void)fetched;
+#else
+    switch (fetched ? 0 : b.lines) {
       case 16: return tile_bf16<R, 16>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
       case 8: return tile_bf16<R, 8>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
       case 4: return tile_bf16<R, 4>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
+      case 3: return tile_bf16<R, 3>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
       case 2: return tile_bf16<R, 2>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
       case 1: return tile_bf16<R, 1>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
-      default: return tile_bf16<R, 0>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
     }
+#endif
+    return tile_bf16<R, 0>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
   }
 #endif
   (void)pass;
@@ -191,6 +201,48 @@ void some_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
 
 // ---- after the sums ----------------------------------------------------------------------------
 
+// Rounds to the output's type. Denormals become zero where vdpbf16ps takes them for zero anyway.
+template <int D> QUIRE_INLINE void put_vector(void* out, int64_t at, Vec y) {
+#if QUIRE_LEVEL >= 3
+  if constexpr (D == kBF16) {
+    const __m256bh half = _mm512_cvtneps_pbh(y.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<bf16*>(out) + at), (__m256i)half);
+    return;
+  }
+#endif
+  Memory<D>::store(out, at, y);
+}
+
+// Rows of a whole tile, its kind known to the compiler: nothing is decided in the loop, so the
+// vectors' long chains (e**x, a division) run beside each other.
+template <int A, bool gated, int D>
+void finish_whole(const GemmArgs& a, int64_t row, int64_t count, int64_t tile, const float* sums) {
+  constexpr int64_t kWidth = gated ? kTile / 2 : kTile;
+  const Linear& layer = *a.layer;
+  const float* bias = layer.bias ? layer.bias + tile * kTile : nullptr;
+  const auto biased = [&](const float* s, int64_t i) {
+    return bias ? add(load(s + i), load(bias + i)) : load(s + i);
+  };
+  const int64_t columns = gated ? layer.n / 2 : layer.n;
+  for (int64_t r = 0; r < count; ++r, sums += kTile) {
+    const int64_t first = (row + r) * columns + tile * kWidth;
+    QUIRE_UNROLL for (int64_t i = 0; i < kWidth; i += kLanes) {
+      Vec y;
+      if constexpr (gated) y = mul(activate(A, biased(sums, i)), biased(sums, kWidth + i));
+      else y = activate(A, biased(sums, i));
+      if (a.residual) y = add(y, Memory<D>::load(a.residual, first + i));
+      put_vector<D>(a.out, first + i, y);
+    }
+  }
+}
+
+template <int A>
+void finish_whole(const GemmArgs& a, int64_t row, int64_t count, int64_t tile, const float* sums) {
+  const bool gated = a.layer->gated, wide = a.out_dtype == kF32;
+  (gated ? wide ? finish_whole<A, true, kF32> : finish_whole<A, true, kBF16>
+         : wide ? finish_whole<A, false, kF32> : finish_whole<A, false, kBF16>)(a, row, count, tile, sums);
+}
+
 // Writes `count` sums to columns from `column` on of a row; `gate` null or the gate's sums.
 void put(const GemmArgs& a, int64_t row, int64_t width, int64_t column, const float* sums,
          const float* gate, int64_t count) {
@@ -200,14 +252,8 @@ void put(const GemmArgs& a, int64_t row, int64_t width, int64_t column, const fl
     else if (!a.split) y = activate(a.activation, y);
     const int64_t at = row * width + column + i;
     if (a.residual) y = add(y, load_any(a.out_dtype, a.residual, at, count - i));
-#if QUIRE_LEVEL >= 3
-    if (a.out_dtype == kBF16 && count - i >= kLanes) {
-      const __m256bh half = _mm512_cvtneps_pbh(y.v);  // denormals become zero
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<bf16*>(a.out) + at), (__m256i)half);
-      continue;
-    }
-#endif
-    store_any(a.out_dtype, a.out, at, y, count - i);
+    if (a.out_dtype == kBF16 && count - i >= kLanes) put_vector<kBF16>(a.out, at, y);
+    else store_any(a.out_dtype, a.out, at, y, count - i);
   }
 }
 
@@ -225,37 +271,98 @@ void finish_row(const GemmArgs& a, int64_t row, int64_t tile, float* sums) {
   put(a, row, layer.n, half + first, sums + width, nullptr, count);
 }
 
-// ---- one tile of a panel -----------------------------------------------------------------------
-
-int64_t lines_per_pass(int64_t passes) {
-  int64_t lines = 16;  // four steps of bf16 are 16 lines of 64 bytes
-  while (lines > 1 && lines / 2 * passes >= 16) lines /= 2;
-  return lines;
+void finish_rows(const GemmArgs& a, int64_t row, int64_t count, int64_t tile, float* sums) {
+  const int64_t left = a.layer->n - tile * kTile;
+  if (left >= kTile && !a.split && a.out_dtype != kF16) {
+    switch (a.activation) {
+      case kSilu: return finish_whole<kSilu>(a, row, count, tile, sums);
+      case kGelu: return finish_whole<kGelu>(a, row, count, tile, sums);
+      case kGeluTanh: return finish_whole<kGeluTanh>(a, row, count, tile, sums);
+      default: return finish_whole<kNone>(a, row, count, tile, sums);
+    }
+  }
+  for (int64_t r = 0; r < count; ++r) finish_row(a, row + r, tile, sums + r * kTile);
 }
 
-void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, float* sums) {
+// ---- one tile of a panel -----------------------------------------------------------------------
+
+// Lines to fetch per four steps, so that all passes together fetch a block, as evenly as can be (three
+// passes in two halves, which was faster): memory asked in bursts holds up the arithmetic.
+int64_t lines_per_pass(int64_t passes) {
+  constexpr int64_t kChoices[] = {1, 2, 3, 4, 8};
+  for (int64_t lines : kChoices)
+    if (lines * passes >= kLines) return lines;
+  return kLines;
+}
+
+const char* tile_at(const Linear& layer, int64_t tile) {
+  return static_cast<const char*>(layer.weight) + packed_bytes(tile * kTile, layer.k, layer.dtype);
+}
+
+// Steps of k that are multiplied at a time.
+int64_t block_length(int64_t rows, int64_t k) {
+  const int64_t most = rows <= kRows ? k : rows <= kFewRows ? kShortBlock : kBlock;
+  const int64_t blocks = (k + most - 1) / most;
+  return ((k + blocks - 1) / blocks + 7) / 8 * 8;
+}
+
+// `after`: what the thread reads after this tile.
+void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const char* after,
+              float* sums) {
   const Linear& layer = *work.args.layer;
   const int64_t k = packed_k(layer.k, layer.dtype);
   const size_t item = item_size(layer.dtype);
-  const char* weights = static_cast<const char*>(layer.weight) + tile * kTile * k * item;
+  const char* weights = tile_at(layer, tile);
   const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
-  const int64_t most = passes == 1 ? k : row1 - row0 <= kFewRows ? kShortBlock : kBlock;
-  const int64_t blocks = (k + most - 1) / most;
-  const int64_t length = ((k + blocks - 1) / blocks + 7) / 8 * 8;
+  const int64_t length = block_length(row1 - row0, k);
   for (int64_t k0 = 0; k0 < k; k0 += length) {
     const int64_t k1 = k0 + length < k ? k0 + length : k;
     // Steps of one pass read 256 bytes each: alone it fetches 4 KiB ahead of itself, among others
     // its share of the next block.
-    const char* next = weights + (passes == 1 ? k0 * kTile * item + 4096 : k1 * kTile * item);
+    const char* next = passes == 1 ? weights + k0 * kTile * item + 4096
+                       : k1 < k    ? weights + k1 * kTile * item
+                                   : after;
     const Block block{work, weights, k0, k1, k0 == 0, next, lines_per_pass(passes)};
-    for (int64_t row = row0, pass = 0; row < row1; row += kRows, ++pass) {
-      const int64_t count = row1 - row < kRows ? row1 - row : kRows;
+    // Passes of about equal size: four and four rows rather than six and two.
+    for (int64_t row = row0, pass = 0, count; row < row1; row += count, ++pass) {
+      const int64_t left = passes - pass;
+      count = (row1 - row + left - 1) / left;
       some_rows(block, row, count, sums + (row - row0) * kTile, pass);
-      if (k1 == k)
-        for (int64_t r = row; r < row + count; ++r)
-          finish_row(work.args, r, tile, sums + (r - row0) * kTile);
+      if (k1 == k) finish_rows(work.args, row, count, tile, sums + (row - row0) * kTile);
     }
   }
+}
+
+// ---- panels and threads ------------------------------------------------------------------------
+
+// How a product is cut: items are the tiles of the first panel of rows, then those of the next.
+struct Cut {
+  int64_t tiles, height, items, grain, chunks;
+
+  Cut(const Linear& layer, int64_t rows) {
+    tiles = packed_tiles(layer.n);
+    const int64_t panels = (rows + kPanel - 1) / kPanel;
+    // Panels of about equal height, each a whole number of register tiles.
+    height = ((rows + panels - 1) / panels + kRows - 1) / kRows * kRows;
+    items = (rows + height - 1) / height * tiles;
+    grain = tiles / (num_threads() * 8);
+    grain = grain < 1 ? 1 : grain > kMostTiles ? kMostTiles : grain;
+    chunks = (items + grain - 1) / grain;
+  }
+
+  // First chunk of a thread's share.
+  int64_t share(int64_t thread) const { return share_begin(thread, num_threads(), chunks); }
+};
+
+// What is read after an item: the next tile, or, if it is the last of a thread's share, the first one
+// of the thread's share of the next product.
+const char* after_item(const GemmArgs& a, const Cut& cut, const Cut& next, int64_t item) {
+  const bool ends_chunk = item + 1 == cut.items || (item + 1) % cut.grain == 0;
+  if (a.next && ends_chunk)
+    for (int64_t thread = 0; thread < num_threads(); ++thread)
+      if (cut.share(thread + 1) == item / cut.grain + 1)
+        return tile_at(*a.next, next.share(thread) * next.grain % next.tiles);
+  return tile_at(*a.layer, (item + 1) % cut.tiles);
 }
 
 // Rows as float32, or (for vdpbf16ps) bf16 filled up to an even length.
@@ -299,18 +406,14 @@ void gemm(const GemmArgs& a) {
     stride = k;
   }
   const Work work{a, x, stride, direct};
-  const int64_t tiles = packed_tiles(layer.n);
-  const int64_t panels = (a.m + kPanel - 1) / kPanel;
-  // Panels of about equal height, each a whole number of register tiles.
-  const int64_t height = ((a.m + panels - 1) / panels + kRows - 1) / kRows * kRows;
-  int64_t grain = tiles / (num_threads() * 8);
-  grain = grain < 1 ? 1 : grain > kMostTiles ? kMostTiles : grain;
-  parallel_for((a.m + height - 1) / height * tiles, grain, [&](int64_t begin, int64_t end) {
+  const Cut cut(layer, a.m);
+  const Cut next = a.next ? Cut(*a.next, a.m) : cut;
+  parallel_for(cut.items, cut.grain, [&](int64_t from, int64_t to) {
     auto* sums = static_cast<float*>(scratch(3, kPanel * kTile * sizeof(float)));
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row0 = i / tiles * height;
-      const int64_t row1 = row0 + height < a.m ? row0 + height : a.m;
-      one_tile(work, row0, row1, i % tiles, sums);
+    for (int64_t i = from; i < to; ++i) {
+      const int64_t row0 = i / cut.tiles * cut.height;
+      const int64_t row1 = row0 + cut.height < a.m ? row0 + cut.height : a.m;
+      one_tile(work, row0, row1, i % cut.tiles, after_item(a, cut, next, i), sums);
     }
   });
 }

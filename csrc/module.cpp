@@ -37,9 +37,14 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release release;
     quire::set_num_threads(n < 1 ? 1 : n, cpus.data(), static_cast<int>(cpus.size()));
   }, "n"_a, "cpus"_a, "Use n threads; helper i is bound to cpus[i % len(cpus)].");
+  m.def("exercise_pool", [](int jobs) {
+    nb::gil_scoped_release release;
+    return quire::exercise_pool(jobs);
+  }, "jobs"_a, "Run many small jobs; how many of them did not do each item exactly once.");
   quire::bind_gemm(m);
   quire::bind_memory(m);
   quire::bind_attention(m);
   quire::bind_decoder(m);
   quire::bind_sampling(m);
+  quire::bind_probe(m);
 }

@@ -1,5 +1,8 @@
-// See pool.h. A job is published in one word: number of the job above, next chunk below. Taking
-// a chunk is a compare-and-swap of that word, so a helper that read an old job takes nothing.
+// See pool.h. Each thread has a share of a job's chunks and a ticket for it: number of the job above,
+// next chunk of the share below. Taking a chunk is a compare-and-swap of a ticket, one's own first.
+// What a job is made of changes only while all tickets are shut: a shut one holds a chunk that no
+// job has, so nobody can take one, neither of the old job nor of a mixture, whenever he read the
+// words. A helper that finds its ticket shut waits for the next job.
 #include "pool.h"
 
 #include <atomic>
@@ -23,7 +26,7 @@ namespace quire {
 namespace {
 
 constexpr int kSpins = 4000;  // about 100 us: longer than the gap between two kernels of a step
-constexpr uint64_t kChunkMask = 0xffffffffu;
+constexpr uint64_t kChunkMask = 0xffffffffu;  // of the ticket; all ones: shut
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -34,7 +37,10 @@ inline void relax() {
 }
 
 struct alignas(64) Pool {
-  alignas(64) std::atomic<uint64_t> ticket{0};
+  struct alignas(64) Ticket {
+    std::atomic<uint64_t> word{0};
+  };
+  std::vector<Ticket> tickets;  // of the caller, then of each helper
   alignas(64) std::atomic<int64_t> finished{0};
   std::atomic<RangeFn> fn{nullptr};
   std::atomic<void*> context{nullptr};
@@ -44,30 +50,47 @@ struct alignas(64) Pool {
   std::mutex gate;  // for sleeping
   std::condition_variable bell;
   std::mutex busy;  // held by the caller whose job runs
+  uint64_t last_job = 0;  // of the caller
   std::vector<std::thread> helpers;
 
-  // Work on chunks of job `job` until none is left.
-  void work(uint64_t job) {
+  explicit Pool(int n) : tickets(static_cast<size_t>(n)) {}
+
+  // First chunk of a thread's share of `count`.
+  int64_t share(size_t thread, int64_t count) const {
+    return share_begin(static_cast<int64_t>(thread), static_cast<int64_t>(tickets.size()), count);
+  }
+
+  // Work on the chunks of one share of job `job` until none is left.
+  void work_on(size_t whose, uint64_t job) {
+    std::atomic<uint64_t>& ticket = tickets[whose].word;
     uint64_t seen = ticket.load(std::memory_order_acquire);
+    int64_t done = 0;
     while ((seen >> 32) == job) {
       const int64_t chunk = static_cast<int64_t>(seen & kChunkMask);
       const RangeFn f = fn.load(std::memory_order_relaxed);
       void* c = context.load(std::memory_order_relaxed);
       const int64_t n = items.load(std::memory_order_relaxed);
       const int64_t g = grain.load(std::memory_order_relaxed);
-      const int64_t last = chunks.load(std::memory_order_relaxed);
-      if (chunk >= last) return;
+      if (chunk >= share(whose + 1, chunks.load(std::memory_order_relaxed))) break;
       if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel,
                                         std::memory_order_acquire))
         continue;
       const int64_t begin = chunk * g, end = begin + g < n ? begin + g : n;
       f(c, begin, end);
-      finished.fetch_add(1, std::memory_order_release);
+      ++done;
       seen = ticket.load(std::memory_order_acquire);
     }
+    if (done) finished.fetch_add(done, std::memory_order_release);
   }
 
-  void help() {
+  // One's own share, then what others have left of theirs.
+  void work(size_t me, uint64_t job) {
+    const size_t all = tickets.size();
+    for (size_t i = 0; i < all; ++i) work_on(me + i < all ? me + i : me + i - all, job);
+  }
+
+  void help(size_t me) {
+    const std::atomic<uint64_t>& ticket = tickets[me].word;
     uint64_t done = 0;  // the last job this helper saw
     while (!stop.load(std::memory_order_relaxed)) {
       int spins = 0;
@@ -85,29 +108,30 @@ struct alignas(64) Pool {
         sleepers.fetch_sub(1, std::memory_order_seq_cst);
         if (stop.load()) return;
       }
-      work(job);
+      work(me, job);
       done = job;
     }
   }
 
   void run(int64_t n, int64_t g, RangeFn f, void* c) {
-    const uint64_t job = ((ticket.load(std::memory_order_relaxed) >> 32) + 1) & kChunkMask;
+    const uint64_t job = last_job = (last_job + 1) & kChunkMask;
     const int64_t count = (n + g - 1) / g;
-    // Between jobs nobody holds a chunk, so these words change under no one's hands: a helper
-    // that reads a mixture fails its compare-and-swap. First the ticket without chunks to take.
-    chunks.store(0, std::memory_order_relaxed);
+    // Orders the words after every successful taking, and so after what a taker read before it.
+    for (Ticket& t : tickets) t.word.fetch_or(kChunkMask, std::memory_order_acq_rel);
     finished.store(0, std::memory_order_relaxed);
     fn.store(f, std::memory_order_relaxed);
     context.store(c, std::memory_order_relaxed);
     items.store(n, std::memory_order_relaxed);
     grain.store(g, std::memory_order_relaxed);
     chunks.store(count, std::memory_order_relaxed);
-    ticket.store(job << 32, std::memory_order_seq_cst);
+    for (size_t t = 0; t < tickets.size(); ++t)
+      tickets[t].word.store(job << 32 | static_cast<uint64_t>(share(t, count)),
+                            std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard<std::mutex> lock(gate);
       bell.notify_all();
     }
-    work(job);
+    work(0, job);
     int spins = 0;
     while (finished.load(std::memory_order_acquire) != count) {
       relax();
@@ -117,7 +141,7 @@ struct alignas(64) Pool {
 
   void start(int n, const int* cpus, int num_cpus) {
     for (int i = 1; i < n; ++i) {
-      helpers.emplace_back([this] { help(); });
+      helpers.emplace_back([this, i] { help(static_cast<size_t>(i)); });
 #ifdef __linux__
       pthread_setname_np(helpers.back().native_handle(), "quire-kernel");
       if (num_cpus > 0) {
@@ -181,7 +205,7 @@ void set_num_threads(int n, const int* cpus, int num_cpus) {
   }
   threads.store(n);
   if (n < 2) return;
-  auto* fresh = new Pool;
+  auto* fresh = new Pool(n);
   fresh->start(n, cpus, num_cpus);
   pool.store(fresh);
 }
@@ -197,6 +221,24 @@ void run_parallel(int64_t items, int64_t grain, RangeFn fn, void* context) {
   }
   p->run(items, grain, fn, context);
   p->busy.unlock();
+}
+
+int64_t exercise_pool(int64_t jobs) {
+  constexpr int64_t kItems = 64;
+  std::atomic<int> times[kItems];
+  int64_t wrong = 0;
+  for (int64_t job = 0; job < jobs; ++job) {
+    for (auto& t : times) t.store(0, std::memory_order_relaxed);
+    const int64_t items = 1 + job * 7 % kItems, grain = 1 + job % 3;
+    parallel_for(items, grain, [&times](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) times[i].fetch_add(1, std::memory_order_relaxed);
+    });
+    bool right = true;
+    for (int64_t i = 0; i < kItems; ++i)
+      right &= times[i].load(std::memory_order_relaxed) == (i < items ? 1 : 0);
+    wrong += !right;
+  }
+  return wrong;
 }
 
 void* scratch(int slot, size_t bytes) {

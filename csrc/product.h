@@ -44,20 +44,33 @@ QUIRE_INLINE void step_of(const bf16* a, int64_t lda, const bf16* b, Vec (&acc)[
 }
 #endif
 
-// Memory to bring closer during the arithmetic, a line of 64 bytes at a time: a core waits where
-// many are asked for at once. `rows` addresses of `bytes` each, the last one repeated for ever.
-struct Ahead {
+// Addresses of `bytes` each.
+struct Lines {
   const char* const* row;
   const char* const* last;
-  int64_t bytes, offset;
-  int pulls;  // lines per step and tile: 0, 1, 2 or 4
+  int64_t bytes;
+};
+
+// Memory to bring closer during the arithmetic, a line of 64 bytes at a time: a core waits where
+// many are asked for at once. The very last address is repeated for ever.
+struct Ahead {
+  Lines now;
+  Lines later[2];  // then these
+  int left;        // of them
+  int pulls;       // lines per step and tile: 0, 1, 2 or 4; nothing is fetched at all if 0
+  int64_t offset = 0;
 
   inline __attribute__((always_inline)) void pull() {
-    __builtin_prefetch(*row + offset, 0, 2);
+    __builtin_prefetch(*now.row + offset, 0, 2);
     offset += 64;
-    const bool over = offset >= bytes;
-    offset = over ? 0 : offset;
-    row += over && row != last;
+    if (offset < now.bytes) return;
+    offset = 0;
+    if (now.row != now.last) ++now.row;
+    else if (left > 0) now = later[--left];
+  }
+  inline __attribute__((always_inline)) void pull(int64_t lines) {
+    if (pulls > 0)
+      for (; lines > 0; --lines) pull();
   }
 };
 

@@ -2,7 +2,8 @@
 //
 // Keys and values stand in the cache as rows, one per position and head, at `lines`. Keys are
 // turned to [dimension][64 positions], so that a vector holds a dimension of many keys; values keep
-// their order. For vdpbf16ps two neighbours along the sum stand side by side.
+// their order. For vdpbf16ps two neighbours along the sum stand side by side. Meanwhile about half
+// as many lines as are read are fetched.
 #pragma once
 #include "math.h"
 #include "product.h"
@@ -74,7 +75,7 @@ QUIRE_INLINE void transpose(Vec (&v)[kLanes]) {
 #endif
 
 template <int D>
-static void turn(const char* const* lines, int64_t count, int64_t units, float* out) {
+static void turn(const char* const* lines, int64_t count, int64_t units, float* out, Ahead& ahead) {
   for (int64_t first = 0; first < count; first += kLanes) {
     for (int64_t unit = 0; unit < units; unit += kLanes) {
       const int64_t some = units - unit < kLanes ? units - unit : kLanes;
@@ -83,6 +84,7 @@ static void turn(const char* const* lines, int64_t count, int64_t units, float* 
         QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<D>::load(lines[first + i], unit);
       else
         QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<D>::load_n(lines[first + i], unit, some);
+      ahead.pull(kLanes / 2);
       transpose(v);
       float* to = out + unit * kTurned + first;
       if (some == kLanes)
@@ -94,15 +96,18 @@ static void turn(const char* const* lines, int64_t count, int64_t units, float* 
 }
 
 // Keys of any type as float32; `count` is a multiple of 16, at most 64.
-static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, float* out) {
-  if (dtype == kBF16) return turn<kBF16>(lines, count, dim, out);
-  if (dtype == kF16) return turn<kF16>(lines, count, dim, out);
-  turn<kF32>(lines, count, dim, out);
+static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, float* out,
+                      Ahead& ahead) {
+  if (dtype == kBF16) return turn<kBF16>(lines, count, dim, out, ahead);
+  if (dtype == kF16) return turn<kF16>(lines, count, dim, out, ahead);
+  turn<kF32>(lines, count, dim, out, ahead);
 }
 
 template <int D>
-static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, float* out) {
-  for (int64_t k = 0; k < count; ++k)
+static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, float* out,
+                  Ahead& ahead) {
+  for (int64_t k = 0; k < count; ++k) {
+    ahead.pull(k & 1);
     for (int64_t i = 0; i < width; i += kLanes) {
       const int64_t left = dim - i;
       const Vec v = left >= kLanes ? Memory<D>::load(lines[k], i)
@@ -110,25 +115,27 @@ static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t 
                                    : zero();
       store(out + k * width + i, v);
     }
+  }
 }
 
 // Values of any type as float32 [count][width], zeros from `dim` on.
 static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
-                        int64_t width, float* out) {
-  if (dtype == kBF16) return widen<kBF16>(lines, count, dim, width, out);
-  if (dtype == kF16) return widen<kF16>(lines, count, dim, width, out);
-  widen<kF32>(lines, count, dim, width, out);
+                        int64_t width, float* out, Ahead& ahead) {
+  if (dtype == kBF16) return widen<kBF16>(lines, count, dim, width, out, ahead);
+  if (dtype == kF16) return widen<kF16>(lines, count, dim, width, out, ahead);
+  widen<kF32>(lines, count, dim, width, out, ahead);
 }
 
 #if QUIRE_LEVEL >= 3
 // bf16 keys, two dimensions as one unit of 32 bits.
-static void turn_keys(int, const char* const* lines, int64_t count, int64_t dim, bf16* out) {
-  turn<kF32>(lines, count, dim / 2, reinterpret_cast<float*>(out));
+static void turn_keys(int, const char* const* lines, int64_t count, int64_t dim, bf16* out,
+                      Ahead& ahead) {
+  turn<kF32>(lines, count, dim / 2, reinterpret_cast<float*>(out), ahead);
 }
 
 // bf16 values as [count / 2][width][2].
 static void copy_values(int, const char* const* lines, int64_t count, int64_t dim, int64_t width,
-                        bf16* out) {
+                        bf16* out, Ahead& ahead) {
   alignas(64) static const uint16_t kOrder[64] = {
       0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
       8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
@@ -140,6 +147,7 @@ static void copy_values(int, const char* const* lines, int64_t count, int64_t di
     const bf16* b = reinterpret_cast<const bf16*>(lines[k + 1]);
     bf16* to = out + k * width;
     for (int64_t i = 0; i < dim; i += 32) {
+      ahead.pull(1);
       const __mmask32 some = dim - i < 32 ? (1u << (dim - i)) - 1u : ~0u;
       const __m512i x = _mm512_maskz_loadu_epi16(some, a + i);
       const __m512i y = _mm512_maskz_loadu_epi16(some, b + i);

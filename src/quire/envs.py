@@ -50,6 +50,12 @@ def _one_of(table: dict[str, Any]) -> Callable[[str], Any]:
     return parse
 
 
+def _file(text: str) -> str:
+    if not os.path.isfile(text):
+        raise _Bad("the path of a file")
+    return os.path.abspath(text)
+
+
 def _number(text: str) -> float:
     try:
         value = float(text)
@@ -184,6 +190,15 @@ KERNELS: Annotated[
         "auto",
         "`native`: the compiled kernels; `reference`: plain torch, which defines them and is much "
         "slower; `auto`: native where they are built, else reference.",
+    ),
+]
+KERNELS_FILE: Annotated[
+    str | None,
+    Var(
+        _file,
+        None,
+        "The compiled kernels to load instead of the installed ones: another build of the module, "
+        "as one with sanitizers. Default: the installed ones.",
     ),
 ]
 CPU_ISA: Annotated[

@@ -1,11 +1,14 @@
 """All layers in one native call give the bits of the same layers called one by one."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paged_run import load, serve
+from quire.attention.kv_cache import allocate_kv_cache
+from quire.attention.metadata import AttentionMetadata
 from quire.kernels import scopes
 from quire.kernels.dispatch import ops
 from quire.weights.dummy import random_checkpoint
@@ -43,6 +46,39 @@ def test_same_bits_as_layer_by_layer(isa, dtype, kind, tmp_path, monkeypatch):
     fused = serve(model, prompts, random.Random(2), chunk=lambda: 17)
     for one, other in zip(apart, fused, strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_asked_for(isa, kind, tmp_path):
+    """The last layer computes only these; they have the bits that they have among all."""
+    model = load(random_checkpoint(tmp_path, KINDS[kind] | {"torch_dtype": "bfloat16"}))
+    rng = random.Random(3)
+    for _ in range(6):
+        lens = [rng.randrange(1, 40) for _ in range(rng.randrange(1, 6))]
+        asked = [rng.randrange(min(4, n + 1)) for n in lens]  # last ones of each request
+        tables = [[3 * r + i for i in range(3)] for r in range(len(lens))]
+        step = AttentionMetadata.build(lens, lens, tables, 16)
+        ids = torch.tensor([rng.randrange(51) for _ in range(sum(lens))])
+        starts = [sum(asked[:r]) for r in range(len(lens) + 1)]
+        ends = step.query_start_loc[1:].tolist()
+        wanted = [end - n + i for end, n in zip(ends, asked, strict=True) for i in range(n)]
+        some = replace(
+            step,
+            wanted=torch.tensor(wanted, dtype=torch.int64),
+            wanted_start_loc=torch.tensor(starts, dtype=torch.int32),
+            scratch={},
+        )
+        found = []
+        for metadata in (step, some):
+            layers = model.kv_layers(model.shape)
+            caches = allocate_kv_cache(layers, 3 * len(lens), 16, "bfloat16", "cpu")
+            hidden = model.forward(ids, step.positions, caches, metadata)
+            found.append((hidden, caches))
+        (everything, full), (few, trimmed) = found
+        assert torch.equal(everything[wanted].view(torch.int16), few.view(torch.int16))
+        for one, other in zip(full, trimmed, strict=True):
+            for a, b in zip(one, other, strict=True):
+                assert torch.equal(a.view(torch.int16), b.view(torch.int16))
 
 
 def test_while_a_profiler_records_operations_have_names(isa, tmp_path):

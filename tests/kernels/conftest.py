@@ -4,6 +4,8 @@ makes torch's second thread wait for whole time slices."""
 import pytest
 import torch
 
+from quire.kernels import compiled
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -11,3 +13,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=compiled.available_isas(), ids=str)
+def isa(request):
+    """Native kernels with this instruction set and two threads."""
+    before, threads = compiled.lib.isa(), compiled.lib.num_threads()
+    assert compiled.lib.set_isa(request.param)
+    compiled.lib.set_num_threads(2, [])
+    yield request.param
+    compiled.lib.set_isa(before)
+    compiled.lib.set_num_threads(threads, [])

@@ -3,16 +3,12 @@
 import pytest
 import torch
 
+from kernel_kit import same
 from quire.kernels import dispatch, reference
 from quire.kernels.dispatch import ops, select
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-
-
-def same(a, b):
-    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
-    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
 def check(function, x, want):

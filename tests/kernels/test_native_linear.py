@@ -6,34 +6,15 @@ import random
 import pytest
 import torch
 
+from kernel_kit import error, on_every_isa, same
 from quire.kernels import compiled, native_linear, reference
 
-pytestmark = pytest.mark.skipif(compiled.lib is None, reason="the native kernels are not built")
+pytestmark = on_every_isa
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4}
 """Relative norm of the error against float64: rounding of the result, and of sums."""
 SIZES = [(1, 1), (64, 64), (63, 65), (130, 257), (896, 80), (33, 2049), (257, 4100)]
-
-
-@pytest.fixture(autouse=True, params=compiled.available_isas(), ids=str)
-def isa(request):
-    before, threads = compiled.lib.isa(), compiled.lib.num_threads()
-    assert compiled.lib.set_isa(request.param)
-    compiled.lib.set_num_threads(2, [])
-    yield request.param
-    compiled.lib.set_isa(before)
-    compiled.lib.set_num_threads(threads, [])
-
-
-def same(a, b):
-    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
-    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
-
-
-def error(got, want):
-    want = want.double()
-    return float((got.double() - want).norm() / want.norm())
 
 
 def made(n, k, dtype, seed=0, bias=True, gated=False):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_kit import needs_native
 from quire.kernels import compiled, exact, native_sampling, rows
 from quire.kernels.dispatch import ops
 from quire.params import SamplingParams
@@ -14,23 +15,17 @@ from quire.sampling import RequestSampling, Sampler, SamplingMetadata
 from quire.sampling.logprobs import top_logprobs
 from quire.sampling.philox import uniforms
 
-pytestmark = pytest.mark.skipif(compiled.lib is None, reason="the native kernels are not built")
+pytestmark = needs_native
 
 sampler = Sampler()
 VOCABS = [2, 63, 64, 65, 1000, 33003]
 
 
-@pytest.fixture(autouse=True, params=compiled.available_isas(), ids=str)
-def isa(request, monkeypatch):
-    before, threads = compiled.lib.isa(), compiled.lib.num_threads()
+@pytest.fixture(autouse=True)
+def native_operations(isa, monkeypatch):
     ops.exp  # noqa: B018 # the first use chooses the kernels
     for name, function in native_sampling.OPS.items():
         monkeypatch.setitem(ops.__dict__, name, function)
-    assert compiled.lib.set_isa(request.param)
-    compiled.lib.set_num_threads(2, [])
-    yield request.param
-    compiled.lib.set_isa(before)
-    compiled.lib.set_num_threads(threads, [])
 
 
 def picked(logits, params, positions=None, plain=False):

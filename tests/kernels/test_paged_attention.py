@@ -6,17 +6,13 @@ import random
 import pytest
 import torch
 
+from kernel_kit import same
 from quire.attention.metadata import AttentionMetadata
 from quire.kernels import paged
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 
 HEADS = {"MHA": (4, 4, 16), "GQA": (8, 2, 32), "MQA": (5, 1, 24), "wide": (8, 8, 64)}
-
-
-def same(a, b):
-    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
-    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
 class Request:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernel_kit import same
 from quire.kernels import reference, tiles
 from quire.kernels.dispatch import ops, select
 
@@ -16,12 +17,6 @@ def plain():
     select("reference")
     yield
     select(before)
-
-
-def same(a, b):
-    """Equal bits (and NaN equals NaN)."""
-    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
-    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
 def rows_alone(function, *tensors):

@@ -59,7 +59,7 @@ class FakeModel:
             assert positions[starts[request + 1] - 1] == length - 1
         return metadata.select(torch.tensor(hidden, dtype=torch.float64).unsqueeze(1))
 
-    def compute_logits(self, hidden):
+    def compute_logits(self, hidden, keep=None):
         self.rows_of_logits += len(hidden)
         return torch.from_numpy(np.stack([logits_of(int(v)) for v in hidden.flatten()]))
 

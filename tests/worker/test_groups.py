@@ -45,7 +45,7 @@ class WindowedModel:
                 hidden[token] = fold([hidden[token], fold(seen)])
         return metadata.select(torch.tensor(hidden, dtype=torch.float64).unsqueeze(1))
 
-    def compute_logits(self, hidden):
+    def compute_logits(self, hidden, keep=None):
         return torch.stack([torch.from_numpy(logits_of(int(v))) for v in hidden.flatten()])
 
 

@@ -296,7 +296,7 @@ class Faulty(FakeModel):
             hidden[torch.isin(metadata.select(metadata.token_request), hit)] = -1.0
         return hidden
 
-    def compute_logits(self, hidden):
+    def compute_logits(self, hidden, keep=None):
         logits = super().compute_logits(hidden)
         logits[hidden.flatten() < 0, 3] = self.value
         return logits

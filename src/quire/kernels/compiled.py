@@ -6,6 +6,7 @@ The only place that imports `quire.kernels._native`. Knows no operation.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from typing import Any, Final
 
@@ -22,11 +23,25 @@ REMEDY: Final = (
 
 
 def _import() -> Any:
+    if envs.KERNELS_FILE is not None:
+        return _import_file(envs.KERNELS_FILE)
     try:
         return importlib.import_module("quire.kernels._native")
     except ImportError as error:
         logger.debug("no native kernels: %s", error)
         return None
+
+
+def _import_file(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("quire.kernels._native", path)
+    try:
+        if spec is None or spec.loader is None:
+            raise ImportError("its name is not that of a compiled module")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ConfigError(f"QUIRE_KERNELS_FILE={path} cannot be loaded: {error}") from error
+    return module
 
 
 lib: Final[Any] = _import()

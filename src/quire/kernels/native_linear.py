@@ -1,14 +1,10 @@
 """Compiled linear layers, norms, activations and embedding; plain twins: `reference.py`.
 
-Weights are packed once into the layout of `csrc/gemm.h`, on large pages where the system has
-them: a step reads every weight once, and with 4 KiB pages address translation costs bandwidth.
-Knows no model.
+Weights are packed once into the layout of `csrc/gemm.h`, on large pages. Knows no model.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.compiled import lib
+from quire.kernels.pages import Slabs
 from quire.kernels.workspace import workspace
 
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -26,9 +23,10 @@ ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 """As csrc/gemm.h numbers them."""
 NORMS: Final = {"none": (0, False), "rms": (1, False), "rms_wide": (1, True), "layer": (2, False)}
 """Kind as csrc/gemm.h numbers it, and whether it is not rounded before the weight."""
-_LARGE: Final = 4 << 20
-"""Bytes from which a weight gets large pages."""
+_SMALL: Final = 256 << 10
+"""Bytes below which a weight gets no part of a large page."""
 _MOST_NORMS: Final = 4096
+_slabs: Final = Slabs()
 _CPU: Final = torch.device("cpu")
 
 
@@ -79,13 +77,7 @@ def prepare_linear(
 
 
 def _allocate(size: int) -> Tensor:
-    if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8)
-    # Private: shared pages, the default, never become large ones.
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them: small pages do, too
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8) if size < _SMALL else _slabs.take(size)
 
 
 def _tiled_bias(bias: Tensor, gated: bool) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from quire.kernels.pages import LARGE_PAGE, large_pages
+
 
 class _Workspace(threading.local):
     """One growing buffer per purpose, for each thread its own."""
@@ -29,9 +31,15 @@ class _Workspace(threading.local):
         if buffer is None or buffer.numel() < size:
             # Not an inference tensor, so that callers outside inference mode may write to it.
             with torch.inference_mode(False):
-                buffer = torch.empty(size, dtype=dtype, device=device)
+                buffer = _allocate(size, dtype, device)
             self._buffers[key] = buffer
         return buffer[:size].view(shape)
+
+
+def _allocate(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu" and size * dtype.itemsize >= LARGE_PAGE:
+        return large_pages(size * dtype.itemsize).view(dtype)
+    return torch.empty(size, dtype=dtype, device=device)
 
 
 workspace: Final = _Workspace()

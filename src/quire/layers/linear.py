@@ -43,9 +43,14 @@ class Linear:
         self._keep = keep
         self._prepared: Any = None
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """Apply to `[T, K]`; the result has the type of `x` unless `out_dtype` says otherwise."""
-        return ops.linear(x, self._prepared, out_dtype, self._keep)
+    def __call__(
+        self, x: Tensor, out_dtype: torch.dtype | None = None, keep: str | None = None
+    ) -> Tensor:
+        """Apply to `[T, K]`; the result has the type of `x` unless `out_dtype` says otherwise.
+
+        `keep` stands in for the layer's own one.
+        """
+        return ops.linear(x, self._prepared, out_dtype, keep or self._keep)
 
     def gated(self, x: Tensor, activation: str) -> Tensor:
         """`activation(gate) * up`, rounded once: `[T, N / 2]`."""

@@ -43,6 +43,10 @@ class CausalLM(Protocol):
         """
         ...
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states `[R, H]` to float32 logits `[R, vocab_size]`."""
+    def compute_logits(self, hidden: Tensor, keep: str | None = None) -> Tensor:
+        """Hidden states `[R, H]` to float32 logits `[R, vocab_size]`.
+
+        With `keep` they may live in memory of this name until the next call with it: logits of a
+        large batch are tens of megabytes, and fresh ones cost a page fault per 4 KiB.
+        """
         ...

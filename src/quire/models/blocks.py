@@ -320,9 +320,9 @@ class DecoderForCausalLM:
         return self._model(input_ids, kv_caches, step)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, keep: str | None = None) -> Tensor:
         """See `CausalLM.compute_logits`."""
-        logits = self._lm_head(hidden, torch.float32)
+        logits = self._lm_head(hidden, torch.float32, keep)
         if self._style.logit_scale != 1.0:
             logits = logits * self._style.logit_scale
         cap = self._style.logit_softcap

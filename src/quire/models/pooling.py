@@ -131,7 +131,7 @@ class DecoderModel(PoolingModel):
         """See `CausalLM.forward`."""
         return self._decoder.forward(input_ids, positions, kv_caches, metadata)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, keep: str | None = None) -> Tensor:
         """There is no language-model head."""
         raise AssertionError("a pooling model is never asked for logits")
 

@@ -265,7 +265,7 @@ class ModelRunner:
         which = inputs.samples.nonzero()[0]
         if not len(which):
             return
-        logits = self.model.compute_logits(hidden)
+        logits = self.model.compute_logits(hidden, keep="logits")
         rows = inputs.rows[which]
         requests = [self._sampling(row) for row in rows.tolist()]
         metadata = SamplingMetadata.build(requests, self.input_batch.outputs(rows))

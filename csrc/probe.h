@@ -1,0 +1,21 @@
+// What this machine can do: the roofs that kernels are measured against.
+#pragma once
+#include "isa.h"
+
+namespace quire {
+
+struct ReadArgs {
+  const void* memory;  // aligned to 64 bytes, larger than the caches
+  size_t bytes;        // a multiple of 256
+};
+// Reads memory once, on all threads.
+QUIRE_KERNEL(probe_read, (const ReadArgs&))
+
+struct MultiplyArgs {
+  int64_t rounds;
+  double* operations;  // how many multiplications and additions were done, all threads together
+};
+// Multiply-adds in registers, on all threads: those of a product of bf16.
+QUIRE_KERNEL(probe_multiply, (const MultiplyArgs&))
+
+}  // namespace quire

@@ -1,0 +1,93 @@
+// Nothing but reading, nothing but multiplying: see probe.h.
+#include "pool.h"
+#include "probe.h"
+#include "vec.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+constexpr int kRows = 6, kSteps = 4096;
+constexpr int64_t kPiece = 1 << 20;  // bytes that a thread takes at a time
+
+#define QUIRE_EACH _Pragma("GCC unroll 16")
+
+// Keeps a value alive without storing it anywhere that another thread writes.
+QUIRE_INLINE void keep(const void* p) { __asm__ volatile("" : : "g"(p) : "memory"); }
+
+void read_piece(const char* p, int64_t bytes) {
+  Vec sums[4] = {zero(), zero(), zero(), zero()};
+  for (int64_t i = 0; i < bytes; i += 4 * kLanes * 4) {
+    QUIRE_EACH for (int j = 0; j < 4; ++j) {
+      __builtin_prefetch(p + i + 4096 + 4 * kLanes * j, 0, 0);
+      sums[j] = add(sums[j], load(reinterpret_cast<const float*>(p + i) + j * kLanes));
+    }
+  }
+  keep(sums);
+}
+
+#if QUIRE_LEVEL >= 3
+constexpr int kVectors = 4, kOperations = 64;  // of a dpbf16 instruction
+
+void multiply_round() {
+  __m512 acc[kRows][kVectors];
+  QUIRE_EACH for (int r = 0; r < kRows; ++r)
+    QUIRE_EACH for (int j = 0; j < kVectors; ++j) {
+      acc[r][j] = _mm512_setzero_ps();
+      __asm__ volatile("" : "+v"(acc[r][j]));  // as if it were unlike the others
+    }
+  __m512bh a = (__m512bh)_mm512_setzero_si512(), b = a;
+  for (int step = 0; step < kSteps; ++step) {
+    __asm__ volatile("" : "+v"(a), "+v"(b));  // as if they were new
+    QUIRE_EACH for (int r = 0; r < kRows; ++r)
+      QUIRE_EACH for (int j = 0; j < kVectors; ++j) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], a, b);
+  }
+  Vec total = zero();
+  QUIRE_EACH for (int r = 0; r < kRows; ++r)
+    QUIRE_EACH for (int j = 0; j < kVectors; ++j) total = add(total, {acc[r][j]});
+  keep(&total);
+}
+#else
+constexpr int kVectors = QUIRE_LEVEL == 2 ? 4 : QUIRE_LEVEL == 1 ? 2 : 1;
+constexpr int kOperations = 2 * kLanes;
+
+void multiply_round() {
+  Vec acc[kRows][kVectors];
+  QUIRE_EACH for (int r = 0; r < kRows; ++r)
+    QUIRE_EACH for (int j = 0; j < kVectors; ++j) acc[r][j] = splat(float(kVectors * r + j));
+  for (int step = 0; step < kSteps; ++step) {
+    float one = 1.0f;
+    __asm__ volatile("" : "+m"(one));
+    const Vec a = splat(one);
+    QUIRE_EACH for (int r = 0; r < kRows; ++r)
+      QUIRE_EACH for (int j = 0; j < kVectors; ++j) acc[r][j] = fma(a, a, acc[r][j]);
+  }
+  Vec total = zero();
+  QUIRE_EACH for (int r = 0; r < kRows; ++r)
+    QUIRE_EACH for (int j = 0; j < kVectors; ++j) total = add(total, acc[r][j]);
+  keep(&total);
+}
+#endif
+
+}  // namespace
+
+void probe_read(const ReadArgs& a) {
+  const int64_t bytes = static_cast<int64_t>(a.bytes);
+  parallel_for((bytes + kPiece - 1) / kPiece, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t left = bytes - piece * kPiece;
+      read_piece(static_cast<const char*>(a.memory) + piece * kPiece, left < kPiece ? left : kPiece);
+    }
+  });
+}
+
+void probe_multiply(const MultiplyArgs& a) {
+  parallel_for(a.rounds, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t round = begin; round < end; ++round) multiply_round();
+  });
+  *a.operations = static_cast<double>(a.rounds) * kSteps * kRows * kVectors * kOperations;
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

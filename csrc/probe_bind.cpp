@@ -1,0 +1,31 @@
+// Bindings of the probes.
+#include "bind.h"
+#include "probe.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+void run_read(uintptr_t memory, size_t bytes) {
+  nb::gil_scoped_release release;
+  QUIRE_PICK(probe_read)(ReadArgs{at<void>(memory), bytes});
+}
+
+double run_multiply(int64_t rounds) {
+  nb::gil_scoped_release release;
+  double operations = 0;
+  QUIRE_PICK(probe_multiply)(MultiplyArgs{rounds, &operations});
+  return operations;
+}
+
+}  // namespace
+
+void bind_probe(nb::module_& m) {
+  m.def("probe_read", &run_read, "memory"_a, "bytes"_a, "Read memory once on all threads.");
+  m.def("probe_multiply", &run_multiply, "rounds"_a,
+        "Multiply in registers on all threads; the number of operations done.");
+}
+
+}  // namespace quire

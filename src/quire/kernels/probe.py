@@ -1,0 +1,62 @@
+"""What this machine can do: how fast it reads memory and multiplies, the roofs of every kernel.
+
+A step of a model cannot be faster than reading its weights once, nor than two operations per weight
+and token. Measures both rates with the instruction set and the threads that the kernels use. Knows
+no model.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from quire.kernels.compiled import lib
+
+_BYTES: Final = 1 << 28
+"""More than caches hold."""
+_ROUNDS: Final = 64
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What all threads together reach."""
+
+    read: float
+    """Bytes of memory per second."""
+    multiply: float
+    """Operations per second in registers: two per multiply-add of bf16 numbers."""
+
+    def mean(self, other: Rates) -> Rates:
+        """What held between two measurements."""
+        return Rates((self.read + other.read) / 2, (self.multiply + other.multiply) / 2)
+
+
+class Probe:
+    """Memory to read, 256 MiB of it; needs the compiled module."""
+
+    def __init__(self) -> None:
+        # Written to: pages that nobody wrote to are all the same one.
+        memory = np.ones(_BYTES + 64, np.uint8)
+        self._memory = memory[-memory.ctypes.data % 64 :][:_BYTES]
+
+    def measure(self, seconds: float = 0.3) -> Rates:
+        """Medians over about this time."""
+        read = _seconds_of(lambda: lib.probe_read(self._memory.ctypes.data, _BYTES), seconds / 2)
+        multiply = _seconds_of(lambda: lib.probe_multiply(_ROUNDS), seconds / 2)
+        return Rates(_BYTES / read, lib.probe_multiply(_ROUNDS) / multiply)
+
+
+def _seconds_of(call: Callable[[], object], budget: float) -> float:
+    call()
+    end = time.perf_counter() + budget
+    taken = []
+    while not taken or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
