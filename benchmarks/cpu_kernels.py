@@ -3,8 +3,9 @@
     python benchmarks/cpu_kernels.py [--shape qwen2.5-0.5b] [--threads N] [--json]
 
 Every product has a weight of its own for each layer, so weights come from memory as in a step. The
-roof of a row is its bytes at the measured read bandwidth or its operations at the measured rate of
-products in registers (512 rows, the best of all shapes), whichever takes longer.
+roof of a row is its bytes at the speed of the memory or its operations at the speed of the
+registers, whichever takes longer. Both are measured right before and after each row: the memory of
+a shared machine is not equally fast for a minute. What stays in the caches can be above its roof.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quire.attention.metadata import AttentionMetadata
 from quire.kernels import native_attention, native_linear, native_sampling
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.compiled import choose_isa, set_num_threads
+from quire.kernels.probe import Probe, Rates
 from quire.worker.host import available_cores
 
 ROWS = (1, 8, 32, 128, 512)
@@ -38,34 +40,44 @@ class Row:
     seconds: float
     bytes: float
     operations: float
+    rates: Rates
 
-    def roof(self, bandwidth: float, rate: float) -> float:
+    @property
+    def roof(self) -> float:
         """Seconds below which it cannot be."""
-        return max(self.bytes / bandwidth, self.operations / rate)
+        return max(self.bytes / self.rates.read, self.operations / self.rates.multiply)
 
 
-def seconds_of(calls: list[Callable[[], object]], rounds: int = 5) -> float:
-    """Median of single calls, all of them in turn."""
-    for call in calls[:2]:
-        call()
-    taken = []
-    for _ in range(rounds):
-        for call in calls:
-            start = time.perf_counter()
+class Clock:
+    """Times kernels, and the machine beside them."""
+
+    def __init__(self) -> None:
+        self._probe = Probe()
+
+    def row(
+        self,
+        kernel: str,
+        rows: int,
+        calls: list[Callable[[], object]],
+        moved: float,
+        operations: float,
+        rounds: int = 5,
+    ) -> Row:
+        """The median of single calls, all of them in turn."""
+        for call in calls[:2]:
             call()
-            taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        taken = []
+        before = self._probe.measure(0.1)
+        for _ in range(rounds):
+            for call in calls:
+                start = time.perf_counter()
+                call()
+                taken.append(time.perf_counter() - start)
+        rates = before.mean(self._probe.measure(0.1))
+        return Row(kernel, rows, statistics.median(taken), moved, operations, rates)
 
 
-def bandwidth_of(threads: int) -> float:
-    """Bytes per second that one row times a large weight reads, the best of many."""
-    weight = native_linear.prepare_linear(torch.randn(65536, 1024).bfloat16())
-    x = torch.randn(1, 1024).bfloat16()
-    best = min(seconds_of([lambda: native_linear.linear(x, weight)], 3) for _ in range(8))
-    return weight.memory.numel() / best
-
-
-def products(shape: dict, layers: int) -> list[Row]:
+def products(clock: Clock, shape: dict, layers: int) -> list[Row]:
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     dim = hidden // shape["num_attention_heads"]
     qkv = hidden + 2 * dim * shape["num_key_value_heads"]
@@ -89,11 +101,11 @@ def products(shape: dict, layers: int) -> list[Row]:
             call = native_linear.gated_linear if gated else native_linear.linear
             calls = [lambda w=w, x=x, call=call: call(x, w, keep="bench") for w in weights]
             moved = 2.0 * n * k + 2.0 * rows * (k + n)
-            found.append(Row(name, rows, seconds_of(calls), moved, 2.0 * rows * n * k))
+            found.append(clock.row(name, rows, calls, moved, 2.0 * rows * n * k))
     return found
 
 
-def attention(shape: dict, requests: int, query: int, context: int) -> Row:
+def attention(clock: Clock, shape: dict, requests: int, query: int, context: int) -> Row:
     """`requests` with `query` new tokens each, at the end of `context` tokens."""
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     dim = shape["hidden_size"] // heads
@@ -110,22 +122,22 @@ def attention(shape: dict, requests: int, query: int, context: int) -> Row:
     pairs = requests * (query * context - query * (query - 1) / 2)
     moved = 4.0 * requests * context * kv_heads * dim
     name = f"attention {requests} x {query} at {context}"
-    return Row(name, requests * query, seconds_of(calls), moved, 4.0 * pairs * heads * dim)
+    return clock.row(name, requests * query, calls, moved, 4.0 * pairs * heads * dim)
 
 
-def rest(shape: dict) -> list[Row]:
+def rest(clock: Clock, shape: dict) -> list[Row]:
     """Norms and the search for the likeliest token."""
     hidden, vocab = shape["hidden_size"], shape["vocab_size"]
     weight = torch.ones(hidden, dtype=torch.bfloat16)
     found = []
     for rows in (32, 512):
         x, y = torch.randn(rows, hidden).bfloat16(), torch.randn(rows, hidden).bfloat16()
-        seconds = seconds_of([lambda x=x, y=y: native_linear.rms_norm_add(x, y, weight, 1e-6)], 50)
-        found.append(Row("norm + residual", rows, seconds, 8.0 * rows * hidden, 0.0))
+        calls = [lambda x=x, y=y: native_linear.rms_norm_add(x, y, weight, 1e-6)]
+        found.append(clock.row("norm + residual", rows, calls, 8.0 * rows * hidden, 0.0, 50))
     for rows in (1, 32):
         logits = torch.randn(rows, vocab)
-        seconds = seconds_of([lambda x=logits: native_sampling.finite_rows(x)], 20)
-        found.append(Row("finite", rows, seconds, 4.0 * rows * vocab, 0.0))
+        calls = [lambda x=logits: native_sampling.finite_rows(x)]
+        found.append(clock.row("finite", rows, calls, 4.0 * rows * vocab, 0.0, 20))
     return found
 
 
@@ -138,12 +150,11 @@ def main() -> None:
     shape, isa = SHAPES[options.shape], choose_isa()
     set_num_threads(options.threads)
     torch.set_num_threads(1)
-    bandwidth = bandwidth_of(options.threads)
-    table = products(shape, shape["num_hidden_layers"])
-    rate = max(row.operations / row.seconds for row in table)
-    table += [attention(shape, 1, 512, 512), attention(shape, 4, 512, 4096)]
-    table += [attention(shape, 32, 1, 256), attention(shape, 4, 1, 4096)]
-    table += rest(shape)
+    clock = Clock()
+    table = products(clock, shape, shape["num_hidden_layers"])
+    for requests, query, context in ((1, 512, 512), (4, 512, 4096), (32, 1, 256), (4, 1, 4096)):
+        table.append(attention(clock, shape, requests, query, context))
+    table += rest(clock, shape)
     lines = [
         {
             "kernel": row.kernel,
@@ -151,12 +162,15 @@ def main() -> None:
             "microseconds": round(row.seconds * 1e6, 1),
             "gb_per_second": round(row.bytes / row.seconds / 1e9, 1),
             "gflop_per_second": round(row.operations / row.seconds / 1e9),
-            "fraction_of_roof": round(row.roof(bandwidth, rate) / row.seconds, 2),
+            "fraction_of_roof": round(row.roof / row.seconds, 2),
         }
         for row in table
     ]
     head = {"isa": isa, "threads": options.threads, "shape": options.shape}
-    head |= {"gb_per_second": round(bandwidth / 1e9, 1), "gflop_per_second": round(rate / 1e9)}
+    head |= {
+        "gb_per_second": round(statistics.median(row.rates.read for row in table) / 1e9, 1),
+        "gflop_per_second": round(statistics.median(row.rates.multiply for row in table) / 1e9),
+    }
     if options.json:
         print(json.dumps(head | {"kernels": lines}))
         return

@@ -11,30 +11,48 @@ import json
 import sys
 from pathlib import Path
 
+NAMES = {"vllm": "vLLM tuned", "vllm_default": "vLLM default", "llama_cpp": "llama.cpp"}
+
 
 def engine_table(report: dict) -> str:
-    """Cases, rates of each engine, ratio, and how near quire is to the limit on paper."""
-    versions = ", ".join(f"{name} {about[name]}" for name, about in report["versions"].items())
+    """Cases, rates of each engine, ratios, and how near quire is to the limit on paper."""
+    versions = ", ".join(
+        f"{name} {about[name]}" for name, about in report["versions"].items() if name in about
+    )
     machine = report["machine"]
+    peers = list(report["ratios"])
+    heads = [text for peer in peers for text in (NAMES[peer], "ratio")]
     lines = [
         f"{report['model']}, commit {report['commit']}, {versions}, {machine['cores']} cores of "
         f"{machine['cpu']}; tokens per second, medians.",
         "",
-        "| case | quire | vLLM, tuned | ratio | of the limit on paper |",
-        "|---|---:|---:|---:|---:|",
+        "| case | quire | " + " | ".join([*heads, "of the limit on paper"]) + " |",
+        "|---" + "|---:" * (2 + len(heads)) + "|",
     ]
-    ratios = report["ratios"].get("vllm", {})
     for case, row in report["results"].items():
-        peer = row.get("vllm", {}).get("tokens_per_second", "")
-        ours = row["quire"]["tokens_per_second"]
-        limit = f"{row['fraction_of_limit']:.0%}"
-        lines.append(f"| {case} | {ours} | {peer} | {ratios.get(case, '')} | {limit} |")
+        cells = [case, row["quire"]["tokens_per_second"]]
+        for peer in peers:
+            cells += [
+                row.get(peer, {}).get("tokens_per_second", ""),
+                report["ratios"][peer].get(case, ""),
+            ]
+        limit = row["limit"]
+        cells.append(
+            f"{limit['fraction']:.0%} ({_range(limit['gb_per_second'])} GB/s, "
+            f"{_range(limit['gflop_per_second'])} GFLOP/s)"
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     ready = report["ready_seconds"]
-    lines.append(
-        f"| start to ready, s | {ready['quire']} | {ready.get('vllm', '')} "
-        f"| {ratios.get('start_to_ready', '')} | |"
-    )
+    cells = ["start to ready, s", ready["quire"]]
+    for peer in peers:
+        cells += [ready[peer], report["ratios"][peer]["start_to_ready"]]
+    lines.append("| " + " | ".join(map(str, cells)) + " | |")
     return "\n".join(lines)
+
+
+def _range(values: list[float]) -> str:
+    low, high = round(min(values)), round(max(values))
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def kernel_table(report: dict) -> str:
