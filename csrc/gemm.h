@@ -12,6 +12,7 @@
 // products and sums on the portable path).
 #pragma once
 #include "isa.h"
+#include "scalar.h"
 
 namespace quire {
 
@@ -69,8 +70,24 @@ struct GemmArgs {
   int activation;
   bool split;  // of a gated layer: all gates, then all ups, without activation: [m, n]
   const Linear* next = nullptr;  // what is multiplied next, if known: fetched betimes
+  uint64_t* best = nullptr;      // [m] or nullptr: keys, see below; nothing is written to `out` then
 };
 QUIRE_KERNEL(gemm, (const GemmArgs&))
+
+// The largest number of a row and its column as one key, which is compared and replaced at once: the
+// order of the threads does not matter. The key is 0 at first, larger for a larger number, and for
+// equal ones (-0 and 0 are) larger for a smaller column.
+constexpr uint64_t kNotFinite = ~uint64_t{0};  // above all others: some number is not finite
+
+static inline uint64_t best_key(float y, int64_t column) {
+  const uint32_t bits = f32_to_bits(y + 0.0f);
+  const uint32_t order = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(column));
+}
+// -1 if some number is not finite.
+static inline int64_t best_column(uint64_t key) {
+  return key == kNotFinite ? -1 : static_cast<int64_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
 
 struct PackArgs {
   const void* weight;  // [rows, k] of source dtype, contiguous

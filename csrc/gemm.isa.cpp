@@ -271,7 +271,42 @@ void finish_row(const GemmArgs& a, int64_t row, int64_t tile, float* sums) {
   put(a, row, layer.n, half + first, sums + width, nullptr, count);
 }
 
+void raise(uint64_t* best, uint64_t mine) {
+  uint64_t old = __atomic_load_n(best, __ATOMIC_RELAXED);
+  while (old < mine && !__atomic_compare_exchange_n(best, &old, mine, true, __ATOMIC_RELAXED,
+                                                    __ATOMIC_RELAXED)) {
+  }
+}
+
+// Looks for a row's largest number among the columns of a tile.
+void keep_best(const GemmArgs& a, int64_t row, int64_t tile, float* sums) {
+  const Linear& layer = *a.layer;
+  const int64_t first = tile * kTile;
+  if (layer.bias)
+    for (int i = 0; i < kTile; i += kLanes)
+      store(sums + i, add(load(sums + i), load(layer.bias + first + i)));
+  // Columns that fill up the last tile: never before the first one.
+  for (int64_t i = layer.n - first; i < kTile; ++i) sums[i] = sums[0];
+  Vec top = load(sums), odd = mul(top, zero());  // infinity times zero: not a number
+  for (int i = kLanes; i < kTile; i += kLanes) {
+    const Vec y = load(sums + i);
+    top = max(top, y);
+    odd = add(odd, mul(y, zero()));
+  }
+  uint64_t* best = a.best + row;
+  if (sum(odd) != 0.0f) return raise(best, kNotFinite);
+  const float largest = max_of(top);
+  if (best_key(largest, first) <= __atomic_load_n(best, __ATOMIC_RELAXED)) return;
+  int64_t at = 0;
+  while (sums[at] != largest) ++at;
+  raise(best, best_key(largest, first + at));
+}
+
 void finish_rows(const GemmArgs& a, int64_t row, int64_t count, int64_t tile, float* sums) {
+  if (a.best) {
+    for (int64_t r = 0; r < count; ++r) keep_best(a, row + r, tile, sums + r * kTile);
+    return;
+  }
   const int64_t left = a.layer->n - tile * kTile;
   if (left >= kTile && !a.split && a.out_dtype != kF16) {
     switch (a.activation) {

@@ -32,6 +32,18 @@ void run_linear(const Linear& layer, uintptr_t x, int x_dtype, int64_t m, int64_
                             at<void>(out), out_dtype, activation, split});
 }
 
+// Column of the largest sum of each row, -1 where some sum is not finite.
+void run_likeliest(const Linear& layer, uintptr_t x, int x_dtype, int64_t m, int64_t x_stride,
+                   uintptr_t ids) {
+  nb::gil_scoped_release release;
+  auto* best = at<uint64_t>(ids);
+  for (int64_t row = 0; row < m; ++row) best[row] = 0;
+  GemmArgs args{&layer, at<void>(x), x_dtype, m, x_stride, nullptr, nullptr, kF32, kNone, false};
+  args.best = best;
+  QUIRE_PICK(gemm)(args);
+  for (int64_t row = 0; row < m; ++row) at<int64_t>(ids)[row] = best_column(best[row]);
+}
+
 void run_norm(const Norm& norm, uintptr_t x, uintptr_t residual, uintptr_t sum, uintptr_t out,
               int dtype, int64_t rows, int64_t size, int64_t x_stride) {
   nb::gil_scoped_release release;
@@ -62,6 +74,7 @@ void bind_gemm(nb::module_& m) {
   m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "wide"_a);
   m.def("linear", &run_linear, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "residual"_a,
         "out"_a, "out_dtype"_a, "activation"_a, "split"_a);
+  m.def("likeliest", &run_likeliest, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "ids"_a);
   m.def("norm", &run_norm, "norm"_a, "x"_a, "residual"_a, "sum"_a, "out"_a, "dtype"_a, "rows"_a,
         "size"_a, "x_stride"_a);
   m.def("pack", &run_pack, "weight"_a, "source_dtype"_a, "packed"_a, "dtype"_a, "rows"_a, "k"_a,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel_kit import error, on_every_isa, same
-from quire.kernels import compiled, native_linear, reference
+from quire.kernels import compiled, native_linear, reference, rows
 
 pytestmark = on_every_isa
 
@@ -72,6 +72,34 @@ def test_a_row_is_the_same_in_any_company(dtype, n, k):
         for _ in range(12):
             picked = rng.sample(range(230), rng.choice([1, 2, 3, 5, 6, 7, 13, 48, 49, 97, 200]))
             assert same(native_linear.linear(x[picked], layer), want[picked])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (64, 64), (130, 257), (1000, 80), (5003, 2500)])
+def test_likeliest_is_the_first_of_the_largest(dtype, n, k):
+    """The columns that `linear` makes and the plain twin finds, whatever the company and threads.
+
+    Equal columns, numbers far below the zeros that fill up a tile, and rows with a NaN or an
+    infinity among them.
+    """
+    generator = torch.Generator().manual_seed(k)
+    weight = torch.randn(n // 3 + 1, k, generator=generator).to(dtype).repeat(3, 1)[:n]
+    shift = torch.full((n,), -9999.0).to(dtype)
+    x = inputs(200, k, dtype)
+    x[7, 1], x[12, 0], x[40, 2] = torch.nan, torch.inf, -torch.inf
+    for bias in (shift, None):
+        layer = native_linear.prepare_linear(weight, bias)
+        want = rows.largest_columns(native_linear.linear(x, layer, torch.float32))
+        assert want[[7, 12, 40]].tolist() == [-1] * 3 and (want >= 0).sum() == 197
+        assert (want.unique() < n // 3 + 1).all(), "a later one of equals"
+        for threads in (1, 2):
+            compiled.lib.set_num_threads(threads, [])
+            for some in ([0], [7], list(range(5, 14)), list(range(33)), list(range(200))):
+                assert torch.equal(native_linear.likeliest(x[some], layer), want[some])
+    prepared = reference.prepare_linear(weight, None)
+    found = reference.likeliest(x[:2], prepared)
+    assert torch.equal(found, reference.linear(x[:2], prepared, torch.float32).argmax(1))
+    assert native_linear.likeliest(x[:0], layer).tolist() == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

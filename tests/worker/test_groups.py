@@ -13,6 +13,7 @@ from quire.config.shape import LayerKV
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
+from quire.kernels.rows import largest_columns
 from quire.params import SamplingParams
 from quire.worker.device import CpuDevice
 from quire.worker.input_batch import InputBatch
@@ -47,6 +48,9 @@ class WindowedModel:
 
     def compute_logits(self, hidden, keep=None):
         return torch.stack([torch.from_numpy(logits_of(int(v))) for v in hidden.flatten()])
+
+    def compute_likeliest(self, hidden):
+        return largest_columns(self.compute_logits(hidden))
 
 
 def expected(prompt, count):

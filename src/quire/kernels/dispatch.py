@@ -50,6 +50,7 @@ class Ops:
     gelu_tanh_and_mul: Callable[[Tensor], Tensor]
     grouped_experts: Callable[..., Tensor]
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]
+    likeliest: Callable[[Tensor, Any], Tensor]
     linear: Callable[..., Tensor]
     linear_add: Callable[..., Tensor]
     log: Callable[[Tensor], Tensor]

@@ -103,6 +103,17 @@ def linear(
     return out
 
 
+def likeliest(x: Tensor, layer: PackedLinear) -> Tensor:
+    """See `reference.likeliest`. The columns are never all in memory."""
+    assert not layer.gated
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    ids = torch.empty(len(x), dtype=torch.int64)
+    places = (x.data_ptr(), CODES[x.dtype], x.shape[0], x.stride(0), ids.data_ptr())
+    lib.likeliest(layer.handle, *places)
+    return ids
+
+
 def linear_add(x: Tensor, layer: PackedLinear, residual: Tensor) -> Tensor:
     """See `reference.linear_add`."""
     assert not layer.gated and residual.is_contiguous(), "the sum is written in place"
@@ -222,6 +233,7 @@ def _normalize(x: Tensor, residual: Tensor | None, norm: Any) -> tuple[Tensor, T
 OPS: Final[dict[str, Callable[..., Any]]] = {
     "embedding_of": embedding_of,
     "gated_linear": gated_linear,
+    "likeliest": likeliest,
     "linear": linear,
     "linear_add": linear_add,
     "prepare_linear": prepare_linear,

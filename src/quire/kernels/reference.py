@@ -15,7 +15,7 @@ from quire.kernels.encoder import encoder_attention
 from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
-from quire.kernels.rows import finite_rows
+from quire.kernels.rows import finite_rows, largest_columns
 from quire.kernels.tiles import PreparedLinear, linear, prepare_linear, wide_linear
 
 
@@ -30,6 +30,14 @@ def embedding_of(input_ids: Tensor, layer: PreparedLinear, dtype: torch.dtype) -
     For an embedding that shares its memory with the head.
     """
     return layer.weight.index_select(0, input_ids).to(dtype)
+
+
+def likeliest(x: Tensor, layer: PreparedLinear) -> Tensor:
+    """Column of the largest number of each row of `linear(x, layer, float32)`: int64 `[T]`.
+
+    The lowest one among equals; -1 where some number of the row is not finite.
+    """
+    return largest_columns(linear(x, layer, torch.float32))
 
 
 def linear_add(x: Tensor, layer: PreparedLinear, residual: Tensor) -> Tensor:
@@ -214,6 +222,7 @@ OPS = {
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
     "grouped_experts": grouped_experts,
     "layer_norm": layer_norm,
+    "likeliest": likeliest,
     "linear": linear,
     "linear_add": linear_add,
     "log": log,

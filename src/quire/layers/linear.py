@@ -56,6 +56,13 @@ class Linear:
         """`activation(gate) * up`, rounded once: `[T, N / 2]`."""
         return ops.gated_linear(x, self._prepared, activation, self._keep)
 
+    def likeliest(self, x: Tensor) -> Tensor:
+        """The column of the largest number of each row of the float32 result: int64 `[T]`.
+
+        -1 where some number of a row is not finite.
+        """
+        return ops.likeliest(x, self._prepared)
+
     @property
     def prepared(self) -> Any:
         """The loaded weight as `ops.prepare_linear` made it, for operations over several layers."""

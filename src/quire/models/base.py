@@ -50,3 +50,10 @@ class CausalLM(Protocol):
         large batch are tens of megabytes, and fresh ones cost a page fault per 4 KiB.
         """
         ...
+
+    def compute_likeliest(self, hidden: Tensor) -> Tensor:
+        """The token of each row's largest logit, the lowest id among equals: int64 `[R]`.
+
+        -1 where some logit of the row is not finite. The logits need never be in memory.
+        """
+        ...

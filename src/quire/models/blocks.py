@@ -19,6 +19,7 @@ from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
 from quire.kernels.dispatch import ops
+from quire.kernels.rows import largest_columns
 from quire.kernels.scopes import names_are_on
 from quire.layers.embedding import Embedding, TiedEmbedding
 from quire.layers.linear import Linear
@@ -327,6 +328,14 @@ class DecoderForCausalLM:
             logits = logits * self._style.logit_scale
         cap = self._style.logit_softcap
         return ops.tanh(logits / cap) * cap if cap else logits
+
+    @torch.inference_mode()
+    def compute_likeliest(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM.compute_likeliest`."""
+        # Rounding may make equal what the head's own sums tell apart.
+        if self._style.logit_scale != 1.0 or self._style.logit_softcap:
+            return largest_columns(self.compute_logits(hidden, keep="logits"))
+        return self._lm_head.likeliest(hidden)
 
     @property
     def is_tied(self) -> bool:

@@ -135,6 +135,10 @@ class DecoderModel(PoolingModel):
         """There is no language-model head."""
         raise AssertionError("a pooling model is never asked for logits")
 
+    def compute_likeliest(self, hidden: Tensor) -> Tensor:
+        """There is no language-model head."""
+        raise AssertionError("a pooling model is never asked for tokens")
+
     def parameters(self) -> Parameters:
         """The decoder's without its language-model head, and the classifier's."""
         head = self.pooler.head

@@ -200,6 +200,16 @@ class Sampler:
         logprobs = [state.logprobs.get(row) for row in rows]
         return SamplerOutput(state.token_ids.tolist(), logprobs, state.failed)
 
+    def take(self, likeliest: Tensor) -> SamplerOutput:
+        """What the steps give where no row needs any but `check_finite` and `greedy_pick`.
+
+        Args:
+            likeliest: int64 `[rows]`: the likeliest token, -1 for NaN or infinity in the row.
+        """
+        tokens = likeliest.tolist()
+        failed = {row: NOT_A_NUMBER for row, token in enumerate(tokens) if token < 0}
+        return SamplerOutput(tokens, [None] * len(tokens), failed)
+
     def _plan(self, logits: Tensor) -> tuple[Step, ...]:
         """The steps, those of `PICKING` as one where the kernels can."""
         if ops.pick_tokens is None or logits.device.type != "cpu":

@@ -265,11 +265,13 @@ class ModelRunner:
         which = inputs.samples.nonzero()[0]
         if not len(which):
             return
-        logits = self.model.compute_logits(hidden, keep="logits")
         rows = inputs.rows[which]
         requests = [self._sampling(row) for row in rows.tolist()]
         metadata = SamplingMetadata.build(requests, self.input_batch.outputs(rows))
-        result = self.sampler(logits, metadata)
+        if metadata.takes_likeliest:
+            result = self.sampler.take(self.model.compute_likeliest(hidden))
+        else:
+            result = self.sampler(self.model.compute_logits(hidden, keep="logits"), metadata)
         for place, index in enumerate(which.tolist()):
             req_id = inputs.req_ids[index]
             if place in result.failed:
