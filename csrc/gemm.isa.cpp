@@ -39,8 +39,12 @@ struct Work {
 
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
+constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
+
 template <int P> QUIRE_INLINE void fetch(const char*& next) {
-  QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i);
+  // A single pass reads the weights once: they need not push everything else out of the caches.
+  constexpr int kKept = P == kLines ? 0 : 3;
+  QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i, 0, kKept);
   next += 64 * P;
 }
 
@@ -137,8 +141,6 @@ void tile_f32(const float* x, int64_t stride, const void* w, int64_t k0, int64_t
       store(sums + r * 64 + column + j * kLanes, acc[r][j]);
   }
 }
-
-constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 
 struct Block {
   const Work& work;

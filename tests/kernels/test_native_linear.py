@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kernel_kit import error, on_every_isa, same
-from quire.kernels import compiled, native_linear, reference, rows
+from quire.kernels import compiled, native_linear, reference
+from quire.kernels.rows import largest_columns
 
 pytestmark = on_every_isa
 
@@ -89,7 +90,7 @@ def test_likeliest_is_the_first_of_the_largest(dtype, n, k):
     x[7, 1], x[12, 0], x[40, 2] = torch.nan, torch.inf, -torch.inf
     for bias in (shift, None):
         layer = native_linear.prepare_linear(weight, bias)
-        want = rows.largest_columns(native_linear.linear(x, layer, torch.float32))
+        want = largest_columns(native_linear.linear(x, layer, torch.float32))
         assert want[[7, 12, 40]].tolist() == [-1] * 3 and (want >= 0).sum() == 197
         assert (want.unique() < n // 3 + 1).all(), "a later one of equals"
         for threads in (1, 2):

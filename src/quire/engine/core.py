@@ -25,6 +25,7 @@ from quire.errors import InvalidRequest
 from quire.executor.base import Executor, make_executor
 from quire.logger import get_logger
 from quire.params import SamplingParams
+from quire.utils.collector import paused_collector
 from quire.utils.timing import Clock, RealClock
 
 logger = get_logger(__name__)
@@ -62,8 +63,9 @@ class EngineCore:
         for decision in self.decisions:
             logger.info("%s = %s: %s", decision.what, decision.chose, decision.why)
         policy_class(self.config.scheduler)  # a bad one is refused before the model is loaded
-        self.executor = executor or make_executor(self.config, shape)
-        self.info = self.executor.start(progress)
+        with paused_collector():
+            self.executor = executor or make_executor(self.config, shape)
+            self.info = self.executor.start(progress)
         max_model_len = self.config.model.max_model_len
         assert max_model_len is not None, "resolve() settles it"
         observed = self.config.observability

@@ -8,6 +8,7 @@ One thread reads, one writes, the main thread steps; so a slow reader never hold
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -76,6 +77,9 @@ class EngineCoreProcess:
         from quire.config import EngineConfig
 
         core = EngineCore(EngineConfig.from_dict(start.config), progress=self._progress)
+        # What is here now stays: to look through all of it takes a tenth of a second, in which
+        # every request would wait.
+        gc.freeze()
         self._send(Ready(self.epoch, core.info.to_dict()))
         return core
 

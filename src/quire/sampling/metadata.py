@@ -132,11 +132,6 @@ class SamplingMetadata:
                 rows.setdefault(name, []).append(row)
         return cls(requests, outputs, rows, grammar_bitmask)
 
-    @property
-    def takes_likeliest(self) -> bool:
-        """Whether every row takes its likeliest token as the model sees it, and nothing else."""
-        return not self.rows and self.grammar_bitmask is None
-
 
 def _index(rows: list[int]) -> slice | list[int]:
     """A slice, which copies nothing, if the rows follow one another."""

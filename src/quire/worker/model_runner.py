@@ -267,11 +267,11 @@ class ModelRunner:
             return
         rows = inputs.rows[which]
         requests = [self._sampling(row) for row in rows.tolist()]
-        metadata = SamplingMetadata.build(requests, self.input_batch.outputs(rows))
-        if metadata.takes_likeliest:
-            result = self.sampler.take(self.model.compute_likeliest(hidden))
-        else:
+        if any(request.active for request in requests):
+            metadata = SamplingMetadata.build(requests, self.input_batch.outputs(rows))
             result = self.sampler(self.model.compute_logits(hidden, keep="logits"), metadata)
+        else:
+            result = self.sampler.take(self.model.compute_likeliest(hidden))
         for place, index in enumerate(which.tolist()):
             req_id = inputs.req_ids[index]
             if place in result.failed:
@@ -328,7 +328,8 @@ class ModelRunner:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.to(self.device.torch_device, non_blocking=True)
+        where = self.device.torch_device
+        return tensor if where.type == "cpu" else tensor.to(where, non_blocking=True)
 
 
 def _reason(req_id: str, error: Exception) -> str:
