@@ -57,9 +57,11 @@ class BlockTable:
         Returns:
             int64 `[T]`.
         """
-        blocks: np.ndarray = self.ids[rows, positions // self.block_size].astype(np.int64)
-        assert blocks.all(), "a token without a block would overwrite the null block"
-        slots: np.ndarray = blocks * self.block_size + positions % self.block_size
+        indices, offsets = np.divmod(positions, self.block_size)
+        blocks = self.ids[rows, indices].astype(np.int64)
+        has_block = np.count_nonzero(blocks) == len(blocks)
+        assert has_block, "a token without a block would overwrite the null block"
+        slots: np.ndarray = blocks * self.block_size + offsets
         return slots
 
     def lines(self, rows: np.ndarray, computed: np.ndarray, max_len: int) -> np.ndarray:

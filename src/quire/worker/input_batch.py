@@ -165,7 +165,8 @@ class InputBatch:
         computed = self.num_computed[rows]
         if sum(num_scheduled) == count:
             # One token each, as in most steps. Worth a case of its own: the model's weights have
-            # driven all this out of the caches, and each operation that is not called is 5 us.
+            # driven all this out of the caches, and each operation that is not called is 5 us, a
+            # reduction 30.
             starts = np.arange(count + 1)
             token_request, token_rows, positions = starts[:-1], rows, computed
             seq_lens = computed + 1
@@ -177,10 +178,11 @@ class InputBatch:
             token_rows = rows[token_request]
             positions = np.arange(starts[-1]) + (computed - starts[:-1])[token_request]
             seq_lens = computed + lengths
-        longest = int(seq_lens.max())
+        longest = max(seq_lens.tolist())
         samples = seq_lens >= self.num_tokens[rows]
-        wanted_starts = np.zeros(count + 1, dtype=np.int32)
-        np.cumsum(samples, out=wanted_starts[1:])
+        wanted_starts = np.arange(count + 1, dtype=np.int32)
+        if np.count_nonzero(samples) < count:
+            np.cumsum(samples, out=wanted_starts[1:])
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
