@@ -279,6 +279,52 @@ def test_prompt_logprob_slabs_change_nothing(monkeypatch):
     assert plain(result.prompt_logprobs["a"]) == plain(expected_prompt_logprobs(prompt, 2))
 
 
+class Counting(FakeModel):
+    """Counts the steps that make logits, and those that only find the likeliest tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.with_logits = self.without = 0
+
+    def compute_logits(self, hidden, keep=None):
+        self.with_logits += keep is not None
+        return super().compute_logits(hidden)
+
+    def compute_likeliest(self, hidden):
+        self.without += 1
+        return super().compute_likeliest(hidden)
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "needs_logits"),
+    [
+        ({}, False),
+        ({"temperature": 1.0}, True),
+        ({"logprobs": 0}, True),
+        ({"logit_bias": {5: 1.0}}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"min_tokens": 5, "eos_token_ids": [3]}, True),
+        ({"allowed_token_ids": [1, 2]}, True),
+        ({"bad_words_token_ids": [[4]]}, True),
+    ],
+    ids=str,
+)
+def test_greedy_requests_alone_need_no_logits(neighbour, needs_logits):
+    """Their tokens are the same with and without."""
+    model, prompt = Counting(), [5, 6, 7]
+    greedy = SamplingParams(seed=1, temperature=0, max_tokens=6, ignore_eos=True)
+    other = SamplingParams(**{"seed": 2, "temperature": 0, "max_tokens": 6} | neighbour)
+    engine = Engine(make_runner(model), 40, budget=200, max_num_seqs=8)
+    engine.add("greedy", prompt, greedy)
+    engine.add("other", [9, 9], other)
+    engine.run()
+    assert engine.tokens["greedy"] == expected_tokens(prompt, greedy, 6)[0]
+    if needs_logits:
+        assert model.with_logits
+    else:
+        assert model.without and not model.with_logits
+
+
 class Faulty(FakeModel):
     """Raises, or spoils logits, whenever a poisoned token takes part in a step."""
 
