@@ -76,7 +76,7 @@ def test_a_row_is_the_same_in_any_company(dtype, n, k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n", "k"), [(1, 3), (64, 64), (130, 257), (1000, 80), (5003, 2500)])
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (64, 64), (130, 257), (515, 2100)])
 def test_likeliest_is_the_first_of_the_largest(dtype, n, k):
     """The columns that `linear` makes and the plain twin finds, whatever the company and threads.
 
