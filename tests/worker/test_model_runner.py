@@ -351,6 +351,17 @@ class Faulty(FakeModel):
 POISON = 49
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_greedy_request_without_numbers_fails_alone(value):
+    engine = Engine(make_runner(Faulty(POISON, value=value)), 40, budget=200, max_num_seqs=8)
+    greedy = SamplingParams(seed=1, temperature=0, max_tokens=6, ignore_eos=True)
+    engine.add("bad", [1, POISON, 2], greedy)
+    engine.add("good", [5, 6, 9], greedy)
+    engine.run()
+    assert list(engine.errors) == ["bad"] and engine.errors["bad"].startswith("numerical:")
+    assert engine.tokens["good"] == expected_tokens([5, 6, 9], greedy, 6)[0]
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
