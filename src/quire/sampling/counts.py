@@ -37,7 +37,8 @@ class TokenCounts:
         """
         for token in output[self._num_read :].tolist():
             if 0 <= token < self._vocab_size:
-                self._counts[self._place_of(token)] += 1.0
+                place = self._place_of(token)  # first: it may put a larger array in place
+                self._counts[place] += 1.0
         self._num_read = len(output)
         return self._ids[: len(self._place)], self._counts[: len(self._place)]
 
