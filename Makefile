@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install native serve test test-asan check fix bench demo clean help
+.PHONY: install native serve test test-asan fuzz check fix bench demo clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   start the server with the embedded model (ARGS='--port 9000')"
 	@echo "make test    install the test extras and run every test"
+	@echo "make fuzz    random cases that nobody has tried, MINUTES=60 (or HOURS=8)"
 	@echo "make test-asan   the kernel tests with sanitizers"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make native  build the C++ kernels again after a change in csrc/"
@@ -56,6 +57,11 @@ serve: install
 test: $(VENV)/.test
 	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
 	$(BIN)/python -m pytest $(ARGS)
+
+# Random rounds of tests/fuzz (tests/fuzz/fuzz_kit.py); `make test` runs a fixed few of its cases.
+fuzz: $(VENV)/.test
+	@$(BIN)/python tests/fuzz/rounds.py $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
 ASAN_TESTS := tests/kernels/test_sanitizers.py tests/kernels/test_pool.py \
   tests/kernels/test_native_*.py tests/invariance/test_fused_decoder.py
