@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import socket
+import subprocess
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,8 +20,10 @@ import pytest
 
 from quire.cli import machine
 from quire.cli import main as cli
+from quire.cli.chat import build_parser as chat_parser
 from quire.cli.explain import BAR, draw
-from quire.cli.top import waits_for
+from quire.cli.target import server_target
+from quire.cli.top import Pace, waits_for
 from quire.config import EngineConfig
 from quire.engine.records import Question
 from quire.observability.diagnosis import diagnose
@@ -125,6 +134,91 @@ def test_top_once(capsys, url: str, pages: dict[str, bytes]) -> None:  # type: i
     del pages["/v1/requests"]
     code, out, _ = run(capsys, *arguments)
     assert code == 0 and "Running" in out and "no list of requests" in out
+
+
+LONG = "chatcmpl-" + "0123456789abcdef" * 8
+
+
+def test_top_cuts_no_id_when_piped(capsys, url: str, pages: dict[str, bytes]) -> None:  # type: ignore[no-untyped-def]
+    [state] = json.loads(pages["/v1/requests"])["data"]
+    pages["/v1/requests"] = json.dumps({"data": [state | {"id": LONG}]}).encode()
+    _, out, _ = run(capsys, "top", url, "--once", "--interval", "0.1")
+    assert LONG in out.split()
+
+
+def gauges(running: int, steps: int, tokens: int) -> dict[str, dict[str, float]]:
+    return {
+        "vllm:num_requests_running": {"": running},
+        "vllm:engine_steps_total": {"": steps},
+        "vllm:generation_tokens_total": {"": tokens},
+        "vllm:prompt_tokens_total": {"": 0},
+    }
+
+
+def test_a_step_longer_than_the_interval_is_no_standstill() -> None:
+    pace = Pace()
+    pace.see(gauges(0, 5, 100), False, 0.0)
+    first = pace.see(gauges(2, 5, 100), True, 1.0)
+    assert first["step_seconds"] == 1.0 and "generation_tokens_per_second" not in first
+    pace.see(gauges(2, 5, 100), True, 2.0)
+    ended = pace.see(gauges(2, 6, 180), True, 4.0)
+    assert ended["generation_tokens_per_second"] == 80 / 4 and "step_seconds" not in ended
+    running = pace.see(gauges(2, 6, 180), True, 5.5)
+    assert running["generation_tokens_per_second"] == 20, "the rate over the last steps"
+    assert running["step_seconds"] == 1.5
+    pace.see(gauges(0, 7, 190), False, 6.0)
+    idle = pace.see(gauges(0, 7, 190), False, 7.0)
+    assert idle["generation_tokens_per_second"] == 0 and "step_seconds" not in idle
+
+
+def test_top_says_that_a_step_runs(capsys, url: str) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = run(capsys, "top", url, "--once", "--interval", "0.1")
+    assert "step running for " in out and "Output tok/s -" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_top_on_a_terminal_ends_by_a_key(url: str, pages: dict[str, bytes], key: bytes) -> None:
+    [state] = json.loads(pages["/v1/requests"])["data"]
+    pages["/v1/requests"] = json.dumps({"data": [state | {"id": LONG}]}).encode()
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "quire", "top", url, "--interval", "30"]
+    with subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+    ) as process:  # fmt: skip
+        os.close(follower)
+        shown = b""
+        while b"q quits" not in shown:
+            shown += os.read(leader, 65536)
+        os.write(leader, key)
+        with contextlib.suppress(OSError):  # how a terminal says that nobody is left
+            while more := os.read(leader, 65536):
+                shown += more
+        ended = process.wait(timeout=60)
+    os.close(leader)
+    assert ended == {b"q": 0, b"\x03": 130}[key]
+    assert b"Traceback" not in shown
+    assert LONG[:12].encode()[:-1] in shown, "enough of the id for `quire explain`"
+
+
+def test_url_as_an_argument(capsys, url: str) -> None:  # type: ignore[no-untyped-def]
+    for arguments, expected in (
+        (("explain", "me", url), "request me: "),
+        (("explain", url, "--json", "me"), '"id": "me"'),
+        (("timeline", url, "--steps", "5", "-o", "-"), "traceEvents"),
+        (("top", url, "--once", "--interval", "0.1"), "Running"),
+        (("doctor", url, "--watch", "0.05"), "30 waiting"),
+    ):
+        code, out, err = run(capsys, *arguments)
+        assert code in (0, 1) and expected in out, (arguments, err)
+    code, _, err = run(capsys, "doctor", url, "--port", "1")
+    assert code == 2 and "URL and --port name a server each" in err
+
+
+def test_url_in_place_of_a_model() -> None:
+    server = server_target(chat_parser().parse(["http://127.0.0.1:1"]))
+    assert server is not None and (server.url, server.model) == ("http://127.0.0.1:1", None)
 
 
 def test_doctor_names_the_cause(capsys, url: str) -> None:  # type: ignore[no-untyped-def]

@@ -97,6 +97,34 @@ def test_the_servers_prefix_may_be_left_out() -> None:
     assert [e.id for e in asked.explain("yours")] == ["chatcmpl-yours"]
 
 
+def test_the_beginning_of_an_id_is_enough() -> None:
+    rig = Rig()
+    for name in ("chatcmpl-abc111", "chatcmpl-abd222", "cmpl-xyz-0", "cmpl-xyz-1", "cmpl-xyzz-0"):
+        rig.add(name, 3, 2)
+    rig.drain()
+    asked = question(rig)
+    for given in (
+        "chatcmpl-abc",
+        "abc1",
+        "chatcmpl-abc\N{HORIZONTAL ELLIPSIS}",
+        "abc...",
+        "abc111[0]",
+    ):
+        assert [e.id for e in asked.explain(given)] == ["chatcmpl-abc111"], given
+    assert [e.id for e in asked.explain("xyz")] == ["cmpl-xyz-0", "cmpl-xyz-1"]
+    assert [e.id for e in asked.explain("xyzz")] == ["cmpl-xyzz-0"]
+    with pytest.raises(InvalidRequest) as caught:
+        asked.explain("ab")
+    assert caught.value.message == (
+        "2 requests begin with 'ab': chatcmpl-abd222, chatcmpl-abc111; give more of the id"
+    )
+    with pytest.raises(InvalidRequest, match="3 requests begin with 'xy'"):
+        asked.explain("xy")
+    for given in ("abe", "\N{HORIZONTAL ELLIPSIS}", "abc111[1]"):
+        with pytest.raises(NotFound):
+            asked.explain(given)
+
+
 def test_where_requests_stand() -> None:
     rig = Rig(seqs=1)
     rig.add("x", 4, 50)

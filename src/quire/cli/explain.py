@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from quire.cli.parser import Parser
-from quire.cli.running import add_running_flags, running_client
+from quire.cli.running import add_running_flags, is_url, running_client
 from quire.errors import ConfigError
 
 COLOURS: Final = {
@@ -30,10 +30,13 @@ EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 def build_parser() -> Parser:
     """The parser of this command."""
-    parser = Parser("explain", "Tell where the time of one request of a running server went.")
+    parser = Parser(
+        "explain", "Tell where the time of one request of a running server went.", intermixed=True
+    )
     parser.add_argument(
         "request_id", metavar="REQUEST_ID", nargs="?", default=None,
-        help="The id of the reply, or the X-Request-Id that was sent.",
+        help="The id of the reply, the X-Request-Id that was sent, or as much of its beginning as "
+        "no other request has.",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", default=False, help="Print JSON.")
     add_running_flags(parser)
@@ -43,8 +46,13 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Print the explanation; returns the exit code."""
     namespace = build_parser().parse(arguments)
+    if is_url(namespace.request_id):  # URL REQUEST_ID
+        first, second = namespace.request_id, getattr(namespace, "server", None)
+        namespace.request_id, namespace.server = second, first
     if namespace.request_id is None:
-        raise ConfigError("which request? quire explain REQUEST_ID; quire top lists running ones")
+        raise ConfigError(
+            "no request is given. Try: quire explain REQUEST_ID; quire top lists running ones"
+        )
     path = f"/v1/requests/{quote(namespace.request_id, safe='')}/explain"
     told = running_client(namespace).get_json(path)
     if namespace.json:

@@ -26,12 +26,21 @@ class Parser(argparse.ArgumentParser):
     absent from the namespace unless they were given.
     """
 
-    def __init__(self, command: str, description: str, *, epilog: str | None = None) -> None:
+    def __init__(
+        self,
+        command: str,
+        description: str,
+        *,
+        epilog: str | None = None,
+        intermixed: bool = False,
+    ) -> None:
+        """With `intermixed`, flags may stand between several arguments without a flag."""
         super().__init__(
             prog=f"quire {command}", description=description, epilog=epilog, allow_abbrev=False,
             add_help=False, formatter_class=_Formatter,
         )  # fmt: skip
         self._late: dict[str, Any] = {}
+        self._read = self.parse_known_intermixed_args if intermixed else super().parse_known_args
         self.add_argument("-h", "--help", action="help", help=_HELP)
 
     def add_argument(self, *names: Any, **how: Any) -> argparse.Action:
@@ -59,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         """
         tokens = list(self._normalised(arguments))
         self._answer_help(tokens)
-        namespace, rest = super().parse_known_args(tokens)
+        namespace, rest = self._read(tokens)
         if rest:
             raise ConfigError(self._unexpected(rest))
         path = getattr(namespace, "config", None)

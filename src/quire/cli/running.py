@@ -1,19 +1,24 @@
-"""Flags of the commands that ask a running server, and the client they make."""
+"""Arguments of the commands that ask a running server, and the client they make."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from quire.cli.http import Client
 from quire.cli.parser import Parser
 from quire.errors import ConfigError
 
 DEFAULT_PORT = 8000
+_SCHEMES: Final = ("http://", "https://")
 
 
 def add_running_flags(parser: Parser) -> None:
-    """Add `--url`, `--port` and `--api-key`."""
+    """Add the URL as an argument, `--url`, `--port` and `--api-key`."""
     group = parser.add_argument_group("Running server")
+    group.add_argument(
+        "server", metavar="URL", nargs="?", default=argparse.SUPPRESS, help="The same as --url."
+    )
     group.add_argument(
         "--url", metavar="TEXT", default=argparse.SUPPRESS,
         help="The server. Default: http://127.0.0.1:8000.",
@@ -28,22 +33,30 @@ def add_running_flags(parser: Parser) -> None:
     )  # fmt: skip
 
 
+def is_url(text: str | None) -> bool:
+    """Whether an argument is the URL of a server, where it could be something else."""
+    return text is not None and text.lower().startswith(_SCHEMES)
+
+
 def server_named(namespace: argparse.Namespace) -> bool:
     """Whether a server was given."""
-    return hasattr(namespace, "url") or hasattr(namespace, "port")
+    return any(getattr(namespace, way, None) is not None for way in ("server", "url", "port"))
 
 
 def running_client(namespace: argparse.Namespace) -> Client:
     """A client of the server that the flags name.
 
     Raises:
-        ConfigError: both `--url` and `--port` are given, or one is bad.
+        ConfigError: two servers are given, or the one that is given is bad.
     """
     from quire import envs
 
-    url, port = getattr(namespace, "url", None), getattr(namespace, "port", None)
-    if url is not None and port is not None:
-        raise ConfigError("--url and --port name a server each: give one")
+    ways = {"URL": "server", "--url": "url", "--port": "port"}
+    given = [way for way, name in ways.items() if getattr(namespace, name, None) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} name a server each: give one")
+    url = getattr(namespace, "server", None) or getattr(namespace, "url", None)
+    port = getattr(namespace, "port", None)
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"--port must be from 1 to 65535, got {port}")
     key = getattr(namespace, "api_key", None) or envs.API_KEY

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from quire.cli.parser import Parser
+from quire.cli.running import is_url
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags, engine_config, flags
 from quire.config.locate import located
@@ -38,14 +39,16 @@ def add_target_flags(parser: Parser, *, positional: bool) -> None:
 
 
 def server_target(namespace: argparse.Namespace) -> Server | None:
-    """The server to ask, or None for an engine of our own.
+    """The server to ask, or None for an engine of our own. A URL as MODEL is a server, too.
 
     Raises:
         ConfigError: flags of the other target are given; they would have no effect.
     """
     from quire import envs
 
-    url = getattr(namespace, "url", None)
+    url, model = getattr(namespace, "url", None), getattr(namespace, "model", None)
+    if url is None and is_url(model):
+        url, model = model, None
     if url is None:
         unused = [name for name in _FOR_A_SERVER if hasattr(namespace, name)]
         if unused:
@@ -57,7 +60,7 @@ def server_target(namespace: argparse.Namespace) -> Server | None:
         raise ConfigError(
             f"{_flag(unused[0])} is for an engine started here: leave it out, or --url"
         )
-    model = getattr(namespace, "model_name", None) or getattr(namespace, "model", None)
+    model = getattr(namespace, "model_name", None) or model
     return Server(url, getattr(namespace, "api_key", None) or envs.API_KEY, model)
 
 

@@ -1,17 +1,19 @@
 """`quire top`: a running server at a glance, again and again.
 
-Reads `/metrics` and `/v1/requests`. On a terminal the picture is redrawn; elsewhere, or with
-`--once`, it is printed once. Against a server that lists no requests the figures remain.
+Reads `/metrics` and `/v1/requests`. On a terminal the picture is redrawn until `q`; elsewhere, or
+with `--once`, it is printed once and nothing is cut. Against a server that lists no requests the
+figures remain.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from quire.cli.http import Client
+from quire.cli.keys import Keys
 from quire.cli.parser import Parser
 from quire.cli.running import add_running_flags, running_client
 from quire.errors import ConfigError, QuireError, RequestError
@@ -19,6 +21,13 @@ from quire.observability.explain_text import seconds
 
 ROWS: Final = 20
 STATES: Final = {"running": "green", "preempted": "red", "swapped": "red", "waiting": "yellow"}
+HINT: Final = (
+    "q quits; quire explain ID tells where a request's time went (its beginning is enough)"
+)
+PIPED_WIDTH: Final = 2000
+"""Columns where there is no terminal: more than any id has."""
+SHORTEST_ID: Final = 12
+"""Characters of an id that a narrow terminal shows at least."""
 
 
 def build_parser() -> Parser:
@@ -34,24 +43,86 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Watch until interrupted; returns the exit code."""
+    """Watch until `q` or an interrupt; returns the exit code."""
     namespace = build_parser().parse(arguments)
     if not namespace.interval >= 0.1:
         raise ConfigError(f"--interval must be at least 0.1, got {namespace.interval:g}")
     view = View(running_client(namespace))
     from rich.console import Console
-    from rich.live import Live
 
-    console = Console()
-    if namespace.once or not sys.stdout.isatty():
-        view.look()
-        time.sleep(namespace.interval)
-        console.print(view.look())
-        return 0
-    with Live(view.look(), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(namespace.interval)
-            live.update(view.look(), refresh=True)
+    if not sys.stdout.isatty():
+        console = Console(width=PIPED_WIDTH)
+    else:
+        console = Console()
+        if not namespace.once:
+            return _watch(view, console, namespace.interval)
+    view.look()
+    time.sleep(namespace.interval)
+    console.print(view.look())
+    return 0
+
+
+def _watch(view: View, console: Any, interval: float) -> int:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    def picture() -> Any:
+        return Group(view.look(), Text(f"\n{HINT}", style="dim"))
+
+    with Keys() as keys, Live(picture(), console=console, screen=True, auto_refresh=False) as live:
+        while keys.wait(interval) not in ("q", "Q"):
+            live.update(picture(), refresh=True)
+    return 0
+
+
+class Pace:
+    """Figures between two ends of steps, so that a step that takes longer than the interval is not
+    taken for a standstill."""
+
+    def __init__(self) -> None:
+        self._before: Mapping[str, Mapping[str, float]] | None = None
+        self._since = 0.0
+        # when the last step was seen to have ended, or nothing to be done
+        self._paces: dict[str, Any] = {}
+
+    def see(self, samples: Mapping[str, Mapping[str, float]], busy: bool, now: float) -> Any:
+        """The figures as they are now.
+
+        Args:
+            samples: Of `/metrics`.
+            busy: Whether requests are unfinished.
+            now: Seconds.
+
+        Returns:
+            Signals; `step_seconds` is there while a step runs that had begun by the last look.
+        """
+        from quire.observability.signals import metric_signals
+
+        before, since = self._before, self._since
+        signals = metric_signals(before or {}, samples, now - since if before is not None else 0.0)
+        ended = before is not None and _work(samples) > _work(before)
+        if before is None or ended or not busy:
+            self._before, self._since = samples, now
+        if ended or (before is not None and not busy):
+            self._paces = {name: signals[name] for name in signals if name not in _NOW}
+        elif before is not None:
+            signals["step_seconds"] = now - since
+        return {name: signals[name] for name in signals if name in _NOW} | self._paces
+
+
+_NOW: Final = ("running", "waiting", "kv_usage", "step_seconds")
+"""Signals that are true at once; the others need a step that has ended."""
+_WORK: Final = (
+    "vllm:engine_steps_total",
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+)
+"""Whatever grows when a step ends; other engines count no steps."""
+
+
+def _work(samples: Mapping[str, Mapping[str, float]]) -> float:
+    return sum(sum(samples.get(name, {}).values()) for name in _WORK)
 
 
 class View:
@@ -59,8 +130,7 @@ class View:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._before: dict[str, dict[str, float]] = {}
-        self._time = 0.0
+        self._pace = Pace()
 
     def look(self) -> Any:
         """Ask the server; the picture, to be printed by rich.
@@ -70,19 +140,28 @@ class View:
         """
         from rich.console import Group
 
-        from quire.observability.signals import metric_signals, parse_metrics
+        from quire.observability.signals import parse_metrics
 
         samples = parse_metrics(self._client.get("/metrics").decode())
-        now = time.monotonic()
-        signals = metric_signals(self._before, samples, now - self._time if self._time else 0.0)
-        self._before, self._time = samples, now
-        return Group(self._figures(signals), self._requests())
+        states = self._states()
+        gauges = (samples.get(f"vllm:num_requests_{name}", {}) for name in ("running", "waiting"))
+        busy = bool(states) if isinstance(states, list) else any(sum(g.values()) for g in gauges)
+        signals = self._pace.see(samples, busy, time.monotonic())
+        return Group(self._figures(signals), self._requests(states))
+
+    def _states(self) -> list[dict[str, Any]] | QuireError:
+        try:
+            return list(self._client.get_json("/v1/requests")["data"])
+        except QuireError as error:
+            return error
 
     def _figures(self, signals: dict[str, Any]) -> Any:
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
-        table.title, table.title_justify = f"quire top  {self._client.url}", "left"
+        running = signals.get("step_seconds")
+        step = f"  step running for {seconds(running)}" if running is not None else ""
+        table.title, table.title_justify = f"quire top  {self._client.url}{step}", "left"
         for _ in _FIGURES[0]:
             table.add_column(no_wrap=True)
             table.add_column(no_wrap=True, justify="right")
@@ -92,33 +171,28 @@ class View:
             )
         return table
 
-    def _requests(self) -> Any:
+    def _requests(self, states: list[dict[str, Any]] | QuireError) -> Any:
         from rich.table import Table
         from rich.text import Text
 
-        try:
-            states = self._client.get_json("/v1/requests")["data"]
-        except RequestError as error:
-            return Text(f"no list of requests: {error.message}", style="yellow")
-        except QuireError as error:
-            return Text(f"no list of requests: {error.message}", style="red")
-        table = Table(box=None, title=f"{len(states)} unfinished requests", title_justify="left")
-        for name in (
-            "id",
-            "state",
-            "waits for",
-            "age s",
-            "prompt",
-            "cached",
-            "output",
-            "preempted",
-        ):
-            table.add_column(name, justify="left" if name in ("id", "state") else "right")
+        if isinstance(states, QuireError):
+            style = "yellow" if isinstance(states, RequestError) else "red"
+            return Text(f"no list of requests: {states.message}", style=style)
+        number = (
+            "1 unfinished request" if len(states) == 1 else f"{len(states)} unfinished requests"
+        )
+        table = Table(box=None, title=number, title_justify="left")
+        longest = max((len(state["id"]) for state in states), default=0)
+        table.add_column("id", overflow="ellipsis", min_width=min(SHORTEST_ID, longest))
+        table.add_column("state", no_wrap=True)
+        table.add_column("waits for", justify="right", overflow="ellipsis")
+        for name in ("age s", "prompt", "cached", "output", "preempted"):
+            table.add_column(name, justify="right", no_wrap=True)
         order = sorted(states, key=lambda s: (s["state"] != "running", -s["age"]))
         for s in order[:ROWS]:
             name = f"{s['id']}[{s['index']}]" if s["index"] else s["id"]
             table.add_row(
-                name, Text(s["state"], style=STATES.get(s["state"], "")), waits_for(s),
+                Text(name), Text(s["state"], style=STATES.get(s["state"], "")), waits_for(s),
                 f"{s['age']:.1f}", str(s["num_prompt_tokens"]), str(s["num_cached_tokens"]),
                 str(s["num_output_tokens"]), str(s["num_preemptions"]),
             )  # fmt: skip

@@ -7,7 +7,8 @@ imported when somebody asks: no server waits for it at its start.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -168,6 +169,7 @@ class Question:
 
         Raises:
             NotFound: the id is in no record; some that are get named.
+            InvalidRequest: it is the beginning of several ids; they get named.
         """
         from quire.observability.explain import explain
 
@@ -189,26 +191,49 @@ class Question:
 
     def _find(self, request_id: str) -> list[str]:
         """Internal ids. A repeated id means the latest request; the server's prefix may be left
-        out, and so may the number of the prompt."""
-        wanted = {request_id, *(prefix + request_id for prefix in PREFIXES)}
+        out, and so may the number of the prompt, or the end of the id.
+
+        Raises:
+            InvalidRequest: several requests begin so.
+        """
         accepted = self._recording.accepted
-        for match in (_same, _same_prompt):
-            chosen = [i for i, known in accepted.items() if match(known.external_id, wanted)]
-            if chosen:
-                # The last one, and its sisters: internal ids of one request differ in front.
-                groups = {i: (accepted[i].external_id, accepted[i].arrival) for i in chosen}
-                latest = dict(groups.values())
-                return [i for i, (name, arrival) in groups.items() if latest[name] == arrival]
+        for wanted, index in _readings(request_id):
+            names = self._external_ids(wanted)
+            if not names:
+                continue
+            chosen = [i for i, known in accepted.items() if known.external_id in names]
+            # The last one, and its sisters: internal ids of one request differ in front.
+            groups = {i: (accepted[i].external_id, accepted[i].arrival) for i in chosen}
+            latest = dict(groups.values())
+            found = [i for i, (name, arrival) in groups.items() if latest[name] == arrival]
+            return [i for i in found if index is None or accepted[i].index == index]
         return []
+
+    def _external_ids(self, wanted: str) -> set[str]:
+        """The ids that are meant: this one; those of all its prompts; the only one that begins so.
+
+        Raises:
+            InvalidRequest: several requests begin so.
+        """
+        spelled = (wanted, *(prefix + wanted for prefix in PREFIXES))
+        known = [accepted.external_id for accepted in self._recording.accepted.values()]
+        for match in (_same, _same_prompt):
+            if found := {name for name in known if match(name, spelled)}:
+                return found
+        begun = {name: None for name in known if name.startswith(spelled)}
+        if len({_without_prompt(name) for name in begun}) > 1:
+            raise InvalidRequest(
+                f"{len(begun)} requests begin with {wanted[:200]!r}: {_listed(list(begun)[::-1])}; "
+                "give more of the id",
+                param="id",
+            )
+        return set(begun)
 
     def _unknown(self, request_id: str) -> str:
         text = f"no record has a request {request_id[:200]!r}"
         if not self._known:
             return f"{text}; the ring is empty"
-        shown = ", ".join(self._known[:NAMED_IDS])
-        more = len(self._known) - NAMED_IDS
-        rest = f" and {more} more" if more > 0 else ""
-        return f"{text}; there are: {shown}{rest} (the last {len(self._recording)} steps)"
+        return f"{text}; there are: {_listed(self._known)} (the last {len(self._recording)} steps)"
 
     def timeline(self, steps: int) -> dict[str, Any]:
         """The last steps as a Chrome trace.
@@ -262,10 +287,34 @@ class Question:
         return read_signals(self._recording, self._config.scheduler, window, self._now, blocks)
 
 
-def _same(external: str, wanted: set[str]) -> bool:
-    return external in wanted
+def _readings(request_id: str) -> Iterator[tuple[str, int | None]]:
+    """What a given id may mean: itself; as `quire top` shows it, with the number of a completion in
+    brackets, or cut off with an ellipsis."""
+    yield request_id, None
+    shown = _SHOWN.fullmatch(request_id)
+    if shown is not None and (shown["index"] or shown["cut"]):
+        yield shown["id"], int(shown["index"]) if shown["index"] else None
 
 
-def _same_prompt(external: str, wanted: set[str]) -> bool:
+_SHOWN = re.compile(
+    r"(?P<id>.+?)(?:\[(?P<index>\d{1,9})\])?(?P<cut>\N{HORIZONTAL ELLIPSIS}|\.\.\.)?"
+)
+
+
+def _same(external: str, spelled: Collection[str]) -> bool:
+    return external in spelled
+
+
+def _same_prompt(external: str, spelled: Collection[str]) -> bool:
+    return _without_prompt(external) in spelled
+
+
+def _without_prompt(external: str) -> str:
+    """An id without the number of the prompt, which ids of text completions end with."""
     head, _, index = external.rpartition("-")
-    return index.isdecimal() and head in wanted
+    return head if head.startswith("cmpl-") and index.isdecimal() else external
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = len(ids) - NAMED_IDS
+    return ", ".join(ids[:NAMED_IDS]) + (f" and {more} more" if more > 0 else "")

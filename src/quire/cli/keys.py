@@ -1,0 +1,61 @@
+"""Single keys of a terminal, read while something else is shown. Knows no meaning of a key."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+
+class Keys:
+    """A context in which keys arrive without Enter and are not shown.
+
+    Where the input is no terminal there are none: `wait` then only waits. Ctrl-C interrupts as
+    ever. The terminal is put back at the end, whatever happens.
+    """
+
+    def __init__(self) -> None:
+        self._restore = contextlib.ExitStack()
+        self._is_terminal = False
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            import termios
+            import tty
+
+            descriptor = sys.stdin.fileno()
+            if sys.stdin.isatty():
+                before = termios.tcgetattr(descriptor)
+                self._restore.callback(termios.tcsetattr, descriptor, termios.TCSADRAIN, before)
+                tty.setcbreak(descriptor)
+                self._is_terminal = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore.close()
+
+    def wait(self, seconds: float) -> str | None:
+        """The next key, or None if none comes in time."""
+        if not self._is_terminal:
+            time.sleep(seconds)
+            return None
+        descriptor = sys.stdin.fileno()
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        if not ready:
+            return None
+        # Not through the buffer: select knows nothing of what is in there.
+        return os.read(descriptor, 1).decode("latin-1") or self._ended(seconds)
+
+    def _ended(self, seconds: float) -> None:
+        """The terminal is gone: no more keys, and no busy loop either."""
+        self._is_terminal = False
+        time.sleep(seconds)
