@@ -53,9 +53,8 @@ class Keys:
         if not ready:
             return None
         # Not through the buffer: select knows nothing of what is in there.
-        return os.read(descriptor, 1).decode("latin-1") or self._ended(seconds)
-
-    def _ended(self, seconds: float) -> None:
-        """The terminal is gone: no more keys, and no busy loop either."""
-        self._is_terminal = False
-        time.sleep(seconds)
+        key = os.read(descriptor, 1)
+        if not key:  # the terminal is gone: no more keys, and no busy loop either
+            self._is_terminal = False
+            time.sleep(seconds)
+        return key.decode("latin-1") or None
