@@ -32,7 +32,7 @@ from pathlib import Path
 from quire.config.shape import ModelShape
 from quire.kernels.compiled import choose_isa, set_num_threads
 from quire.kernels.probe import Probe, Rates
-from quire.worker.host import available_cores
+from quire.utils.host import available_cores
 
 HERE = Path(__file__).resolve().parent
 PAUSE = 2.0

@@ -25,7 +25,7 @@ from quire.kernels import native_attention, native_linear, native_sampling
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.compiled import choose_isa, set_num_threads
 from quire.kernels.probe import Probe, Rates
-from quire.worker.host import available_cores
+from quire.utils.host import available_cores
 
 ROWS = (1, 8, 32, 128, 512)
 BLOCK = 16

@@ -137,6 +137,18 @@ class EngineDead(EngineError):
     type = "ServiceUnavailable"
     code = "engine_dead"
 
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+        """For whoever runs the engine, not for its clients: the likely cause, and what to do."""
+
+
+def told(error: QuireError) -> str:
+    """What a terminal shows of an error: one line, with the advice for the operator."""
+    advice = getattr(error, "advice", "")
+    text = f"{error.message}. {advice}" if advice else error.message
+    return " ".join(text.split())
+
 
 class StepFailed(EngineError):
     """One request failed inside an engine step; the others went on."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
@@ -19,16 +20,30 @@ QUIRE = [sys.executable, "-m", "quire"]
 
 
 class Server:
-    """`quire serve --port 0` in a process of its own."""
+    """`quire serve --port 0` in a process of its own.
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+    Args:
+        args: Further flags.
+        env: Further variables.
+        own_group: Make it the head of a process group, so that the group can be signalled.
+        ignored: A signal it inherits as ignored, as under `nohup`.
+    """
+
+    def __init__(
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        own_group: bool = False,
+        ignored: signal.Signals | None = None,
+    ) -> None:
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [*QUIRE, "serve", "--port", "0", *args],
+            [*(_ignoring(ignored) if ignored else ()), *QUIRE, "serve", "--port", "0", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **(env or {})},
+            process_group=0 if own_group else None,
         )
         self.lines: list[str] = []
         self._url: str | None = None
@@ -95,9 +110,16 @@ class Server:
         return code
 
 
+def _ignoring(number: signal.Signals) -> list[str]:
+    """Before a command: run it with this signal ignored."""
+    code = "import os, signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN); "
+    return [sys.executable, "-c", code + "os.execvp(sys.argv[2], sys.argv[2:])", str(int(number))]
+
+
 @contextlib.contextmanager
-def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[Server]:
-    server = Server(*args, env=env)
+def serving(*args: str, **how: Any) -> Iterator[Server]:
+    """A server while the block runs; `how` as `Server` takes it."""
+    server = Server(*args, **how)
     try:
         yield server
     finally:

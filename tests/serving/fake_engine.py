@@ -96,6 +96,7 @@ class FakeEngine:
         self.default_params = SamplingParams(temperature=0.7)
         self.state = "ready"
         self.progress = ("ready", 1, 1)
+        self.error: QuireError | None = None
         self.reply = reply
         self.delay = 0.0
         self.step_age: float | None = None

@@ -8,7 +8,7 @@ import pytest
 from quire.config import CacheConfig
 from quire.config.shape import LayerKV
 from quire.errors import NotEnoughMemory
-from quire.worker.host import ControlGroups, available_cores, available_memory
+from quire.utils.host import ControlGroups, available_cores, available_memory
 from quire.worker.memory import MemoryFacts, check_weights, log_plan, plan_kv_cache
 
 GIB = 2**30

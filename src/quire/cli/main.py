@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import quire
-from quire.errors import QuireError, StartupError
+from quire.errors import QuireError, StartupError, told
 from quire.registry import Registry
 
 Command = Callable[[Sequence[str]], int]
@@ -100,7 +100,7 @@ def overview() -> str:
 
 def report(error: QuireError) -> int:
     """Print an expected error as one line; returns the exit code."""
-    print("quire: " + " ".join(error.message.split()), file=sys.stderr, flush=True)
+    print(f"quire: {told(error)}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, StartupError) else 1
 
 

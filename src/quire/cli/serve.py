@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Sequence
 
 from quire.cli.parser import Parser
@@ -24,6 +26,9 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until stopped; returns the exit code."""
+    # Until the server has its own handlers: as process 1 of a container, without any, the kernel
+    # would drop the signal.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     namespace = build_parser().parse(arguments)
     engine, server = engine_config(namespace), server_config(namespace)
 

@@ -31,7 +31,8 @@ class ServerConfig:
     enable_request_id_headers: bool = True
     """Return `X-Request-Id` with every reply."""
     shutdown_timeout: float = 0.0
-    """Seconds that running requests get to finish after SIGTERM; 0 ends them at once."""
+    """Seconds that running requests get to finish after SIGTERM, SIGHUP or Ctrl-C; 0 ends them at
+    once, and so does a second signal."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -8,7 +8,6 @@ text, and hands them to one stream per request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -20,6 +19,7 @@ from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.core.stats import IterationStats
 from quire.engine.client import CoreProcess
+from quire.engine.death import Death
 from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import PromptType
@@ -111,7 +111,8 @@ class AsyncLLM:
         """What the core reported when it was ready: blocks, device, memory."""
         self.died = asyncio.Event()
         self._settled = asyncio.Event()
-        self._error: QuireError | None = None
+        self.error: QuireError | None = None
+        """Why the engine is dead."""
         self._core: CoreProcess | None = None
         self._epoch = 0
         self._streams: dict[str, RequestStream] = {}
@@ -150,8 +151,8 @@ class AsyncLLM:
             StartupError: the core could not start; its own reason.
         """
         await self._settled.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     async def shutdown(self) -> None:
         """End all streams and the core process."""
@@ -191,7 +192,7 @@ class AsyncLLM:
             EngineDead: the engine has stopped.
         """
         if self.state == "dead":
-            raise self._error or EngineDead("the engine has stopped")
+            raise self.error or EngineDead("the engine has stopped")
         with self.tracing.refusals(request_id, params, trace_headers) as arrival:
             processed = self.input.process(
                 request_id,
@@ -286,7 +287,7 @@ class AsyncLLM:
             EngineDead: the engine has stopped.
         """
         if self.state == "dead":
-            raise self._error or EngineDead("the engine has stopped")
+            raise self.error or EngineDead("the engine has stopped")
         call_id = next(self._call_ids)
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
         self._send(Call(self._epoch, call_id, verb, args))
@@ -365,7 +366,7 @@ class AsyncLLM:
             EngineDead: with the reason.
         """
         if self.state == "dead":
-            raise self._error or EngineDead("the engine has stopped")
+            raise self.error or EngineDead("the engine has stopped")
         age = self.last_step_age()
         if age is not None and age > MAX_STEP_SECONDS:
             raise EngineDead(
@@ -428,8 +429,8 @@ class AsyncLLM:
                 self._phases.enter(phase, self.clock.now())
             case Ready(info=info):
                 self._on_ready(info)
-            case Failure(message=text, kind=kind):
-                self._die(error_class(kind)(text))
+            case Failure():
+                self._die(message.error())
 
     def _on_ready(self, info: dict[str, Any]) -> None:
         self.info = info
@@ -472,21 +473,18 @@ class AsyncLLM:
         else:
             future.set_result(message.result)
 
-    def _on_exit(self, core: CoreProcess) -> None:
+    def _on_exit(self, core: CoreProcess, death: Death) -> None:
         if core.epoch != self._epoch or self.state == "dead":
             return
-        with contextlib.suppress(Exception):
-            core_exit = core.exit_code
-            why = f"exit code {core_exit}" if core_exit is not None else "connection lost"
-        logger.error("the engine core died (%s)", why)
-        self._die(EngineDead(f"the engine core died ({why})"))
+        logger.error("the engine core died (%s). %s", death.what, death.why)
+        self._die(EngineDead(f"the engine core died ({death.what})", advice=death.why))
 
     def _die(self, error: QuireError) -> None:
         """End everything that waits for the core."""
         if self.state == "dead":
             return
         self.state = "dead"
-        self._error = error
+        self.error = error
         self.tracing.end_all(error)
         for stream in self._streams.values():
             stream.put(error)

@@ -10,17 +10,23 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from quire.config import EngineConfig
 from quire.engine import wire
+from quire.engine.death import Death, MemoryWatch, describe
 from quire.engine.messages import FromCore, Start
 from quire.logger import get_logger
-from quire.utils.process import terminate
+from quire.utils.process import group_signals_held, terminate
 
 logger = get_logger(__name__)
+
+WATCH_SECONDS: Final = 0.5
+"""How often the memory of a core is read: a few microseconds each time."""
+REAP_SECONDS: Final = 1.0
+"""What a core that has closed its socket gets to end, before it counts as running."""
 
 
 class CoreProcess:
@@ -31,14 +37,14 @@ class CoreProcess:
 
     Args:
         on_message: Called in the event loop with every message of this process.
-        on_exit: Called once, when the process has closed its end.
+        on_exit: Called once, when the process has closed its end, with how it died.
     """
 
     def __init__(
         self,
         epoch: int,
         on_message: Callable[[FromCore], None],
-        on_exit: Callable[[CoreProcess], None],
+        on_exit: Callable[[CoreProcess, Death], None],
     ) -> None:
         self.epoch = epoch
         self._on_message = on_message
@@ -46,6 +52,7 @@ class CoreProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._receiver: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     async def start(self, config: EngineConfig) -> None:
         """Spawn the process and send it its configuration."""
@@ -53,10 +60,13 @@ class CoreProcess:
         with theirs:
             command = [sys.executable, "-m", "quire.engine.process", str(theirs.fileno())]
             # Blocking for a few milliseconds, once; asyncio's own spawning needs a child watcher.
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            with group_signals_held():
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self.send(Start(self.epoch, config.to_dict()))
-        self._receiver = asyncio.create_task(self._receive(reader))
+        memory = MemoryWatch(self._process.pid)
+        self._receiver = asyncio.create_task(self._receive(reader, memory))
+        self._watcher = asyncio.create_task(_watch(memory))
 
     @property
     def pid(self) -> int | None:
@@ -79,14 +89,15 @@ class CoreProcess:
 
         Closing the socket is enough for a healthy one; `grace` seconds later it is killed.
         """
-        if self._receiver is not None:
-            self._receiver.cancel()
+        for task in (self._receiver, self._watcher):
+            if task is not None:
+                task.cancel()
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
             await asyncio.to_thread(terminate, self._process, grace)
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, reader: asyncio.StreamReader, memory: MemoryWatch) -> None:
         decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
         while (frame := await wire.receive_async(reader)) is not None:
             try:
@@ -94,4 +105,20 @@ class CoreProcess:
             except Exception:
                 # One bad message or one bad consumer must not stop all the others.
                 logger.exception("a message of the engine core could not be handled")
-        self._on_exit(self)
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._on_exit(self, describe(await self._ended(), memory))
+
+    async def _ended(self) -> int | None:
+        """The exit code: a process that dies closes its socket a moment before it can be reaped."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + REAP_SECONDS
+        while (code := self.exit_code) is None and loop.time() < end:
+            await asyncio.sleep(0.005)
+        return code
+
+
+async def _watch(memory: MemoryWatch) -> None:
+    while True:
+        memory.look()
+        await asyncio.sleep(WATCH_SECONDS)

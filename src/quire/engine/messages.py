@@ -113,6 +113,15 @@ class Failure(msgspec.Struct, tag=True):
     message: str
     kind: str = "EngineDead"
     """Name of the class in `quire.errors`."""
+    advice: str = ""
+    """For the operator; of `EngineDead` alone."""
+
+    def error(self) -> QuireError:
+        """The error to raise at the frontend's side."""
+        kind = error_class(self.kind)
+        if issubclass(kind, EngineDead):
+            return kind(self.message, advice=self.advice)
+        return kind(self.message)
 
 
 ToCore = Start | AddRequests | AbortRequests | Call

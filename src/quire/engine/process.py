@@ -8,10 +8,10 @@ One thread reads, one writes, the main thread steps; so a slow reader never hold
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -37,7 +37,11 @@ from quire.engine.messages import (
 from quire.errors import QuireError
 from quire.logger import get_logger, setup_logging
 from quire.utils.function_trace import trace_functions
-from quire.utils.process import die_with_parent, set_process_title
+from quire.utils.process import (
+    die_with_parent,
+    leave_group_signals_to_parent,
+    set_process_title,
+)
 
 logger = get_logger(__name__)
 
@@ -70,7 +74,8 @@ class EngineCoreProcess:
             return self._fail(type(error).__name__, error.message)
         except Exception as error:
             logger.exception("the engine core stopped")
-            return self._fail("EngineDead", f"the engine core stopped: {type(error).__name__}")
+            what = f"the engine core stopped: {type(error).__name__}"
+            return self._fail("EngineDead", what, "Its traceback is in the log above.")
         return 0
 
     def _load(self, start: Start) -> EngineCore:
@@ -116,8 +121,8 @@ class EngineCoreProcess:
     def _progress(self, phase: str, done: int, total: int) -> None:
         self._send(Progress(self.epoch, phase, done, total))
 
-    def _fail(self, kind: str, message: str) -> int:
-        self._send(Failure(self.epoch, message, kind))
+    def _fail(self, kind: str, message: str, advice: str = "") -> int:
+        self._send(Failure(self.epoch, message, kind, advice))
         self._outbox.put(None)
         self._writer.join(timeout=2)
         return 1
@@ -150,8 +155,10 @@ def main(argv: list[str]) -> int:
     """Entry point."""
     die_with_parent()
     set_process_title("quire::EngineCore")
-    # The frontend decides when to end; a Ctrl-C in the terminal reaches every process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The frontend decides when to end, and tells by closing the socket: it may have requests to
+    # finish first. Ctrl-C, systemd and container runtimes signal every process of the group.
+    leave_group_signals_to_parent()
+    faulthandler.enable()  # a crash in native code says where
     setup_logging("EngineCore")
     if envs.TRACE_FUNCTION:
         logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())

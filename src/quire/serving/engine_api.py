@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig, PoolerSpec
 from quire.engine.records import Question
+from quire.errors import QuireError
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.pairs import EncodedPair
@@ -123,6 +124,11 @@ class EngineClient(Protocol):
     @property
     def state(self) -> str:
         """`loading`, `ready` or `dead`."""
+        ...
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why the engine is dead; `None` while it is not."""
         ...
 
     @property

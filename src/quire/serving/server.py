@@ -16,17 +16,18 @@ import socket
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.config import EngineConfig, ServerConfig
-from quire.errors import EngineDead, QuireError, StartupError
+from quire.errors import EngineDead, QuireError, StartupError, told
 from quire.logger import get_logger
 from quire.serving.app import build_app
 from quire.serving.engine_api import EngineClient
 from quire.serving.state import ServerState
+from quire.utils.process import GROUP_SIGNALS
 
 logger = get_logger(__name__)
 
@@ -53,8 +54,9 @@ def run_server(
 ) -> int:
     """Serve until a signal or the engine's end; returns the exit code of the process.
 
-    0 after SIGTERM or SIGINT; otherwise the code of the error, which has been printed in one line
-    (a taken port, a model that cannot be loaded, an engine that died).
+    0 after SIGTERM, SIGHUP or SIGINT, but 130 after a SIGINT while it was starting; otherwise the
+    code of the error, which has been printed in one line (a taken port, a model that cannot be
+    loaded, an engine that died).
 
     Args:
         engine_config: What the engine runs.
@@ -92,7 +94,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _give_up(error: QuireError) -> int:
-    print(f"quire serve: {error.message}", file=sys.stderr, flush=True)
+    print(f"quire serve: {told(error)}", file=sys.stderr, flush=True)
     return getattr(error, "exit_code", 1)
 
 
@@ -222,6 +224,7 @@ class _Supervisor:
         self._state = ServerState(config)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._signal = 0
         self._http = _HttpServer(
             uvicorn.Config(
                 build_app(self._state),
@@ -241,8 +244,9 @@ class _Supervisor:
     async def run(self, config: EngineConfig, start: EngineFactory) -> int:
         """Serve; returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        for number in GROUP_SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._on_signal, number)
         serving = asyncio.ensure_future(self._http.serve([self._listener]))
         try:
             code = await self._supervise(config, start)
@@ -254,10 +258,17 @@ class _Supervisor:
         await self._shut_down(serving)
         return code
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             self._hurry.set()
+        else:
+            self._signal = number
         self._stop.set()
+
+    def _interrupted(self) -> int:
+        """The exit code of a start that a signal ended: a supervisor's wish is no failure."""
+        print("quire serve: stopped while starting", file=sys.stderr, flush=True)
+        return 130 if self._signal == signal.SIGINT else 0
 
     async def _supervise(self, config: EngineConfig, start: EngineFactory) -> int:
         """Load, announce, and wait for a reason to end.
@@ -266,26 +277,25 @@ class _Supervisor:
             StartupError: the engine cannot start.
             EngineDead: it died.
         """
-        engine = await self._unless_stopped(start(config))
-        if engine is None:
-            return 0
-        self._state.engine = engine
+        engine = self._state.engine = await start(config)  # it loads on afterwards
         await self._unless_stopped(engine.wait_ready())
-        if not self._stop.is_set():
-            _announce(greeting(self._config, self._listener, engine))
+        if self._stop.is_set():
+            return self._interrupted()
+        _announce(greeting(self._config, self._listener, engine))
         while not self._stop.is_set():
             if engine.state == "dead":
-                raise EngineDead("the engine died; its last words are in the log above")
+                raise engine.error or EngineDead("the engine died")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), WATCH_SECONDS)
         return 0
 
-    async def _unless_stopped(self, work: Awaitable[Any]) -> Any:
-        """The result of `work`, or `None` if a signal comes first."""
+    async def _unless_stopped(self, work: Awaitable[None]) -> None:
+        """Wait for `work`, or for a signal if that comes first."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-            return await task if task.done() else None
+            if task.done():
+                await task
         finally:
             stop.cancel()
             if not task.done():

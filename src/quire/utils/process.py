@@ -11,10 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+GROUP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a terminal, systemd or a container runtime sends to all processes of a group at once."""
 _NAME_BYTES: Final = 15
 """Linux keeps 15 bytes of a name and a final zero (prctl(2))."""
 
@@ -66,6 +69,27 @@ def die_with_parent(parent_pid: int | None = None) -> bool:
     if armed and parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
     return armed
+
+
+@contextlib.contextmanager
+def group_signals_held() -> Iterator[None]:
+    """Hold back `GROUP_SIGNALS` in this thread; a child started meanwhile begins with them held.
+
+    So no such signal finds the child before it has called `leave_group_signals_to_parent`: not
+    even in the moment in which its interpreter starts. Here they arrive when the block ends.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_group_signals_to_parent() -> None:
+    """Ignore `GROUP_SIGNALS`: the parent gets them too, and ends this process when it is time."""
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
 def terminate(process: subprocess.Popen[Any], grace: float) -> int:

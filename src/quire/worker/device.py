@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 from quire.kernels.compiled import set_num_threads
 from quire.kernels.dispatch import ops, select
 from quire.logger import get_logger
-from quire.worker.host import available_cores, available_memory
+from quire.utils.host import available_cores, available_memory
 
 logger = get_logger(__name__)
 

@@ -42,6 +42,17 @@ class ControlGroups:
         shares = [share for folder in self._folders("cpu") if (share := _quota(folder))]
         return min(shares) if shares else None
 
+    def oom_kills(self) -> int | None:
+        """Processes of this group that the kernel's out-of-memory killer has ended so far.
+
+        `None` where no such count can be read.
+        """
+        for folder in self._folders("memory"):
+            for name in ("memory.events", "memory.oom_control"):
+                if (folder / name).is_file():
+                    return _stat(folder / name, "oom_kill")
+        return None
+
     def _folders(self, controller: str) -> Iterator[Path]:
         """The process's group of a controller and all above, as far as they can be seen."""
         try:
@@ -85,6 +96,15 @@ def _quota(folder: Path) -> float | None:
     except (OSError, ValueError):
         pass
     return quota / period if quota and period and quota > 0 else None
+
+
+def held_memory(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Bytes of RAM that a process holds; `None` if it has ended, or this is not Linux."""
+    try:
+        pages = int((proc / str(pid) / "statm").read_bytes().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") or None
 
 
 def available_memory(groups: ControlGroups | None = None) -> int:
