@@ -80,6 +80,12 @@ def test_a_nested_text_model_wins_over_the_outer_entries() -> None:
         ({"model_type": "falcon", "new_decoder_architecture": True, "multi_query": True,
           "num_kv_heads": 2}, 2),
         ({"model_type": "gpt_bigcode", "multi_query": True}, 1),
+        ({"model_type": "gpt_bigcode", "multi_query": False}, 8),
+        ({"model_type": "gpt_bigcode"}, 1),
+        ({"model_type": "RefinedWeb", "multi_query": True, "n_head_kv": 2}, 2),
+        ({"attn_config": {"attn_type": "multiquery_attention", "kv_n_heads": 8}}, 1),
+        ({"attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 2}}, 2),
+        ({"attn_config": {"kv_n_heads": None}}, 8),
         ({"multi_query_attention": True, "multi_query_group_num": 2}, 2),
         ({"multi_query_attention": False, "multi_query_group_num": 2}, 8),
         ({}, 8),
@@ -101,6 +107,28 @@ def test_older_families_have_an_mlp_of_four_times_the_width() -> None:
     assert shape.hidden_act == "gelu_new"
     with pytest.raises(ModelLoadError, match="misses 'intermediate_size'"):
         ModelShape.from_hf_json({**gpt2, "model_type": "other"})
+
+
+@pytest.mark.parametrize(
+    ("entries", "size"),
+    [
+        ({"model_type": "mpt"}, 256),
+        ({"model_type": "mpt", "expansion_ratio": 2}, 128),
+        ({"model_type": "hf_olmo", "mlp_ratio": 8, "mlp_hidden_size": None}, 256),
+        ({"model_type": "hf_olmo", "mlp_ratio": 8, "mlp_hidden_size": 200}, 100),
+        ({"model_type": "mpt", "expansion_ratio": "4"}, "got '4'"),
+        ({"model_type": "mpt", "expansion_ratio": float("nan")}, "got nan"),
+        ({"model_type": "hf_olmo", "mlp_hidden_size": [1]}, r"got \[1\]"),
+        ({"model_type": "hf_olmo"}, "misses 'intermediate_size'"),
+    ],
+)
+def test_an_mlp_measured_by_the_model(entries: dict[str, Any], size: int | str) -> None:
+    config = {**PLAIN, **entries, "intermediate_size": None}
+    if isinstance(size, int):
+        assert ModelShape.from_hf_json(config).intermediate_size == size
+        return
+    with pytest.raises(ModelLoadError, match=size):
+        ModelShape.from_hf_json(config)
 
 
 def test_rope_parameters_of_several_kinds_of_layers() -> None:

@@ -122,3 +122,61 @@ def chatglm(folder):
 def chatglm_head_by_head(folder):
     """As without grouped queries: the rows of each head's query, key and value together."""
     _chatglm(folder, grouped=False)
+
+
+OLMO_NAMES = (
+    (r"^model\.embed_tokens\.", "model.transformer.wte."),
+    (r"^model\.layers\.", "model.transformer.blocks."),
+    (r"^lm_head\.", "model.transformer.ff_out."),
+    (r"\.self_attn\.o_proj\.", ".attn_out."),
+    (r"\.mlp\.down_proj\.", ".ff_out."),
+)
+
+
+def olmo_of_its_own(folder):
+    """OLMo 1 as its own code (`hf_olmo`) names it: merged weights, up before gate."""
+    path = folder / "config.json"
+    old = json.loads(path.read_text())
+    new = {
+        "architectures": ["OLMoForCausalLM"],
+        "model_type": "hf_olmo",
+        "d_model": old["hidden_size"],
+        "n_heads": old["num_attention_heads"],
+        "n_layers": old["num_hidden_layers"],
+        "mlp_hidden_size": 2 * old["intermediate_size"],
+        "mlp_ratio": 4,
+        "vocab_size": old["vocab_size"] - 3,
+        "embedding_size": old["vocab_size"],
+        "max_sequence_length": old["max_position_embeddings"],
+        "weight_tying": False,
+        "multi_query_attention": False,
+        "activation_type": "swiglu",
+        "block_type": "sequential",
+        "layer_norm_type": "default",
+        "layer_norm_with_affine": False,
+        "rope": True,
+        "alibi": False,
+        "include_bias": False,
+        "clip_qkv": None,
+        "torch_dtype": old["dtype"],
+        "eos_token_id": 2,
+    }
+    path.write_text(json.dumps(new))
+
+    def change(tensors):
+        found = {}
+        for name, tensor in tensors.items():
+            match = re.fullmatch(r"model\.layers\.(\d+)\.(self_attn|mlp)\.(\w+)_proj\.weight", name)
+            kind = match[3] if match else ""
+            parts = {"q": "qkv", "gate": ("up", "gate")}.get(kind)
+            if parts:
+                head = f"model.layers.{match[1]}."
+                merged = torch.cat([tensors[f"{head}{match[2]}.{p}_proj.weight"] for p in parts])
+                found[head + ("att_proj" if kind == "q" else "ff_proj") + ".weight"] = merged
+            elif kind not in ("k", "v", "up"):
+                found[name] = tensor
+        for pattern, better in OLMO_NAMES:
+            found = {re.sub(pattern, better, name): tensor for name, tensor in found.items()}
+        return found
+
+    _rewrite(folder, change)

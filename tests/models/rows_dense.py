@@ -1,6 +1,8 @@
 """Dense families and their variants, for `test_families.py`."""
 
+import mpt_variants
 from hf_checkpoint import Row
+from other_names import olmo_of_its_own
 
 SIZES = {
     "vocab_size": 101,
@@ -36,11 +38,20 @@ BLOOM = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+MPT = {
+    "vocab_size": 101,
+    "d_model": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def row(name, config, sizes=SIZES, without=(), **changes):
     """A row that starts from `sizes`."""
-    names = ("patch", "exact", "bf16", "lengths", "prepare", "architecture", "attention")
+    names = ("convert", "patch", "exact", "bf16", "lengths", "prepare", "architecture", "attention")
     own = {k: changes.pop(k) for k in names if k in changes}
     kwargs = {k: v for k, v in {**sizes, **changes}.items() if k not in without}
     return Row(name, config, kwargs, **own)
@@ -80,8 +91,36 @@ def falcon(name, **changes):
     return row(name, "FalconConfig", sizes, gone, **changes)
 
 
+OLD_FALCON = {
+    "architectures": ["RWForCausalLM"],
+    "model_type": "RefinedWebModel",
+    "new_decoder_architecture": None,
+    "num_hidden_layers": None,
+    "n_layer": 2,
+}
+
+
 def neox(name, **changes):
     return row(name, "GPTNeoXConfig", WIDE, without=("num_key_value_heads",), **changes)
+
+
+def bigcode(name, **changes):
+    return row(name, "GPTBigCodeConfig", GPT2, **changes)
+
+
+def mpt(name, attention=None, config=None, **changes):
+    """`attention` and `config` are entries that transformers ignores or refuses."""
+    own = {**(config or {}), "attn_config": {"alibi": True, **(attention or {})}}
+    own = own if attention or config else {}
+    return row(
+        name, "MptConfig", MPT, patch={"architectures": ["MPTForCausalLM"], **own}, **changes
+    )
+
+
+def rw(name, **changes):
+    """Judged by sdpa because the eager one adds the biases twice."""
+    own = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+    return falcon(name, **{**own, **changes}, attention="sdpa")
 
 
 DENSE: tuple[Row, ...] = (
@@ -133,6 +172,42 @@ DENSE: tuple[Row, ...] = (
         scale_attn_weights=False,
         tie_word_embeddings=False,
     ),
+    bigcode("gpt-bigcode"),
+    bigcode("gpt-bigcode, head by head", multi_query=False, n_inner=72, activation_function="gelu"),
+    bigcode(
+        "gpt-bigcode unscaled",
+        n_head=6,
+        scale_attn_weights=False,
+        attention_softmax_in_fp32=False,
+        tie_word_embeddings=False,
+    ),
+    row("gpt-j", "GPTJConfig", GPT2, rotary_dim=8),
+    row("gpt-j of three heads", "GPTJConfig", GPT2, n_head=3, rotary_dim=16, n_inner=72),
+    row("gpt-j tied", "GPTJConfig", GPT2, rotary_dim=4, tie_word_embeddings=True),
+    mpt("mpt"),
+    mpt("mpt of six heads", n_heads=6, attn_config={"clip_qkv": 0.5}),
+    mpt(
+        "mpt steep",
+        {"alibi_bias_max": 16, "clip_qkv": 0.5},
+        n_heads=5,
+        d_model=40,
+        attn_config={"clip_qkv": 0.5},
+        prepare=mpt_variants.slopes_of_16,
+    ),
+    mpt(
+        "mpt, other scale", n_heads=3, attn_config={"softmax_scale": 0.2}, tie_word_embeddings=False
+    ),
+    mpt("mpt biases", config={"no_bias": False}, prepare=mpt_variants.biases),
+    mpt("mpt positions", {"alibi": False}, prepare=mpt_variants.learned_positions),
+    mpt("mpt norms", {"qk_ln": True}, prepare=mpt_variants.normed_queries),
+    mpt("mpt groups", {"kv_n_heads": 2}, prepare=mpt_variants.two_key_heads),
+    mpt(
+        "mpt one key head", {"attn_type": "multiquery_attention"}, prepare=mpt_variants.one_key_head
+    ),
+    mpt("mpt narrow", config={"expansion_ratio": 2}, prepare=mpt_variants.wide_mlp),
+    mpt(
+        "mpt scaled", config={"logit_scale": "inv_sqrt_d_model"}, prepare=mpt_variants.scaled_logits
+    ),
     neox("gpt-neox"),
     neox("gpt-neox in turn", use_parallel_residual=False, attention_bias=False),
     neox("gpt-neox, older spelling", patch={"rope_parameters": None, "rotary_pct": 0.25}),
@@ -152,6 +227,13 @@ DENSE: tuple[Row, ...] = (
     ),
     falcon("falcon 7b"),
     falcon("falcon 40b", new_decoder_architecture=True, num_kv_heads=2),
+    falcon("falcon 7b, older spelling", patch=OLD_FALCON),
+    falcon(
+        "falcon 40b, older spelling",
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        patch={**OLD_FALCON, "model_type": "RefinedWeb", "num_kv_heads": None, "n_head_kv": 2},
+    ),
     falcon(
         "falcon 11b",
         new_decoder_architecture=True,
@@ -159,13 +241,22 @@ DENSE: tuple[Row, ...] = (
         num_ln_in_parallel_attn=1,
         tie_word_embeddings=False,
     ),
-    falcon(
-        "falcon rw",
-        alibi=True,
-        multi_query=False,
-        parallel_attn=False,
-        bias=True,
-        attention="sdpa",  # the eager one adds the biases twice
+    rw("falcon rw"),
+    # Slopes and positions that bfloat16 cannot hold.
+    rw(
+        "falcon rw at length",
+        num_attention_heads=6,
+        lengths=(5, 400, 290),
+        max_position_embeddings=512,
+    ),
+    rw(
+        "falcon rw, groups of three",
+        num_attention_heads=6,
+        max_position_embeddings=512,
+        new_decoder_architecture=True,
+        parallel_attn=True,
+        num_kv_heads=2,
+        lengths=(5, 300, 33),
     ),
     falcon("falcon one by one", parallel_attn=False),
     row("phi", "PhiConfig", num_key_value_heads=4),
@@ -260,6 +351,9 @@ DENSE: tuple[Row, ...] = (
     row("stablelm 2 12b", "StableLmConfig", WIDE, qk_layernorm=True, use_parallel_residual=True),
     row("starcoder2", "Starcoder2Config", sliding_window=24),
     row("starcoder2 untied", "Starcoder2Config", use_bias=False, tie_word_embeddings=False),
+    row("olmo", "OlmoConfig"),
+    row("olmo clipped", "OlmoConfig", clip_qkv=0.5, attention_bias=True, tie_word_embeddings=True),
+    row("olmo, names of its own", "OlmoConfig", num_key_value_heads=4, convert=olmo_of_its_own),
     row("olmo2", "Olmo2Config"),
     row("olmo2 biases", "Olmo2Config", attention_bias=True, num_key_value_heads=4),
     row(

@@ -27,6 +27,20 @@ ROWS = (
         },
     ),
     Row("bloom", "BloomConfig", {**SIZES, "hidden_size": 48, "n_layer": 2, "n_head": 4}),
+    Row("gpt-bigcode", "GPTBigCodeConfig", {**SIZES, "n_embd": 48, "n_layer": 2, "n_head": 3}),
+    Row("gpt-j", "GPTJConfig", {**SIZES, "n_embd": 48, "n_layer": 2, "n_head": 3, "rotary_dim": 8}),
+    Row("mpt", "MptConfig", {**SIZES, "d_model": 48, "n_layers": 2, "n_heads": 3}),
+    Row(
+        "olmo",
+        "OlmoConfig",
+        {**DECODER, "intermediate_size": 80, "num_key_value_heads": 2, "clip_qkv": 1.0},
+    ),
+    Row(
+        "falcon rw",
+        "FalconConfig",
+        {**DECODER, "num_attention_heads": 3, "alibi": True, "multi_query": False, "bias": True},
+        attention="sdpa",
+    ),
 )
 
 

@@ -86,6 +86,16 @@ def test_chatglm_refuses(changes, message):
         MODELS.get(shape.architecture).style(shape)
 
 
+MPT = "MptForCausalLM"
+MPT_ATTENTION = (
+    ({"prefix_lm": True}, "attn_config.prefix_lm must be False, got True"),
+    ({"rope": True}, "attn_config.rope must be False"),
+    ({"qk_gn": True}, "attn_config.qk_gn must be False"),
+    ({"sliding_window_size": 512}, "attn_config.sliding_window_size must be -1, got 512"),
+    ({"attn_type": "other"}, "attn_config.attn_type must be 'multihead_attention' or"),
+    ({"clip_qkv": "6"}, "'clip_qkv' must be a number above 0, got '6'"),
+    ({"alibi_bias_max": 0}, "'alibi_bias_max' must be a number above 0, got 0"),
+)
 V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
 
 
@@ -105,6 +115,19 @@ V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
         (V3, {"routed_scaling_factor": "2"}, "'routed_scaling_factor' must be a number"),
         (V3, {"hidden_act": "silly"}, "got 'silly'; did you mean 'silu'"),
         ("OlmoeForCausalLM", {**ROUTED, "clip_qkv": 8.0}, "clip_qkv must be null, got 8.0"),
+        *((MPT, {"attn_config": entries}, message) for entries, message in MPT_ATTENTION),
+        (MPT, {"attn_config": 1}, "'attn_config' must be an object, got 1"),
+        (MPT, {"ffn_config": {"ffn_type": "mptglu"}}, "ffn_config.ffn_type must be 'mptmlp'"),
+        (MPT, {"norm_type": "rmsnorm"}, "norm_type must be 'low_precision_layernorm' or"),
+        (MPT, {"logit_scale": "much"}, "'logit_scale' must be a number above 0, got 'much'"),
+        (MPT, {"block_overrides": {"order": []}}, "block_overrides must be null"),
+        ("GPTJForCausalLM", {"rotary_dim": 64}, "'rotary_dim' must be at most the head's 12"),
+        ("GPTJForCausalLM", {"rotary_dim": "all"}, "'rotary_dim' must be an integer"),
+        ("GPTJForCausalLM", {"rotary_dim": 3}, "must be even for rotary positions, got 3"),
+        ("GPTBigCodeForCausalLM", {"add_cross_attention": True}, "add_cross_attention must be"),
+        ("OlmoForCausalLM", {"clip_qkv": -1}, "'clip_qkv' must be a number above 0, got -1"),
+        ("OLMoForCausalLM", {"rope": False}, "rope must be True, got False"),
+        ("OLMoForCausalLM", {"layer_norm_with_affine": True}, "layer_norm_with_affine must be"),
         ("MixtralForCausalLM", {"num_experts_per_tok": 2}, "'num_local_experts' must be"),
         (
             "MixtralForCausalLM",
@@ -128,6 +151,28 @@ def test_a_latent_cache_is_as_small_as_it_can_be():
     assert kv_layers(shape) == (LayerKV(1, 576, 0),) * 61
     assert kv_cache_bytes(kv_layers(shape), 1, 1, "bfloat16") == 61 * 576 * 2
     assert MODELS.get(V3).attention_features(shape) == {"latent"}
+
+
+def test_queries_that_share_one_key_keep_little():
+    """StarCoder 1 keeps one head of 128 keys and values per layer, not 48."""
+    entries = {"n_embd": 6144, "n_head": 48, "n_layer": 40, "model_type": "gpt_bigcode"}
+    gone = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+    base = {k: v for k, v in SIZES.items() if k not in gone}
+    for said, heads in (({}, 1), ({"multi_query": True}, 1), ({"multi_query": False}, 48)):
+        config = {**base, **entries, **said, "architectures": ["GPTBigCodeForCausalLM"]}
+        layers = kv_layers(ModelShape.from_hf_json(config))
+        assert layers == (LayerKV(heads, 128, 128),) * 40
+        assert kv_cache_bytes(layers, 1, 1, "bfloat16") == 40 * heads * 256 * 2
+
+
+def test_biases_in_the_keys_are_reckoned():
+    """Falcon-RW-1b: keys of 64 dimensions, one for the bias and one for pairs."""
+    shape = shape_of(
+        "FalconForCausalLM", alibi=True, num_attention_heads=32, num_key_value_heads=32,
+        hidden_size=2048, head_dim=64,
+    )  # fmt: skip
+    assert kv_layers(shape) == (LayerKV(32, 66, 64),) * 3
+    assert MODELS.get("FalconForCausalLM").attention_features(shape) == {"value_dim"}
 
 
 def test_windows_and_sinks_are_announced():

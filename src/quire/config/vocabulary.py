@@ -7,6 +7,7 @@ was there stays. Knows names, not what they mean for a computation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -58,7 +59,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "num_experts_per_tok": ("moe_topk", "moe_top_k", "num_experts_per_token"),
     "moe_intermediate_size": ("expert_ffn_hidden_size",),
     "dtype": ("torch_dtype",),
-    "tie_word_embeddings": ("tie_embeddings", "use_tied_embeddings"),
+    "tie_word_embeddings": ("tie_embeddings", "use_tied_embeddings", "weight_tying"),
 }
 """Hugging Face's common name to other spellings; the first that is given counts.
 
@@ -69,9 +70,22 @@ PREFERRED: Final[dict[str, str]] = {"vocab_size": "padded_vocab_size"}
 """Spellings that win over the common name: the embedding has the padded number of rows."""
 
 FOUR_TIMES_HIDDEN: Final = frozenset(
-    {"gpt2", "gpt_bigcode", "gptj", "falcon", "RefinedWeb", "RefinedWebModel", "bloom", "codegen"}
+    {
+        "gpt2",
+        "gpt_bigcode",
+        "gptj",
+        "falcon",
+        "RefinedWeb",
+        "RefinedWebModel",
+        "bloom",
+        "codegen",
+        "mpt",
+    }
 )
 """Model types whose MLP is four times as wide as the model if nothing is said."""
+
+OLMO: Final = ("olmo", "hf_olmo")
+"""Model types of OLMo 1, whose own code has names and a padded vocabulary of its own."""
 
 ONE_KV_HEAD: Final = ("multi_query", "use_multi_query")
 """Switches that mean one key/value head for all query heads."""
@@ -93,10 +107,11 @@ def canonical(data: Mapping[str, Any], source: str = "config.json") -> dict[str,
         value = next(given, None)
         if value is not None:
             flat[name] = value
+    if flat.get("model_type") in OLMO and flat.get("embedding_size") is not None:
+        flat["vocab_size"] = flat["embedding_size"]
     _fill_kv_heads(flat)
-    hidden, wide = flat.get("hidden_size"), str(flat.get("model_type")) in FOUR_TIMES_HIDDEN
-    if flat.get("intermediate_size") is None and wide and isinstance(hidden, int):
-        flat["intermediate_size"] = 4 * hidden
+    if flat.get("intermediate_size") is None:
+        flat["intermediate_size"] = _inner_size(flat)
     return flat
 
 
@@ -113,8 +128,32 @@ def _flattened(data: dict[str, Any], source: str) -> dict[str, Any]:
     return data
 
 
+def _inner_size(flat: dict[str, Any]) -> Any:
+    """Width of the MLP where it is said by the model's. What is no number stays to be refused."""
+    hidden, kind = flat.get("hidden_size"), flat.get("model_type")
+    if not isinstance(hidden, int):
+        return None
+    if kind in OLMO:  # its MLP's width is that of gate and up together
+        both = flat.get("mlp_hidden_size")
+        both = _times(hidden, flat.get("mlp_ratio")) if both is None else both
+        return both // 2 if isinstance(both, int) else both
+    if flat.get("expansion_ratio") is not None:  # MPT
+        return _times(hidden, flat["expansion_ratio"])
+    return 4 * hidden if str(kind) in FOUR_TIMES_HIDDEN else None
+
+
+def _times(hidden: int, ratio: Any) -> Any:
+    number = isinstance(ratio, (int, float)) and abs(ratio) < math.inf
+    return int(hidden * ratio) if number else ratio
+
+
 def _fill_kv_heads(flat: dict[str, Any]) -> None:
     """Older families say with switches how many key/value heads there are."""
+    _fill_from_attn_config(flat)
+    if flat.get("model_type") == "RefinedWeb":  # Falcon 40B, before it was called Falcon
+        flat["new_decoder_architecture"] = True
+    if flat.get("model_type") == "gpt_bigcode" and flat.get("multi_query") is None:
+        flat["multi_query"] = True
     if flat.get("new_decoder_architecture"):
         return  # Falcon 40B and later: num_kv_heads counts, whatever multi_query says
     if flat.get("model_type") in ("falcon", "RefinedWebModel") and flat.get("multi_query"):
@@ -123,6 +162,17 @@ def _fill_kv_heads(flat: dict[str, Any]) -> None:
         flat["num_key_value_heads"] = flat.get("num_attention_heads")
     elif flat.get("num_key_value_heads") is None and any(flat.get(key) for key in ONE_KV_HEAD):
         flat["num_key_value_heads"] = 1
+
+
+def _fill_from_attn_config(flat: dict[str, Any]) -> None:
+    """MPT says in `attn_config` what attention is like."""
+    inner = flat.get("attn_config")
+    if not isinstance(inner, dict) or flat.get("num_key_value_heads") is not None:
+        return
+    if inner.get("attn_type") == "multiquery_attention":
+        flat["num_key_value_heads"] = 1
+    elif inner.get("kv_n_heads") is not None:
+        flat["num_key_value_heads"] = inner["kv_n_heads"]
 
 
 def merged(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

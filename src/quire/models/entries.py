@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 
@@ -44,3 +48,18 @@ def integers(shape: ModelShape, name: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         raise ModelLoadError(f"config.json: {name!r} must be a list of integers, got {value!r:.60}")
     return tuple(value)
+
+
+def limit(entries: Mapping[str, Any], name: str) -> float:
+    """A number above 0; 0 if the entry is missing or null, which means no limit.
+
+    Raises:
+        ModelLoadError: it is something else.
+    """
+    value = entries.get(name)
+    if value is None:
+        return 0.0
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ModelLoadError(f"config.json: {name!r} must be a number above 0, got {value!r:.60}")
+    return float(value)

@@ -3,35 +3,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
-from quire.config.shape import ModelShape
+from torch import Tensor
+
+from quire.config.shape import LayerKV, ModelShape
+from quire.kernels.decoder import AttentionParts
+from quire.layers.alibi import RoundedBiases
 from quire.models.blocks import DecoderForCausalLM, DecoderStyle
+from quire.models.parts import Attention
+from quire.models.style import StepInput
 from quire.weights.names import Layout, NameRules, grouped_qkv
 
 
 class FalconForCausalLM(DecoderForCausalLM):
-    """Hugging Face's `FalconForCausalLM`."""
+    """Hugging Face's `FalconForCausalLM`, in older configurations `RWForCausalLM`."""
 
     TIED: ClassVar[bool] = True
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """ALiBi is added before scores are scaled, so its slopes are scaled here."""
+        """ALiBi is that of `BiasedAttention`."""
         raw = shape.raw
         bias, alibi = bool(raw.get("bias")), bool(raw.get("alibi"))
-        return DecoderStyle(
+        style = DecoderStyle(
             norm="layer",
             norm_eps=raw.get("rms_norm_eps", 1e-5),
             placement=_placement(shape),
             qkv_bias=bias,
             out_bias=bias,
-            alibi=shape.head_dim**-0.5 if alibi else 0.0,
             ropes={} if alibi else None,
             gated=False,
             activation=raw.get("hidden_act", "gelu"),
             mlp_bias=bias,
         )
+        if not alibi:
+            return style
+        return replace(style, attention=lambda i: BiasedAttention(shape, style.settled(shape), i))
+
+    @classmethod
+    def kv_layers(cls, shape: ModelShape) -> tuple[LayerKV, ...]:
+        """With ALiBi, keys have dimensions for their biases."""
+        layers = super().kv_layers(shape)
+        if not shape.raw.get("alibi"):
+            return layers
+        more = _biases(shape).width
+        return tuple(replace(layer, key_dim=layer.key_dim + more) for layer in layers)
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
@@ -61,3 +79,27 @@ def _placement(shape: ModelShape) -> str:
     if not raw.get("new_decoder_architecture"):
         return "parallel"
     return "parallel_two" if (raw.get("num_ln_in_parallel_attn") or 2) == 2 else "parallel"
+
+
+class BiasedAttention(Attention):
+    """Attention with biases that are bfloat16 numbers of their keys' positions.
+
+    The models are trained so. Rounded, they are no slope times a distance: they stand in the keys,
+    and are scaled with the scores.
+    """
+
+    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int) -> None:
+        dim = shape.head_dim
+        super().__init__(shape, style, index, LayerKV(shape.num_kv_heads, dim, dim))
+        self._biases = _biases(shape)
+
+    def fused(self, step: StepInput) -> AttentionParts | None:
+        """Nothing: the biases are another operation."""
+        return None
+
+    def _rotated(self, q: Tensor, k: Tensor, step: StepInput) -> tuple[Tensor, Tensor]:
+        return self._biases.queries(q), self._biases.keys(k, step.positions)
+
+
+def _biases(shape: ModelShape) -> RoundedBiases:
+    return RoundedBiases(shape.num_heads, shape.num_kv_heads)

@@ -35,6 +35,7 @@ class Attention:
         self._spec = _spec(shape, style, index, keeps)
         self._has_sinks = style.sinks
         self._rope, self._plain_rope, self._interleaved = _rope(style, index, dim)
+        self._clip = style.clip_qkv
         self._qkv_proj = Linear(shape.hidden_size, self._split, style.qkv_bias, keep="qkv")
         self._o_proj = Linear(q, shape.hidden_size, style.out_bias)
         self._norm_heads = style.qk_norm in ("head", "per_head")
@@ -43,7 +44,10 @@ class Attention:
     def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
         """`[T, H] -> [T, H]`; stores this step's keys and values."""
         heads, kv_heads, dim = self._heads
-        q, k, v = self._qkv_proj(x).split(self._split, dim=-1)
+        qkv = self._qkv_proj(x)
+        if self._clip:
+            qkv.clamp_(-self._clip, self._clip)
+        q, k, v = qkv.split(self._split, dim=-1)
         if self._norms and not self._norm_heads:
             q, k = self._norms[0](q.contiguous()), self._norms[1](k.contiguous())
         q, k, v = q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
@@ -55,7 +59,7 @@ class Attention:
 
     def fused(self, step: StepInput) -> AttentionParts | None:
         """The loaded layer as data, if that can say it."""
-        if self._norms and not self._norm_heads:
+        if self._clip or (self._norms and not self._norm_heads):
             return None
         q_norm, k_norm = (norm.parts() for norm in self._norms) if self._norms else (None, None)
         return AttentionParts(
@@ -96,7 +100,9 @@ def _spec(shape: ModelShape, style: DecoderStyle, index: int, keeps: LayerKV) ->
     scale = keeps.key_dim**-0.5 if style.attention_scale is None else style.attention_scale
     if style.scale_by_layer:
         scale /= index + 1
-    slopes = alibi_slopes(shape.num_heads, style.alibi) if style.alibi else None
+    slopes = None
+    if style.alibi:
+        slopes = alibi_slopes(shape.num_heads, style.alibi, style.alibi_bias_max)
     return AttentionSpec(scale, keeps.window, style.attention_softcap, slopes)
 
 

@@ -60,6 +60,9 @@ class DecoderStyle:
     qkv_bias: bool = False
     out_bias: bool = False
     """Bias of the attention's output projection."""
+    clip_qkv: float = 0.0
+    """Queries, keys and values are kept within plus and minus this, before they are normed or
+    rotated; 0: they are not."""
     qk_norm: Literal["", "head", "per_head", "full"] = ""
     """Norm of queries and keys: of each head, with one weight for all heads or one per head; or of
     all heads together."""
@@ -72,6 +75,8 @@ class DecoderStyle:
     attention_softcap: float = 0.0
     alibi: float = 0.0
     """Factor of the ALiBi slopes; 0: none."""
+    alibi_bias_max: float = 8.0
+    """The least slope is 2 to the minus this."""
     sinks: bool = False
     """Attention has `sinks`, one per head."""
 
