@@ -9,6 +9,7 @@ import argparse
 import ast
 import importlib
 import itertools
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from metric_sections import grouped, series
 from quire import envs
 from quire.cli.main import COMMANDS, overview
 from quire.cli.parser import Parser
-from quire.config import EngineConfig, ServerConfig
-from quire.config.cli import ALIASES, NOT_YET, RENAMED, flags, sections, show
+from quire.config import EngineConfig, ServerConfig, neutral
+from quire.config.cli import ALIASES, RENAMED, flags, sections, show
 from quire.observability.http_metrics import HTTP_METRICS
 from quire.observability.metric_store import buckets_1_2_5
 from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, Kind, Metric
@@ -93,10 +94,31 @@ def old_flags_part() -> Iterator[str]:
             yield f"| `{spelling}` | `--{field.replace('_', '-')}` |"
     for old, new in RENAMED.items():
         yield f"| `{old}` | `{new}` |"
-    yield "\nThese are refused for now, with the remedy beside them:\n"
-    yield "| Flag | Instead |\n| --- | --- |"
-    for flag, remedy in NOT_YET.items():
-        yield f"| `{flag}` | {cell(remedy)} |"
+    yield from neutral_part()
+
+
+def neutral_part() -> Iterator[str]:
+    yield "\n## vLLM's options that have no setting here\n"
+    yield (
+        "Each is taken, as a flag, in a file and in `LLM(...)`, if its value asks for what happens "
+        "anyway: the values shown, `None`, or leaving it out. One line at the start names those "
+        "that were given. Any other value is refused with the sentence beside it.\n"
+    )
+    yield "| Sentence | Option and values that are taken |\n| --- | --- |"
+    rows = [*neutral.engine_rows().values(), *neutral.server_rows().values()]
+    for remedy in dict.fromkeys(row.remedy for row in rows):
+        listed = ", ".join(neutral_cell(row) for row in rows if row.remedy == remedy)
+        yield f"| {cell(remedy)} | {listed} |"
+    forms = (f"`{short}` {name.replace('_', '-')}" for short, name in neutral.SHORT.items())
+    yield f"\nShort forms: {', '.join(forms)}."
+
+
+def neutral_cell(row: neutral.Row) -> str:
+    also = neutral.ALSO.get(row.name, ())
+    empty = row.default is None or row.kind is neutral.JSON
+    values = [*([] if empty else [row.default]), *also]
+    shown = " or ".join(f"`{json.dumps(value)}`" for value in values if value not in ("", []))
+    return f"`{row.flag}`" + (f" {shown}" if shown else "")
 
 
 def cli_page() -> Iterator[str]:

@@ -10,7 +10,7 @@ from quire.cli.parser import Parser
 from quire.cli.serve import build_parser
 from quire.config import EngineConfig, ServerConfig
 from quire.config import cli as config_cli
-from quire.config.cli import ALIASES, NOT_YET, RENAMED, engine_config, flags, server_config
+from quire.config.cli import ALIASES, RENAMED, engine_config, flags, server_config
 from quire.errors import ConfigError
 
 ALL = [*flags(EngineConfig), *flags(ServerConfig)]
@@ -134,29 +134,18 @@ def test_model_by_place_or_by_name():
         (["--dtype", "int3"], "got 'int3'"),
         (["--port"], "--port"),
         (["--host", "0.0.0.0"], "no key is set"),
-        (["-tp", "2"], "-tp is not supported yet"),
-        (["-q", "awq"], "-q is not supported yet; nearest: --dtype"),
+        (["-tp", "2"], "--tensor-parallel-size 2 is not supported yet"),
+        (["-q", "awq"], "--quantization awq is not supported yet; nearest: --dtype"),
     ],
 )
 def test_wrong_usage_is_one_sentence(arguments, told):
     assert told in refused(*arguments)
 
 
-@pytest.mark.parametrize("flag", NOT_YET)
-def test_flags_that_do_not_exist_yet_say_so(flag):
-    for spelling in (flag, flag.replace("-", "_").replace("__", "--")):
-        message = refused(spelling, "1")
-        assert "not supported yet; " in message and NOT_YET[flag] in message
-
-
 def test_tables_do_not_contradict_the_fields():
     known = set(build_parser().known)
-    assert not known & set(NOT_YET), "these exist now: delete their rows"
     assert set(ALIASES) <= {flag.field for flag in ALL}
     assert set(RENAMED.values()) <= known and not set(RENAMED) & known
-    nearest = {row.split("nearest: ")[1].split(";")[0] for row in NOT_YET.values() if "near" in row}
-    assert nearest <= known
-    assert set(config_cli.SHORT.values()) <= set(NOT_YET) | known
 
 
 def test_key_of_the_environment(monkeypatch):
@@ -206,7 +195,6 @@ def test_sections_may_be_nested(file):
     ("text", "told"),
     [
         ("max_num_seq: 3", "unknown key 'max_num_seq'; did you mean 'max_num_seqs'?"),
-        ("tensor-parallel-size: 2", "--tensor-parallel-size is not supported yet"),
         ("enable-prefix-caching: maybe", "expected true or false, got 'maybe'"),
         ("max-num-seqs: [1]", "expected one value, got [1]"),
         ("max-num-seqs: true", "expected one value, got True"),

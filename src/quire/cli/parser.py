@@ -12,7 +12,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from quire.config.cli import NOT_YET, RENAMED, Merge, load_yaml, unknown_flag
+from quire.config import neutral
+from quire.config.cli import RENAMED, Listed, Merge, MergeForeign, load_yaml, unknown_flag
 from quire.errors import ConfigError
 from quire.registry import did_you_mean
 
@@ -98,18 +99,19 @@ class Parser(argparse.ArgumentParser):
                 yield token
                 yield from tokens
                 return
-            if not token.startswith("--"):
+            name, equals, value = token.partition("=")
+            if token.startswith("--"):
+                name = "--" + name[2:].replace("_", "-")
+                name = RENAMED.get(name, name)
+            elif name.partition(".")[0] not in self._option_string_actions:
                 yield token
                 continue
-            name, equals, value = token.partition("=")
-            name = "--" + name[2:].replace("_", "-")
-            name = RENAMED.get(name, name)
             head, dot, key = name.partition(".")
             if dot and isinstance(self._option_string_actions.get(head), Merge):
                 text = value if equals else next(tokens, None)
                 if text is None:
                     raise ConfigError(f"{name}: expected a value")
-                yield f"{head}={json.dumps({key.replace('-', '_'): _json_or_text(text)})}"
+                yield f"{head}={json.dumps(_nested(key.replace('-', '_'), _json_or_text(text)))}"
             else:
                 yield name + equals + value
 
@@ -136,9 +138,6 @@ class Parser(argparse.ArgumentParser):
                     raise ConfigError(f"--config: {path!r}: {key}: {error}") from None
 
     def _unknown_key(self, key: str) -> str:
-        flag = "--" + key.replace("_", "-")
-        if flag in NOT_YET:
-            return unknown_flag(flag, self.known)
         keys = [name.removeprefix("--").replace("-", "_") for name in self.known]
         return f"unknown key {key!r}{did_you_mean(key, keys)}"
 
@@ -168,6 +167,8 @@ class Parser(argparse.ArgumentParser):
             formatter.add_text(group.description)
             formatter.add_arguments(group._group_actions)
             formatter.end_section()
+        elif (row := neutral.row(flag[2:].replace("-", "_"))) and flag in self.known:
+            return f"{flag}: taken as vLLM's default; other values: {row.remedy}."
         elif flag in self._option_string_actions:
             formatter.add_arguments([self._option_string_actions[flag]])
         else:
@@ -179,6 +180,13 @@ class Parser(argparse.ArgumentParser):
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=100)
+
+
+def _nested(path: str, value: Any) -> Any:
+    """`a.b` and 1 as `{"a": {"b": 1}}`."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
 
 
 def _json_or_text(text: str) -> Any:
@@ -199,6 +207,8 @@ def _from_yaml(action: argparse.Action, value: Any) -> Any:
             raise argparse.ArgumentTypeError(f"expected true or false, got {value!r}")
         return value
     if isinstance(action, Merge) and isinstance(value, dict):
+        return value
+    if isinstance(action, Listed | MergeForeign):
         return value
     if action.nargs == "+":
         values = value if isinstance(value, list) else [value]

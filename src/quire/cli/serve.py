@@ -7,7 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from quire.cli.parser import Parser
-from quire.config.cli import add_engine_flags, add_server_flags, engine_config, server_config
+from quire.config.cli import (
+    add_engine_flags,
+    add_server_flags,
+    engine_config,
+    server_config,
+    taken_line,
+)
 
 EPILOG = (
     "Example: quire serve ./my-model --port 9000 --max-model-len 8k. A file given with --config "
@@ -40,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     setup_logging("APIServer")
     for sentence in envs.without_effect():
         get_logger(__name__).warning(sentence)
+    if line := taken_line(namespace):
+        get_logger(__name__).info(line)
     # A wrong path is told at once, not after a process was started for it.
     engine = located(engine)
     engine.resolve(engine.model.read_shape())

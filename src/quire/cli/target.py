@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.cli.parser import Parser
 from quire.cli.running import is_url
-from quire.config import EngineConfig
+from quire.config import EngineConfig, neutral
 from quire.config.cli import add_engine_flags, engine_config, flags
 from quire.config.locate import located
 from quire.errors import ConfigError
@@ -35,7 +35,7 @@ def add_target_flags(parser: Parser, *, positional: bool) -> None:
         ("--model-name", "Model at the server. Default: MODEL, else the first it lists."),
     ):
         group.add_argument(flag, metavar="TEXT", default=argparse.SUPPRESS, help=text)
-    add_engine_flags(parser, positional=positional, without=_SAMPLING)
+    add_engine_flags(parser, positional=positional, without=(*_SAMPLING, "-q"))
 
 
 def server_target(namespace: argparse.Namespace) -> Server | None:
@@ -54,7 +54,8 @@ def server_target(namespace: argparse.Namespace) -> Server | None:
         if unused:
             raise ConfigError(f"{_flag(unused[0])} is for a running server: give --url too")
         return None
-    names = {flag.field for flag in flags(EngineConfig)} - {"model", *_SAMPLING}
+    names = {flag.field for flag in flags(EngineConfig)} | {*neutral.engine_rows()}
+    names -= {"model", *_SAMPLING}
     unused = sorted(name for name in names if hasattr(namespace, name))
     if unused:
         raise ConfigError(

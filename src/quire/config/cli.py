@@ -5,7 +5,8 @@ help. `add_*_flags` fill an argparse parser; `engine_config` and `server_config`
 sections from what was given. Only given values reach the namespace, so that a YAML file can come
 between the command line and the defaults.
 
-This module knows the names of vLLM's flags that do not exist here yet, and nothing of commands.
+vLLM's flags without a field here (`config/neutral.py`) are read too, so that a value that asks for
+nothing does not stop a start; they are left out of the help. This module knows nothing of commands.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire import envs
+from quire.config import neutral
 from quire.config.engine import EngineConfig
 from quire.config.server import ServerConfig
 from quire.errors import ConfigError
@@ -34,50 +36,6 @@ RENAMED: Final = {
     "--disable-log-requests": "--no-enable-log-requests",
 }
 """Flags of older vLLM versions, and what they are called now."""
-
-NOT_YET: Final = {
-    "--api-server-count": "leave it out: one process serves the API",
-    "--async-scheduling": "leave it out: steps run one after the other",
-    "--compilation-config": "leave it out: nothing is compiled at start",
-    "--cpu-offload-gb": "nearest: --gpu-memory-utilization",
-    "--data-parallel-size": "start one server per replica",
-    "--distributed-executor-backend": "leave it out: the model runs in one process",
-    "--enable-auto-tool-choice": "leave it out: tool calls come back as text",
-    "--enable-expert-parallel": "leave it out: the model runs in one process",
-    "--enable-lora": "give a model folder with the adapter merged into it",
-    "--hf-token": "set HF_TOKEN in the environment, where other users cannot read it",
-    "--kv-cache-dtype": "nearest: --dtype",
-    "--kv-offloading-size": "nearest: --kv-cache-memory-bytes",
-    "--kv-transfer-config": "leave it out: KV blocks stay in their process",
-    "--limit-mm-per-prompt": "leave it out: prompts are text",
-    "--lora-modules": "give a model folder with the adapter merged into it",
-    "--max-lora-rank": "give a model folder with the adapter merged into it",
-    "--max-loras": "give a model folder with the adapter merged into it",
-    "--pipeline-parallel-size": "leave it out: the model runs in one process",
-    "--quantization": "nearest: --dtype",
-    "--reasoning-parser": "leave it out: reasoning comes back as text",
-    "--speculative-config": "leave it out: it never changes the output",
-    "--ssl-certfile": "put a TLS proxy in front, and see --root-path",
-    "--ssl-keyfile": "put a TLS proxy in front, and see --root-path",
-    "--structured-outputs-config": "leave it out",
-    "--tensor-parallel-size": "leave it out: the model runs in one process",
-    "--tool-call-parser": "leave it out: tool calls come back as text",
-    "--trust-remote-code": "leave it out: quire runs no code from a model folder",
-}
-"""Flags that people pass to vLLM and that do not exist here yet, with the nearest thing."""
-
-SHORT: Final = {
-    "-asc": "--api-server-count",
-    "-cc": "--compilation-config",
-    "-dp": "--data-parallel-size",
-    "-ep": "--enable-expert-parallel",
-    "-pp": "--pipeline-parallel-size",
-    "-q": "--quantization",
-    "-sc": "--speculative-config",
-    "-tp": "--tensor-parallel-size",
-}
-"""vLLM's short flags. One whose long form exists becomes a spelling of it by itself."""
-
 
 # ------------------------------------------------------------------------------ reading of values
 
@@ -112,7 +70,33 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _model_len(text: str) -> int | None:
-    return None if text in ("auto", "-1") else _int(text)
+    return None if text in ("auto", "-1", *_NONE) else _int(text)
+
+
+_NONE: Final = ("None",)
+"""How `None` is written on the command line, as with vLLM: the flag is as if not given."""
+
+
+def _optional(
+    parse: Callable[[str], Any], none: tuple[str, ...] = (*_NONE, "")
+) -> Callable[[str], Any]:
+    return lambda text: None if text in none else parse(text)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Two JSON objects as one, at every depth; of two other values the newer."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+
+
+def _json_or_text(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 class Merge(argparse.Action):
@@ -126,7 +110,26 @@ class Merge(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Add the keys of `values` to what is there."""
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
+        setattr(namespace, self.dest, _merged(getattr(namespace, self.dest, {}), values))
+
+
+class MergeForeign(Merge):
+    """The same for a flag without a field, whose text need not be an object."""
+
+
+class Listed(argparse.Action):
+    """Values one by one, or all of them as one JSON list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the list."""
+        only = _json_or_text(values[0]) if len(values) == 1 else values
+        setattr(namespace, self.dest, only if isinstance(only, list) else list(values))
 
 
 class Once(argparse.Action):
@@ -148,14 +151,20 @@ class Once(argparse.Action):
 
 _SIZE: Final[dict[str, Any]] = {"type": _checked(_int, "a whole number"), "metavar": "N"}
 _FLOAT: Final[dict[str, Any]] = {"type": _checked(float, "a number"), "metavar": "X"}
+
+
+def _or_none(how: dict[str, Any]) -> dict[str, Any]:
+    return {**how, "type": _optional(how.get("type", str), _NONE)}
+
+
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "bool": {"action": argparse.BooleanOptionalAction},
-    "int": _SIZE,
-    "int | None": _SIZE,
-    "float": _FLOAT,
-    "float | None": _FLOAT,
+    "int": _or_none(_SIZE),
+    "int | None": _or_none(_SIZE),
+    "float": _or_none(_FLOAT),
+    "float | None": _or_none(_FLOAT),
     "str": {"metavar": "TEXT"},
-    "str | None": {"metavar": "TEXT"},
+    "str | None": _or_none({"metavar": "TEXT"}),
     "list[str]": {"nargs": "+", "action": "extend", "metavar": "TEXT"},
     "dict[str, Any]": {
         "type": _checked(_json_object, "a JSON object"),
@@ -169,6 +178,17 @@ _SPECIAL: Final[dict[str, dict[str, Any]]] = {
     "model": {"action": Once, "metavar": "MODEL"},
 }
 """Fields that are not read like the others of their type."""
+
+
+_FOREIGN: Final[dict[neutral.Unset, dict[str, Any]]] = {
+    neutral.SWITCH: {"action": argparse.BooleanOptionalAction},
+    neutral.INT: {"type": _optional(_json_or_text)},
+    neutral.FLOAT: {"type": _optional(_json_or_text)},
+    neutral.TEXT: {"type": _optional(str)},
+    neutral.LIST: {"action": Listed, "nargs": "*"},
+    neutral.JSON: {"type": _optional(_json_or_text), "action": MergeForeign},
+}
+"""How argparse reads flags without a field. It refuses none: the table has the better sentence."""
 
 
 # ------------------------------------------------------------------------------- the table of flags
@@ -190,7 +210,7 @@ class Flag:
     def spellings(self) -> tuple[str, ...]:
         """The flag, then its aliases and short forms."""
         name = "--" + self.field.replace("_", "-")
-        short = (short for short, long in SHORT.items() if long == name)
+        short = (short for short, field in neutral.SHORT.items() if field == self.field)
         return (name, *ALIASES.get(self.field, ()), *short)
 
     @property
@@ -279,11 +299,30 @@ def add_engine_flags(
             help="Same as --model. Put it first: flags with several values would swallow it.",
         )  # fmt: skip
     _add(parser, EngineConfig, without)
+    _add_neutral(parser, neutral.engine_rows(), EngineConfig, without)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the HTTP server."""
     _add(parser, ServerConfig)
+    _add_neutral(parser, neutral.server_rows(), ServerConfig)
+
+
+def _add_neutral(
+    parser: argparse.ArgumentParser,
+    rows: Mapping[str, neutral.Row],
+    root: type,
+    without: Sequence[str] = (),
+) -> None:
+    """Let the parser read flags that have no field. Their values are judged with the sections."""
+    fields = {flag.field for flag in flags(root)}
+    for row in rows.values():
+        if row.name not in fields:
+            names = [name for name in row.spellings if name not in without]
+            how = _FOREIGN[row.kind]
+            parser.add_argument(
+                *names, dest=row.name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how
+            )
 
 
 def _add(parser: argparse.ArgumentParser, root: type, without: Sequence[str] = ()) -> None:
@@ -311,13 +350,25 @@ def given_options(namespace: argparse.Namespace, root: type) -> dict[str, Any]:
     return {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
 
 
+def given_neutral(namespace: argparse.Namespace, rows: Mapping[str, neutral.Row]) -> dict[str, Any]:
+    """What was given of flags without a field, by name."""
+    return {name: getattr(namespace, name) for name in rows if hasattr(namespace, name)}
+
+
+def taken_line(namespace: argparse.Namespace) -> str | None:
+    """One line on flags that were given and do nothing here, or None."""
+    rows = {**neutral.engine_rows(), **neutral.server_rows()}
+    return neutral.taken([rows[name].flag for name in given_neutral(namespace, rows)])
+
+
 def engine_config(namespace: argparse.Namespace) -> EngineConfig:
     """Build the engine's sections.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    return EngineConfig.from_options(**given_options(namespace, EngineConfig))
+    given = given_options(namespace, EngineConfig)
+    return EngineConfig.from_options(**given, **given_neutral(namespace, neutral.engine_rows()))
 
 
 def server_config(namespace: argparse.Namespace) -> ServerConfig:
@@ -326,7 +377,10 @@ def server_config(namespace: argparse.Namespace) -> ServerConfig:
     Raises:
         ConfigError: a value is out of range, or others could reach the server without a key.
     """
+    for name, value in given_neutral(namespace, neutral.server_rows()).items():
+        neutral.check(neutral.server_rows()[name], value)
     given = given_options(namespace, ServerConfig)
+    given = {name: value for name, value in given.items() if value is not None}
     key = envs.API_KEY
     if key is not None and not given.get("api_key"):
         given["api_key"] = [key]
@@ -375,13 +429,10 @@ def _flatten(data: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def unknown_flag(flag: str, known: Sequence[str]) -> str:
-    """One sentence on a flag that does not exist: not yet, or misspelt."""
+    """One sentence on a flag that neither quire nor vLLM has."""
     from quire.registry import nearest
 
     flag = flag.partition("=")[0]
     dashed = "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag
-    long = SHORT.get(dashed, dashed)
-    if long in NOT_YET:
-        return f"{flag} is not supported yet; {NOT_YET[long]}"
     near = nearest(dashed, known)
     return f"unknown flag {flag}" + (f"; did you mean {near}?" if near else "")

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.config import neutral
 from quire.config.cache import CacheConfig
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
 from quire.config.pooling import read_pooler
 from quire.config.scheduler import SchedulerConfig
+from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
 
@@ -27,20 +29,6 @@ SECTIONS: dict[str, Any] = {
     "observability": ObservabilityConfig,
 }
 """Fields of `EngineConfig` and their classes."""
-
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "data_parallel_size": (1,),
-    "enable_lora": (False,),
-    "kv_cache_dtype": ("auto",),
-    "pipeline_parallel_size": (1,),
-    "quantization": (None,),
-    "tensor_parallel_size": (1,),
-    "tokenizer_mode": ("auto",),
-    "trust_remote_code": (False,),
-}
-"""Options that scripts for vLLM pass, and the values that ask for nothing beyond what happens
-anyway. Any other value is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +54,23 @@ class EngineConfig:
         """Build the tree from flat options named like the fields.
 
         Raises:
-            ConfigError: an option is unknown (the nearest name is offered) or has a bad value.
+            ConfigError: an option is unknown (the nearest name is offered) or has a bad value, or
+                asks for something that quire does not do.
         """
         owner = {f.name: s for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
+        servers = {f.name: f.default for f in dataclasses.fields(ServerConfig)}
         given: dict[str, dict[str, Any]] = {s: {} for s in SECTIONS}
         for name, value in options.items():
+            row = neutral.row(name)
             if name in owner:
-                given[owner[name]][name] = value
-            elif name not in NEUTRAL:
+                if value is not None:  # `None` is how scripts for vLLM leave an option open
+                    given[owner[name]][name] = value
+            elif row is not None and not row.server:
+                neutral.check(row, value)
+            elif row is None and name not in servers:
                 raise ConfigError(_unknown(name, list(owner)))
-            elif value not in NEUTRAL[name]:
-                allowed = " or ".join(map(repr, NEUTRAL[name]))
-                raise ConfigError(f"{name} can only be {allowed} in this version, got {value!r}")
+            elif value is not None and value != servers.get(name):
+                raise ConfigError(f"{name} is an option of servers: give it to `quire serve`")
         return cls(**{s: kind(**given[s]) for s, kind in SECTIONS.items()})
 
     def resolve(self, shape: ModelShape) -> tuple[EngineConfig, list[Decision]]:

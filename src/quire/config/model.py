@@ -16,6 +16,7 @@ EMBEDDED_MODEL = "quire-demo"
 EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "assets"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+OTHER_DTYPES = {"half": "float16", "float": "float32"}
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
 DEVICES = ("auto", "cpu", "cuda")
 RUNNERS = ("auto", "generate", "pooling")
@@ -86,6 +87,9 @@ class ModelConfig:
     """Never compile or capture graphs. quire's CPU path never does."""
 
     def __post_init__(self) -> None:
+        # `LLM(dtype=torch.float16)` and `--dtype half` are common: they have one spelling here.
+        name = str(self.dtype).removeprefix("torch.")
+        object.__setattr__(self, "dtype", OTHER_DTYPES.get(name, name))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, DEVICES)
         _one_of("runner", self.runner, RUNNERS)

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
+from quire.config.neutral import engine_rows, taken
 from quire.engine.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.llm_pooling import PoolingVerbs, as_prompts
 from quire.engine.progress import GenerateProgress
 from quire.errors import ConfigError, InvalidRequest
+from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.observability.explain import Explanation
+
+logger = get_logger(__name__)
 
 Message = dict[str, Any]
 """A chat message: `{"role": ..., "content": ...}`."""
@@ -42,6 +46,9 @@ class LLM(PoolingVerbs):
     """
 
     def __init__(self, model: str = EMBEDDED_MODEL, **options: Any) -> None:
+        options = {name: value for name, value in options.items() if value is not None}
+        if line := taken([name for name in options if name in engine_rows()]):
+            logger.info(line)
         options = {**_OFFLINE_DEFAULTS, **options}
         if isinstance(options.get("served_model_name"), str):
             options["served_model_name"] = [options["served_model_name"]]
