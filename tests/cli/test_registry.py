@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import quire
+from quire.cli.serve import build_parser
 from quire.errors import ConfigError, ModelLoadError
 from quire.registry import Registry, did_you_mean, load, nearest
 
@@ -55,3 +59,45 @@ def test_near_names():
     )
     assert nearest("zzz", ["abc"]) is None
     assert did_you_mean("abd", ["abc"]) == "; did you mean 'abc'?" and did_you_mean("z", []) == ""
+
+
+FLAGS = build_parser().known
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--prot", "--port"),
+        ("--dtpye", "--dtype"),
+        ("--max-seqs", "--max-num-seqs"),
+        ("--max_num_batch_token", "--max-num-batched-tokens"),
+        ("--enable-prefix-cache", "--enable-prefix-caching"),
+        ("--gpu-memory", "--gpu-memory-utilization"),
+        ("--Model", "--model"),
+        # Far-fetched: a whole word is another, or there are more words than in ours.
+        ("--headless", None),
+        ("--kernel-config", None),
+        ("--lora-dtype", None),
+        ("--dbo-prefill-token-threshold", None),
+        ("--x", None),
+        ("--", None),
+        ("--" + 100_000 * "max-num-seqs-", None),
+    ],
+)
+def test_a_suggestion_is_near_or_not_made(given: str, meant: str | None) -> None:
+    assert nearest(given, FLAGS) == meant
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--allow-credentials", "--allow-unauthenticate", "--alow-unauthenticated", "allow"],
+)
+def test_no_suggestion_opens_a_door(given: str) -> None:
+    assert nearest(given, FLAGS) is None
+    assert nearest("trust-remote-cod", ["trust_remote_code"]) is None
+
+
+def test_suggestions_come_from_one_function() -> None:
+    source = Path(quire.__file__).parent
+    users = [path for path in source.rglob("*.py") if "difflib" in path.read_text("utf-8")]
+    assert users == [source / "registry.py"]

@@ -113,7 +113,7 @@ V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
         (V3, {"num_experts_per_tok": 0}, "must be an integer of at least 1, got 0"),
         (V3, {"kv_lora_rank": None}, "'kv_lora_rank' must be an integer of at least 1, got None"),
         (V3, {"routed_scaling_factor": "2"}, "'routed_scaling_factor' must be a number"),
-        (V3, {"hidden_act": "silly"}, "got 'silly'; did you mean 'silu'"),
+        (V3, {"hidden_act": "sliu"}, "got 'sliu'; did you mean 'silu'"),
         ("OlmoeForCausalLM", {**ROUTED, "clip_qkv": 8.0}, "clip_qkv must be null, got 8.0"),
         *((MPT, {"attn_config": entries}, message) for entries, message in MPT_ATTENTION),
         (MPT, {"attn_config": 1}, "'attn_config' must be an object, got 1"),

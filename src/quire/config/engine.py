@@ -21,6 +21,7 @@ from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
+from quire.registry import did_you_mean
 
 SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
@@ -150,11 +151,7 @@ def _for_whole_prompts(
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown option {name!r}{hint}"
+    return f"unknown option {name!r}{did_you_mean(name, known)}"
 
 
 def read_generation_config(model: ModelConfig) -> dict[str, Any]:

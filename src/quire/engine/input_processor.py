@@ -9,7 +9,6 @@ Knows nothing of HTTP, scheduling or how outputs are delivered.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from quire.config import ModelConfig, ModelShape
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedTask
 from quire.params import MAX_SEED, PoolingParams, SamplingParams
+from quire.registry import did_you_mean
 from quire.tokenizer import Tokenizer
 
 MAX_REQUEST_ID_LENGTH: Final = 256
@@ -393,8 +393,7 @@ def _child_params(params: SamplingParams, index: int) -> SamplingParams:
 def _check_prompt_keys(prompt: dict[Any, Any]) -> None:
     for key in prompt:
         if key not in _PROMPT_KEYS:
-            near = difflib.get_close_matches(str(key)[:40], _PROMPT_KEYS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(key), _PROMPT_KEYS)
             _refuse("prompt", f"unknown key {_show(key)}{hint}")
 
 

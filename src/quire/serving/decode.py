@@ -7,7 +7,6 @@ name the value, to suggest a field, or to let through a field that we lack at th
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, Final, NoReturn, TypeVar, get_args
 import msgspec
 
 from quire.errors import InvalidRequest
+from quire.registry import nearest
 
 MAX_DEPTH: Final = 64
 """Deepest nesting of objects and arrays in a body."""
@@ -123,8 +123,8 @@ def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name[:64], known, n=1)
-    hint = f" Did you mean `{near[0]}`?" if near else ""
+    near = nearest(name, known)
+    hint = f" Did you mean `{near}`?" if near else ""
     if not near and 0 < len(known) <= 4:
         hint = f" Known here: {', '.join(known)}."
     return f"Unknown field `{name[:200]}`.{hint}"

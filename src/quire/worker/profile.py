@@ -5,7 +5,6 @@ It sees what runs in this process. Knows nothing of the model.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from quire import envs
 from quire.errors import ConfigError, Conflict, QuireError
 from quire.logger import get_logger
+from quire.registry import did_you_mean
 
 logger = get_logger(__name__)
 
@@ -53,8 +53,7 @@ class ProfilerConfig:
         for key, value in given.items():
             name = key if key in kinds else f"torch_profiler_{key}"
             if name not in kinds:
-                near = difflib.get_close_matches(key, kinds, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(key, kinds)
                 raise ConfigError(f"--profiler-config: unknown key {key!r}{hint}")
             if type(value) is not kinds[name] or (kinds[name] is int and value < 0):
                 what = kinds[name].__name__
