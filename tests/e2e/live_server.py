@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import psutil
 
+from patience import PATIENCE, wait_for
+
 QUIRE = [sys.executable, "-m", "quire"]
 
 
@@ -36,7 +38,6 @@ class Server:
         own_group: bool = False,
         ignored: signal.Signals | None = None,
     ) -> None:
-        self.started = time.monotonic()
         self.process = subprocess.Popen(
             [*(_ignoring(ignored) if ignored else ()), *QUIRE, "serve", "--port", "0", *args],
             stdout=subprocess.PIPE,
@@ -65,7 +66,7 @@ class Server:
     @property
     def url(self) -> str:
         """Base URL, once the server is ready."""
-        assert self._ready.wait(60), "".join(self.lines)
+        assert self._ready.wait(PATIENCE), "".join(self.lines)
         assert self._url is not None, "".join(self.lines)
         return self._url
 
@@ -80,31 +81,30 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""
-        time.sleep(0.3)  # the exposition may be a quarter of a second old
-        text = httpx.get(f"{self.url}/metrics").text
-        values = [
-            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)
-        ]
-        assert values, f"no metric {name}"
-        return sum(values)
+        return self.metrics(name)[0]
 
-    def wait_idle(self, timeout: float = 20.0) -> None:
+    def metrics(self, *names: str) -> list[float]:
+        """The same for several, of one scrape."""
+        time.sleep(0.3)  # the exposition may be a quarter of a second old
+        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text.splitlines()
+        found = [[float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith(n)] for n in names]
+        assert all(found), f"not all of the metrics {names}"
+        return [sum(values) for values in found]
+
+    def wait_idle(self) -> None:
         """Wait until nothing runs and no KV block is held."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            busy = self.metric("vllm:num_requests_running") + self.metric(
-                "vllm:num_requests_waiting{"
-            )
-            if not busy and self.metric("vllm:kv_cache_usage_perc") == 0:
-                return
-        raise AssertionError(f"still busy after {timeout} s\n{self.log}")
+        wait_for(self._is_idle, lambda: f"an idle server\n{self.log}")
+
+    def _is_idle(self) -> bool:
+        names = ("num_requests_running", "num_requests_waiting{", "kv_cache_usage_perc")
+        return not any(self.metrics(*(f"vllm:{name}" for name in names)))
 
     def stop(self) -> int:
         """End it gently; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(10)
-        self._reader.join(5)
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code

@@ -1,9 +1,10 @@
-"""Processes: none torch where it must not be, none left behind, none too slow."""
+"""Processes: none torch where it must not be, none left behind, none that works for nothing."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,10 +17,31 @@ import psutil
 import pytest
 
 from live_server import QUIRE, Server, serving
+from patience import PATIENCE, wait_for
+
+START_CPU_SECONDS = 6.0
+"""What a start up to the first token may work, over all processes. It takes 2; how long that is
+in seconds of a clock `benchmarks/startup.py` says."""
+IDLE_WAKEUPS = 60
+"""How often a second the threads of an idle server may wake up. They do 21 times."""
+IDLE_CPU = 0.05
+"""The part of one core that they may take. It is below 0.01; what spins takes all it gets."""
 
 
-def gone(processes: list[psutil.Process], seconds: float) -> bool:
-    return not psutil.wait_procs(processes, timeout=seconds)[1]
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=PATIENCE)[1]
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    return sum(sum(p.cpu_times()[:2]) for p in processes)
+
+
+def wakeups(processes: list[psutil.Process]) -> int:
+    """How often their threads have stopped to wait for something."""
+    threads = [t for p in processes for t in Path(f"/proc/{p.pid}/task").iterdir()]
+    texts = [(t / "status").read_text() for t in threads]
+    found = [re.search(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for text in texts]
+    return sum(int(match[1]) for match in found if match)
 
 
 def stream_first_token(url: str) -> None:
@@ -29,7 +51,7 @@ def stream_first_token(url: str) -> None:
         "messages": [{"role": "user", "content": "Hello"}],
         "stream": True,
     }
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as reply:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE) as reply:
         for line in reply.iter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line[6:])
@@ -38,16 +60,11 @@ def stream_first_token(url: str) -> None:
     raise AssertionError("no token came")
 
 
-def test_first_token_within_three_seconds_of_process_start() -> None:
-    """The best of three: the machine may be busy with something else."""
-    times = []
-    for _ in range(3):
-        with serving() as server:
-            stream_first_token(server.url)
-            times.append(time.monotonic() - server.started)
-        if times[-1] <= 3.0:
-            return
-    raise AssertionError(f"first streamed token after {times} s")
+def test_a_start_up_to_the_first_token_is_little_work() -> None:
+    with serving() as server:
+        stream_first_token(server.url)
+        spent = cpu_seconds(server.family())
+    assert spent < START_CPU_SECONDS
 
 
 def test_the_api_process_has_no_torch(server: Server) -> None:
@@ -59,36 +76,27 @@ def test_the_api_process_has_no_torch(server: Server) -> None:
     assert "torch" in Path(f"/proc/{rest[0].pid}/maps").read_text()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_under_load_ends_all_processes(signum: int) -> None:
-    with serving() as server:
-        url = server.url
-        body = {"model": "quire-demo", "prompt": "a", "max_tokens": 1500, "ignore_eos": True}
-        clients = [
-            subprocess.Popen(
-                [sys.executable, "-c", _CLIENT, url, json.dumps(body)], stdout=subprocess.DEVNULL
-            )
-            for _ in range(2)
-        ]
-        deadline = time.monotonic() + 20
-        while server.metric("vllm:num_requests_running") < 2 and time.monotonic() < deadline:
-            pass
-        family = server.family()
-        start = time.monotonic()
-        server.process.send_signal(signum)
-        assert server.process.wait(3) == 0
-        assert gone(family, 3 - (time.monotonic() - start))
-        for client in clients:
-            client.wait(10)
-
-
 _CLIENT = """
 import json, sys, httpx
-try:
-    httpx.post(sys.argv[1] + "/v1/completions", json=json.loads(sys.argv[2]), timeout=60)
-except httpx.HTTPError:
-    pass
+reply = httpx.post(sys.argv[1] + "/v1/completions", json=json.loads(sys.argv[2]), timeout=600)
+print(json.dumps([choice["finish_reason"] for choice in reply.json()["choices"]]))
 """
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_under_load_ends_all_processes(signum: int) -> None:
+    """It does not wait for the requests: they end with `abort`."""
+    body = {"model": "quire-demo", "prompt": "a", "max_tokens": 1900, "n": 32}
+    body |= {"ignore_eos": True, "temperature": 1}
+    with serving() as server:
+        command = [sys.executable, "-c", _CLIENT, server.url, json.dumps(body)]
+        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        wait_for(lambda: server.metric("vllm:num_requests_running") or client.poll(), "running")
+        family = server.family()
+        server.process.send_signal(signum)
+        assert server.process.wait(PATIENCE) == 0
+        assert gone(family)
+        assert json.loads(client.communicate(timeout=PATIENCE)[0]) == ["abort"] * 32
 
 
 def test_nothing_survives_kill_9_of_the_api_process() -> None:
@@ -97,49 +105,41 @@ def test_nothing_survives_kill_9_of_the_api_process() -> None:
         family = server.family()
         assert len(family) == 2
         server.process.kill()
-        assert gone(family, 3)
+        assert gone(family)
 
 
 def test_kill_9_while_loading_leaves_nothing() -> None:
     with serving() as server:
-        deadline = time.monotonic() + 10
-        while len(server.family()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: len(server.family()) == 2, "an engine core")
         family = server.family()
         server.process.kill()
-        assert gone(family, 3)
+        assert gone(family)
 
 
 def test_a_port_in_use_is_one_line() -> None:
+    """It is all that is said: the model has not been loaded first."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        start = time.monotonic()
-        done = subprocess.run(
-            [*QUIRE, "serve", "--port", port], capture_output=True, text=True, timeout=20
-        )
+        command = [*QUIRE, "serve", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode != 0
-    assert time.monotonic() - start < 5
     assert port in done.stderr and "in use" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stdout + done.stderr
 
 
 def test_an_idle_engine_sleeps(server: Server) -> None:
+    """It neither polls nor spins. On a busy machine it could only do less of both."""
     stream_first_token(server.url)
     server.wait_idle()
     family = server.family()
-
-    def cpu() -> float:
-        return sum(sum(p.cpu_times()[:2]) for p in family)
-
-    # A collection or a page of statistics may fall into one span: the quietest of a few counts.
-    spent = []
-    for _ in range(3):
-        before = cpu()
-        time.sleep(2)
-        spent.append(cpu() - before)
-    assert min(spent) <= 0.02, f"more than 1 % of a core while idle: {spent} s in 2 s each"
+    start, awake, worked = time.monotonic(), wakeups(family), cpu_seconds(family)
+    time.sleep(3)
+    awake, worked = wakeups(family) - awake, cpu_seconds(family) - worked
+    seconds = time.monotonic() - start
+    assert awake < IDLE_WAKEUPS * seconds
+    assert worked < IDLE_CPU * seconds
 
 
 def test_environment_is_not_needed(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_environment_is_not_needed(tmp_path: Path) -> None:
         text=True,
         env=env,
         cwd=tmp_path,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout

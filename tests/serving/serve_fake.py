@@ -1,8 +1,13 @@
-"""`run_server` with a fake engine, in a process of its own: `serve_fake.py PORT|SOCKET [HOW]`."""
+"""`run_server` with a fake engine, in a process of its own: `serve_fake.py PORT|SOCKET HOW DRAIN`.
+
+Its streams stand still until SIGUSR1 lets them go on, or ends the engine that is to die: what a
+test wants to see in between, it sees however busy the machine is.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -10,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_engine import FakeEngine
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import EngineDead, ModelLoadError
-from quire.serving.server import run_server
+from quire.serving import server as serving
 
 
 class Engine(FakeEngine):
@@ -18,7 +23,7 @@ class Engine(FakeEngine):
         super().__init__(reply="abcdefghij")
         self.how = how
         self.state, self.progress = "loading", ("weights", 1, 4)
-        self.delay = 0.05
+        self.hang.clear()
 
     async def wait_ready(self) -> None:
         if self.how == "no-model":
@@ -27,10 +32,9 @@ class Engine(FakeEngine):
             raise RuntimeError("a bug")
         if self.how == "loads-forever":
             await asyncio.sleep(600)
-        await asyncio.sleep(0.2)
         self.state = "ready"
-        if self.how == "dies":
-            asyncio.get_running_loop().call_later(0.2, self.die)
+        go_on = self.die if self.how == "dies" else self.hang.set
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, go_on)
 
     def die(self) -> None:
         for stream, task, _ in self._tasks.values():
@@ -54,7 +58,8 @@ def main() -> int:
     where, how, drain = sys.argv[1], sys.argv[2], float(sys.argv[3])
     place = {"port": int(where)} if where.isdigit() else {"uds": where}
     server = ServerConfig(shutdown_timeout=drain, **place)  # type: ignore[arg-type]
-    return run_server(EngineConfig(), server, lambda config: start(config, how))
+    serving.FLUSH_SECONDS = serving.STOP_SECONDS = 60.0  # type: ignore[misc]
+    return serving.run_server(EngineConfig(), server, lambda config: start(config, how))
 
 
 if __name__ == "__main__":
