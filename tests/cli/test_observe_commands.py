@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import msgspec
 import pytest
 
+from patience import PATIENCE
 from quire.cli import machine
 from quire.cli import main as cli
 from quire.cli.chat import build_parser as chat_parser
@@ -195,7 +196,7 @@ def test_top_on_a_terminal_ends_by_a_key(url: str, pages: dict[str, bytes], key:
         with contextlib.suppress(OSError):  # how a terminal says that nobody is left
             while more := os.read(leader, 65536):
                 shown += more
-        ended = process.wait(timeout=60)
+        ended = process.wait(timeout=PATIENCE)
     os.close(leader)
     assert ended == {b"q": 0, b"\x03": 130}[key]
     assert b"Traceback" not in shown

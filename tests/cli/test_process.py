@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE, wait_for
 from quire.utils.process import terminate
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="uses prctl")
@@ -29,26 +29,17 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_until(condition, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_terminate_lets_a_child_end_itself():
     code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True); "
-    with start(code + "time.sleep(60)") as child:
+    with start(code + "time.sleep(600)") as child:
         child.stdout.readline()
-        assert terminate(child, grace=10) == 7
+        assert terminate(child, grace=PATIENCE) == 7
         assert terminate(child, grace=0) == 7  # ended already
 
 
 def test_terminate_kills_a_child_that_will_not_go():
     code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
-    with start(code + "time.sleep(60)") as child:
+    with start(code + "time.sleep(600)") as child:
         child.stdout.readline()
         assert terminate(child, grace=0.1) == -signal.SIGKILL
         assert not Path(f"/proc/{child.pid}").exists()  # reaped
@@ -58,12 +49,12 @@ def test_terminate_kills_a_child_that_will_not_go():
 def test_a_child_dies_with_its_parent():
     grandchild = HEAD + "print(die_with_parent(os.getppid()), os.getpid(), flush=True)"
     code = f"import subprocess; subprocess.Popen([sys.executable, '-c', {grandchild!r} + "
-    code += "'; time.sleep(60)']); time.sleep(60)"
+    code += "'; time.sleep(600)']); time.sleep(600)"
     with start(code) as parent:
         armed, pid = parent.stdout.readline().split()
         assert armed == b"True" and not gone(int(pid))
         parent.kill()
-    assert wait_until(lambda: gone(int(pid)))
+    wait_for(lambda: gone(int(pid)), "its end")
 
 
 @linux
@@ -76,11 +67,11 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once():
 
 @linux
 def test_titles():
-    code = "print(set_process_title('quire::EngineCore'), flush=True); time.sleep(60)"
+    code = "print(set_process_title('quire::EngineCore'), flush=True); time.sleep(600)"
     with start(code) as child:
         assert child.stdout.readline() == b"True\n"
         comm = Path(f"/proc/{child.pid}/comm").read_text()
         line = Path(f"/proc/{child.pid}/cmdline").read_bytes()
-        terminate(child, 5)
+        terminate(child, PATIENCE)
     assert comm == "quire::EngineCo\n"  # what the kernel keeps
     assert line.rstrip(b"\0") == b"quire::EngineCore"

@@ -7,13 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
+
+from patience import PATIENCE, wait_for
 
 _FETCHED = Path(sys.prefix) / "prometheus" / "usr" / "bin"
 
@@ -35,24 +36,20 @@ class Prometheus:
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """The vector an expression gives now."""
-        reply = httpx.get(f"{self.url}/api/v1/query", params={"query": expr})
+        reply = httpx.get(f"{self.url}/api/v1/query", params={"query": expr}, timeout=PATIENCE)
         assert reply.status_code == 200, f"{expr}: {reply.text}"
         result: list[dict[str, Any]] = reply.json()["data"]["result"]
         return result
 
     def rules(self) -> list[dict[str, Any]]:
         """Alert rules with their health."""
-        groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
+        groups = httpx.get(f"{self.url}/api/v1/rules", timeout=PATIENCE).json()["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
-    def wait_for(self, expr: str, seconds: float = 30.0) -> list[dict[str, Any]]:
+    def wait_for(self, expr: str) -> list[dict[str, Any]]:
         """The vector, once it is not empty."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if found := self.query(expr):
-                return found
-            time.sleep(0.2)
-        raise AssertionError(f"{expr} gave nothing within {seconds} s")
+        found: list[dict[str, Any]] = wait_for(lambda: self.query(expr), expr)
+        return found
 
 
 @contextlib.contextmanager
@@ -85,15 +82,14 @@ def scraping(target: str, rules: Path, folder: Path) -> Iterator[Prometheus]:
         yield Prometheus(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+    def answers() -> bool:
         assert process.poll() is None, log.read_text()
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/-/ready").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise AssertionError("Prometheus did not start\n" + log.read_text())
+            return httpx.get(f"{url}/-/ready", timeout=PATIENCE).status_code == 200
+        return False
+
+    wait_for(answers, lambda: f"Prometheus\n{log.read_text()}")

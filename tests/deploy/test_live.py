@@ -10,6 +10,7 @@ import pytest
 
 from live_server import serving
 from metric_sections import series
+from patience import PATIENCE
 from prometheus_server import PROMETHEUS, scraping
 from quire.observability.metrics import METRICS
 from test_deploy import DEPLOY, board_expressions
@@ -21,7 +22,7 @@ LATER = [series(m) for m in METRICS if m.label and not m.label_values]
 
 def load(url: str, stop: threading.Event) -> None:
     """Requests until told to stop."""
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=PATIENCE) as client:
         while not stop.is_set():
             client.post(f"{url}/v1/completions", json={**BODY, "ignore_eos": True})
             stop.wait(0.1)

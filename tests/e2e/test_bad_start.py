@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from live_server import QUIRE
+from patience import PATIENCE
 from quire.config import ModelConfig
 
 
@@ -80,7 +81,7 @@ def test_a_damaged_model_folder(
 ) -> None:
     damage(folder)
     command = [*QUIRE, "complete", "x", "--model", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode != 0
     assert done.stdout == ""
     lines = done.stderr.strip().splitlines()
@@ -107,7 +108,7 @@ def test_a_damaged_model_folder(
 )
 def test_options_that_cannot_work(args: list[str], words: list[str]) -> None:
     command = [*QUIRE, "complete", "x", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode != 0
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
@@ -119,7 +120,7 @@ def test_the_server_says_the_same(folder: Path) -> None:
     """The core finds the fault; the server's last word is the core's own reason."""
     truncate(folder)
     command = [*QUIRE, "serve", str(folder), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert "model.safetensors" in last

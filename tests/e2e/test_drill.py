@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from live_server import QUIRE, Server, serving
+from patience import PATIENCE
 
 LAST = 24
 """Number of the last request of the overload."""
@@ -30,7 +31,7 @@ SLACK = 1.0
 
 def quire(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
     command = [*QUIRE, *arguments, "--url", url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def explained(url: str, name: str) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class Callers:
 
     def __init__(self, server: Server) -> None:
         self.url = server.url
-        self._client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
+        self._client = httpx.Client(timeout=PATIENCE, limits=httpx.Limits(max_connections=None))
         self._pool = ThreadPoolExecutor(64)
         self._random = random.Random(7)
         self.asked: dict[str, Future[Seen]] = {}
@@ -106,7 +107,7 @@ def overload() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
             time.sleep(0.01)
         told = {"state": "accepted"}
         while told["state"] == "accepted" and not callers.asked[f"r{LAST}"].done():
-            reply = httpx.get(f"{server.url}/v1/requests/r{LAST}/explain", timeout=30)
+            reply = httpx.get(f"{server.url}/v1/requests/r{LAST}/explain", timeout=PATIENCE)
             told = reply.json()["completions"][0] if reply.status_code == 200 else told
         yield server, callers.wait(), told
 
@@ -180,7 +181,10 @@ def spikes() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
             names = [f"long{number}-{i}" for i in range(at_once)]
             for future in [callers.ask(name, prompt=2000, tokens=2) for name in names]:
                 future.result()
-            told = told or httpx.get(f"{server.url}/v1/requests/chat0/explain", timeout=30).json()
+            told = (
+                told
+                or httpx.get(f"{server.url}/v1/requests/chat0/explain", timeout=PATIENCE).json()
+            )
             if all(chat.done() for chat in chats):
                 break
         yield server, callers.wait(), told["completions"][0]

@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from live_server import QUIRE
+from patience import PATIENCE, wait_for
 from quire.core.stats import StepStats
 from quire.observability.tensorboard import TensorBoardSink
 from quire.worker.profile import make_profiler
@@ -25,6 +25,13 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def test_a_server_whose_log_and_output_cannot_be_written() -> None:
@@ -39,20 +46,14 @@ def test_a_server_whose_log_and_output_cannot_be_written() -> None:
             stderr=full,
         )
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            assert server.poll() is None and time.monotonic() < deadline
-            try:
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            except httpx.ConnectError:
-                pass
-            time.sleep(0.1)
+        wait_for(lambda: is_up(url) or server.poll(), "a server that answers")
         body = {"prompt": "The capital of France is", "max_tokens": 4}
         for _ in range(3):
-            assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
+            assert (
+                httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).status_code == 200
+            )
         server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0
+        assert server.wait(PATIENCE) == 0
     finally:
         server.kill()
         server.wait()
@@ -68,7 +69,7 @@ def test_function_traces() -> None:
         "import os; sys.stdout.flush(); os._exit(0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert done.stdout == "1 B 2 B None\n"
     assert done.stderr.count("nothing more is traced: No space left on device") == 1

@@ -10,6 +10,7 @@ import pytest
 
 from live_server import Server, serving
 from mixed import mixed_requests
+from patience import PATIENCE
 from quire import CompletionOutput, RequestOutput
 
 REQUESTS = mixed_requests(64)
@@ -24,7 +25,7 @@ def body(request: dict[str, Any]) -> dict[str, Any]:
 
 async def post_all(url: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as client:
         replies = await asyncio.gather(*(client.post("/v1/completions", json=b) for b in bodies))
     assert [r.status_code for r in replies] == [200] * len(bodies)
     return [r.json() for r in replies]
@@ -98,7 +99,7 @@ def test_disconnect_aborts_and_frees(server: Server) -> None:
             "stream": True,
         }
         async with (
-            httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+            httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client,
             client.stream("POST", "/v1/completions", json=forever) as reply,
         ):
             async for line in reply.aiter_lines():

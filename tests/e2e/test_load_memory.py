@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from quire.config.model import EMBEDDED_FOLDER
 from quire.kernels import compiled
 from quire.weights.dummy import random_checkpoint
@@ -56,7 +57,7 @@ def test_peak_while_loading(tmp_path: Path, shards: int) -> None:
         [sys.executable, "-c", MEASURE, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         env={**os.environ, "QUIRE_KERNELS": "native"},
     )
     assert done.returncode == 0, done.stderr

@@ -12,13 +12,14 @@ import httpx
 import pytest
 
 from live_server import QUIRE, Server, serving
+from patience import PATIENCE
 from quire import LLM, SamplingParams
 from quire.errors import NotFound
 from quire.observability.diagnosis import diagnose
 
 
 def quire(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_a_request_of_a_server_is_explained(server: Server) -> None:
@@ -32,7 +33,7 @@ def test_a_request_of_a_server_is_explained(server: Server) -> None:
     url = server.url  # once it is ready
     started = time.monotonic()
     sent = httpx.post(
-        f"{url}/v1/completions", json=body, headers={"X-Request-Id": "why"}, timeout=60
+        f"{url}/v1/completions", json=body, headers={"X-Request-Id": "why"}, timeout=PATIENCE
     )
     took = time.monotonic() - started
     assert sent.status_code == 200, sent.text
@@ -92,7 +93,7 @@ def test_one_that_waits_is_told_what_it_would_find() -> None:
         def ask(name: str, text: str, tokens: int) -> int:
             body = {"prompt": text, "max_tokens": tokens, "ignore_eos": True}
             return httpx.post(
-                url, json=body, headers={"X-Request-Id": name}, timeout=60
+                url, json=body, headers={"X-Request-Id": name}, timeout=PATIENCE
             ).status_code
 
         assert ask("first", prompt + "One", 1) == 200
@@ -104,7 +105,7 @@ def test_one_that_waits_is_told_what_it_would_find() -> None:
         told: dict[str, Any] = {}
         while not told.get("prefix"):
             assert time.monotonic() < deadline, told
-            reply = httpx.get(f"{server.url}/v1/requests/me/explain", timeout=10)
+            reply = httpx.get(f"{server.url}/v1/requests/me/explain", timeout=PATIENCE)
             told = reply.json()["completions"][0] if reply.status_code == 200 else {}
         assert [job.result() for job in jobs] == [200, 200]
     assert told["state"] == "waiting" and told["prefix"]["expected"]

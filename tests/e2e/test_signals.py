@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,26 +14,23 @@ import psutil
 import pytest
 
 from live_server import Server, serving
+from patience import PATIENCE, wait_for
+
+LONG = (1900, 16)
+"""Tokens and choices of what is still under way when a test has seen what it waits for."""
 
 
 def to_group(server: Server, number: int) -> None:
     os.killpg(server.process.pid, number)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.005)
-
-
 class Request:
-    """One streamed completion, read on a thread."""
+    """A streamed completion, or several at once, read on a thread."""
 
-    def __init__(self, url: str, max_tokens: int = 700) -> None:
+    def __init__(self, url: str, max_tokens: int = 700, n: int = 1) -> None:
         self._body = {
             "model": "quire-demo", "prompt": "a", "max_tokens": max_tokens, "ignore_eos": True,
-            "seed": 1, "stream": True,
+            "seed": 1, "stream": True, "n": n, "temperature": 1,
         }  # fmt: skip
         self.text, self.finish, self.error = "", "", ""
         self._thread = threading.Thread(target=self._read, args=(url,))
@@ -45,7 +40,7 @@ class Request:
     def _read(self, url: str) -> None:
         try:
             with httpx.stream(
-                "POST", f"{url}/v1/completions", json=self._body, timeout=60
+                "POST", f"{url}/v1/completions", json=self._body, timeout=PATIENCE
             ) as reply:
                 for line in reply.iter_lines():
                     if line.startswith("data: {"):
@@ -60,36 +55,36 @@ class Request:
             self.finish = choice["finish_reason"] or self.finish
 
     def join(self) -> None:
-        self._thread.join(60)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_drain_finishes_its_requests(number: int) -> None:
     """The signal reaches the core too; it must go on until the requests are done."""
-    with serving("--shutdown-timeout", "60", own_group=True) as server:
+    with serving("--shutdown-timeout", "600", own_group=True) as server:
         request = Request(server.url)
         family = server.family()
         to_group(server, number)
         request.join()
         assert (request.finish, request.error) == ("length", ""), server.log
-        assert server.process.wait(20) == 0
-        assert not psutil.wait_procs(family, timeout=5)[1]
+        assert server.process.wait(PATIENCE) == 0
+        assert not psutil.wait_procs(family, timeout=PATIENCE)[1]
         assert "died" not in server.log and "Traceback" not in server.log
 
 
 def test_a_second_signal_ends_the_drain() -> None:
     with serving("--shutdown-timeout", "600", own_group=True) as server:
-        request = Request(server.url, 1900)
+        request = Request(server.url, *LONG)
         family = server.family()
         to_group(server, signal.SIGTERM)
-        wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
+        wait_for(lambda: httpx.get(f"{server.url}/readyz", timeout=PATIENCE).status_code == 503)
         assert not request.finish
         to_group(server, signal.SIGTERM)
         request.join()
         assert request.finish == "abort"
-        assert server.process.wait(20) == 0
-        assert not psutil.wait_procs(family, timeout=5)[1]
+        assert server.process.wait(PATIENCE) == 0
+        assert not psutil.wait_procs(family, timeout=PATIENCE)[1]
         assert "died" not in server.log
 
 
@@ -101,8 +96,8 @@ def test_a_signal_while_the_core_loads(number: int, code: int) -> None:
         wait_for(api.children)
         core = api.children()[0]
         to_group(server, number)
-        assert server.process.wait(20) == code, server.log
-        assert not psutil.wait_procs([core], timeout=5)[1]
+        assert server.process.wait(PATIENCE) == code, server.log
+        assert not psutil.wait_procs([core], timeout=PATIENCE)[1]
     assert "Traceback" not in server.log and "died" not in server.log
     assert server.log.count("stopped while starting") == 1
 
@@ -110,16 +105,16 @@ def test_a_signal_while_the_core_loads(number: int, code: int) -> None:
 def test_a_core_outlives_signals_but_not_its_parent() -> None:
     """Under nohup a hang-up is nothing to the server either."""
     with serving(own_group=True, ignored=signal.SIGHUP) as server:
-        request = Request(server.url, 1900)
+        request = Request(server.url, *LONG)
         core = server.family()[1]
         to_group(server, signal.SIGHUP)
         for number in (signal.SIGTERM, signal.SIGINT):
             core.send_signal(number)
         seen = len(request.text)
         wait_for(lambda: len(request.text) > seen)
-        assert httpx.get(f"{server.url}/readyz").status_code == 200
+        assert httpx.get(f"{server.url}/readyz", timeout=PATIENCE).status_code == 200
         server.process.kill()
-        assert not psutil.wait_procs([core], timeout=5)[1]
+        assert not psutil.wait_procs([core], timeout=PATIENCE)[1]
         request.join()
         assert request.error
 
@@ -133,10 +128,10 @@ def test_a_core_outlives_signals_but_not_its_parent() -> None:
 )
 def test_the_end_of_a_core_is_told_with_its_likely_cause(number: int, told: str) -> None:
     with serving() as server:
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
         core = server.family()[1]
         core.send_signal(number)
-        assert server.process.wait(20) == 1
+        assert server.process.wait(PATIENCE) == 1
         server.stop()
     last = server.lines[-1]
     assert last.startswith("quire serve: the engine core died (")

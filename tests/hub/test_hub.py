@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hub_server import COMMIT, Hub
+from patience import PATIENCE
 from quire import LLM
 from quire.checkpoint import cache, manifest
 from quire.checkpoint import hub as door
@@ -237,7 +238,7 @@ def test_what_is_a_repository_name(name: str, is_one: bool) -> None:
 
 def quire(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "quire", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=os.environ)
 
 
 def test_pull_ls_verify_rm(hub: Hub) -> None:
@@ -264,7 +265,9 @@ def test_the_library_is_not_loaded_for_a_cached_model(hub: Hub) -> None:
         "; located(EngineConfig.from_options(model='org/tiny'));"
         "print([m for m in ('huggingface_hub', 'torch', 'httpx2') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.stdout == "[]\n", done.stderr
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_kit import SANITIZED, needs_native
+from patience import PATIENCE
 from quire.kernels.compiled import lib
 
 READ_TOO_FAR = """
@@ -22,7 +23,7 @@ lib.finite_rows(x.ctypes.data, 1, 5000, 5000, answers.ctypes.data)
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | env
+        command, capture_output=True, text=True, timeout=PATIENCE, env=os.environ | env
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from quire.kernels import compiled, dispatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def run(code, **env):
         [sys.executable, "-c", NOT_BUILT + code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         env={key: v for key, v in os.environ.items() if key != "QUIRE_KERNELS"} | env,
     )
 

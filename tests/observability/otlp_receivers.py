@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from opentelemetry.proto.collector.metrics.v1 import (
     metrics_service_pb2_grpc,
 )
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from patience import wait_for
 
 
 @dataclass
@@ -108,12 +109,8 @@ class Seen:
         found = [s for s in self.spans if (s.trace, s.parent) == (parent.trace, parent.id)]
         return sorted(found, key=lambda s: s.start)
 
-    def wait(self, ready: Callable[[Seen], bool], seconds: float = 10.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not ready(self):
-            names = [span.name for span in self.spans]
-            assert time.monotonic() < deadline, f"still not there; spans: {names}"
-            time.sleep(0.02)
+    def wait(self, ready: Callable[[Seen], bool]) -> None:
+        wait_for(lambda: ready(self), lambda: f"spans; there are {[s.name for s in self.spans]}")
 
 
 class GrpcReceiver(

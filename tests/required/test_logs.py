@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from quire.observability.log_line import Interval, render
 from watched import PROMPT, Watched
 
@@ -29,7 +30,7 @@ def in_a_process(code: str, tmp_path: Path, **env: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
         env={**os.environ, "TMPDIR": str(tmp_path), **env},
     )
     assert result.returncode == 0, result.stderr

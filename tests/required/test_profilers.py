@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from live_server import serving
+from patience import PATIENCE
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, Conflict, InvalidRequest
 from quire.kernels import scopes
@@ -38,12 +39,15 @@ def test_d10_e2_start_and_stop_profile_over_http(tmp_path: Path) -> None:
     """`VLLM_TORCH_PROFILER_DIR` and the two routes write a trace; a second start, or a stop without
     one, is a 409."""
     with serving(env={"VLLM_TORCH_PROFILER_DIR": str(tmp_path)}) as server:
-        assert httpx.post(f"{server.url}/stop_profile").status_code == 409
-        assert httpx.post(f"{server.url}/start_profile").status_code == 200
-        assert httpx.post(f"{server.url}/start_profile").status_code == 409
+        assert httpx.post(f"{server.url}/stop_profile", timeout=PATIENCE).status_code == 409
+        assert httpx.post(f"{server.url}/start_profile", timeout=PATIENCE).status_code == 200
+        assert httpx.post(f"{server.url}/start_profile", timeout=PATIENCE).status_code == 409
         body = {"prompt": "Hello", "max_tokens": 3}
-        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
-        assert httpx.post(f"{server.url}/stop_profile", timeout=60).status_code == 200
+        assert (
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE).status_code
+            == 200
+        )
+        assert httpx.post(f"{server.url}/stop_profile", timeout=PATIENCE).status_code == 200
     (trace,) = tmp_path.glob("*.pt.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
@@ -53,7 +57,7 @@ def test_d10_e2_start_and_stop_profile_over_http(tmp_path: Path) -> None:
 def test_e2_without_a_profiler_it_says_what_to_set() -> None:
     """Without a folder the routes say what to set."""
     with serving() as server:
-        reply = httpx.post(f"{server.url}/start_profile")
+        reply = httpx.post(f"{server.url}/start_profile", timeout=PATIENCE)
         assert reply.status_code == 400
         assert "QUIRE_TORCH_PROFILER_DIR" in reply.json()["error"]["message"]
 

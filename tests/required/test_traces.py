@@ -12,6 +12,7 @@ import pytest
 
 from live_server import Server, serving
 from otlp_receivers import GrpcReceiver, SpanSeen
+from patience import PATIENCE
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.errors import ConfigError
@@ -39,7 +40,7 @@ def server(receiver: GrpcReceiver) -> Iterator[Server]:
 def complete(server: Server, name: str, tokens: int = 6) -> SpanSeen | None:
     body = {"prompt": "The capital of France is " * 12, "max_tokens": tokens, "ignore_eos": True}
     headers = {"x-request-id": name, "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=30)
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE)
     assert reply.status_code == 200, reply.text
     return None
 
@@ -95,7 +96,7 @@ def test_f4_an_aborted_request_has_a_trace(server: Server, receiver: GrpcReceive
     body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
     headers = {"x-request-id": "gone"}
     url = f"{server.url}/v1/completions"
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=30) as reply:
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE) as reply:
         next(reply.iter_lines())
     root = root_of(receiver, "gone")
     assert root.attributes["gen_ai.response.finish_reasons"] == ["abort"]
@@ -109,7 +110,8 @@ def test_b23_the_long_span_of_a_slow_request(server: Server, receiver: GrpcRecei
     url = f"{server.url}/v1/completions"
     with contextlib.ExitStack() as stack:
         streams = [
-            stack.enter_context(httpx.stream("POST", url, json=body, timeout=30)) for _ in range(4)
+            stack.enter_context(httpx.stream("POST", url, json=body, timeout=PATIENCE))
+            for _ in range(4)
         ]
         lines = [stream.iter_lines() for stream in streams]
         for line in lines:

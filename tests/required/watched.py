@@ -11,6 +11,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from live_server import Server, serving
+from patience import PATIENCE, wait_for
 
 ENV = {
     "VLLM_LOGGING_LEVEL": "DEBUG",
@@ -93,7 +94,7 @@ def watch() -> Watched:
         _run(server, watched)
         server.wait_idle()
         _wait_for_an_idle_line(server)
-        with httpx.Client(base_url=server.url) as client:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
             watched.text = client.get("/metrics").text
             head = client.head("/metrics")
             _look_around(client, server, watched)
@@ -117,7 +118,7 @@ def _run(server: Server, watched: Watched) -> None:
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while any(thread.is_alive() for thread in threads):
         _peak(server.url, watched)
         if _all_shown(watched, server.log) or time.monotonic() > deadline:
@@ -126,7 +127,7 @@ def _run(server: Server, watched: Watched) -> None:
     for thread in threads:
         thread.join()
     with (
-        httpx.Client(timeout=60) as client,
+        httpx.Client(timeout=PATIENCE) as client,
         client.stream(
             "POST",
             f"{server.url}/v1/completions",
@@ -164,16 +165,13 @@ def _all_shown(watched: Watched, log: str) -> bool:
 
 def _wait_for_an_idle_line(server: Server) -> None:
     """The interval after the last busy one, which is shown, is the first at DEBUG."""
-    deadline = time.monotonic() + 20
-    while not re.search(r"DEBUG .*Engine 000", server.log):
-        assert time.monotonic() < deadline, server.log[-2000:]
-        time.sleep(0.1)
+    wait_for(lambda: re.search(r"DEBUG .*Engine 000", server.log), lambda: server.log[-2000:])
 
 
 def _ask_again(
     url: str, body: dict[str, object], enough: threading.Event, watched: Watched
 ) -> None:
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=PATIENCE) as client:
         while True:
             reply = client.post(f"{url}/v1/completions", json=body)
             assert reply.status_code == 200, reply.text
@@ -183,5 +181,5 @@ def _ask_again(
 
 
 def _peak(url: str, watched: Watched) -> None:
-    for key, value in read(httpx.get(f"{url}/metrics").text).items():
+    for key, value in read(httpx.get(f"{url}/metrics", timeout=PATIENCE).text).items():
         watched.peaks[key] = max(value, watched.peaks.get(key, 0.0))

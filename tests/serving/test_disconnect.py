@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fake_engine import FakeEngine, FakeStream
+from patience import PATIENCE
 from quire.serving.app import build_app
 from quire.serving.state import ServerState
 
@@ -66,7 +67,7 @@ async def test_hanging_up_aborts(
 ) -> None:
     engine.hang.clear()
     caller = Caller(state, path, {**body, "stream": stream})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(engine.submitted) < requests:
             await asyncio.sleep(0.001)
         assert state.in_flight == 1 and not engine.aborted
@@ -82,7 +83,7 @@ async def test_hanging_up_in_the_middle_of_a_stream(state: ServerState, engine: 
     engine.reply = "x" * 100
     path, body, _ = BODIES[0]
     caller = Caller(state, path, {**body, "stream": True})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(caller.received) < 5:
             await asyncio.sleep(0.001)
         caller.gone.set()
@@ -125,7 +126,7 @@ async def test_a_slow_reader_holds_back_only_itself(state: ServerState, engine: 
     slow = Caller(state, path, {**body, "stream": True})
     slow.reads.clear()
     quick = Caller(state, path, {**body, "stream": True})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await quick.task
         assert not slow.task.done() and len(slow.received) == 1
         slow.reads.set()

@@ -11,6 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from fake_engine import FakeEngine
+from patience import PATIENCE
 from quire.config import ServerConfig
 from quire.serving.app import ROUTES, Endpoint, build_app
 from quire.serving.auth import Role
@@ -262,6 +263,6 @@ def test_the_server_never_imports_torch() -> None:
     code = "import sys, quire.serving.server, quire.observability.prometheus; "
     code += "print([m for m in ('torch', 'pydantic') if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert done.stdout.strip() == "[]"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from quire.errors import InvalidRequest, ModelLoadError
 from quire.tokenizer import ChatTemplate, Tokenizer, chat_template
 from quire.tokenizer.chat_template import check_template_kwargs, read_chat_template
@@ -291,4 +292,4 @@ def test_heavy_imports_wait_until_needed() -> None:
         "import sys, quire.tokenizer; "
         "assert not {'jinja2', 'tokenizers', 'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
