@@ -91,7 +91,7 @@ def expected_end(params: dict[str, Any], tokens: list[int], room: int) -> End | 
         tokens: As many as were sampled, those after the end included.
         room: Tokens that the context leaves for the output.
     """
-    by_token = _token_end(params, tokens, room)
+    by_token = token_end(params, tokens, room)
     known = tokens[: by_token[0]] if by_token else tokens
     stop = _stop_string(params, known, silent_last=bool(by_token) and by_token[1] == "stop")
     if stop is not None:
@@ -104,9 +104,10 @@ def expected_end(params: dict[str, Any], tokens: list[int], room: int) -> End | 
     return End(count, _text(params, shown), reason, stop_reason)
 
 
-def _token_end(
+def token_end(
     params: dict[str, Any], tokens: list[int], room: int
 ) -> tuple[int, str, int | None] | None:
+    """What the core ends it by: number of tokens, finish reason, stop reason."""
     most = min(params.get("max_tokens") or room, room)
     for count, token in enumerate(tokens, 1):
         if token in eos_ids() and not params.get("ignore_eos"):

@@ -17,8 +17,8 @@ from fuzz_kit import cases
 from mixed import facts
 from plain_text import FOLDER
 from quire import LLM, RequestOutput, SamplingParams
+from quire.config.kv_groups import blocks_per_request
 from quire.config.scheduler import POLICIES
-from quire.utils.math import cdiv
 
 CONTEXT = 256
 REQUESTS = 24
@@ -98,9 +98,10 @@ def random_options(rng: random.Random, model: str, folder: Path) -> dict[str, An
     if rng.random() < 0.25:
         options["disable_hybrid_kv_cache_manager"] = True
     if rng.random() < 0.75:
-        groups = 1 if model == "demo" or "disable_hybrid_kv_cache_manager" in options else 6
-        whole = groups * (cdiv(CONTEXT, options["block_size"]) + 1)
-        options["num_gpu_blocks_override"] = 2 + int(whole * rng.choice([1.0, 1.1, 1.5, 2.5]))
+        one_group = model == "demo" or "disable_hybrid_kv_cache_manager" in options
+        windows = [None] if one_group else [None] + 5 * [WINDOWED["sliding_window"]]
+        least = 1 + blocks_per_request(windows, CONTEXT, budget, options["block_size"])
+        options["num_gpu_blocks_override"] = int(least * rng.choice([1.0, 1.0, 1.15, 1.5]))
     if rng.random() < 0.5:
         options["swap_space"] = rng.choice([0.0005, 0.02])
         options["preemption_mode"] = rng.choice(["auto", "swap", "recompute"])
@@ -116,7 +117,8 @@ def random_prompt(rng: random.Random, known: list[list[int]]) -> list[int]:
         cut = rng.choice([len(old), len(old), rng.randint(1, len(old))])
         more = rng.choice([0, 0, 1, 7, 30])
         return (old[:cut] + [rng.randrange(wishes.VOCAB) for _ in range(more)])[:190]
-    return wishes.prompt(rng, 190)
+    noise = [rng.randrange(wishes.VOCAB) for _ in range(rng.choice([0, 0, 60, 150]))]
+    return wishes.prompt(rng, 40) + noise
 
 
 def random_limits(rng: random.Random) -> dict[str, Any]:
@@ -146,7 +148,7 @@ class Mix:
     def run(self) -> None:
         """Until all requests have ended."""
         rng = self.rng
-        pace = rng.choice([0.1, 0.5, 3.0, 30.0])
+        pace = rng.choice([0.2, 1.0, 5.0, 30.0])
         while len(self.asked) < REQUESTS or self.engine.has_unfinished_requests:
             arrivals = int(pace) or int(rng.random() < pace)
             for _ in range(min(arrivals, REQUESTS - len(self.asked))):
