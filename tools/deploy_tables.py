@@ -259,19 +259,21 @@ RULES = (
     ),
     Rule(
         "QuirePrefixCacheCold",
-        "rate(vllm:prefix_cache_hits_total[15m]) / rate(vllm:prefix_cache_queries_total[15m]) "
-        "< 0.4 and rate(vllm:prefix_cache_queries_total[15m]) > 0",
+        "rate(quire:prefix_cache_missed_total[15m]) / rate(vllm:prefix_cache_queries_total[15m]) "
+        "> 0.2",
         "30m",
         "info",
-        "the prefix cache hits {{ $value | humanizePercentage }} of prompt tokens",
-        "Expected for unlike prompts. For conversations: more KV memory, or routing by prefix; "
-        "POST /explain_prefix says where a prompt leaves the cache.",
+        "{{ $value | humanizePercentage }} of prompt tokens had been cached, but were evicted "
+        "before they were asked for again",
+        "More KV memory (--kv-cache-memory-bytes), a second tier (--swap-space), or routing by "
+        "prefix; POST /explain_prefix says where a prompt leaves the cache.",
         {
-            f"vllm:prefix_cache_hits_total{_AT}": "0+100x90",
+            f"quire:prefix_cache_missed_total{_AT}": "0+300x90",
             f"vllm:prefix_cache_queries_total{_AT}": "0+1000x90",
         },
+        # Prompts that are never sent again: evicted, but nobody misses them.
         {
-            f"vllm:prefix_cache_hits_total{_AT}": "0+500x90",
+            f"quire:prefix_cache_missed_total{_AT}": "0x90",
             f"vllm:prefix_cache_queries_total{_AT}": "0+1000x90",
         },
     ),

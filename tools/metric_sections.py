@@ -88,10 +88,17 @@ SECTIONS = (
     ),
     Section(
         "Prefix cache",
-        ("(gpu_|external_)?prefix_cache_(queries|hits|hit_rate)", "mm_cache_(queries|hits)"),
+        (
+            "(gpu_|external_)?prefix_cache_(queries|hits|hit_rate)",
+            "quire:prefix_cache_missed",
+            "mm_cache_(queries|hits)",
+        ),
         "Counted in tokens. Each admission looks up the whole prompt; hits are the tokens it "
         "need not compute. The hit rate over any window is `rate(hits) / rate(queries)`; the "
-        "gauge is that of the lookups of late, for dashboards that ask for one. `external` "
+        "gauge is that of the lookups of late, for dashboards that ask for one. `missed` are "
+        "tokens that had been cached, were evicted and were then asked for again: what a pool "
+        "of twice the size would still have had. Prompts that nobody sends twice miss nothing, "
+        "however low their hit rate. `external` "
         "would be a cache outside this engine and `mm` one of processed images; there is "
         "neither, so they are 0.",
     ),

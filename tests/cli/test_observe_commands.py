@@ -22,6 +22,7 @@ from patience import PATIENCE
 from quire.cli import machine
 from quire.cli import main as cli
 from quire.cli.chat import build_parser as chat_parser
+from quire.cli.doctor import nothing_found, seen
 from quire.cli.explain import BAR, draw
 from quire.cli.target import server_target
 from quire.cli.top import Pace, waits_for
@@ -228,6 +229,22 @@ def test_doctor_names_the_cause(capsys, url: str) -> None:  # type: ignore[no-un
     assert "warn  30 waiting: the queue grows" in out and "ok    KV cache usage 25 %" in out
     assert "likely cause: as many requests run as may" in out
     assert "--max-num-seqs (now 256)" in out or "--max-num-seqs (now" in out
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [
+        ("window", "4,096 steps, 3.50 s of work, in the last 4.10 s"),
+        ("records", "in the last 4.10 s (older ones are not kept: --record-steps keeps more)"),
+        ("limits", "of work, since the limits were changed 4.10 s ago"),
+        ("start", "of work, since the first one 4.10 s ago"),
+    ],
+)
+def test_doctor_says_how_far_back_it_has_looked(since: str, expected: str) -> None:
+    signals = {"steps": 4096, "span_seconds": 3.5, "seen_seconds": 4.1, "seen_since": since}
+    assert expected in seen(signals)
+    assert nothing_found(signals) == "nothing stands out"
+    assert "too few steps to judge" in nothing_found(signals | {"steps": 19})
 
 
 def test_doctor_on_a_server_without_records(  # type: ignore[no-untyped-def]

@@ -50,6 +50,16 @@ def test_a_request_from_queue_to_end(make):
     assert {(f.a) for f in steps} == {16}
 
 
+def test_a_change_of_limits(make):
+    bench = make(budget=16, caching=False)
+    told = Told(bench)
+    bench.add("a", 4, max_tokens=3)
+    told.step()
+    bench.scheduler.set_limits(max_num_batched_tokens=12, max_num_seqs=3)
+    bench.scheduler.set_limits(max_num_seqs=3)  # that is no change
+    assert told.step() == [(Kind.LIMITS, None, 0, 3, 12)]
+
+
 def test_decodes_need_no_records(make):
     bench = make()
     told = Told(bench)

@@ -85,6 +85,8 @@ async def test_a_server_engine_refuses_at_its_limit_and_follows_changes() -> Non
         limits = await engine.set_limits(max_num_seqs=2, scheduling_policy="priority")
         assert limits["max_num_seqs"] == 2
         assert engine.config.scheduler.scheduling_policy == "priority"
+        signals = engine.question().signals(60.0)
+        assert (signals["steps"], signals["seen_since"]) == (0, "limits"), "what was before is over"
         await anext(streams[1])  # it has been admitted: nobody waits any more
         streams.append(await engine.submit("Two", params, "r2"))
         await streams[1].aclose()
@@ -113,6 +115,7 @@ async def test_priorities_change_while_requests_wait() -> None:
             await engine.set_limits({"c": 0, "nobody": 0}, max_num_seqs=3)
         assert engine.config.scheduler.max_num_seqs == 1
         await engine.set_limits({"c": 0})
+        assert engine.records.snapshot().limits_changed is None, "no limit has changed"
         assert [e.priority for e in engine.journal.replay()] == [0, 1, 0]
         await asyncio.gather(*tasks)
         assert ends == ["first", "c", "b"]

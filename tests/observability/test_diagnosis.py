@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -18,7 +19,8 @@ from record_rig import Rig, cost
 
 
 def signals(rig: Rig, window: float = 1e9) -> Signals:
-    return read_signals(rig.records.snapshot(), rig.config, window, rig.clock.now())
+    limits = rig.scheduler.config
+    return read_signals(rig.records.snapshot(), limits, window, rig.clock.now())
 
 
 def names(rig: Rig) -> list[str]:
@@ -111,24 +113,140 @@ def test_only_the_window_counts() -> None:
     assert diagnose(signals(rig, window=50)) == []
 
 
+def spiky(rig: Rig, name: str) -> None:
+    """Chats beside which long prompts come in."""
+    for i in range(8):
+        rig.add(f"{name}-chat{i}", 20, 400)
+    for i in range(8):
+        for _ in range(40):
+            rig.step()
+        rig.add(f"{name}-long{i}", 2000, 2)
+    rig.drain()
+
+
+def test_steps_before_a_change_of_limits_do_not_count() -> None:
+    """The doctor's advice, followed on the running server by the very body that it names."""
+    rig = Rig(budget=2048, seqs=16)
+    spiky(rig, "before")
+    [finding] = diagnose(signals(rig))
+    assert finding.name == "long_prefills_stall_decodes"
+    advised = json.loads(finding.remedy.partition("POST /limits ")[2])
+    assert advised == {"max_num_batched_tokens": 352}
+    rig.scheduler.set_limits(**advised)
+    spiky(rig, "after")
+    found = signals(rig)
+    assert diagnose(found) == [], "what it blames is over"
+    assert found["seen_since"] == "limits" and 100 < found["steps"] < len(rig.records)
+    assert found["max_num_batched_tokens"] == 352
+
+
+def test_no_step_since_a_change_of_limits() -> None:
+    """The core's record comes with its next step; the frontend knows at once."""
+    rig = Rig(seqs=1)
+    offer(rig, [20], every=2, count=20, outputs=20)
+    assert names(rig) == ["too_few_seats"]
+    rig.records.change_limits(rig.clock.now())
+    rig.clock.advance(3)
+    assert names(rig) == []
+    found = signals(rig)
+    assert (found["steps"], found["seen_since"]) == (0, "limits")
+    assert found["seen_seconds"] == pytest.approx(3)
+
+
+def test_a_change_that_changes_nothing_is_none() -> None:
+    rig = Rig(seqs=2)
+    offer(rig, [20], every=2, count=30, outputs=20)
+    rig.scheduler.set_limits(max_num_seqs=2)
+    offer(rig, [21], every=2, count=2, outputs=2)
+    assert names(rig) == ["too_few_seats"] and signals(rig)["seen_since"] == "start"
+
+
+@pytest.mark.parametrize(
+    ("finding", "now", "body"),
+    [
+        ("too_few_seats", {"max_num_seqs": 4}, {"max_num_seqs": 8}),
+        ("too_few_seats", {"max_num_seqs": 8, "max_num_batched_tokens": 8}, None),
+        ("budget_used_up_by_prompts", {}, {"max_num_batched_tokens": 4096}),
+        ("kv_pool_too_small", {"running_mean": 2.6}, {"max_num_seqs": 3}),
+        ("held_back_by_policy", {"scheduling_policy": "fair"}, {"scheduling_policy": "fcfs"}),
+        ("held_back_by_policy", {}, None),
+        ("long_prefills_stall_decodes", {"enable_chunked_prefill": False}, None),
+    ],
+)
+def test_what_can_be_tried_without_a_restart(
+    finding: str, now: Signals, body: dict[str, object] | None
+) -> None:
+    [found] = diagnose(CALM | SICK[finding] | now)
+    said = found.remedy.partition("; without a restart: POST /limits ")[2]
+    assert (json.loads(said) if said else None) == body
+
+
+def test_how_far_back_the_records_reach() -> None:
+    rig = Rig(steps=50)
+    rig.add("a", 4, 30)
+    rig.drain()
+    rig.clock.advance(10)
+    reached = signals(rig, window=60)
+    assert reached["seen_since"] == "start"
+    assert reached["seen_seconds"] == pytest.approx(rig.clock.now() - 100.0003)
+    rig.add("b", 4, 200)
+    rig.drain()
+    reached = signals(rig, window=60)
+    first = rig.records.snapshot().row(0)
+    assert (reached["steps"], reached["seen_since"]) == (50, "records")
+    assert reached["seen_seconds"] == pytest.approx(rig.clock.now() - first.start)
+    reached = signals(rig, window=0.1)
+    assert (reached["seen_seconds"], reached["seen_since"]) == (0.1, "window")
+
+
+def prompts(rig: Rig, kinds: int, count: int) -> None:
+    """Prompts of 320 tokens, the next after each is over; so many different ones in turn."""
+    for i in range(count):
+        begin = 1000 * (i % kinds)
+        rig.add(f"p{i}", list(range(begin, begin + 320)), 2)
+        rig.drain()
+
+
+def test_evicted_prefixes_that_nobody_asks_for_are_no_loss() -> None:
+    rig = Rig(num_blocks=100, caching=True)
+    prompts(rig, kinds=60, count=60)
+    found = signals(rig)
+    assert found["blocks_evicted"] > 500 and found["prefix_hit_rate"] == 0
+    assert found["missed_tokens"] == 0 and names(rig) == []
+
+
+def test_evicted_prefixes_that_are_asked_for_again() -> None:
+    rig = Rig(num_blocks=100, caching=True)
+    prompts(rig, kinds=7, count=60)  # 7 x 20 blocks: the one that comes next is always gone
+    [finding] = diagnose(signals(rig))
+    assert finding.name == "prefixes_evicted" and "--swap-space" in finding.remedy
+    # The last token of a prompt is computed in any case, and with it its block.
+    assert signals(rig)["missed_tokens"] == (60 - 7) * 19 * 16
+    rig = Rig(num_blocks=200, caching=True)
+    prompts(rig, kinds=7, count=60)
+    assert names(rig) == [] and signals(rig)["missed_tokens"] == 0
+
+
 CALM: Signals = {
     "steps": 100, "wait_share": {}, "kv_usage_max": 0.5, "recomputed_share": 0.0,
     "preemption_rate": 0.0, "preemptions": 0, "waiting_max": 0, "waiting_mean": 0.0,
     "overhead_share": 0.05, "aborted": 0, "failed": 0, "finished": 10, "blocks_evicted": 0,
     "prefix_queries": 0, "prefix_hit_rate": 0.0, "running_mean": 3.0, "max_num_seqs": 8,
     "max_num_batched_tokens": 2048, "long_prefill_token_threshold": 0,
-    "scheduling_policy": "fcfs", "itl_p99": 0.01, "decode_step_p50": 0.01,
+    "scheduling_policy": "fcfs", "itl_p99": 0.01, "decode_step_p50": 0.01, "missed_share": 0.0,
+    "missed_tokens": 0,
 }  # fmt: skip
 SICK: dict[str, Signals] = {
     "kv_pool_too_small": {"kv_usage_max": 1.0, "wait_share": {"blocks": 0.5}},
     "long_prefills_stall_decodes": {
         "itl_p99": 0.2, "spikes": 9, "spikes_by_prefill": 1.0, "spike_time_share": 0.2,
-        "spike_seconds": 0.3, "spike_prompt_tokens": 2048, "spike_request": "z",
+        "spike_seconds": 0.3, "spike_seconds_per_token": 1e-4, "spike_prompt_tokens": 2048,
+        "spike_request": "z",
     },
     "too_few_seats": {"wait_share": {"max_num_seqs": 0.4}},
     "budget_used_up_by_prompts": {"wait_share": {"budget": 0.4}},
     "held_back_by_policy": {"wait_share": {"policy": 0.4}},
-    "prefixes_evicted": {"blocks_evicted": 9, "prefix_queries": 5000, "kv_usage_max": 0.9},
+    "prefixes_evicted": {"missed_tokens": 900, "missed_share": 0.3, "prefix_queries": 5000},
     "scheduler_bound": {"overhead_share": 0.5},
     "clients_give_up": {"aborted": 5},
     "requests_fail": {"failed": 1},
@@ -170,6 +288,21 @@ def test_the_usual_figures_from_metrics() -> None:
         "2.0 preemptions/s": True,
         "0 requests failed": False,
     }
+
+
+def test_what_is_over_is_no_warning() -> None:
+    """Late first tokens and failures of long ago are told, but not as if they happened now."""
+    text = METRICS.replace('error"} 0', 'error"} 3')
+    before = parse_metrics(text % (0, 10, 5, 5, 15))
+    read = read_trio(metric_signals(before, parse_metrics(text % (0, 10, 5, 5, 15)), 2.0))
+    above = {figure: is_above for figure, is_above, _ in read}
+    assert above["p95 TTFT 1.00 s since the start, none just now"] is False
+    assert above["0 requests failed just now, 3 since the start"] is False
+    after = text.replace('error"} 3', 'error"} 5') % (0, 10, 5, 15, 25)
+    read = read_trio(metric_signals(before, parse_metrics(after), 2.0))
+    above = {figure: is_above for figure, is_above, _ in read}
+    assert above["2 requests failed just now, 5 since the start"] is True
+    assert above["p95 TTFT 975 ms"] is True
 
 
 def test_short_prompts_are_no_long_prefills() -> None:

@@ -52,6 +52,7 @@ STEP = StepStats(
     num_swap_failures=1,
     prefix_queries=30,
     prefix_hits=16,
+    prefix_missed=8,
     prefix_lookups=[(20, 16), (10, 0)],
     stays=[(3.0, 1.0, [0.5, 0.25]), (2.0, 0.125, [])],
     num_drafts=2,
@@ -93,6 +94,7 @@ COUNTERS = {
     "kv_swap_failures": 2,
     "prefix_cache_queries": 60,
     "prefix_cache_hits": 32,
+    "quire:prefix_cache_missed": 16,
     "gpu_prefix_cache_queries": 60,
     "gpu_prefix_cache_hits": 32,
     "prompt_tokens": 60,
@@ -154,7 +156,7 @@ def parsed(sink: PrometheusSink) -> dict[tuple[str, str], float]:
     values = {}
     for family in text_string_to_metric_families(sink.render().decode()):
         for sample in family.samples:
-            if sample.name.startswith("vllm:"):
+            if sample.name.startswith(("vllm:", "quire:")):
                 labels = dict(sample.labels)
                 assert labels.pop("engine") == "0"
                 if sample.name != "vllm:cache_config_info":

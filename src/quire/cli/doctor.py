@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from quire.cli.http import Client
 from quire.cli.machine import FAIL, Check, check_machine
@@ -109,6 +109,32 @@ def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
     return {"seconds": window, "metrics": metrics, "trio": trio, **told}
 
 
+def seen(signals: dict[str, Any]) -> str:
+    """Which steps count, and why none before them."""
+    from quire.observability.explain_text import plural, seconds
+
+    back = seconds(signals["seen_seconds"])
+    text = _SEEN[signals["seen_since"]].format(back)
+    return f"{plural(signals['steps'], 'step')}, {seconds(signals['span_seconds'])} of work, {text}"
+
+
+_SEEN: Final = {
+    "window": "in the last {}",
+    "records": "in the last {} (older ones are not kept: --record-steps keeps more)",
+    "limits": "since the limits were changed {} ago",
+    "start": "since the first one {} ago",
+}
+
+
+def nothing_found(signals: dict[str, Any]) -> str:
+    """What it means that there is no finding."""
+    from quire.observability.diagnosis import MIN_STEPS
+
+    if signals["steps"] < MIN_STEPS:
+        return f"too few steps to judge (at least {MIN_STEPS})"
+    return "nothing stands out"
+
+
 def _print_report(url: str, report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
@@ -123,15 +149,9 @@ def _print_report(url: str, report: dict[str, Any]) -> None:
         console.print(Text(f"no records: {report['no_records']}", style="yellow"))
         return
     signals, findings = report["signals"], report["findings"]
-    console.print(
-        Text(
-            f"then the records: {signals['steps']} steps of {signals['span_seconds']:.1f} s with "
-            f"work, within the last {report['seconds']:g} s",
-            "bold",
-        )
-    )
+    console.print(Text(f"then the records: {seen(signals)}", "bold"))
     if not findings:
-        console.print(Text.assemble(("ok  ", "green"), "  nothing stands out"))
+        console.print(Text.assemble(("ok  ", "green"), f"  {nothing_found(signals)}"))
     for number, finding in enumerate(findings, 1):
         head = "likely cause" if number == 1 else "also"
         console.print(Text.assemble((f"{head}: ", "red"), (finding["cause"], "bold")))

@@ -43,6 +43,9 @@ class Kind(enum.IntEnum):
     """a: draft tokens, b: accepted."""
     FINISHED = 8
     """`reason`: the `RequestStatus`; a: output tokens, b: blocks given up."""
+    LIMITS = 9
+    """Limits or the policy were changed between steps; other limits held before. a:
+    `max_num_seqs`, b: `max_num_batched_tokens`, c: `long_prefill_token_threshold`."""
 
 
 class Wait(enum.IntEnum):

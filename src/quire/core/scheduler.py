@@ -69,8 +69,8 @@ class Scheduler:
         self.facts = FactLog()
         self.swap_cost = SwapCost(config.preemption_mode)
         self._lookahead = num_lookahead_tokens
-        self.pool_counts = (0, 0, 0)
-        """Blocks allocated, freed and evicted up to the last statistics."""
+        self.pool_counts = (0, 0, 0, 0)
+        """Blocks allocated, freed, evicted and missed up to the last statistics."""
         self._max_running = config.max_num_seqs
         # more than max_num_seqs after that was lowered while they ran
         self._delay = DelayGate(factor) if (factor := config.scheduler_delay_factor) else None
@@ -131,6 +131,15 @@ class Scheduler:
             policy = make_policy(config, self._count_uncached)
             move_waiting(self.waiting, policy, self.requests.values())
             self.waiting = policy
+        if config != self.config:
+            self.facts.at(self.clock.now())
+            self.facts.add(
+                Kind.LIMITS,
+                0,
+                a=config.max_num_seqs,
+                b=config.max_num_batched_tokens,
+                c=config.long_prefill_token_threshold,
+            )
         self.waiting.config = self.config = config
         self._max_running = max(config.max_num_seqs, len(self.running))
 

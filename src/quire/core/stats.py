@@ -77,6 +77,8 @@ class StepStats(msgspec.Struct, array_like=True):
     stays: list[tuple[float, float, list[float]]] = []
     """Of the followed blocks whose cached content was given up in this step, in seconds: since it
     was put there, since it was used last, and the gaps between its uses."""
+    prefix_missed: int = 0
+    """Of `prefix_queries`, tokens that had been cached and were evicted since."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):
@@ -135,8 +137,10 @@ def collect_stats(
 ) -> StepStats:
     """Facts about the step just applied, and the records that belong to it."""
     pool, before = scheduler.kv.block_pool, scheduler.pool_counts
-    scheduler.pool_counts = (pool.num_allocated, pool.num_freed, pool.num_evicted)
-    allocated, freed, evicted = (
+    scheduler.pool_counts = (
+        pool.num_allocated, pool.num_freed, pool.num_evicted, pool.num_missed,
+    )  # fmt: skip
+    allocated, freed, evicted, missed = (
         now - then for now, then in zip(scheduler.pool_counts, before, strict=True)
     )
     facts, names = scheduler.facts.take()
@@ -166,6 +170,7 @@ def collect_stats(
         num_blocks_allocated=allocated,
         num_blocks_freed=freed,
         num_blocks_evicted=evicted,
+        prefix_missed=missed * scheduler.kv.block_size,
         num_blocks_swapped_out=len(batch.swap_out),
         num_blocks_swapped_in=len(batch.swap_in),
         num_swap_failures=len(result.unwritten) + len(result.unread),

@@ -319,6 +319,8 @@ class AsyncLLM:
         for name, priority in (priorities or {}).items():
             self.journal.set_priority(completions[name], priority)
         scheduler = dataclasses.replace(self.config.scheduler, **now)
+        if scheduler != self.config.scheduler:
+            self.records.change_limits(self.clock.now())
         self.config = dataclasses.replace(self.config, scheduler=scheduler)
         return now
 

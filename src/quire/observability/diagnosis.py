@@ -8,7 +8,8 @@ healthy server has no findings. Figures come from `signals.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,23 +75,39 @@ def _spikes(s: Signals) -> float:
     """Spikes count when they are most of what is slow, and p99 shows them."""
     if s.get("spikes", 0) < MIN_SPIKES or s["spikes_by_prefill"] < 0.5:
         return 0.0
-    if s["itl_p99"] < max(SMOOTH, 3 * s["decode_step_p50"]):
+    if s["itl_p99"] < _smooth(s):
         return 0.0
-    if s["spike_prompt_tokens"] <= 2 * _smaller_budget(s):
+    if s["spike_prompt_tokens"] <= 2 * s["max_num_seqs"]:
         return 0.0  # not long: what this row would change changes nothing
     return max(NOTABLE, float(s["spike_time_share"]))
 
 
+def _smooth(s: Signals) -> float:
+    """Seconds between tokens up to which nothing stutters."""
+    return max(SMOOTH, 3 * float(s["decode_step_p50"]))
+
+
 def _smaller_budget(s: Signals) -> int:
-    """Tokens per step that would smooth things: a quarter of what the spikes had; but each running
-    request needs one."""
+    """Tokens per step that would smooth things, by what a prompt token has cost, with a fifth to
+    spare: whoever takes the advice is not to be told the same again. Each running request needs
+    one."""
     had = min(int(s["max_num_batched_tokens"]), int(s["spike_prompt_tokens"]))
-    return max(int(s["max_num_seqs"]), had // 4)
+    room = 0.8 * (_smooth(s) - s["decode_step_p50"])
+    fits = min(had // 2, int(room / s["spike_seconds_per_token"]))
+    return max(int(s["max_num_seqs"]), fits // 16 * 16)
 
 
 def _misses(s: Signals) -> float:
-    lost = s["blocks_evicted"] > 0 and s["prefix_queries"] > 1000 and s["prefix_hit_rate"] < 0.2
-    return NOTABLE if lost and s["kv_usage_max"] > 0.8 else 0.0
+    """What was computed again because it had been evicted. Prompts that nobody asks for twice are
+    evicted too, and nothing is lost by it."""
+    return min(1.0, float(s["missed_share"])) if s["prefix_queries"] > 1000 else 0.0
+
+
+def _live(now: Signals, **limits: int | str) -> str:
+    """How to try limits on the running server; nothing if they hold already."""
+    if all(now[name] == value for name, value in limits.items()):
+        return ""
+    return f"; without a restart: POST /limits {json.dumps(limits)}"
 
 
 def _percent(share: float) -> str:
@@ -131,18 +148,40 @@ def _pool_remedy(s: Signals) -> str:
         if set_by_hand
         else "more KV memory (--gpu-memory-utilization, --kv-cache-memory-bytes)"
     )
+    fewer = min(s["max_num_seqs"], max(1, round(s["running_mean"])))
     return (
-        f"{more}; or fewer at once: --max-num-seqs (now {s['max_num_seqs']}; "
-        f"{max(1, round(s['running_mean']))} ran on average); --watermark against preemption, a "
-        "lower --max-model-len, or another replica"
+        f"{more}; or fewer requests at once: --max-num-seqs (now {s['max_num_seqs']}; {fewer} ran "
+        "on average); or --watermark against preemption, a lower --max-model-len, another replica"
+        + _live(s, max_num_seqs=fewer)
     )
 
 
 def _spike_remedy(s: Signals) -> str:
+    if not s.get("enable_chunked_prefill", True):
+        return "--enable-chunked-prefill: long prompts are computed in pieces"
+    budget = _smaller_budget(s)
     return (
-        f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try "
-        f"{_smaller_budget(s)}) or set "
+        f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try {budget}) or set "
         f"--long-prefill-token-threshold (now {s['long_prefill_token_threshold'] or 'off'})"
+        + _live(s, max_num_batched_tokens=budget)
+    )
+
+
+def _seats_remedy(s: Signals) -> str:
+    more = min(2 * s["max_num_seqs"], s["max_num_batched_tokens"])
+    return (
+        f"--max-num-seqs (now {s['max_num_seqs']}) if KV cache usage "
+        f"({_percent(s['kv_usage_max'])}) leaves room; else another replica"
+        + _live(s, max_num_seqs=more)
+    )
+
+
+def _budget_remedy(s: Signals) -> str:
+    return (
+        f"--max-num-batched-tokens (now {s['max_num_batched_tokens']}): more tokens per step, "
+        "with longer steps; --scheduling-policy sjf or --long-prefill-token-threshold lets "
+        "short prompts pass long ones; else another replica"
+        + _live(s, max_num_batched_tokens=2 * s["max_num_batched_tokens"])
     )
 
 
@@ -170,10 +209,7 @@ DRILL: Final = (
         "as many requests run as may",
         _wait("max_num_seqs"),
         lambda s: _queue_evidence(s, "max_num_seqs"),
-        lambda s: (
-            f"--max-num-seqs (now {s['max_num_seqs']}) if KV usage ({_percent(s['kv_usage_max'])}) "
-            "leaves room; else another replica"
-        ),
+        _seats_remedy,
     ),
     Row(
         "budget_used_up_by_prompts",
@@ -181,11 +217,7 @@ DRILL: Final = (
         "prompts wait for tokens of the step's budget",
         _wait("budget"),
         lambda s: _queue_evidence(s, "budget"),
-        lambda s: (
-            f"--max-num-batched-tokens (now {s['max_num_batched_tokens']}): more tokens per step, "
-            "with longer steps; --scheduling-policy sjf or --long-prefill-token-threshold lets "
-            "short prompts pass long ones; else another replica"
-        ),
+        _budget_remedy,
     ),
     Row(
         "held_back_by_policy",
@@ -193,18 +225,25 @@ DRILL: Final = (
         "the policy or the delay factor holds them back",
         _wait("policy"),
         lambda s: _queue_evidence(s, "policy"),
-        lambda s: f"--scheduler-delay-factor, --scheduling-policy (now {s['scheduling_policy']})",
+        lambda s: (
+            f"--scheduler-delay-factor, --scheduling-policy (now {s['scheduling_policy']})"
+            + _live(s, scheduling_policy="fcfs")
+        ),
     ),
     Row(
         "prefixes_evicted",
-        "prompts that look alike find nothing in the prefix cache",
-        "their blocks are evicted before they are asked for again",
+        "prompts that were cached are computed again",
+        "cached prefixes are evicted before they are asked for again",
         _misses,
         lambda s: (
-            f"hit rate {_percent(s['prefix_hit_rate'])}, {s['blocks_evicted']} cached blocks "
-            f"evicted, KV cache usage up to {_percent(s['kv_usage_max'])}"
+            f"{s['missed_tokens']:,} prompt tokens ({_percent(s['missed_share'])} of all computed "
+            f"tokens) had been cached and were evicted; hit rate {_percent(s['prefix_hit_rate'])}, "
+            f"{s['blocks_evicted']:,} blocks evicted"
         ),
-        lambda s: "more KV memory (--gpu-memory-utilization); POST /explain_prefix tells more",
+        lambda s: (
+            "more KV memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or --swap-space, "
+            "which keeps what is evicted"
+        ),
     ),
     Row(
         "scheduler_bound",
@@ -280,21 +319,28 @@ TRIO: Final = (
         lambda v: f"{v:.1f} preemptions/s",
         "requests lose their blocks and are computed again",
     ),
-    Gate("failed_total", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
+    Gate("failed_now", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
 )
 """Three metrics, then two more; each with the limit that the usual alert rules have."""
 
 
-def _of_when(gate: Gate, value: float, old: Collection[str]) -> str:
-    since = " since the start (nothing just now)" if gate.name.rsplit("_p", 1)[0] in old else ""
-    return gate.text(value) + since
-
-
 def read_trio(signals: Signals) -> list[tuple[str, bool, str]]:
-    """(figure, whether it is above its limit, what that means) for each that is known."""
-    old = signals.get("old", ())
+    """(figure, whether it is above its limit, what that means) for each that is known.
+
+    What has ended is no warning: a figure since the start is told, but never above its limit.
+    """
     return [
-        (_of_when(gate, value, old), value > gate.limit, gate.meaning)
+        _read(gate, value, signals)
         for gate in TRIO
         if (value := signals.get(gate.name)) is not None
     ]
+
+
+def _read(gate: Gate, value: float, signals: Signals) -> tuple[str, bool, str]:
+    text = gate.text(value)
+    if gate.name.rsplit("_p", 1)[0] in signals.get("old", ()):
+        return f"{text} since the start, none just now", False, gate.meaning
+    total = signals.get(gate.name.replace("_now", "_total"), 0)
+    if gate.name.endswith("_now") and total:
+        text = f"{text} just now, {total:.0f} since the start"
+    return text, value > gate.limit, gate.meaning

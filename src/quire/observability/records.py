@@ -18,7 +18,7 @@ from quire.core.facts import RECORD_BYTES, Kind, unpack
 from quire.core.stats import IterationStats, StepStats
 from quire.observability.lives import Lives
 
-_ROW: Final = struct.Struct("<II7d12I")
+_ROW: Final = struct.Struct("<II7d13I")
 _EPOCH: Final = struct.Struct("<I")
 FACT_BYTES_PER_STEP: Final = 1024
 """Decision records are kept up to this many bytes per step of the ring, on average."""
@@ -49,6 +49,7 @@ class Row(NamedTuple):
     num_blocks_evicted: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    prefix_missed: int
 
     @property
     def end(self) -> float:
@@ -87,6 +88,7 @@ class Recording:
         accepted, seen: By internal id; `seen` only of those that have ended.
         block_size: Tokens per KV block.
         prefix_caching: Whether prefixes are looked up.
+        limits_changed: When the limits were last changed; None: never.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Recording:
         seen: dict[str, Seen],
         block_size: int,
         prefix_caching: bool = True,
+        limits_changed: float | None = None,
     ) -> None:
         slots = len(rows) // _ROW.size
         self._rows, self._first, self._slots = rows, first, slots
@@ -112,6 +115,7 @@ class Recording:
         self.seen = seen
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.limits_changed = limits_changed
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -175,6 +179,7 @@ class StepRecords:
         self._names: dict[tuple[int, int], str] = {}
         self._accepted: dict[str, Accepted] = {}
         self._seen: dict[str, Seen] = {}
+        self._limits_changed: float | None = None
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -185,6 +190,10 @@ class StepRecords:
         """The frontend took a completion on; call it before the core gets it."""
         if self.num_steps:
             self._accepted[internal_id] = Accepted(external_id, index, arrival)
+
+    def change_limits(self, time: float) -> None:
+        """The limits are others since `time`. The core's record of it comes with its next step."""
+        self._limits_changed = time
 
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
         """Take the facts of one step. Microseconds."""
@@ -216,7 +225,7 @@ class StepRecords:
             s.kv_cache_usage, s.num_running, s.num_waiting, s.num_prompt_tokens,
             s.num_generation_tokens, s.num_scheduled_tokens, s.num_scheduled_requests,
             s.num_preempted, s.prefix_queries, s.prefix_hits, s.num_blocks_evicted,
-            s.num_draft_tokens, s.num_accepted_tokens,
+            s.num_draft_tokens, s.num_accepted_tokens, s.prefix_missed,
         )  # fmt: skip
         self._next = (self._next + 1) % self.num_steps
         self._facts.append(s.facts)
@@ -259,7 +268,7 @@ class StepRecords:
         return Recording(
             bytes(self._rows), first, list(self._facts), self._before.copy(), self._before_epoch,
             dict(self._names), dict(self._accepted), dict(self._seen), self.block_size,
-            self.prefix_caching,
+            self.prefix_caching, self._limits_changed,
         )  # fmt: skip
 
     def external_ids(self) -> list[str]:

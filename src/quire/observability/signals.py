@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 from quire.config.scheduler import SchedulerConfig
+from quire.core.admission import LIVE_LIMITS
 from quire.core.facts import Kind
 from quire.core.request import RequestStatus
 from quire.observability.lives import wait_name
@@ -56,6 +57,7 @@ class _Window:
         self.waits: dict[str, float] = defaultdict(float)
         self.stalls = 0
         self.preemptions = self.recomputed = self.scheduled = 0
+        self.missed = 0
         self.evicted = self.queries = self.hits = self.drafts = self.accepted = 0
         self.ends: Counter[int] = Counter()
         self.decode_steps: list[float] = []
@@ -65,15 +67,22 @@ class _Window:
         # seconds of each step with decodes, and how many requests waited that long for a token
         self.queue: list[float] = []
         self.ttft: list[tuple[float, int]] = []
+        self.first_start = math.inf
         self.last_end = 0.0
         self.epoch = recording.epoch
         self._queued: dict[int, float] = {}
         self._had_work = False
 
+    def after(self, end: float, epoch: int) -> _Window:
+        """This one, going on from the end of a step that does not count."""
+        self.last_end, self.epoch = end, epoch
+        return self
+
     def add(self, step: Step, inside: bool) -> None:
         """One step; outside the window only what later steps need is kept."""
         self._lives(step, inside)
         if inside:
+            self.first_start = min(self.first_start, step.row.start)
             self._costs(step)
             self._counts(step)
         self.last_end, self.epoch = step.row.end, step.row.epoch
@@ -126,6 +135,7 @@ class _Window:
         self.scheduled += row.num_scheduled_tokens
         self.recomputed += sum(c.tokens for c in step.chunks.values() if c.again)
         self.evicted += row.num_blocks_evicted
+        self.missed += row.prefix_missed
         self.queries += row.prefix_queries
         self.hits += row.prefix_hits
         self.drafts += row.num_draft_tokens
@@ -153,6 +163,8 @@ class _Window:
             "preemption_rate": self.preemptions / span,
             "recomputed_share": self.recomputed / max(1, self.scheduled),
             "blocks_evicted": self.evicted,
+            "missed_tokens": self.missed,
+            "missed_share": self.missed / max(1, self.scheduled),
             "prefix_queries": self.queries,
             "prefix_hit_rate": self.hits / self.queries if self.queries else 0.0,
             "finished": sum(self.ends.values()),
@@ -194,6 +206,7 @@ class _Window:
                 "spikes": len(spikes),
                 "spike_seconds": max(spikes)[0],
                 "spike_prompt_tokens": prompt,
+                "spike_seconds_per_token": median((s - usual) / tokens for s, tokens, _ in spikes),
                 "spike_request": self._name(number),
                 "spikes_by_prefill": by_prefill / sum(s - usual for s in long),
                 "spike_time_share": by_prefill / (self.span or 1e-9),
@@ -218,15 +231,35 @@ def read_signals(
         num_gpu_blocks_override: If the number of blocks was set by hand.
     """
     gathered = _Window(recording)
+    changed = -math.inf if recording.limits_changed is None else recording.limits_changed
     for step in Replay(recording):
-        gathered.add(step, step.row.start >= now - window)
+        told = [fact.time for fact in step.facts if fact.kind == Kind.LIMITS]
+        if told:
+            # Nothing from before tells what the limits of now do; nor do the waits of those who
+            # came before.
+            changed = max(changed, *told)
+            gathered = _Window(recording).after(gathered.last_end, gathered.epoch)
+        gathered.add(step, step.row.start >= max(now - window, changed))
     signals = gathered.signals()
+    signals |= _reach(recording, gathered.first_start, changed, window, now)
     signals["idle_seconds"] = max(0.0, now - gathered.last_end) if len(recording) else None
     signals["num_gpu_blocks_override"] = num_gpu_blocks_override
-    for name in ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"):
+    for name in (*LIVE_LIMITS, "enable_chunked_prefill"):
         signals[name] = getattr(limits, name)
-    signals["scheduling_policy"] = limits.scheduling_policy
     return signals
+
+
+def _reach(
+    recording: Recording, first_start: float, changed: float, window: float, now: float
+) -> Signals:
+    """How far back the steps reach that count, in seconds, and what ends them there."""
+    if changed > now - window:
+        return {"seen_seconds": now - changed, "seen_since": "limits"}
+    oldest = recording.row(0) if len(recording) else None
+    if oldest is None or oldest.start <= now - window or first_start == math.inf:
+        return {"seen_seconds": window, "seen_since": "window"}
+    since = "start" if oldest.step == 1 else "records"
+    return {"seen_seconds": now - oldest.start, "seen_since": since}
 
 
 # ---------------------------------------------------------------------------------------- metrics
@@ -272,10 +305,15 @@ def metric_signals(before: Samples, after: Samples, seconds: float) -> Signals:
             value = _bucket_quantile(counts, q / 100)
             if value is not None:
                 signals[f"{name}_p{q}"] = value
-    success = after.get("vllm:request_success_total", {})
-    signals["aborted_total"] = sum(v for k, v in success.items() if '"abort"' in k)
-    signals["failed_total"] = sum(v for k, v in success.items() if '"error"' in k)
+    for name, reason in (("aborted", '"abort"'), ("failed", '"error"')):
+        ended = _ended(after, reason)
+        signals |= {f"{name}_total": ended, f"{name}_now": ended - _ended(before, reason)}
     return signals
+
+
+def _ended(samples: Samples, reason: str) -> float:
+    """Requests that ended for a reason."""
+    return sum(v for k, v in samples.get("vllm:request_success_total", {}).items() if reason in k)
 
 
 _GAUGES: Final = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from quire.config.kv_groups import blocks_per_request, most_blocks, num_unseen_blocks
@@ -164,6 +164,10 @@ class KVCacheManager:
         Returns:
             Its block tables, and the copies to make, for `ScheduledBatch.block_copies`.
         """
+        if not request.num_preemptions:
+            first, end = prefix.num_hit // self.block_size, self._num_hashes(request)
+            missing = islice(request.block_hashes, first, end)
+            self.block_pool.num_missed += self.block_pool.evicted.count_run(missing)
         if prefix.is_swapped:
             assert self.swap is not None, "it came from there"
             self.swap.swap_in(request)
@@ -187,10 +191,13 @@ class KVCacheManager:
         if not self.enable_caching or not request.sampling_params.reads_prefix_cache:
             return (), 0
         extend_block_hashes(request, self.block_size)
-        limit = (request.num_tokens - 1) // self.block_size
-        hashes = request.block_hashes[:limit]
+        hashes = request.block_hashes[: self._num_hashes(request)]
         hits = find_hits(self.block_pool, self.windows, hashes, self.block_size)
         return hits, len(hits[0]) * self.block_size
+
+    def _num_hashes(self, request: Request) -> int:
+        """Blocks of a request that may be found: its last token must be computed."""
+        return (request.num_tokens - 1) // self.block_size
 
     def find_partial_block(self, request: Request, num_hit: int) -> tuple[list[KVBlock], int]:
         """Where the longest match ends inside a block: that block in each group, and how many of

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from quire.core.kv.block import FreeBlockQueue, KVBlock, Origin
+from quire.core.kv.evicted import EvictedContent
 from quire.core.kv.residency import BlockResidency
 
 CANDIDATES = 16
@@ -116,6 +117,7 @@ class BlockPool:
         self._children = [BlockIndex() for _ in range(num_groups)]
         self.on_evict: Callable[[KVBlock], None] | None = None
         """Called before the content of a cached block is given up."""
+        self.evicted = EvictedContent(num_blocks)
         self.residency: BlockResidency | None = None
         """Told how long content stays, if somebody wants to know."""
         self.step = 0
@@ -126,6 +128,8 @@ class BlockPool:
         """Blocks that nobody holds any more, since start."""
         self.num_evicted = 0
         """Cached blocks whose content was given up for new tokens, since start."""
+        self.num_missed = 0
+        """Blocks that a new request would have found, had they not been evicted, since start."""
 
     def get_num_free_blocks(self) -> int:
         """Blocks nobody holds; cached ones count."""
@@ -164,6 +168,8 @@ class BlockPool:
                     self.on_evict(block)
                 if self.residency is not None:
                     self.residency.evicted(block)
+                if block.block_hash is not None:
+                    self.evicted.add(block.block_hash)
                 self.uncache(block)
                 self.num_evicted += 1
             block.ref_cnt = 1
@@ -307,6 +313,7 @@ class BlockPool:
             return False
         for block in self.blocks:
             self.uncache(block)
+        self.evicted.clear()
         return True
 
     def check_integrity(self, tables: Iterable[Sequence[KVBlock]]) -> None:
