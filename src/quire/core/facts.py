@@ -44,8 +44,8 @@ class Kind(enum.IntEnum):
     FINISHED = 8
     """`reason`: the `RequestStatus`; a: output tokens, b: blocks given up."""
     LIMITS = 9
-    """Limits or the policy were changed between steps; other limits held before. a:
-    `max_num_seqs`, b: `max_num_batched_tokens`, c: `long_prefill_token_threshold`."""
+    """Limits or the policy were changed between steps; other ones held before. a: `max_num_seqs`,
+    b: `max_num_batched_tokens`."""
 
 
 class Wait(enum.IntEnum):
@@ -150,6 +150,11 @@ class FactLog:
         if self._waiting != (request, reason):
             self._waiting = (request, reason)
             self.add(Kind.WAITS, request, reason, a=needed, b=available)
+
+    def limits(self, time: float, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Write that limits have changed, and what holds now."""
+        self.at(time)
+        self.add(Kind.LIMITS, 0, a=max_num_seqs, b=max_num_batched_tokens)
 
     def take(self) -> tuple[bytes, list[tuple[int, str]]]:
         """The records since the last call, and the ids of the requests first named in them."""

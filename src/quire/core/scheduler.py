@@ -132,14 +132,7 @@ class Scheduler:
             move_waiting(self.waiting, policy, self.requests.values())
             self.waiting = policy
         if config != self.config:
-            self.facts.at(self.clock.now())
-            self.facts.add(
-                Kind.LIMITS,
-                0,
-                a=config.max_num_seqs,
-                b=config.max_num_batched_tokens,
-                c=config.long_prefill_token_threshold,
-            )
+            self.facts.limits(self.clock.now(), config.max_num_seqs, config.max_num_batched_tokens)
         self.waiting.config = self.config = config
         self._max_running = max(config.max_num_seqs, len(self.running))
 
