@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
+from quire.engine.input_processor import CheckedParams
 from quire.engine.records import Question
 from quire.errors import Conflict, ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
 from quire.observability.records import StepRecords
@@ -53,8 +54,11 @@ class FakeTokenizer:
 class FakeStream:
     """Outputs of one request."""
 
-    def __init__(self, engine: FakeEngine, request_id: str, seed: int) -> None:
+    def __init__(
+        self, engine: FakeEngine, request_id: str, seed: int, params: SamplingParams
+    ) -> None:
         self.request_id, self.seed = request_id, seed
+        self.checked = CheckedParams(params)
         self.queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self.done = False
         self._engine = engine
@@ -120,7 +124,7 @@ class FakeEngine:
     async def submit(
         self,
         prompt: list[int],
-        params: SamplingParams,
+        params: SamplingParams | CheckedParams,
         request_id: str,
         *,
         priority: int = 0,
@@ -129,6 +133,7 @@ class FakeEngine:
         trace_headers: dict[str, str] | None = None,
     ) -> FakeStream:
         self.trace_headers = trace_headers
+        params = params.params if isinstance(params, CheckedParams) else params
         if self.refuse is not None:
             raise self.refuse
         if request_id in self._tasks:
@@ -145,7 +150,7 @@ class FakeEngine:
         self.clients.append(client)
         self.submitted.append((prompt, params, request_id, priority, cache_salt))
         seed = 1000 + len(self.submitted) if params.seed is None else params.seed
-        stream = FakeStream(self, request_id, seed)
+        stream = FakeStream(self, request_id, seed, params)
         task = asyncio.ensure_future(self._run(stream, prompt, params))
         self._tasks[request_id] = (stream, task, params)
         return stream

@@ -79,7 +79,11 @@ async def test_one_seed_repeats_a_request_of_several_prompts(
 ) -> None:
     reply = await post(client, prompt=["a", "b", "c"])
     assert reply["seed"] == 1001
-    assert [entry[1].seed for entry in engine.submitted] == [None, 1001, 1001]
+    drawn = [entry[1].seed for entry in engine.submitted]
+    assert drawn[0] is None and len({1001, *drawn[1:]}) == 3
+    again = await post(client, prompt=["a", "b", "c"], seed=reply["seed"])
+    assert again["seed"] == 1001
+    assert [entry[1].seed for entry in engine.submitted[3:]] == [1001, *drawn[1:]]
 
 
 async def test_without_special_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> None:

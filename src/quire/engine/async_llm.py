@@ -22,7 +22,7 @@ from quire.engine.client import CoreProcess
 from quire.engine.death import Death
 from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.gate import make_input_processor
-from quire.engine.input_processor import PromptType
+from quire.engine.input_processor import CheckedParams, PromptType
 from quire.engine.journal import Journal
 from quire.engine.messages import (
     AbortRequests,
@@ -175,7 +175,7 @@ class AsyncLLM:
     async def submit(
         self,
         prompt: PromptType,
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         request_id: str,
         *,
         priority: int = 0,
@@ -185,7 +185,8 @@ class AsyncLLM:
     ) -> RequestStream:
         """Accept a request.
 
-        `trace_headers` may hold the caller's `traceparent` and `tracestate`.
+        `trace_headers` may hold the caller's `traceparent` and `tracestate`. Further prompts with
+        the same parameters are cheaper with `RequestStream.checked` of the first.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
@@ -193,7 +194,8 @@ class AsyncLLM:
         """
         if self.state == "dead":
             raise self.error or EngineDead("the engine has stopped")
-        with self.tracing.refusals(request_id, params, trace_headers) as arrival:
+        asked = params.params if isinstance(params, CheckedParams) else params
+        with self.tracing.refusals(request_id, asked, trace_headers) as arrival:
             processed = self.input.process(
                 request_id,
                 prompt,
@@ -208,8 +210,8 @@ class AsyncLLM:
         self.queue.add(processed.requests)
         self.journal.open(processed.requests)
         accept(self.records, processed.requests)
-        self.tracing.accept(processed.requests, params, trace_headers)
-        stream = RequestStream(request_id, processed.seed, self._abort_now)
+        self.tracing.accept(processed.requests, asked, trace_headers)
+        stream = RequestStream(request_id, processed.seed, processed.checked, self._abort_now)
         self._streams[request_id] = stream
         self.request_log.received(request_id, processed)
         self._send(AddRequests(self._epoch, processed.requests))

@@ -9,15 +9,18 @@ Knows nothing of HTTP, scheduling or how outputs are delivered.
 
 from __future__ import annotations
 
-import hashlib
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypedDict
 
+import msgspec
+
 from quire.config import ModelConfig, ModelShape
 from quire.engine.messages import EngineCoreRequest
+from quire.engine.seeds import choice_seed, draw_seed
 from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedTask
-from quire.params import MAX_SEED, PoolingParams, SamplingParams
+from quire.params import PoolingParams, SamplingParams
 from quire.registry import did_you_mean
 from quire.tokenizer import Tokenizer
 
@@ -66,6 +69,21 @@ _PROMPT_SHAPES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedParams:
+    """Sampling parameters that a model's gate has checked, good for any number of prompts.
+
+    Long lists are read and words are tokenised once, and all prompts share them.
+    """
+
+    params: SamplingParams
+    """With all that the model fills in; `max_tokens` and `seed` only if they were given."""
+
+    def with_seed(self, seed: int) -> CheckedParams:
+        """The same with another seed, from 0 to `MAX_SEED`."""
+        return CheckedParams(_filled(self.params, seed=seed))
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessedInput:
     """An admitted request."""
 
@@ -77,6 +95,8 @@ class ProcessedInput:
     """The whole request's parameters with everything filled in."""
     seed: int
     """Seed in force; completion `i` uses `seed + i`."""
+    checked: CheckedParams
+    """The same parameters before anything of this prompt came in, for further prompts."""
 
 
 class InputProcessor:
@@ -163,7 +183,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         *,
         arrival_time: float,
         priority: int = 0,
@@ -172,6 +192,9 @@ class InputProcessor:
         client: str = "",
     ) -> ProcessedInput:
         """Admit a request. `add_special_tokens` is off for text a chat template rendered.
+
+        Several prompts with the same parameters: give the later ones `ProcessedInput.checked` of
+        the first, and the parameters are not checked again.
 
         Raises:
             InvalidRequest: a field is wrong; `param` names it.
@@ -184,7 +207,7 @@ class InputProcessor:
                 f"{self._model.names[0]} generates text; embeddings, classes and scores need a "
                 "pooling model, or one started with --runner pooling."
             )
-        if not isinstance(params, SamplingParams):
+        if not isinstance(params, (SamplingParams, CheckedParams)):
             _refuse("sampling_params", f"must be SamplingParams, got {type(params).__name__}.")
         if type(priority) is not int or priority not in INT64:
             _refuse("priority", f"must be a 64-bit integer, got {_show(priority)}.")
@@ -192,8 +215,11 @@ class InputProcessor:
         salt = _one_salt(salt, cache_salt)
         self._check_prompt_ids(ids)
         self._check_length(len(ids))
-        final = self._complete(params, len(ids))
-        return self._admit(request_id, ids, text, final, arrival_time, priority, salt, client)
+        checked = params if isinstance(params, CheckedParams) else self.check(params)
+        final = self._complete(checked.params, len(ids))
+        return self._admit(
+            request_id, ids, text, checked, final, arrival_time, priority, salt, client
+        )
 
     def _read_prompt(
         self, prompt: object, add_special_tokens: bool
@@ -251,8 +277,12 @@ class InputProcessor:
                 param="prompt",
             )
 
-    def _complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
-        """The parameters with all that depends on the model checked and filled in."""
+    def check(self, params: SamplingParams) -> CheckedParams:
+        """Check all that depends on the model and not on a prompt, and fill in what it says.
+
+        Raises:
+            InvalidRequest: a field is wrong; `param` names it.
+        """
         for name in ("eos_token_ids", "bad_words_token_ids"):
             if getattr(params, name):
                 _refuse(name, "is filled in by the engine; use stop_token_ids or bad_words.")
@@ -262,6 +292,18 @@ class InputProcessor:
             self._check_vocabulary(name, getattr(params, name) or ())
         if self._tokenizer is None and params.stop_strings:
             _refuse("stop", "stop strings need a tokenizer, and none is loaded.")
+        changes: dict[str, Any] = {
+            name: _unique(value)
+            for name in ("allowed_token_ids", "stop_token_ids", "bad_words", "stop")
+            if isinstance(value := getattr(params, name), (list, tuple))
+        }
+        words = changes.get("bad_words")
+        changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
+        changes["eos_token_ids"] = list(self._eos_token_ids)
+        return CheckedParams(_filled(params, **changes))
+
+    def _complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        """Checked parameters with what a prompt of this length settles."""
         room = self._max_model_len - prompt_length
         if params.min_tokens > room:
             _refuse(
@@ -269,11 +311,7 @@ class InputProcessor:
                 f"must be at most {room}, what the context of {self._max_model_len} tokens leaves "
                 f"after a prompt of {prompt_length}, got {params.min_tokens}.",
             )
-        return params.replace(
-            max_tokens=room if params.max_tokens is None else params.max_tokens,
-            bad_words_token_ids=self._bad_words_token_ids(params.bad_words),
-            eos_token_ids=list(self._eos_token_ids),
-        )
+        return _filled(params, max_tokens=room) if params.max_tokens is None else params
 
     def _check_logprobs(self, name: str, asked: int | None) -> None:
         limit = self._model.max_logprobs
@@ -288,10 +326,10 @@ class InputProcessor:
 
     def _check_vocabulary(self, name: str, ids: Iterable[int]) -> None:
         """Ids index rows of logits: check against those, not against the tokenizer."""
-        for token_id in ids:
-            if token_id >= self._vocab_size:
-                limit = self._vocab_size - 1
-                _refuse(name, f"token ids must be at most {limit}, got {_show(token_id)}.")
+        largest = max(ids, default=0)
+        if largest >= self._vocab_size:
+            limit = self._vocab_size - 1
+            _refuse(name, f"token ids must be at most {limit}, got {_show(largest)}.")
 
     def _bad_words_token_ids(self, words: Sequence[str] | None) -> list[list[int]] | None:
         """Token sequences of banned words: as the text starts with them, and after a space.
@@ -333,6 +371,7 @@ class InputProcessor:
         request_id: str,
         ids: list[int],
         text: str | None,
+        checked: CheckedParams,
         params: SamplingParams,
         arrival_time: float,
         priority: int,
@@ -341,8 +380,10 @@ class InputProcessor:
     ) -> ProcessedInput:
         number = self._admitted
         self._admitted += 1
-        seed = self._seed(number) if params.seed is None else params.seed
-        params = params.replace(seed=seed)
+        seed = params.seed
+        if seed is None:
+            seed = draw_seed(self._model.seed, number, self._entropy)
+            params = _filled(params, seed=seed)
         internal = f"{request_id}-{number % 2**32:08x}"
         requests = [
             EngineCoreRequest(
@@ -358,13 +399,7 @@ class InputProcessor:
             )
             for i in range(params.n)
         ]
-        return ProcessedInput(requests, text, params, seed)
-
-    def _seed(self, number: int) -> int:
-        """63 bits from the configured seed, this process's entropy and the order of admission."""
-        material = b"%d:%d:" % (self._model.seed, number) + self._entropy
-        digest = hashlib.blake2b(material, digest_size=8, person=b"quire-seed").digest()
-        return int.from_bytes(digest, "big") & MAX_SEED
+        return ProcessedInput(requests, text, params, seed, checked)
 
 
 def check_request_id(request_id: object) -> None:
@@ -386,8 +421,22 @@ def _child_params(params: SamplingParams, index: int) -> SamplingParams:
         return params
     assert params.seed is not None
     prompt_logprobs = params.prompt_logprobs if index == 0 else None
-    seed = (params.seed + index) & MAX_SEED
-    return params.replace(n=1, seed=seed, prompt_logprobs=prompt_logprobs)
+    seed = choice_seed(params.seed, index)
+    return _filled(params, n=1, seed=seed, prompt_logprobs=prompt_logprobs)
+
+
+def _filled(params: SamplingParams, **changes: Any) -> SamplingParams:
+    """A copy with values that are known to be good. `replace` would check all fields again, long
+    lists too, for every prompt and choice."""
+    made = copy.copy(params)
+    for name, value in changes.items():
+        msgspec.structs.force_setattr(made, name, value)
+    return made
+
+
+def _unique(values: Iterable[Any]) -> list[Any]:
+    """Each value once, in the order given."""
+    return list(dict.fromkeys(values))
 
 
 def _check_prompt_keys(prompt: dict[Any, Any]) -> None:

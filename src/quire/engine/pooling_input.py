@@ -11,6 +11,7 @@ from typing import Any
 from quire.config.pooling import PoolerSpec
 from quire.engine.input_processor import (
     INT64,
+    CheckedParams,
     InputProcessor,
     ProcessedInput,
     PromptType,
@@ -41,7 +42,7 @@ class PoolingInputProcessor(InputProcessor):
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         *,
         arrival_time: float,
         priority: int = 0,
@@ -57,7 +58,7 @@ class PoolingInputProcessor(InputProcessor):
             UnsupportedTask: the model is not made for what is asked.
         """
         check_request_id(request_id)
-        if isinstance(params, SamplingParams):
+        if isinstance(params, (SamplingParams, CheckedParams)):
             raise UnsupportedTask(f"{self._name} {self._does}; it generates no text.")
         if not isinstance(params, PoolingParams):
             _refuse("pooling_params", f"must be PoolingParams, got {type(params).__name__}.")
@@ -81,7 +82,7 @@ class PoolingInputProcessor(InputProcessor):
             client=client,
             pooling_params=params,
         )
-        return ProcessedInput([request], text, neutral, 0)
+        return ProcessedInput([request], text, neutral, 0, CheckedParams(neutral))
 
     @property
     def _name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from quire.engine.input_processor import CheckedParams
 from quire.errors import QuireError
 from quire.outputs import RequestOutput
 
@@ -12,10 +13,18 @@ from quire.outputs import RequestOutput
 class RequestStream:
     """The outputs of one request, as an async iterator. Closing it early aborts the request."""
 
-    def __init__(self, request_id: str, seed: int, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        seed: int,
+        checked: CheckedParams,
+        abort: Callable[[str], None],
+    ) -> None:
         self.request_id = request_id
         self.seed = seed
         """Seed in force; repeating the request with it gives the same tokens."""
+        self.checked = checked
+        """Its parameters, to submit further prompts with."""
         self._abort = abort
         self._queue: asyncio.Queue[RequestOutput | QuireError] = asyncio.Queue()
         self._done = False

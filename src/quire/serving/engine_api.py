@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig, PoolerSpec
+from quire.engine.input_processor import CheckedParams
 from quire.engine.records import Question
 from quire.errors import QuireError
 from quire.outputs import RequestOutput
@@ -77,6 +78,11 @@ class OutputStream(Protocol):
     """The outputs of one submitted request."""
 
     @property
+    def checked(self) -> CheckedParams:
+        """Its parameters, to submit further prompts with."""
+        ...
+
+    @property
     def seed(self) -> int:
         """The seed in force."""
         ...
@@ -139,7 +145,7 @@ class EngineClient(Protocol):
     async def submit(
         self,
         prompt: list[int],
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         request_id: str,
         *,
         priority: int = 0,

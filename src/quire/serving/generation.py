@@ -12,6 +12,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from quire.engine.input_processor import CheckedParams
+from quire.engine.seeds import prompt_seed
 from quire.errors import StepFailed
 from quire.logger import get_logger
 from quire.outputs import PositionLogprobs, RequestOutput
@@ -21,6 +23,8 @@ from quire.serving.state import ServerState
 
 logger = get_logger(__name__)
 
+BREATHE_EVERY: Final = 32
+"""Prompts after which others get their turn on the event loop."""
 _END: Final = None
 _Item = tuple[int, RequestOutput] | BaseException | None
 
@@ -52,17 +56,19 @@ class Generation:
 
     @property
     def seed(self) -> int:
-        """The seed in force for all prompts."""
+        """The base of all seeds: the first prompt's own, from which the others' are made."""
         return self.streams[0].seed
 
     async def submit(self, engine: EngineClient, call: Call) -> None:
         """Admit every prompt.
 
-        Without a seed the engine chooses one for the first prompt; the others take the same, so
-        that one number in the reply is enough to repeat the whole request.
+        Without a seed the engine chooses one for the first prompt. Each of the others gets its own,
+        made of that and its place, so that one number in the reply is enough to repeat the whole
+        request. The parameters are checked with the first prompt alone.
         """
-        params = call.params
-        for request_id, prompt in zip(call.request_ids, call.prompts, strict=True):
+        params: SamplingParams | CheckedParams = call.params
+        numbered = enumerate(zip(call.request_ids, call.prompts, strict=True), 1)
+        for number, (request_id, prompt) in numbered:
             stream = await engine.submit(
                 prompt,
                 params,
@@ -73,8 +79,9 @@ class Generation:
                 trace_headers=call.trace_headers,
             )
             self.streams.append(stream)
-            if params.seed is None:
-                params = params.replace(seed=stream.seed)
+            params = stream.checked.with_seed(prompt_seed(self.seed, number))
+            if number % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Outputs of all prompts as they come.

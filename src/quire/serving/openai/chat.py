@@ -14,8 +14,14 @@ from quire.serving.decode import decode, show
 from quire.serving.engine_api import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Call, Generation, generate
-from quire.serving.openai.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
-from quire.serving.openai.prompts import encode, render_chat
+from quire.serving.limits import check_prompts
+from quire.serving.openai.logprobs import (
+    TokenTexts,
+    chat_logprobs,
+    num_scored,
+    prompt_logprobs,
+)
+from quire.serving.openai.prompts import encode, off_loop, render_chat
 from quire.serving.openai.reply import Chunks, Head, Usage
 from quire.serving.openai.sampling import build_params, check_common, truncate
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
@@ -52,7 +58,13 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     require_runner(engine, "generate")
     check_common(request, engine)
     max_tokens, logprobs, tools = _max_tokens(request), _logprobs(request), _tools(request)
-    params = build_params(request, engine.default_params, max_tokens=max_tokens, logprobs=logprobs)
+    params = build_params(
+        request,
+        engine.default_params,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+    )
     variables = request.chat_template_kwargs
     if request.documents is not None:
         variables = {"documents": request.documents, **(variables or {})}
@@ -67,6 +79,7 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     cut = request.truncate_prompt_tokens is not None
     ids = await encode(engine, prompt, bool(request.add_special_tokens), cut=cut)
     ids = truncate(ids, request, engine.max_model_len - (max_tokens or 1))
+    check_prompts([len(ids)], params.n, params.prompt_logprobs, engine.vocab_size, "messages")
     request_id = f"chatcmpl-{request.request_id or exchange.request_id}"
     head = Head(request_id, "chat.completion.chunk", model, exchange.state.fingerprint(engine))
     call = Call(
@@ -101,7 +114,7 @@ def _max_tokens(request: ChatRequest) -> int | None:
 def _logprobs(request: ChatRequest) -> int | None:
     """How many candidates to ask for: chat says so in two fields."""
     if not request.logprobs:
-        if request.top_logprobs is not None:
+        if request.top_logprobs:  # 0 asks for nothing
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
         return None
     top = request.top_logprobs or 0
@@ -171,10 +184,14 @@ async def _whole(chat: _Chat, generation: Generation) -> bytes:
         pass
     assert final is not None, "a stream ended without an output"
     usage.add(0, final)
+    return await off_loop(num_scored(final), lambda: _reply(chat, final, usage, generation.seed))
+
+
+def _reply(chat: _Chat, final: RequestOutput, usage: Usage, seed: int) -> bytes:
     reply = chat.head.to_dict("chat.completion") | {
         "choices": [_choice(chat, completion) for completion in final.outputs],
         "usage": usage.to_dict(),
-        "seed": generation.seed,
+        "seed": seed,
         **_prompt_extras(chat, final),
     }
     return msgspec.json.encode(reply)
@@ -219,10 +236,10 @@ async def _frames(chat: _Chat, generation: Generation) -> AsyncGenerator[bytes]:
         frames = []
         for completion in output.outputs:
             if completion.index not in started:
-                extra = {"seed": generation.seed, **_prompt_extras(chat, output)}
-                frames.append(
-                    _role(chat, chunks, completion.index, usage, {} if started else extra)
-                )
+                extra: dict[str, Any] = {}
+                if not started:
+                    extra = {"seed": generation.seed, **_prompt_extras(chat, output)}
+                frames.append(_role(chat, chunks, completion.index, usage, extra))
                 started.add(completion.index)
             if not plain and completion.token_ids:
                 frames.append(chunks.full(_delta(chat, completion), usage))

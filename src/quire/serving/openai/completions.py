@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -14,8 +15,15 @@ from quire.serving.decode import decode
 from quire.serving.engine_api import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Call, Generation, generate
-from quire.serving.openai.logprobs import TextLogprobs, TokenTexts, join, prompt_logprobs
-from quire.serving.openai.prompts import encode
+from quire.serving.limits import PROMPTS, check_prompts
+from quire.serving.openai.logprobs import (
+    TextLogprobs,
+    TokenTexts,
+    join,
+    num_scored,
+    prompt_logprobs,
+)
+from quire.serving.openai.prompts import check_ids, encode_all, off_loop
 from quire.serving.openai.reply import Chunks, Head, Usage
 from quire.serving.openai.sampling import build_params, check_common, truncate
 from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
@@ -24,8 +32,6 @@ from quire.serving.state import require_runner
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default on this endpoint."""
-MAX_CHOICES: Final = 1024
-"""Most completions one HTTP request may ask for: prompts times `n`."""
 
 
 @dataclass(slots=True)
@@ -48,6 +54,10 @@ class _Completion:
     """With `echo`: the text of each prompt."""
     n: int
     choices: dict[int, _Choice] = field(default_factory=dict)
+    scores: dict[int, msgspec.Raw] = field(default_factory=dict)
+    """The `prompt_logprobs` of each prompt as JSON: all its choices carry them."""
+    echoed: dict[int, TextLogprobs] = field(default_factory=dict)
+    """The echoed `logprobs` of each prompt, with which all its choices begin."""
 
     @property
     def prompt_only(self) -> bool:
@@ -59,6 +69,22 @@ class _Completion:
         if index not in self.choices:
             self.choices[index] = _Choice(TextLogprobs(self.texts))
         return self.choices[index]
+
+    def prompt_scores(self, prompt_index: int, output: RequestOutput) -> msgspec.Raw:
+        """`prompt_logprobs` of a prompt that was scored, made once for all choices."""
+        if prompt_index not in self.scores:
+            positions = prompt_logprobs(output.prompt_logprobs or [])
+            self.scores[prompt_index] = msgspec.Raw(msgspec.json.encode(positions))
+        return self.scores[prompt_index]
+
+    def echoed_logprobs(
+        self, prompt_index: int, output: RequestOutput, own: TextLogprobs
+    ) -> dict[str, list[Any]]:
+        """`logprobs` of an echoed prompt, made once for all choices; `own` goes on after it."""
+        if prompt_index not in self.echoed:
+            made = self.echoed[prompt_index] = TextLogprobs(self.texts)
+            made.piece(output.prompt_token_ids, output.prompt_logprobs or [])
+        return own.follow(self.echoed[prompt_index])
 
 
 async def completions(exchange: Exchange) -> None:
@@ -86,12 +112,18 @@ async def _prepare(
             param="best_of",
         )
     max_tokens = _max_tokens(request)
+    prompts = _prompts(request)
     params = build_params(
-        request, engine.default_params, max_tokens=max_tokens, logprobs=request.logprobs
-    ).replace(prompt_logprobs=_prompt_logprobs(request))
-    prompts = _prompts(request, params.n)
+        request,
+        engine.default_params,
+        max_tokens=max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=_prompt_logprobs(request),
+        prompts=len(prompts),
+    )
     room = engine.max_model_len - max_tokens
-    ids = [truncate(await _encode(engine, p, request), request, room) for p in prompts]
+    ids = [truncate(found, request, room) for found in await _encode(engine, prompts, request)]
+    check_prompts([len(i) for i in ids], params.n, params.prompt_logprobs, engine.vocab_size)
     request_id = f"cmpl-{request.request_id or exchange.request_id}"
     call = Call(
         [f"{request_id}-{i}" for i in range(len(ids))],
@@ -104,8 +136,7 @@ async def _prepare(
     )
     head = Head(request_id, "text_completion", model, exchange.state.fingerprint(engine))
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
-    pairs = zip(prompts, ids, strict=True)
-    echoes = [_echo(engine, request, prompt, cut) for prompt, cut in pairs]
+    echoes = [_echo(engine, request, prompts[i], cut) for i, cut in enumerate(ids)]
     return _Completion(request, call, head, texts, echoes, params.n)
 
 
@@ -123,8 +154,8 @@ def _prompt_logprobs(request: CompletionRequest) -> int | None:
     return -1 if -1 in (asked, echoed) else max(asked, echoed)
 
 
-def _prompts(request: CompletionRequest, n: int) -> list[str | list[int]]:
-    """The four shapes of `prompt` as a list of texts and token lists."""
+def _prompts(request: CompletionRequest) -> list[str] | list[list[int]]:
+    """The four shapes of `prompt` as a list of texts or of token lists."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
@@ -137,29 +168,23 @@ def _prompts(request: CompletionRequest, n: int) -> list[str | list[int]]:
         )
     if kinds == {int}:
         return [[item for item in prompt if isinstance(item, int)]]
-    if len(prompt) * n > MAX_CHOICES:
-        raise InvalidRequest(
-            f"A request may ask for at most {MAX_CHOICES} completions (prompts times n), "
-            f"got {len(prompt) * n}.",
-            param="prompt",
-        )
-    return [item for item in prompt if not isinstance(item, int)]
+    PROMPTS.check(len(prompt), "prompt")
+    if kinds == {str}:
+        return [item for item in prompt if isinstance(item, str)]
+    return [item for item in prompt if isinstance(item, list)]
 
 
 async def _encode(
-    engine: EngineClient, prompt: str | list[int], request: CompletionRequest
-) -> list[int]:
-    if isinstance(prompt, list):
-        for token_id in prompt:
-            if not 0 <= token_id < engine.vocab_size:
-                raise InvalidRequest(
-                    f"prompt must hold token ids from 0 to {engine.vocab_size - 1}, "
-                    f"got {token_id}.",
-                    param="prompt",
-                )
-        return prompt
-    cut = request.truncate_prompt_tokens is not None
-    return await encode(engine, prompt, request.add_special_tokens is not False, cut=cut)
+    engine: EngineClient, prompts: list[str] | list[list[int]], request: CompletionRequest
+) -> list[list[int]]:
+    """Token ids of each prompt."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        cut = request.truncate_prompt_tokens is not None
+        return await encode_all(engine, texts, request.add_special_tokens is not False, cut=cut)
+    given = [prompt for prompt in prompts if isinstance(prompt, list)]
+    check_ids(list(chain.from_iterable(given)), engine.vocab_size, "prompt")
+    return given
 
 
 def _echo(
@@ -187,17 +212,21 @@ async def _whole(completion: _Completion, generation: Generation) -> bytes:
     usage, finals = Usage(), dict[int, RequestOutput]()
     async for prompt_index, output in generation.outputs():
         finals[prompt_index] = output
-    choices = []
-    for prompt_index, output in sorted(finals.items()):
-        _drop_output(completion, output)
-        usage.add(prompt_index, output)
-        choices += [_piece(completion, prompt_index, output, c) for c in output.outputs]
-    reply = completion.head.to_dict() | {
-        "choices": choices,
-        "usage": usage.to_dict(),
-        "seed": generation.seed,
-    }
-    return msgspec.json.encode(reply)
+
+    def work() -> bytes:
+        choices = []
+        for prompt_index, output in sorted(finals.items()):
+            _drop_output(completion, output)
+            usage.add(prompt_index, output)
+            choices += [_piece(completion, prompt_index, output, c) for c in output.outputs]
+        reply = completion.head.to_dict() | {
+            "choices": choices,
+            "usage": usage.to_dict(),
+            "seed": generation.seed,
+        }
+        return msgspec.json.encode(reply)
+
+    return await off_loop(sum(map(num_scored, finals.values())), work)
 
 
 def _drop_output(completion: _Completion, output: RequestOutput) -> None:
@@ -220,7 +249,7 @@ def _piece(
     piece = {
         "index": index,
         "text": (completion.echoes[prompt_index] if first else "") + c.text,
-        "logprobs": _logprobs(completion, choice, output, c, first),
+        "logprobs": _logprobs(completion, prompt_index, output, c, first),
         "finish_reason": c.finish_reason,
         "stop_reason": c.stop_reason,
     }
@@ -229,24 +258,25 @@ def _piece(
         if first:
             piece["prompt_token_ids"] = output.prompt_token_ids
     if first and completion.request.prompt_logprobs is not None and output.prompt_logprobs:
-        piece["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        piece["prompt_logprobs"] = completion.prompt_scores(prompt_index, output)
     return piece
 
 
 def _logprobs(
     completion: _Completion,
-    choice: _Choice,
+    prompt_index: int,
     output: RequestOutput,
     c: CompletionOutput,
     first: bool,
 ) -> dict[str, list[Any]] | None:
     if completion.request.logprobs is None:
         return None
+    own = completion.choice(prompt_index * completion.n + c.index).logprobs
     pieces = []
     if first and completion.request.echo and output.prompt_logprobs is not None:
-        pieces.append(choice.logprobs.piece(output.prompt_token_ids, output.prompt_logprobs))
+        pieces.append(completion.echoed_logprobs(prompt_index, output, own))
     positions: list[PositionLogprobs] = c.logprobs or []
-    pieces.append(choice.logprobs.piece(c.token_ids, positions))
+    pieces.append(own.piece(c.token_ids, positions))
     return join(pieces)
 
 

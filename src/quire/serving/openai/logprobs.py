@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from quire.outputs import Logprob, PositionLogprobs
+from quire.outputs import Logprob, PositionLogprobs, RequestOutput
 from quire.serving.engine_api import TokenizerLike
 
 FLOOR: Final = -9999.0
@@ -67,6 +67,12 @@ class TextLogprobs:
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._offset = 0
+        self._last: dict[str, list[Any]] = {}
+
+    def follow(self, before: TextLogprobs) -> dict[str, list[Any]]:
+        """Take the last piece of another one as the first of this one."""
+        self._offset = before._offset
+        return before._last
 
     def piece(
         self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
@@ -86,6 +92,7 @@ class TextLogprobs:
             result["token_logprobs"].append(_finite(own.logprob) if own else None)
             result["top_logprobs"].append(self._top(position) if position else None)
             self._offset += len(text)
+        self._last = result
         return result
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
@@ -95,6 +102,12 @@ class TextLogprobs:
             text = self._texts.spell(token_id, logprob)
             top[text] = max(_finite(logprob.logprob), top.get(text, FLOOR))
         return top
+
+
+def num_scored(output: RequestOutput) -> int:
+    """Positions with log-probabilities that a reply holds: what building it takes."""
+    prompt = len(output.prompt_logprobs or ())
+    return prompt + sum(len(c.logprobs or ()) for c in output.outputs)
 
 
 def join(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -1,9 +1,11 @@
-"""Conversations and texts to token ids. Long inputs are tokenised in a thread, off the loop."""
+"""Conversations and texts to token ids. Long inputs, and many, are tokenised in a thread, off the
+loop."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,7 +20,9 @@ TEXT_MARGIN: Final = 4
 """A text may have this many times the characters that the longest tokens could cover within the
 context, because normalisers may shorten it."""
 INLINE_CHARACTERS: Final = 8192
-"""Texts up to this length are tokenised on the event loop: a thread costs more."""
+"""Texts up to this length together are tokenised on the event loop: a thread costs more."""
+
+T = TypeVar("T")
 
 
 async def encode(
@@ -29,16 +33,59 @@ async def encode(
     Raises:
         ContextLengthExceeded: the text is so long that it is not worth tokenising.
     """
+    return (await encode_all(engine, [text], add_special_tokens, cut=cut))[0]
+
+
+async def encode_all(
+    engine: EngineClient, texts: Sequence[str], add_special_tokens: bool, *, cut: bool = False
+) -> list[list[int]]:
+    """Token ids of each text, as `encode` gives them.
+
+    Raises:
+        ContextLengthExceeded: a text is so long that it is not worth tokenising.
+    """
+    if not cut:
+        check_text_length(engine, texts)
+    tokenizer = engine.tokenizer
+
+    def work() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    return await off_loop(sum(map(len, texts)), work)
+
+
+def check_text_length(engine: EngineClient, texts: Sequence[str]) -> None:
+    """Refuse texts that are so long that they are not worth tokenising.
+
+    Raises:
+        ContextLengthExceeded: one is.
+    """
     limit = TEXT_MARGIN * engine.max_model_len * engine.tokenizer.longest_token
-    if len(text) > limit and not cut:
+    longest = max(map(len, texts), default=0)
+    if longest > limit:
         raise ContextLengthExceeded(
-            f"The prompt has {len(text)} characters; more than {limit} cannot fit the model's "
+            f"The prompt has {longest} characters; more than {limit} cannot fit the model's "
             f"context of {engine.max_model_len} tokens."
         )
-    if len(text) <= INLINE_CHARACTERS:
-        return engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(
-        engine.tokenizer.encode, text, add_special_tokens=add_special_tokens
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Run work: on the loop if it is small, else in a thread. `size`: characters to tokenise, or
+    what takes about as long."""
+    return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        InvalidRequest: naming the first one.
+    """
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    bad = next(i for i in ids if not 0 <= i < vocab_size)
+    raise InvalidRequest(
+        f"{param} must hold token ids from 0 to {vocab_size - 1}, got {show(bad)}.", param=param
     )
 
 

@@ -11,15 +11,18 @@ from quire.errors import InvalidRequest
 from quire.params import RequestOutputKind, SamplingParams
 from quire.serving.decode import show
 from quire.serving.engine_api import EngineClient
+from quire.serving.limits import COMPLETIONS, LIST_IDS, check_lists
 from quire.serving.openai.schema import GenerateRequest
 
 COPIED: Final = (
     "n", "stop", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "stop_token_ids",
     "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
-    "spaces_between_special_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words",
+    "spaces_between_special_tokens", "allowed_token_ids", "bad_words",
 )  # fmt: skip
 """Fields that have the same name and meaning in `SamplingParams`."""
+ID_LISTS: Final = ("allowed_token_ids", "stop_token_ids")
+"""Those among them that hold any number of token ids."""
 
 MAX_LABEL: Final = 1024
 """Longest salt, user name and other label, in characters."""
@@ -34,21 +37,37 @@ def build_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None,
+    prompts: int = 1,
 ) -> SamplingParams:
-    """The parameters in force for this request.
+    """The parameters in force for all prompts of this request, checked once.
+
+    Args:
+        request: The body.
+        defaults: What holds where it says nothing.
+        max_tokens, logprobs, prompt_logprobs: As the endpoint reads them.
+        prompts: How many there are.
 
     Raises:
         InvalidRequest: a value is out of range.
     """
     given = {name: getattr(request, name) for name in COPIED}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for name in ID_LISTS:
+        if name in changes:
+            LIST_IDS.check(len(changes[name]), name)
+            changes[name] = list(dict.fromkeys(changes[name]))
     streaming = bool(request.stream)
-    return defaults.replace(
-        **changes,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        output_kind=RequestOutputKind.DELTA if streaming else RequestOutputKind.FINAL_ONLY,
-    )
+    changes |= {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "output_kind": RequestOutputKind.DELTA if streaming else RequestOutputKind.FINAL_ONLY,
+    }
+    params = defaults.replace(**changes)
+    COMPLETIONS.check(prompts * params.n, "prompt" if prompts > 1 else "n")
+    check_lists(params, prompts * params.n)
+    return params
 
 
 def check_common(request: GenerateRequest, engine: EngineClient) -> None:

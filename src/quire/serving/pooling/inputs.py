@@ -5,25 +5,25 @@ Long texts are tokenised in a thread. Knows no endpoint's reply.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Final, TypeVar
+from itertools import chain
 
 from quire.config import PoolerSpec
 from quire.errors import ContextLengthExceeded, InvalidRequest
 from quire.params import PoolingParams
 from quire.serving.decode import show
 from quire.serving.engine_api import EngineClient
-from quire.serving.openai.prompts import INLINE_CHARACTERS, TEXT_MARGIN, encode, render_chat
+from quire.serving.limits import INPUTS
+from quire.serving.openai.prompts import (
+    TEXT_MARGIN,
+    check_ids,
+    encode_all,
+    off_loop,
+    render_chat,
+)
 from quire.serving.openai.sampling import check_labels, check_priority
 from quire.serving.pooling.run import Prompt
 from quire.serving.pooling.schema import InputRequest, PoolingBase
 from quire.serving.state import require_runner
-
-MAX_INPUTS: Final = 2048
-"""Most prompts of one HTTP request (OpenAI's limit)."""
-
-T = TypeVar("T")
 
 
 def check_base(request: PoolingBase, engine: EngineClient) -> PoolerSpec:
@@ -80,17 +80,24 @@ async def read_inputs(
             request.chat_template_kwargs,
         )  # fmt: skip
         special = bool(request.add_special_tokens)
-        return [Prompt(await _ids(engine, text, request, special), params)]
+        found = await _texts(engine, [text], request, special)
+        return [Prompt(ids, params) for ids in found]
     for name in ("add_generation_prompt", "chat_template_kwargs"):
         if getattr(request, name) is not None:
             raise InvalidRequest(f"{name} needs messages, not input.", param=name)
     special = request.add_special_tokens is not False
     items = _items(request.input)
-    return [Prompt(await _ids(engine, item, request, special), params) for item in items]
+    texts = [item for item in items if isinstance(item, str)]
+    found = (
+        await _texts(engine, texts, request, special)
+        if texts
+        else _tokens(engine, [item for item in items if not isinstance(item, str)], request)
+    )
+    return [Prompt(ids, params) for ids in found]
 
 
 def _items(given: object) -> list[str | list[int]]:
-    """The four shapes of `input` as a list of texts and token lists."""
+    """The four shapes of `input` as a list of texts or of token lists."""
     if isinstance(given, str):
         return [given]
     assert isinstance(given, list)
@@ -113,31 +120,32 @@ def check_count(count: int, param: str) -> None:
     Raises:
         InvalidRequest: there are none or too many.
     """
-    if not 1 <= count <= MAX_INPUTS:
-        raise InvalidRequest(
-            f"{param} must hold from 1 to {MAX_INPUTS} texts, got {count}.", param=param
-        )
+    INPUTS.check(count, param)
 
 
-async def _ids(
-    engine: EngineClient, item: str | list[int], request: PoolingBase, special: bool
-) -> list[int]:
-    keep = _keep(request, engine)
-    side = request.truncation_side or "right"
-    if isinstance(item, str):
-        if keep is None:
-            return await encode(engine, item, special)
-        tokenizer = engine.tokenizer
-        return await off_loop(len(item), lambda: tokenizer.encode_within(item, keep, side, special))
-    for token_id in item:
-        if not 0 <= token_id < engine.vocab_size:
-            raise InvalidRequest(
-                f"input must hold token ids from 0 to {engine.vocab_size - 1}, got {token_id}.",
-                param="input",
-            )
+async def _texts(
+    engine: EngineClient, texts: list[str], request: PoolingBase, special: bool
+) -> list[list[int]]:
+    """Token ids of texts, cut as the request wants."""
+    keep, side = _keep(request, engine), request.truncation_side or "right"
     if keep is None:
-        return item
-    return item[:keep] if side == "right" else item[-keep:]
+        return await encode_all(engine, texts, special)
+    tokenizer = engine.tokenizer
+
+    def work() -> list[list[int]]:
+        return [tokenizer.encode_within(text, keep, side, special) for text in texts]
+
+    return await off_loop(sum(map(len, texts)), work)
+
+
+def _tokens(engine: EngineClient, items: list[list[int]], request: PoolingBase) -> list[list[int]]:
+    """Given token ids, checked and cut as the request wants."""
+    check_ids(list(chain.from_iterable(items)), engine.vocab_size, "input")
+    keep = _keep(request, engine)
+    if keep is None:
+        return items
+    left = request.truncation_side == "left"
+    return [item[-keep:] if left else item[:keep] for item in items]
 
 
 def _keep(request: PoolingBase, engine: EngineClient) -> int | None:
@@ -146,37 +154,33 @@ def _keep(request: PoolingBase, engine: EngineClient) -> int | None:
     return engine.max_model_len if keep == -1 else keep
 
 
-async def off_loop(characters: int, work: Callable[[], T]) -> T:
-    """Run tokenisation: on the loop if it is short, else in a thread."""
-    return work() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)
-
-
-async def read_pair(
+async def read_pairs(
     engine: EngineClient,
     request: PoolingBase,
     params: PoolingParams,
-    first: str,
-    second: str,
+    pairs: list[tuple[str, str]],
     max_first: int | None,
     max_second: int | None,
-) -> Prompt:
-    """Two texts as one prompt of a cross-encoder.
+) -> list[Prompt]:
+    """Each pair of texts as one prompt of a cross-encoder.
 
     Raises:
-        ContextLengthExceeded: the texts are far too long.
+        ContextLengthExceeded: the texts of a pair are far too long.
     """
-    keep, length = _keep(request, engine), len(first) + len(second)
+    keep, lengths = _keep(request, engine), [len(one) + len(two) for one, two in pairs]
     limit = TEXT_MARGIN * engine.max_model_len * engine.tokenizer.longest_token
-    if length > limit and keep is None and max_second is None:
+    if max(lengths) > limit and keep is None and max_second is None:
         raise ContextLengthExceeded(
-            f"A pair of texts has {length} characters; more than {limit} cannot fit the model's "
-            f"context of {engine.max_model_len} tokens."
+            f"A pair of texts has {max(lengths)} characters; more than {limit} cannot fit the "
+            f"model's context of {engine.max_model_len} tokens."
         )
     tokenizer = engine.tokenizer
-    pair = await off_loop(
-        length, lambda: tokenizer.encode_pair(first, second, keep, max_first, max_second)
-    )
-    return Prompt(pair.ids, params.replace(token_type_split=pair.split))
+
+    def work() -> list[Prompt]:
+        found = (tokenizer.encode_pair(*pair, keep, max_first, max_second) for pair in pairs)
+        return [Prompt(p.ids, params.replace(token_type_split=p.split)) for p in found]
+
+    return await off_loop(sum(lengths), work)
 
 
 def check_lengths(max_first: int | None, max_second: int | None) -> None:

@@ -5,6 +5,7 @@ Knows nothing of wire formats.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams
 from quire.serving.engine_api import EngineClient, OutputStream
 from quire.serving.exchange import Exchange
+from quire.serving.generation import BREATHE_EVERY
 from quire.serving.pooling.schema import PoolingBase
 
 logger = get_logger(__name__)
@@ -50,7 +52,7 @@ async def pool(
     state.in_flight += 1
     state.active_ids.update(ids)
     try:
-        for request_id, prompt in zip(ids, prompts, strict=True):
+        for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True), 1):
             stream = await engine.submit(
                 prompt.token_ids,
                 prompt.params,
@@ -61,6 +63,8 @@ async def pool(
                 trace_headers=exchange.trace_headers(),
             )
             streams.append(stream)
+            if number % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
         return [await _last(stream) for stream in streams]
     finally:
         state.in_flight -= 1

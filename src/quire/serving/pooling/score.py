@@ -16,15 +16,14 @@ from quire.params import PoolingParams
 from quire.serving.decode import decode
 from quire.serving.engine_api import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.openai.prompts import encode
+from quire.serving.openai.prompts import check_text_length, off_loop
 from quire.serving.pooling.embeddings import list_reply
 from quire.serving.pooling.inputs import (
     base_params,
     check_base,
     check_count,
     check_lengths,
-    off_loop,
-    read_pair,
+    read_pairs,
 )
 from quire.serving.pooling.run import Prompt, Result, pool, usage
 from quire.serving.pooling.schema import PAIR_UNSUPPORTED, RerankRequest, ScoreRequest
@@ -146,10 +145,8 @@ async def _scores(
     if pooler.task == "embed":
         return await _cosines(exchange, engine, request, first, second, prefix)
     params = base_params(request, "score", request.activation)
-    prompts = [
-        await read_pair(engine, request, params, one, two, *longest)
-        for one, two in zip(first, second, strict=True)
-    ]
+    pairs = list(zip(first, second, strict=True))
+    prompts = await read_pairs(engine, request, params, pairs, *longest)
     results = await pool(exchange, engine, request, prompts, prefix)
     return [float(result.outputs.data[0]) for result in results], results
 
@@ -167,24 +164,36 @@ async def _cosines(
     sides = (first, request.max_tokens_per_query), (second, request.max_tokens_per_doc)
     keys = [(text, most) for texts, most in sides for text in texts]
     unique = list(dict.fromkeys(keys))
-    prompts = [await _embedding_prompt(engine, request, params, *key) for key in unique]
+    prompts = await _embedding_prompts(engine, request, params, unique)
     results = await pool(exchange, engine, request, prompts, prefix)
     vectors = {key: result.outputs.data for key, result in zip(unique, results, strict=True)}
     pairs = zip(keys[: len(first)], keys[len(first) :], strict=True)
     return [cosine(vectors[one], vectors[two]) for one, two in pairs], results
 
 
-async def _embedding_prompt(
-    engine: EngineClient, request: Request, params: PoolingParams, text: str, most: int | None
-) -> Prompt:
+async def _embedding_prompts(
+    engine: EngineClient,
+    request: Request,
+    params: PoolingParams,
+    texts: list[tuple[str, int | None]],
+) -> list[Prompt]:
+    """Texts, each with the most tokens it may have, as prompts."""
     special = request.add_special_tokens is not False
     keep = request.truncate_prompt_tokens
-    limits = [engine.max_model_len if keep == -1 else keep, most]
-    given = [limit for limit in limits if limit is not None]
-    if not given:
-        return Prompt(await encode(engine, text, special), params)
-    tokenizer, side = engine.tokenizer, request.truncation_side or "right"
-    ids = await off_loop(
-        len(text), lambda: tokenizer.encode_within(text, min(given), side, special)
+    room = engine.max_model_len if keep == -1 else keep
+    limits = [[x for x in (room, most) if x is not None] for _, most in texts]
+    check_text_length(
+        engine, [text for (text, _), cut in zip(texts, limits, strict=True) if not cut]
     )
-    return Prompt(ids, params)
+    tokenizer, side = engine.tokenizer, request.truncation_side or "right"
+
+    def ids(text: str, cut: list[int]) -> list[int]:
+        if cut:
+            return tokenizer.encode_within(text, min(cut), side, special)
+        return tokenizer.encode(text, add_special_tokens=special)
+
+    def work() -> list[Prompt]:
+        found = zip(texts, limits, strict=True)
+        return [Prompt(ids(text, cut), params) for (text, _), cut in found]
+
+    return await off_loop(sum(len(text) for text, _ in texts), work)

@@ -1,0 +1,95 @@
+"""How much one HTTP request may ask for: one table, and the sentence that refuses more.
+
+The body's bytes are `--max-body-bytes`; `n`, stop strings, banned words and biases have their
+limits in `quire.params`, which hold for every front door. These here hold for HTTP alone: a body of
+a few bytes can stand for a thousand times the work. Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from quire.errors import InvalidRequest
+from quire.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One row."""
+
+    most: int
+    rule: str
+    """What is counted, as a sentence with `{most}`."""
+    least: int = 0
+
+    def check(self, given: int, param: str | None) -> None:
+        """Refuse more than the limit, or fewer than it takes.
+
+        Raises:
+            InvalidRequest: naming the limit and what was given.
+        """
+        if not self.least <= given <= self.most:
+            rule = self.rule.format(param=param, most=self.most)
+            raise InvalidRequest(f"{rule}, got {given}.", param=param)
+
+
+PROMPTS: Final = Limit(1024, "{param} may hold at most {most} prompts")
+COMPLETIONS: Final = Limit(
+    1024, "A request may ask for at most {most} completions (prompts times n)"
+)
+INPUTS: Final = Limit(2048, "{param} must hold from 1 to {most} texts", least=1)
+"""OpenAI's limit."""
+LIST_IDS: Final = Limit(2**19, "{param} may hold at most {most} ids")
+"""Twice the largest vocabularies."""
+COPIED: Final = Limit(
+    2**22,
+    "The entries of allowed_token_ids, stop_token_ids, logit_bias, stop and bad_words, times the "
+    "number of completions, may be at most {most}",
+)
+"""Each completion travels to the engine core by itself, with its own copy of these."""
+FANNED_OUT: Final = Limit(
+    2**22, "The tokens of the prompts, times n, may be at most {most} where n is above 1"
+)
+"""Each choice has its own copy of the prompt."""
+SCORED: Final = Limit(
+    2**21,
+    "The log-probabilities of the prompts may be at most {most} numbers in all (tokens of the "
+    "prompts, times candidates, times n)",
+)
+"""A number takes some 70 bytes in a reply."""
+
+
+def check_lists(params: SamplingParams, completions: int) -> None:
+    """Refuse parameters whose lists are too long for so many completions.
+
+    Raises:
+        InvalidRequest: naming the limit and what was given.
+    """
+    lists = ("allowed_token_ids", "stop_token_ids", "logit_bias", "bad_words")
+    entries = len(params.stop_strings) + sum(len(getattr(params, name) or ()) for name in lists)
+    COPIED.check(entries * completions, None)
+
+
+def check_prompts(
+    lengths: Sequence[int], n: int, logprobs: int | None, vocab_size: int, param: str = "prompt"
+) -> None:
+    """Refuse prompts that are too long to be copied, or scored, for each of `n` choices.
+
+    Args:
+        lengths: Tokens of each prompt.
+        n: Choices of each.
+        logprobs: Candidates per position of the prompt, -1 for all; `None`: it is not scored.
+        vocab_size: What -1 stands for.
+        param: The field the prompts came in.
+
+    Raises:
+        InvalidRequest: naming the limit and what was given.
+    """
+    total = sum(lengths) * n
+    if n > 1:
+        FANNED_OUT.check(total, param)
+    if logprobs is not None:
+        each = 1 + (vocab_size if logprobs < 0 else logprobs)
+        SCORED.check(total * each, "prompt_logprobs")
