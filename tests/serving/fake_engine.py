@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
+from quire.core.kv.answer import PrefixAnswer
 from quire.engine.input_processor import CheckedParams
 from quire.engine.records import Question
 from quire.errors import Conflict, ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
@@ -118,6 +119,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.changes: list[tuple[Any, dict[str, Any]]] = []
         self.was_shut_down = False
+        self.salts: list[str | None] = []
+        """What prefixes were explained with."""
         self.records = StepRecords(64)
         self._tasks: dict[str, tuple[FakeStream, asyncio.Task[None], SamplingParams]] = {}
 
@@ -255,7 +258,9 @@ class FakeEngine:
     async def explain_prefix(
         self, prompt_token_ids: list[int], cache_salt: str | None = None
     ) -> dict[str, Any]:
-        return {"num_tokens": len(prompt_token_ids), "salt": cache_salt}
+        self.salts.append(cache_salt)
+        answer = PrefixAnswer(len(prompt_token_ids), 0, 0, 1, 7, prompt_token_ids[-1])
+        return dataclasses.asdict(answer)
 
     def last_step_age(self) -> float | None:
         return self.step_age

@@ -8,9 +8,11 @@ import httpx
 import pytest
 
 from fake_engine import FakeEngine
+from quire.config import ServerConfig
 from quire.errors import ConfigError, InvalidRequest
 from quire.serving.app import build_app
 from quire.serving.state import ServerState
+from silent_core import silent_engine
 
 DEFAULTS = {
     "max_num_seqs": 128,
@@ -58,12 +60,36 @@ async def test_what_the_engine_refuses(client: Any, engine: FakeEngine) -> None:
     assert "at least 1, got 0" in reply.json()["error"]["message"]
 
 
-async def test_prefix_cache_routes(client: Any) -> None:
+async def test_prefix_cache_routes(client: Any, engine: FakeEngine) -> None:
     assert (await client.post("/reset_prefix_cache")).json() == {"reset": True}
     answer = await client.post("/explain_prefix", json={"prompt": "abc", "cache_salt": "x"})
-    assert answer.json() == {"num_tokens": 4, "salt": "x"}
+    positions = {"num_tokens": 4, "num_cached_tokens": 0, "block_index": 0, "first_difference": 1}
+    assert answer.json() == positions, "no token of another caller's prompt"
+    assert engine.salts == ["x"]
     assert (await client.post("/explain_prefix", json={"prompt": [1, 2]})).json()["num_tokens"] == 2
-    assert (await client.post("/explain_prefix", json={"prompt": []})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": []}, "at least one token"),
+        ({"prompt": [-1]}, "from 0 to 2047, got -1"),
+        ({"prompt": [1, 2**32]}, "token 1 must be an id from 0 to 2047, got 4294967296"),
+        ({"prompt": [2048]}, "got 2048"),
+        ({"prompt": [10**60]}, "got an integer of 200 bits"),
+        ({"prompt": [1] * 2049}, "at most 2048 tokens, the model's context, got 2049"),
+        ({"prompt": [1], "cache_salt": ""}, "cache_salt must be a string of 1 to 1024"),
+        ({"prompt": [1], "cache_salt": "x" * 1025}, "got a string of 1025 characters"),
+    ],
+)
+async def test_a_bad_question_about_the_cache(body: Any, words: str) -> None:
+    engine, _ = silent_engine()
+    app = build_app(ServerState(ServerConfig(), engine))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+        reply = await client.post("/explain_prefix", json=body)
+    assert reply.status_code == 400, reply.text
+    assert words in reply.json()["error"]["message"]
 
 
 async def test_the_profiler(client: Any, engine: FakeEngine) -> None:

@@ -144,6 +144,7 @@ LISTS = [
     ({"stop_token_ids": [1] * (2**19 + 1)}, CHAT, "stop_token_ids", "524288 ids, got 524289"),
     ({"prompt": ["a"] * 1024, "logit_bias": {str(i): 1 for i in range(4096)}, "stop": "x"}, TEXT,
      None, "4194304, got 4195328"),
+    ({"prompt": ["a"] * 1024, "bad_words": ["x" * 100] * 41}, TEXT, None, "got 4198400"),
     ({"prompt": [[1] * 40_000], "n": 128}, TEXT, "prompt", "4194304 where n is above 1"),
     ({"prompt": [[1] * 8_000], "n": 128, "prompt_logprobs": 2}, TEXT, "prompt_logprobs",
      "2097152 numbers in all"),

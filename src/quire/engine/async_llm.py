@@ -357,8 +357,9 @@ class AsyncLLM:
         `quire.core.kv.answer.PrefixAnswer`.
 
         Raises:
-            QuireError: the prompt is empty.
+            InvalidRequest: the prompt is empty, not of this model or too long, or the salt is bad.
         """
+        self.input.check_prefix(prompt_token_ids, cache_salt)
         args = {"prompt_token_ids": prompt_token_ids, "cache_salt": cache_salt}
         answer: dict[str, Any] = await self.call("explain_prefix", **args)
         return answer

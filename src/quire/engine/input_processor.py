@@ -221,6 +221,22 @@ class InputProcessor:
             request_id, ids, text, checked, final, arrival_time, priority, salt, client
         )
 
+    def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
+        """Check what `explain_prefix` is asked, as a request's prompt and salt are checked.
+
+        Raises:
+            InvalidRequest: an id is outside the vocabulary, there is none, or the salt is bad.
+            ContextLengthExceeded: no prompt is that long.
+        """
+        self._check_prompt_ids(ids)
+        if len(ids) > self._max_model_len:
+            raise ContextLengthExceeded(
+                f"prompt may have at most {self._max_model_len} tokens, the model's context, "
+                f"got {len(ids)}.",
+                param="prompt",
+            )
+        _one_salt(None, cache_salt)
+
     def _read_prompt(
         self, prompt: object, add_special_tokens: bool
     ) -> tuple[str | None, list[int], str | None]:

@@ -201,8 +201,12 @@ class LLM(PoolingVerbs):
             `num_tokens`, `num_cached_tokens`, `block_index` (the first block not found whole),
             and, if something nearly matches there, `first_difference` (a position) with
             `cached_token_id` and `given_token_id`.
+
+        Raises:
+            InvalidRequest: the prompt is empty, not of this model or too long, or the salt is bad.
         """
         ids = self.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+        self.llm_engine.input.check_prefix(ids, cache_salt)
         args = {"prompt_token_ids": ids, "cache_salt": cache_salt}
         return dict(self.llm_engine.core.call("explain_prefix", args))
 

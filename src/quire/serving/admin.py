@@ -20,6 +20,10 @@ LIMITS: Final = (
 )
 
 
+PREFIX_FACTS: Final = ("num_tokens", "num_cached_tokens", "block_index", "first_difference")
+"""What `POST /explain_prefix` tells: positions and counts, never tokens."""
+
+
 class LimitsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /limits`: what is absent stays as it is."""
 
@@ -59,16 +63,18 @@ async def reset_prefix_cache(exchange: Exchange) -> None:
 
 
 async def explain_prefix(exchange: Exchange) -> None:
-    """How far the prefix cache follows a prompt, and the token at which it stops."""
+    """How far the prefix cache follows a prompt, and the position at which it stops.
+
+    Which token stands there in the cache is not told: it is of another caller's prompt.
+    """
     engine = exchange.state.ready_engine()
     request = decode(ExplainPrefixRequest, await exchange.body(), {})
     exchange.state.check_model(request.model, engine)
     ids = request.prompt
     if isinstance(ids, str):
         ids = await encode(engine, ids, True)
-    if not ids:
-        raise InvalidRequest("prompt must not be empty.", param="prompt")
-    await exchange.reply(msgspec.json.encode(await engine.explain_prefix(ids, request.cache_salt)))
+    answer = await engine.explain_prefix(ids, request.cache_salt)
+    await exchange.reply(msgspec.json.encode({name: answer[name] for name in PREFIX_FACTS}))
 
 
 async def start_profile(exchange: Exchange) -> None:

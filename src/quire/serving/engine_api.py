@@ -203,7 +203,7 @@ class EngineClient(Protocol):
         """How far the prefix cache follows a prompt, and where and why it stops.
 
         Raises:
-            QuireError: the prompt is empty.
+            InvalidRequest: the prompt is empty, not of this model or too long, or the salt is bad.
         """
         ...
 

@@ -45,8 +45,8 @@ LIST_IDS: Final = Limit(2**19, "{param} may hold at most {most} ids")
 """Twice the largest vocabularies."""
 COPIED: Final = Limit(
     2**22,
-    "The entries of allowed_token_ids, stop_token_ids, logit_bias, stop and bad_words, times the "
-    "number of completions, may be at most {most}",
+    "The entries of allowed_token_ids, stop_token_ids and logit_bias and the characters of stop "
+    "and bad_words, times the number of completions, may be at most {most}",
 )
 """Each completion travels to the engine core by itself, with its own copy of these."""
 FANNED_OUT: Final = Limit(
@@ -67,9 +67,10 @@ def check_lists(params: SamplingParams, completions: int) -> None:
     Raises:
         InvalidRequest: naming the limit and what was given.
     """
-    lists = ("allowed_token_ids", "stop_token_ids", "logit_bias", "bad_words")
-    entries = len(params.stop_strings) + sum(len(getattr(params, name) or ()) for name in lists)
-    COPIED.check(entries * completions, None)
+    lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias)
+    entries = sum(len(entries or ()) for entries in lists)
+    characters = sum(map(len, (*params.stop_strings, *(params.bad_words or ()))))
+    COPIED.check((entries + characters) * completions, None)
 
 
 def check_prompts(

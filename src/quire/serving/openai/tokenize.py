@@ -8,7 +8,7 @@ from quire.errors import InvalidRequest
 from quire.serving.decode import decode
 from quire.serving.engine_api import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.openai.prompts import encode, render_chat
+from quire.serving.openai.prompts import check_ids, encode, off_loop, render_chat
 from quire.serving.openai.schema import (
     TOKENIZE_UNSUPPORTED,
     DetokenizeRequest,
@@ -24,14 +24,14 @@ async def tokenize(exchange: Exchange) -> None:
     request = decode(TokenizeRequest, await exchange.body(), TOKENIZE_UNSUPPORTED)
     exchange.state.check_model(request.model, engine)
     ids = await _ids(engine, request)
-    strings = [engine.tokenizer.id_to_text(i) for i in ids] if request.return_token_strs else None
-    reply = {
-        "count": len(ids),
-        "max_model_len": engine.max_model_len,
-        "tokens": ids,
-        "token_strs": strings,
-    }
-    await exchange.reply(msgspec.json.encode(reply))
+    wanted, tokenizer, room = request.return_token_strs, engine.tokenizer, engine.max_model_len
+
+    def work() -> bytes:
+        strings = [tokenizer.id_to_text(i) for i in ids] if wanted else None
+        reply = {"count": len(ids), "max_model_len": room, "tokens": ids, "token_strs": strings}
+        return msgspec.json.encode(reply)
+
+    await exchange.reply(await off_loop(len(ids), work))
 
 
 async def _ids(engine: EngineClient, request: TokenizeRequest) -> list[int]:
@@ -63,11 +63,7 @@ async def detokenize(exchange: Exchange) -> None:
     engine = exchange.state.ready_engine()
     request = decode(DetokenizeRequest, await exchange.body(), {})
     exchange.state.check_model(request.model, engine)
-    for token_id in request.tokens:
-        if not 0 <= token_id < engine.vocab_size:
-            raise InvalidRequest(
-                f"tokens must be ids from 0 to {engine.vocab_size - 1}, got {token_id}.",
-                param="tokens",
-            )
-    text = engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    check_ids(request.tokens, engine.vocab_size, "tokens")
+    tokenizer, tokens = engine.tokenizer, request.tokens
+    text = await off_loop(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))
     await exchange.reply(msgspec.json.encode({"prompt": text}))
