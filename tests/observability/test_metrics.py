@@ -362,6 +362,18 @@ def test_text_is_rendered_at_most_four_times_a_second() -> None:
     assert sink.render() != first
 
 
+def test_a_request_that_ended_is_in_the_next_text_whatever_its_age() -> None:
+    sink = PrometheusSink("demo", clock=ManualClock())
+    sink.render()
+    for number in range(1, 4):
+        sink.record(None, IterationStats(finished=[DONE]))
+        assert parsed(sink)["request_success_total", "finished_reason=stop"] == number
+    before = sink.render()
+    assert sink.render() is before, "nothing ended: no second rendering"
+    sink.record(None, IterationStats(admission_rejections={"max_num_queued_reqs": 1}))
+    assert sink.render() is not before
+
+
 def test_snapshot_as_objects(sink: PrometheusSink) -> None:
     by_name = {}
     for sample in sink.snapshot():

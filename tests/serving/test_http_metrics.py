@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.config import ServerConfig
+from quire.serving.app import build_app
 from quire.serving.state import ServerState
+from quire.utils.timing import ManualClock
+from silent_core import silent_engine
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -59,6 +64,45 @@ async def test_a_stream_counts_its_frames_and_its_whole_time(
     assert value(values, "http_response_size_bytes_sum", **handler) == len(reply.content) > 100
     took = value(values, "http_request_duration_seconds_sum", method="POST", **handler)
     assert took >= len(engine.reply) * engine.delay
+
+
+BODIES = [
+    (b'{"prompt": "hi", "max_tokens": 1}', "2xx"),
+    (b'{"prompt": ["a", "b"], "max_tokens": 1, "stream": true}', "2xx"),
+    (b"{", "4xx"),
+]
+
+
+@pytest.mark.parametrize(("body", "status"), BODIES, ids=["whole", "stream", "refused"])
+async def test_a_reply_is_counted_before_its_last_bytes_leave(body: bytes, status: str) -> None:
+    """Whoever has the whole reply and asks then finds it, in the engine's metrics too."""
+    engine, _ = silent_engine()
+    engine.prometheus._clock = ManualClock()  # the text would never be too old
+    state = ServerState(ServerConfig(), engine)
+    engine.metrics_text()
+    seen: list[tuple[int, bytes]] = []
+    messages = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            text = engine.metrics_text() + state.http_text.render()
+            seen.append((message.get("more_body", False), text))
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await build_app(state)(scope | {"query_string": b""}, receive, send)
+    row = f'http_requests_total{{handler="/v1/completions",method="POST",status="{status}"}} 1.0'
+    more, last = seen[-1]
+    assert not more and row in last.decode()
+    assert all(row not in text.decode() for _, text in seen[:-1])
+    if status == "2xx":
+        rows = [r for r in last.decode().splitlines() if r.startswith("vllm:request_success_total")]
+        (ended,) = [r for r in rows if 'finished_reason="length"' in r]
+        assert float(ended.split()[-1]) == (2 if b"stream" in body else 1)
+    await build_app(state)(scope | {"query_string": b"", "path": "/livez"}, receive, send)
+    assert state.http_text.render().decode().count(row) == 1, "and once only"
 
 
 async def test_probes_and_scrapes_are_not_counted(client: httpx.AsyncClient) -> None:

@@ -41,7 +41,8 @@ from quire.utils.timing import Clock, RealClock
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_AGE: Final = 0.25
-"""Seconds for which a text is handed out again: a storm of scrapes costs one rendering."""
+"""Seconds for which a text is handed out again while no request ends: a storm of scrapes costs one
+rendering."""
 
 
 class PrometheusSink:
@@ -74,11 +75,16 @@ class PrometheusSink:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         self._lock = threading.Lock()
-        self._text: tuple[float, bytes] | None = None
+        self._ended = 0
+        """Records so far in which a request ended or was refused."""
+        self._text: tuple[float, int, bytes] | None = None
+        """When it was made, `_ended` before it was made, and the text."""
 
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
         """Take the facts of one step."""
         self.store.record(step, iteration)
+        if iteration is not None and (iteration.finished or iteration.admission_rejections):
+            self._ended += 1  # after the store has them: a text of this number shows them
 
     def set_cache_config(self, config: Mapping[str, object]) -> None:
         """Labels of `vllm:cache_config_info`."""
@@ -89,12 +95,13 @@ class PrometheusSink:
         return self.store.snapshot()
 
     def render(self) -> bytes:
-        """Prometheus text, at most `MAX_AGE` seconds old. Takes milliseconds: call in a thread."""
+        """Prometheus text, at most `MAX_AGE` seconds old, which counts every request that has
+        ended. Takes milliseconds: call in a thread."""
         with self._lock:
-            now = self._clock.now()
-            if self._text is None or now - self._text[0] >= MAX_AGE:
-                self._text = now, render(self._registry.collect())
-            return self._text[1]
+            now, ended = self._clock.now(), self._ended
+            if self._text is None or now - self._text[0] >= MAX_AGE or ended != self._text[1]:
+                self._text = now, ended, render(self._registry.collect())
+            return self._text[2]
 
 
 class _StoreCollector(Collector):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any, Final
 
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
@@ -42,6 +42,8 @@ class Exchange:
         self.finished = False
         self.bytes_in = self.bytes_out = 0
         """Bytes of bodies, read and sent."""
+        self.before_end: Callable[[], None] | None = None
+        """Called once, before the last bytes leave: whoever reads the reply finds it counted."""
         self._receive = receive
         self._send = send
 
@@ -150,6 +152,9 @@ class Exchange:
     async def _send_body(self, data: bytes, more: bool) -> None:
         if self.scope["method"] != "HEAD":  # whose body stays here
             self.bytes_out += len(data)
+        if not more and self.before_end is not None:
+            tell, self.before_end = self.before_end, None
+            tell()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _start(self, status: int, headers: errors.Headers) -> None:

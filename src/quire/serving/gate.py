@@ -47,13 +47,15 @@ class Gate:
         started = time.monotonic()
         exchange = Exchange(self._unmounted(scope), receive, send, self._state)
         exchange.scope[KEY] = exchange
+        exchange.before_end = lambda: self._count(exchange, time.monotonic() - started)
         try:
             await self._serve(exchange, receive, send)
         except ClientDisconnect:
             pass
         finally:
             self._log(exchange)
-            self._count(exchange, time.monotonic() - started)
+            if exchange.before_end is not None:  # the caller went away before the end
+                exchange.before_end()
 
     async def _serve(self, exchange: Exchange, receive: Any, send: Any) -> None:
         try:
