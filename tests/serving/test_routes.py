@@ -17,7 +17,7 @@ from quire.serving.app import ROUTES, Endpoint, build_app
 from quire.serving.auth import Role
 from quire.serving.state import STALLED_AFTER, ServerState
 
-OPEN = {"/livez", "/readyz", "/health", "/ping", "/version"}
+OPEN = {"/", "/livez", "/readyz", "/health", "/ping", "/version"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -31,7 +31,7 @@ def locked(engine: FakeEngine) -> ServerState:
     return ServerState(ServerConfig(api_key=["alpha", "beta"]), engine)
 
 
-def test_every_route_has_a_role_and_only_five_are_open(state: ServerState) -> None:
+def test_every_route_has_a_role_and_only_six_are_open(state: ServerState) -> None:
     roles = {}
     for route in build_app(state).routes:
         assert isinstance(route, Route)
@@ -48,8 +48,15 @@ async def test_all_but_the_open_routes_need_a_key(locked: ServerState) -> None:
             path = spec.path.replace("{id:path}", "quire-demo")
             reply = await client.request(spec.methods[0], path)
             assert (reply.status_code == 401) == (spec.path not in OPEN), path
-        for path in ("/", "/nothing", "/v1", "//livez", "/livez/", "/LIVEZ", "/livez/../v1/models"):
-            request = client.build_request("GET", path)
+        for path in (
+            "/nothing",
+            "/v1",
+            "//livez",
+            "/livez/",
+            "/LIVEZ",
+            "/livez/../v1/models",
+        ):
+            request = client.build_request("GET", f"http://quire{path}")
             assert (await client.send(request)).status_code == 401, path
 
 
@@ -125,7 +132,7 @@ async def test_unknown_route(client: httpx.AsyncClient) -> None:
     assert reply.status_code == 404
     assert reply.json() == {
         "error": {
-            "message": "There is nothing at /v1/nothing.",
+            "message": "There is nothing at /v1/nothing. GET / says what there is.",
             "type": "NotFoundError",
             "param": None,
             "code": 404,

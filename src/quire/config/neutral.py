@@ -281,9 +281,7 @@ SERVER: Final[dict[str, dict[str, Any]]] = {
         "enable_prompt_tokens_details": False,
     },
     "set QUIRE_LOGGING_LEVEL": {
-        "uvicorn_log_level": "info", "disable_uvicorn_access_log": False,
-        "disable_access_log_for_endpoints": TEXT, "enable_log_outputs": False,
-        "enable_log_deltas": True, "log_error_stack": False,
+        "enable_log_outputs": False, "enable_log_deltas": True, "log_error_stack": False,
     },
     "leave it out: there is no such route": {
         "enable_tokenizer_info_endpoint": False, "disable_fastapi_docs": False,

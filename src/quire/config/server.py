@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.errors import ConfigError
+
+LOG_LEVELS: Final = {
+    "trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50,
+}  # fmt: skip
+"""uvicorn's names, by their numbers."""
+PROBES: Final = frozenset(
+    ("/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/load")
+)
+"""What orchestrators and scrapers ask every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,16 @@ class ServerConfig:
     """Largest request body."""
     enable_request_id_headers: bool = True
     """Return `X-Request-Id` with every reply."""
+    disable_uvicorn_access_log: bool = False
+    """Log no requests."""
+    disable_access_log_for_endpoints: str | None = None
+    """Paths, separated by commas, whose requests are logged at level DEBUG only. An empty text: no
+    such path. Default: the probes and scrapes,
+    `/health,/livez,/readyz,/ping,/version,/metrics,/load`."""
+    uvicorn_log_level: str = "info"
+    """Least level of the HTTP server's own lines: `trace`, `debug`, `info`, `warning`, `error` or
+    `critical`. Requests are logged at `info`; of what uvicorn says only warnings are shown, unless
+    this is `debug` or `trace`."""
     shutdown_timeout: float = 0.0
     """Seconds that running requests get to finish after SIGTERM, SIGHUP or Ctrl-C; 0 ends them at
     once, and so does a second signal."""
@@ -37,6 +57,17 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be from 0 to 65535, got {self.port}")
+        if self.uvicorn_log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}, "
+                f"got {self.uvicorn_log_level!r}"
+            )
+        for path in self.unlogged_paths:
+            if not path.startswith("/"):
+                raise ConfigError(
+                    "--disable-access-log-for-endpoints must be paths that begin with /, "
+                    f"separated by commas, got {path!r}"
+                )
         if self.max_body_bytes < 1024:
             raise ConfigError(f"--max-body-bytes must be at least 1024, got {self.max_body_bytes}")
         if self.shutdown_timeout < 0:
@@ -46,6 +77,19 @@ class ServerConfig:
                 f"--host {self.host} can be reached by others, but no key is set: add --api-key, "
                 "or --allow-unauthenticated if that is what you want"
             )
+
+    @property
+    def unlogged_paths(self) -> frozenset[str]:
+        """Paths whose requests are logged at level DEBUG only."""
+        given = self.disable_access_log_for_endpoints
+        if given is None:
+            return PROBES
+        return frozenset(path for part in given.split(",") if (path := part.strip()))
+
+    @property
+    def logs_access(self) -> bool:
+        """Whether requests are logged at all."""
+        return not self.disable_uvicorn_access_log and LOG_LEVELS[self.uvicorn_log_level] <= 20
 
     @property
     def is_loopback(self) -> bool:

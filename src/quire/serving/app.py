@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.errors import NotFound
-from quire.serving import admin, observe, probes
+from quire.serving import admin, home, observe, probes
 from quire.serving.auth import Role
 from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import KEY, Exchange, Scope
@@ -67,6 +67,7 @@ ROUTES: Final = (
     RouteSpec("/stop_profile", _POST, Role.ADMIN, admin.stop_profile),
     RouteSpec("/metrics", _GET, Role.METRICS, probes.metrics),
     RouteSpec("/load", _GET, Role.METRICS, probes.load),
+    RouteSpec("/", _GET, Role.OPEN, home.home),
     RouteSpec("/livez", _GET, Role.OPEN, probes.livez),
     RouteSpec("/readyz", _GET, Role.OPEN, probes.health),
     RouteSpec("/health", _GET, Role.OPEN, probes.health),
@@ -107,4 +108,5 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         raise MethodNotAllowed(request.method, allowed)
-    raise NotFound(f"There is nothing at {request.scope['path'][:200]}.")
+    path = request.scope["path"][:200]
+    raise NotFound(f"There is nothing at {path}. GET / says what there is.")

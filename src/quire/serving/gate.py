@@ -38,6 +38,8 @@ class Gate:
         self._state = state
         self._open = open_paths
         self._root = state.config.root_path.rstrip("/")
+        self._logs = state.config.logs_access
+        self._quiet = state.config.unlogged_paths
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Serve one request."""
@@ -101,10 +103,12 @@ class Gate:
         )
 
     def _log(self, exchange: Exchange) -> None:
+        if not self._logs:
+            return
         scope = exchange.scope
         client = scope.get("client") or ("local", 0)
         logger.log(
-            logging.DEBUG if scope["path"] in self._open else logging.INFO,
+            logging.DEBUG if scope["path"] in self._quiet else logging.INFO,
             '%s:%d - "%s %s HTTP/%s" %s %s',
             client[0],
             client[1],

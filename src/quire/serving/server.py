@@ -22,6 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.config import EngineConfig, ServerConfig
+from quire.config.server import LOG_LEVELS
 from quire.errors import EngineDead, QuireError, StartupError, told
 from quire.logger import get_logger
 from quire.serving.app import build_app
@@ -67,7 +68,7 @@ def run_server(
         listener = bind(server_config)
     except StartupError as error:
         return _give_up(error)
-    _adopt_uvicorn_logs()
+    _adopt_uvicorn_logs(LOG_LEVELS[server_config.uvicorn_log_level])
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             supervisor = _Supervisor(listener, server_config)
@@ -157,12 +158,13 @@ def _remove_stale(path: str) -> None:
     os.unlink(path)
 
 
-def _adopt_uvicorn_logs() -> None:
-    """uvicorn's warnings go where ours go; its greetings nowhere."""
+def _adopt_uvicorn_logs(level: int = logging.INFO) -> None:
+    """uvicorn's warnings go where ours go; its greetings, which are all it says at INFO, nowhere
+    unless a lower level is wanted."""
     logs = logging.getLogger("uvicorn")
     logs.handlers = list(logging.getLogger("quire").handlers)
     logs.propagate = not logs.handlers
-    logs.setLevel(logging.WARNING)
+    logs.setLevel(logging.WARNING if level == logging.INFO else level)
 
 
 class _Protocol(HttpToolsProtocol):

@@ -1,0 +1,91 @@
+"""`GET /`: what this is and where to go, as JSON, or as a small page for browsers.
+
+Knows nothing of what the routes do; a test compares the names here with the table in `app.py`.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any, Final
+
+import msgspec
+
+from quire import __version__
+from quire.errors import Unauthorized
+from quire.serving.exchange import Exchange
+from quire.serving.state import ServerState
+
+ABOUT: Final = "An LLM inference and serving engine with OpenAI's API"
+GENERATING: Final = {
+    "/v1/chat/completions": "POST a conversation, get the next turn",
+    "/v1/completions": "POST a text, get its continuation",
+    "/tokenize": "POST a text, get its tokens",
+}
+POOLING: Final = {
+    "/v1/embeddings": "POST texts, get embeddings",
+    "/classify": "POST texts, get labels and probabilities",
+    "/score": "POST pairs of texts, get how well they go together",
+    "/rerank": "POST a query and documents, get the documents in order",
+}
+ALWAYS: Final = {
+    "/v1/models": "GET the names of the model",
+    "/v1/requests": "GET what runs and what waits, and why",
+    "/health": "GET 200 when requests are taken",
+    "/metrics": "GET Prometheus text",
+}
+"""The main routes and what they are for."""
+DOCS: Final = {
+    "flags": "quire serve --help",
+    "pages": "docs/ of the source: cli.md, config.md, http.md, models.md, observability.md",
+}
+_HTML: Final = b"text/html; charset=utf-8"
+
+
+async def home(exchange: Exchange) -> None:
+    """Name, version, model and main routes. The model's names only for callers with a key, if
+    there are keys."""
+    facts = _facts(exchange.state, _is_known(exchange))
+    headers = [(b"vary", b"accept")]
+    if b"text/html" in (exchange.header(b"accept") or b""):
+        return await exchange.reply(_page(facts).encode(), content_type=_HTML, headers=headers)
+    await exchange.reply(msgspec.json.encode(facts), headers=headers)
+
+
+def _is_known(exchange: Exchange) -> bool:
+    try:
+        exchange.state.keys.check(exchange.scope["headers"])
+    except Unauthorized:
+        return False
+    return True
+
+
+def _facts(state: ServerState, known: bool) -> dict[str, Any]:
+    engine = state.engine
+    pools = engine is not None and engine.pooler is not None
+    facts: dict[str, Any] = {
+        "name": "quire",
+        "version": __version__,
+        "about": ABOUT,
+        "status": state.status(),
+        "models": list(engine.config.model.names) if engine is not None and known else None,
+        "routes": (POOLING if pools else GENERATING) | ALWAYS,
+        "docs": DOCS,
+    }
+    if state.keys:
+        facts["key"] = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    return facts
+
+
+def _page(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    name = html.escape(f"{facts['name']} {facts['version']}")
+    models = ", ".join(facts["models"] or ()) or "shown to callers with a key, or when loaded"
+    rows = [("status", facts["status"]), ("model", models), *facts["routes"].items()]
+    rows += [*facts["docs"].items(), *(("key", facts[k]) for k in facts if k == "key")]
+    cells = (f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in rows)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
+        "<style>body{font:16px/1.5 sans-serif;margin:3em}th{text-align:left;padding-right:2em}"
+        f"</style><h1>{name}</h1><p>{html.escape(facts['about'])}.</p>"
+        f"<table>{''.join(cells)}</table></html>\n"
+    )
