@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -212,8 +213,10 @@ async def test_many_short_texts_are_tokenised_off_the_loop(
     assert threads == {threading.main_thread()}
 
 
-def test_every_limit_says_its_number() -> None:
+def test_every_limit_says_its_number_and_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
     rows = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
     assert len(rows) >= 7
     for row in rows:
         assert str(row.most) in row.rule.format(param="prompt", most=row.most)
+        assert f"| {row.most} |" in page
