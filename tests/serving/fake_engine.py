@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
 from quire.core.kv.answer import PrefixAnswer
-from quire.engine.input_processor import CheckedParams
+from quire.engine.checked import CheckedParams
 from quire.engine.records import Question
 from quire.errors import Conflict, ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
 from quire.observability.records import StepRecords

@@ -1,4 +1,4 @@
-"""Every field that vLLM's clients know is taken at the value that asks for nothing, on its route."""
+"""Every field that vLLM's clients know is taken at the value that asks for nothing."""
 
 from __future__ import annotations
 

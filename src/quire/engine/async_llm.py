@@ -18,11 +18,12 @@ from quire.config import EngineConfig, read_pooler
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.core.stats import IterationStats
+from quire.engine.checked import CheckedParams
 from quire.engine.client import CoreProcess
 from quire.engine.death import Death
 from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.gate import make_input_processor
-from quire.engine.input_processor import CheckedParams, PromptType
+from quire.engine.input_processor import PromptType
 from quire.engine.journal import Journal
 from quire.engine.messages import (
     AbortRequests,
@@ -183,10 +184,8 @@ class AsyncLLM:
         client: str = "",
         trace_headers: Mapping[str, str] | None = None,
     ) -> RequestStream:
-        """Accept a request.
-
-        `trace_headers` may hold the caller's `traceparent` and `tracestate`. Further prompts with
-        the same parameters are cheaper with `RequestStream.checked` of the first.
+        """Accept a request; `trace_headers` may hold the caller's `traceparent` and `tracestate`.
+        Further prompts with equal parameters are cheaper with `RequestStream.checked` of the first.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
@@ -194,8 +193,7 @@ class AsyncLLM:
         """
         if self.state == "dead":
             raise self.error or EngineDead("the engine has stopped")
-        asked = params.params if isinstance(params, CheckedParams) else params
-        with self.tracing.refusals(request_id, asked, trace_headers) as arrival:
+        with self.tracing.refusals(request_id, params, trace_headers) as arrival:
             processed = self.input.process(
                 request_id,
                 prompt,
@@ -210,7 +208,7 @@ class AsyncLLM:
         self.queue.add(processed.requests)
         self.journal.open(processed.requests)
         accept(self.records, processed.requests)
-        self.tracing.accept(processed.requests, asked, trace_headers)
+        self.tracing.accept(processed.requests, params, trace_headers)
         stream = RequestStream(request_id, processed.seed, processed.checked, self._abort_now)
         self._streams[request_id] = stream
         self.request_log.received(request_id, processed)

@@ -9,16 +9,14 @@ Knows nothing of HTTP, scheduling or how outputs are delivered.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypedDict
 
-import msgspec
-
 from quire.config import ModelConfig, ModelShape
+from quire.engine.checked import CheckedParams, child_params, filled, unique
 from quire.engine.messages import EngineCoreRequest
-from quire.engine.seeds import choice_seed, draw_seed
+from quire.engine.seeds import draw_seed
 from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedTask
 from quire.params import PoolingParams, SamplingParams
 from quire.registry import did_you_mean
@@ -66,21 +64,6 @@ _PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
 _PROMPT_SHAPES: Final = (
     "a string, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedParams:
-    """Sampling parameters that a model's gate has checked, good for any number of prompts.
-
-    Long lists are read and words are tokenised once, and all prompts share them.
-    """
-
-    params: SamplingParams
-    """With all that the model fills in; `max_tokens` and `seed` only if they were given."""
-
-    def with_seed(self, seed: int) -> CheckedParams:
-        """The same with another seed, from 0 to `MAX_SEED`."""
-        return CheckedParams(_filled(self.params, seed=seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +292,14 @@ class InputProcessor:
         if self._tokenizer is None and params.stop_strings:
             _refuse("stop", "stop strings need a tokenizer, and none is loaded.")
         changes: dict[str, Any] = {
-            name: _unique(value)
+            name: unique(value)
             for name in ("allowed_token_ids", "stop_token_ids", "bad_words", "stop")
             if isinstance(value := getattr(params, name), (list, tuple))
         }
         words = changes.get("bad_words")
         changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
         changes["eos_token_ids"] = list(self._eos_token_ids)
-        return CheckedParams(_filled(params, **changes))
+        return CheckedParams(filled(params, **changes))
 
     def _complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
         """Checked parameters with what a prompt of this length settles."""
@@ -327,7 +310,7 @@ class InputProcessor:
                 f"must be at most {room}, what the context of {self._max_model_len} tokens leaves "
                 f"after a prompt of {prompt_length}, got {params.min_tokens}.",
             )
-        return _filled(params, max_tokens=room) if params.max_tokens is None else params
+        return filled(params, max_tokens=room) if params.max_tokens is None else params
 
     def _check_logprobs(self, name: str, asked: int | None) -> None:
         limit = self._model.max_logprobs
@@ -399,7 +382,7 @@ class InputProcessor:
         seed = params.seed
         if seed is None:
             seed = draw_seed(self._model.seed, number, self._entropy)
-            params = _filled(params, seed=seed)
+            params = filled(params, seed=seed)
         internal = f"{request_id}-{number % 2**32:08x}"
         requests = [
             EngineCoreRequest(
@@ -407,7 +390,7 @@ class InputProcessor:
                 external_id=request_id,
                 index=i,
                 prompt_token_ids=ids,
-                sampling_params=_child_params(params, i),
+                sampling_params=child_params(params, i),
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=salt,
@@ -429,30 +412,6 @@ def check_request_id(request_id: object) -> None:
         _refuse("request_id", f"{rule}, got {_show(request_id)}.")
     if not request_id.isprintable():
         _refuse("request_id", f"must hold printable characters only, got {_show(request_id)}.")
-
-
-def _child_params(params: SamplingParams, index: int) -> SamplingParams:
-    """Parameters of completion `index`: a seed of its own; the prompt is scored only once."""
-    if params.n == 1:
-        return params
-    assert params.seed is not None
-    prompt_logprobs = params.prompt_logprobs if index == 0 else None
-    seed = choice_seed(params.seed, index)
-    return _filled(params, n=1, seed=seed, prompt_logprobs=prompt_logprobs)
-
-
-def _filled(params: SamplingParams, **changes: Any) -> SamplingParams:
-    """A copy with values that are known to be good. `replace` would check all fields again, long
-    lists too, for every prompt and choice."""
-    made = copy.copy(params)
-    for name, value in changes.items():
-        msgspec.structs.force_setattr(made, name, value)
-    return made
-
-
-def _unique(values: Iterable[Any]) -> list[Any]:
-    """Each value once, in the order given."""
-    return list(dict.fromkeys(values))
 
 
 def _check_prompt_keys(prompt: dict[Any, Any]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from quire.config.pooling import PoolerSpec
+from quire.engine.checked import CheckedParams
 from quire.engine.input_processor import (
     INT64,
-    CheckedParams,
     InputProcessor,
     ProcessedInput,
     PromptType,

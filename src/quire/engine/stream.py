@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from quire.engine.input_processor import CheckedParams
+from quire.engine.checked import CheckedParams
 from quire.errors import QuireError
 from quire.outputs import RequestOutput
 

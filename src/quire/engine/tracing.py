@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.config import EngineConfig
+from quire.engine.checked import CheckedParams
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import ConfigError, QuireError
 from quire.observability.spans import Attributes, parse_traceparent
@@ -69,12 +70,14 @@ def describe(
     request_id: str,
     internal_ids: tuple[str, ...],
     arrival: float,
-    params: SamplingParams | PoolingParams,
+    params: SamplingParams | PoolingParams | CheckedParams,
     trace_headers: Mapping[str, str] | None,
 ) -> Accepted:
     """A request as the tracer wants it. Cheap: it runs where requests are accepted."""
     about: Attributes = {**_about_model(config), "gen_ai.request.id": request_id}
     about["gen_ai.response.model"] = config.model.names[0]
+    if isinstance(params, CheckedParams):
+        params = params.params
     if isinstance(params, SamplingParams):
         about |= _sampling(params)
     parent = parse_traceparent(trace_headers)
@@ -124,7 +127,7 @@ class Tracing:
     def accept(
         self,
         requests: Sequence[EngineCoreRequest],
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         trace_headers: Mapping[str, str] | None,
     ) -> None:
         """A request was taken in. To be told before the core gets it."""
@@ -139,7 +142,7 @@ class Tracing:
     def refusals(
         self,
         request_id: str,
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         trace_headers: Mapping[str, str] | None,
     ) -> Iterator[float]:
         """Gives the time of arrival; an error inside is a refusal."""

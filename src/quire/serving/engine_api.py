@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig, PoolerSpec
-from quire.engine.input_processor import CheckedParams
+from quire.engine.checked import CheckedParams
 from quire.engine.records import Question
 from quire.errors import QuireError
 from quire.outputs import RequestOutput

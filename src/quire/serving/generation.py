@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quire.engine.input_processor import CheckedParams
+from quire.engine.checked import CheckedParams
 from quire.engine.seeds import prompt_seed
 from quire.errors import StepFailed
 from quire.logger import get_logger
