@@ -174,17 +174,14 @@ def engine_class(name: str) -> type:
     """The class that a script gets under this name of vLLM."""
     places = {
         "LLM": ("quire.engine.llm", "LLM"),
-        "LLMEngine": ("quire.compat.engines", "LLMEngine"),
-        "AsyncLLM": ("quire.compat.engines", "AsyncLLM"),
+        "LLMEngine": ("quire.engine.llm_engine", "LLMEngine"),
+        "AsyncLLM": ("quire.compat.async_llm", "AsyncLLM"),
     }
     module, attribute = places[name]
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError:
-        import quire
-        from quire.engine.llm_engine import LLMEngine
-
-        found = LLMEngine if name == "LLMEngine" else quire.AsyncLLM
+        from quire.engine.async_llm import AsyncLLM as found
     assert isinstance(found, type)
     return found
 

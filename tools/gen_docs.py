@@ -160,7 +160,7 @@ def command_part(name: str, parser: Parser) -> Iterator[str]:
 
         yield f"\nInside:\n\n```\n{HELP}\n```"
     elif name == "run":
-        from quire.cli.run import MODULES
+        from quire.compat.modules import MODULES
 
         yield "\nWhat `import vllm` offers:\n\n| Module | Names |\n| --- | --- |"
         for module, names in MODULES.items():

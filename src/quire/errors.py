@@ -14,6 +14,7 @@
     │   ├── ConfigError              an option or environment variable has a bad value
     │   ├── ModelLoadError           a model folder misses files, or its weights do not fit
     │   └── NotEnoughMemory          weights or one request's KV cache do not fit
+    ├── NotAvailable                 vLLM has it, quire does not: a member, a class              501
     └── EngineError                  the engine is at fault (5xx)
         ├── EngineDead               the engine core stopped and could not be replaced   503
         └── StepFailed               one request failed inside a step                    500
@@ -104,6 +105,14 @@ class TooManyRequests(RequestError):
     status = 429
     type = "TooManyRequests"
     code = "queue_full"
+
+
+class NotAvailable(QuireError, NotImplementedError):
+    """vLLM has such a member, class or mode, and quire does not."""
+
+    status = 501
+    type = "NotImplementedError"
+    code = "not_available"
 
 
 class StartupError(QuireError):

@@ -8,12 +8,12 @@ not know what the flags mean.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from quire.config import neutral
-from quire.config.cli import RENAMED, Listed, Merge, MergeForeign, load_yaml, unknown_flag
+from quire.config.cli import Listed, Merge, MergeForeign, load_yaml, unknown_flag
+from quire.config.spelling import normalised
 from quire.errors import ConfigError
 from quire.registry import did_you_mean
 
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
             ConfigError: a flag is unknown, or a value cannot be read.
             SystemExit: help was asked for.
         """
-        tokens = list(self._normalised(arguments))
+        tokens = list(normalised(arguments, self._option_string_actions))
         self._answer_help(tokens)
         namespace, rest = self._read(tokens)
         if rest:
@@ -90,30 +90,6 @@ class Parser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     # --------------------------------------------------------------------------- the command line
-
-    def _normalised(self, arguments: Sequence[str]) -> Iterator[str]:
-        """Bring flags to the spelling argparse knows."""
-        tokens = iter(arguments)
-        for token in tokens:
-            if token == "--":
-                yield token
-                yield from tokens
-                return
-            name, equals, value = token.partition("=")
-            if token.startswith("--"):
-                name = "--" + name[2:].replace("_", "-")
-                name = RENAMED.get(name, name)
-            elif name.partition(".")[0] not in self._option_string_actions:
-                yield token
-                continue
-            head, dot, key = name.partition(".")
-            if dot and isinstance(self._option_string_actions.get(head), Merge):
-                text = value if equals else next(tokens, None)
-                if text is None:
-                    raise ConfigError(f"{name}: expected a value")
-                yield f"{head}={json.dumps(_nested(key.replace('-', '_'), _json_or_text(text)))}"
-            else:
-                yield name + equals + value
 
     def _unexpected(self, rest: list[str]) -> str:
         wrong = next((token for token in rest if token.startswith("-")), None)
@@ -180,20 +156,6 @@ class Parser(argparse.ArgumentParser):
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=100)
-
-
-def _nested(path: str, value: Any) -> Any:
-    """`a.b` and 1 as `{"a": {"b": 1}}`."""
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    return value
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _from_yaml(action: argparse.Action, value: Any) -> Any:

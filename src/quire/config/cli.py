@@ -90,7 +90,8 @@ def _merged(old: Any, new: Any) -> Any:
     return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
-def _json_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """What JSON makes of it, else the text itself."""
     import json
 
     try:
@@ -128,7 +129,7 @@ class Listed(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Store the list."""
-        only = _json_or_text(values[0]) if len(values) == 1 else values
+        only = json_or_text(values[0]) if len(values) == 1 else values
         setattr(namespace, self.dest, only if isinstance(only, list) else list(values))
 
 
@@ -144,7 +145,7 @@ class Once(argparse.Action):
     ) -> None:
         """Store the value, or refuse a second, different one."""
         earlier = getattr(namespace, self.dest, values)
-        if earlier != values:
+        if earlier not in (values, self.default):
             raise ConfigError(f"two models are given, {earlier!r} and {values!r}: give one")
         setattr(namespace, self.dest, values)
 
@@ -182,11 +183,11 @@ _SPECIAL: Final[dict[str, dict[str, Any]]] = {
 
 _FOREIGN: Final[dict[neutral.Unset, dict[str, Any]]] = {
     neutral.SWITCH: {"action": argparse.BooleanOptionalAction},
-    neutral.INT: {"type": _optional(_json_or_text)},
-    neutral.FLOAT: {"type": _optional(_json_or_text)},
+    neutral.INT: {"type": _optional(json_or_text)},
+    neutral.FLOAT: {"type": _optional(json_or_text)},
     neutral.TEXT: {"type": _optional(str)},
     neutral.LIST: {"action": Listed, "nargs": "*"},
-    neutral.JSON: {"type": _optional(_json_or_text), "action": MergeForeign},
+    neutral.JSON: {"type": _optional(json_or_text), "action": MergeForeign},
 }
 """How argparse reads flags without a field. It refuses none: the table has the better sentence."""
 

@@ -1,0 +1,56 @@
+"""Names that scripts import and quire cannot serve: each says so when it is used, not before.
+
+A script that imports more than it uses then runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from quire.errors import NotAvailable
+
+_GRAMMAR: Final = "constrained decoding is not available yet"
+
+
+def _refused(name: str, why: str) -> Callable[..., NoReturn]:
+    """Something called `name` that raises when it is called."""
+
+    def use(*_: Any, **__: Any) -> NoReturn:
+        raise NotAvailable(f"{name} is not available: {why}")
+
+    use.__name__ = use.__qualname__ = name
+    use.__doc__ = f"Not available: {why}."
+    use.refused = why  # type: ignore[attr-defined]
+    return use
+
+
+BeamSearchParams = _refused("BeamSearchParams", "beam search is not done; use SamplingParams(n=…)")
+StructuredOutputsParams = _refused("StructuredOutputsParams", _GRAMMAR)
+GuidedDecodingParams = _refused("GuidedDecodingParams", _GRAMMAR)
+RepetitionDetectionParams = _refused(
+    "RepetitionDetectionParams", "use repetition_penalty or max_tokens"
+)
+EmbedsPrompt = _refused("EmbedsPrompt", "send text or token ids")
+ExplicitEncoderDecoderPrompt = _refused(
+    "ExplicitEncoderDecoderPrompt", "no family with an encoder and a decoder is served"
+)
+initialize_ray_cluster = _refused("initialize_ray_cluster", "the model runs in one process")
+
+
+class ModelRegistry:
+    """Which architectures are served."""
+
+    @staticmethod
+    def get_supported_archs() -> set[str]:
+        """Architectures as `config.json` names them."""
+        from quire.config.pooling import ENCODERS
+        from quire.models.registry import MODELS
+
+        return {*MODELS, *(f"{family}Model" for family in ENCODERS)}
+
+    register_model = staticmethod(
+        _refused(
+            "ModelRegistry.register_model", "a family is a file and a row; see ARCHITECTURE.md"
+        )
+    )

@@ -1,0 +1,45 @@
+"""vLLM's configuration objects, as what the options here take: plain mappings and enums.
+
+`CompilationConfig(mode=0)` is `{"mode": 0}`; the table of options (`quire.config.neutral`) judges
+it when it is given to an engine.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+def section(**options: Any) -> dict[str, Any]:
+    """A configuration object: what was given, by name."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+class CompilationMode(enum.IntEnum):
+    """What is compiled. Only `NONE` happens here."""
+
+    NONE = 0
+    STOCK_TORCH_COMPILE = 1
+    DYNAMO_TRACE_ONCE = 2
+    VLLM_COMPILE = 3
+
+
+class CUDAGraphMode(enum.Enum):
+    """What is captured. Only `NONE` happens here."""
+
+    NONE = "NONE"
+    PIECEWISE = "PIECEWISE"
+    FULL = "FULL"
+    FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
+    FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
+
+
+class UsageContext(enum.Enum):
+    """Where an engine is used from. quire reports usage to nobody."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"

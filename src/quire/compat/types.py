@@ -1,0 +1,8 @@
+"""Types that scripts for vLLM annotate with."""
+
+from __future__ import annotations
+
+from quire.outputs import PositionLogprobs
+
+SampleLogprobs = list[PositionLogprobs]
+PromptLogprobs = list[PositionLogprobs | None]

@@ -1,0 +1,113 @@
+"""What vLLM's engines take and have that these do not: each is refused by name, with a sentence.
+
+A keyword of a request that asks for nothing (`lora_request=None`) is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from quire.errors import InvalidRequest, NotAvailable
+
+_TEXT_ONLY: Final = "prompts are text"
+_MERGED: Final = "give a model folder with the adapter merged into it"
+_WEIGHTS: Final = "weights stay as they were loaded until the process ends"
+
+REQUEST_OPTIONS: Final = {
+    "arrival_time": "a request arrives when it is given to the engine",
+    "chat_template_content_format": "the template says which form it takes",
+    "data_parallel_rank": "start one engine per replica",
+    "kv_hints": "which blocks are kept depends on memory alone",
+    "lora_request": _MERGED,
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "prompt_text": "give a prompt as {'prompt_token_ids': …, 'prompt': …}",
+    "reasoning_ended": "reasoning is not split from the text yet",
+    "reasoning_parser_kwargs": "reasoning is not split from the text yet",
+    "session_id": "requests find their prefix in the cache by its tokens",
+    "tokenization_kwargs": "give token ids for another tokenisation",
+}
+"""Keywords of vLLM's `generate`, `chat` and `add_request`, and what to say if one is used."""
+_NEUTRAL: Final = {"chat_template_content_format": ("auto",)}
+
+
+def check_request_options(**given: Any) -> None:
+    """Take keywords that ask for nothing: `None`, something empty, a list of `None`.
+
+    Raises:
+        InvalidRequest: one asks for something.
+    """
+    for name, value in given.items():
+        asks = any(entry is not None for entry in value) if isinstance(value, list) else value
+        if asks and value not in _NEUTRAL.get(name, ()):
+            raise InvalidRequest(
+                f"{name} is not supported yet: {REQUEST_OPTIONS[name]}.", param=name
+            )
+
+
+def _absent(name: str, why: str) -> Callable[..., NoReturn]:
+    def use(*_: Any, **__: Any) -> NoReturn:
+        raise NotAvailable(f"{name} is not available: {why}.")
+
+    use.__name__ = name
+    use.__doc__ = f"Not available: {why}."
+    use.refused = why  # type: ignore[attr-defined]
+    return use
+
+
+_LORA: Final = dict.fromkeys(("add_lora", "remove_lora", "pin_lora"), _MERGED)
+_BOTH_ENGINES: Final = {
+    **_LORA,
+    "collective_rpc": "the model runs in one process, and takes no calls of others",
+    "get_weight_version": _WEIGHTS,
+    "release_kv_cache_memory": "the KV cache stays until shutdown()",
+    "sleep": "weights and KV cache stay in memory until shutdown()",
+    "wake_up": "there is no sleep() to wake up from",
+}
+_WEIGHT_UPDATES: Final = dict.fromkeys(
+    (
+        "finish_weight_update", "init_weight_transfer_engine", "shutdown_weight_transfer_engine",
+        "start_draft_weight_update", "start_weight_update", "update_weight_version",
+        "update_weights",
+    ),
+    _WEIGHTS,
+)  # fmt: skip
+ABSENT_OF_LLM: Final = {
+    **{name: why for name, why in _BOTH_ENGINES.items() if name not in _LORA},
+    **_WEIGHT_UPDATES,
+    "apply_model": "the model is not handed out",
+    "beam_search": "use SamplingParams(n=…)",
+}
+ABSENT_OF_LLM_ENGINE: Final = {
+    **_BOTH_ENGINES,
+    "apply_model": "the model is not handed out",
+    "from_vllm_config": "use from_engine_args",
+    "has_unfinished_requests_dp": "the model runs in one process",
+    "set_weight_version": _WEIGHTS,
+}
+ABSENT_OF_ASYNC_LLM: Final = {
+    **_BOTH_ENGINES,
+    **_WEIGHT_UPDATES,
+    "add_request": "use generate() or encode()",
+    "checkpoint_prepare": "an engine cannot be frozen and thawed",
+    "checkpoint_restore": "an engine cannot be frozen and thawed",
+    "compute_weight_checksums": "`quire verify` checks a model's files",
+    "get_kv_event_sources": "KV blocks stay in their process",
+    "handle_fault": "the model runs in one process",
+    "notify_kv_transfer_request_rejected": "KV blocks stay in their process",
+    "pause_generation": "abort the requests, or lower the limits with set_limits()",
+    "resume_generation": "generation cannot be paused",
+    "scale_elastic_ep": "the model runs in one process",
+}
+
+
+def absent(table: dict[str, str]) -> Callable[[type], type]:
+    """Give a class the members of `table`, each refusing with its sentence when it is called."""
+
+    def fill(kind: type) -> type:
+        for name, why in table.items():
+            assert name not in vars(kind), f"{name} exists now: delete its row"
+            setattr(kind, name, _absent(f"{kind.__name__}.{name}", why))
+        return kind
+
+    return fill
