@@ -174,14 +174,15 @@ def engine_class(name: str) -> type:
     """The class that a script gets under this name of vLLM."""
     places = {
         "LLM": ("quire.engine.llm", "LLM"),
-        "LLMEngine": ("quire.engine.llm_engine", "LLMEngine"),
+        "LLMEngine": ("quire.compat.llm_engine", "LLMEngine"),
         "AsyncLLM": ("quire.compat.async_llm", "AsyncLLM"),
     }
     module, attribute = places[name]
+    place = module.rpartition(".")[2]
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError:
-        from quire.engine.async_llm import AsyncLLM as found
+        found = getattr(importlib.import_module(f"quire.engine.{place}"), attribute)
     assert isinstance(found, type)
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -79,6 +79,11 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended it; `None` for end of sequence."""
     lora_request: object | None = None
+    # Of vLLM, for what quire does not do: always empty.
+    routed_experts: ClassVar[None] = None
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     def finished(self) -> bool:
         """True once `finish_reason` is set."""
@@ -126,6 +131,13 @@ class RequestOutput:
     """Set when `finish_reason` is `error`: what happened to this request."""
     pooled: Pooled | None = None
     """Of a pooling request, which has no `outputs`."""
+    # Of vLLM, for what quire does not do: always empty.
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    num_cache_creation_tokens: ClassVar[None] = None
+    prompt_token_id_logprobs: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    ec_transfer_params: ClassVar[None] = None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Parameters of a request, for sampling or pooling: one frozen, validated record each.
+"""Parameters of a request, for sampling or pooling: one validated record each.
 
 Field names, defaults and rules are those of vLLM's records of the same names. Validation happens
 on construction and raises `InvalidRequest` with the limit and the given value. What depends on a
@@ -9,9 +9,10 @@ This module knows nothing of tensors, tokenizers or HTTP.
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
@@ -42,7 +43,35 @@ class RequestOutputKind(enum.Enum):
     """One output, at the end."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingType(enum.IntEnum):
+    """How the tokens of a request come about."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class Params(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the parameters of all requests have in common: a value may be replaced, and is then
+    checked like a given one."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__struct_fields__:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        checked = self.replace(**{name: value})
+        for field in self.__struct_fields__:
+            msgspec.structs.force_setattr(self, field, getattr(checked, field))
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated again."""
+        return msgspec.structs.replace(self, **changes)
+
+    def clone(self) -> Self:
+        """A copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+
+class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """How the tokens of one request are chosen and when it stops.
 
     Raises:
@@ -93,6 +122,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Words that must not appear: the last token of a matching sequence is banned."""
     skip_reading_prefix_cache: bool | None = None
     """`None`: off unless `prompt_logprobs` asks for every prompt position."""
+    # vLLM's parameters for what quire does not do: values that ask for nothing (`_NOT_DONE`).
+    structured_outputs: Any = None
+    prompt_logprob_token_ids: Any = None
+    prompt_logprob_start: Any = None
+    logprob_token_ids: Any = None
+    flat_logprobs: Any = False
+    stream_interval: Any = None
+    skip_clone: Any = False
+    output_text_buffer_length: Any = 0
+    extra_args: Any = None
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
+    routed_experts_prompt_start: Any = 0
+    trace_decode_token_ids: Any = None
+    watermarking: Any = None
     bad_words_token_ids: list[list[int]] | None = None
     """Filled in by the engine from `bad_words`; not meant to be set by hand."""
     eos_token_ids: list[int] = []
@@ -100,12 +144,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         _check(self)
+        _check_not_done(self, _NOT_DONE)
         _normalise(self)
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """From values of which some are `None`: those are left at their defaults, except
+        `max_tokens`, where `None` means up to the model's context."""
+        kept = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
+        return cls(**kept)
 
     @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
         return self.temperature < SAMPLING_EPS
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        """Greedy, or random with or without a seed of its own."""
+        if self.greedy:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`logprobs` under vLLM's other name."""
+        return self.logprobs
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first end-of-sequence id, once the engine has filled them in."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -125,15 +194,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         eos = () if self.ignore_eos else self.eos_token_ids
         return frozenset(self.stop_token_ids) | frozenset(eos)
 
-    def replace(self, **changes: Any) -> SamplingParams:
-        """A copy with some fields changed, validated again."""
-        return msgspec.structs.replace(self, **changes)
-
 
 POOLING_TASKS: Final = ("embed", "classify", "score", "token_embed")
 
 
-class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PoolingParams(Params, kw_only=True, omit_defaults=True):
     """What a request wants of a pooling model.
 
     Raises:
@@ -153,10 +218,18 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     truncation_side: str = "right"
     """Where prompts are cut: `right` keeps their beginning."""
     skip_reading_prefix_cache: bool | None = None
+    # vLLM's parameters for what quire does not do: values that ask for nothing.
+    step_tag_id: Any = None
+    returned_token_ids: Any = None
+    requires_token_ids: Any = False
+    late_interaction_params: Any = None
+    extra_kwargs: Any = None
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     token_type_split: int | None = None
     """Filled in by the engine: where the second text of a pair begins."""
 
     def __post_init__(self) -> None:
+        _check_not_done(self, _NOT_DONE_POOLING)
         if self.task is not None and self.task not in POOLING_TASKS:
             _fail("task", f"one of {', '.join(POOLING_TASKS)}", self.task)
         if self.dimensions is not None and (not _is_int(self.dimensions) or self.dimensions < 1):
@@ -170,9 +243,48 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             if getattr(self, name) not in (None, True, False):
                 _fail(name, "true or false", getattr(self, name))
 
-    def replace(self, **changes: Any) -> PoolingParams:
-        """A copy with some fields changed, validated again."""
-        return msgspec.structs.replace(self, **changes)
+
+_NOT_DONE: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    # field: what asks for nothing, the default first; what to say of other values
+    "structured_outputs": ((None,), "constrained decoding is not available yet"),
+    "prompt_logprob_token_ids": ((None, []), "use prompt_logprobs, which gives the likeliest"),
+    "prompt_logprob_start": ((None, 0), "prompt_logprobs are those of the whole prompt"),
+    "logprob_token_ids": ((None, []), "use logprobs, which gives the likeliest tokens"),
+    "flat_logprobs": ((False, None), "logprobs are one mapping per position"),
+    "stream_interval": ((None, 1), "every token is sent at once"),
+    "skip_clone": ((False, True, None), "parameters are copied if need be"),
+    "output_text_buffer_length": ((0, None), "the length follows from the stop strings"),
+    "extra_args": ((None, {}), "there are no custom processors"),
+    "thinking_token_budget": ((None,), "use max_tokens"),
+    "repetition_detection": ((None,), "use repetition_penalty or max_tokens"),
+    "routed_experts_prompt_start": ((0, None), "outputs carry tokens, text and logprobs"),
+    "trace_decode_token_ids": ((None,), "outputs follow from the prompt and the seed"),
+    "watermarking": ((None, False), "the output is not marked"),
+}
+_NOT_DONE_POOLING: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "step_tag_id": ((None,), "no reward model is served"),
+    "returned_token_ids": ((None,), "no reward model is served"),
+    "requires_token_ids": ((False, None), "outputs carry the prompt's token ids anyway"),
+    "late_interaction_params": ((None,), "late interaction is not done; use token_embed"),
+    "extra_kwargs": ((None, {}), "there are no custom poolers"),
+    "output_kind": (
+        (RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE, None),
+        "a prompt is pooled when it ends",
+    ),
+}
+
+
+def _check_not_done(p: Params, table: dict[str, tuple[tuple[Any, ...], str]]) -> None:
+    """Bring what asks for nothing to the default, so that it does not travel; refuse the rest."""
+    for name, (neutral, instead) in table.items():
+        value = getattr(p, name)
+        if value is neutral[0]:
+            continue
+        if value not in neutral:
+            raise InvalidRequest(
+                f"{name} is not supported yet: {instead}; got {_show(value)}.", param=name
+            )
+        msgspec.structs.force_setattr(p, name, neutral[0])
 
 
 def _fail(param: str, rule: str, given: object) -> NoReturn:

@@ -114,7 +114,8 @@ def test_other_types_are_no_prompt(prompt: Any) -> None:
 
 def test_an_unknown_key_is_refused_with_a_suggestion() -> None:
     refusal("prompt", "'promt'", "did you mean 'prompt'", prompt={"promt": "x"})
-    refusal("prompt", "'multi_modal_data'", prompt={"prompt": "x", "multi_modal_data": {}})
+    media = {"prompt": "x", "multi_modal_data": {"image": "x"}}
+    refusal("prompt", "multi_modal_data is not supported: prompts are text", prompt=media)
 
 
 @pytest.mark.parametrize("prompt", ["", [], {"prompt": ""}, {"prompt_token_ids": []}])

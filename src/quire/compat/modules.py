@@ -25,7 +25,7 @@ _POOLED = tuple(
 _OUTPUTS = _of("quire.outputs", "RequestOutput", "CompletionOutput", *_POOLED, "FinishReason")
 _VERSION = _of("quire.compat.version", "__version__", "__version_tuple__")
 _LLM = {"LLM": "quire:LLM"}
-_ENGINE = {"LLMEngine": "quire.engine.llm_engine:LLMEngine"}
+_ENGINE = {"LLMEngine": "quire.compat.llm_engine:LLMEngine"}
 _ASYNC = {
     "AsyncLLM": "quire.compat.async_llm:AsyncLLM",
     "AsyncLLMEngine": "quire.compat.async_llm:AsyncLLM",

@@ -5,7 +5,7 @@ A keyword of a request that asks for nothing (`lora_request=None`) is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from quire.errors import InvalidRequest, NotAvailable
@@ -16,11 +16,15 @@ _WEIGHTS: Final = "weights stay as they were loaded until the process ends"
 
 REQUEST_OPTIONS: Final = {
     "arrival_time": "a request arrives when it is given to the engine",
+    "chat_template": "pairs are put together by the tokenizer's own rule",
     "chat_template_content_format": "the template says which form it takes",
     "data_parallel_rank": "start one engine per replica",
+    "delay_iterations": "start the profile when it is to begin",
     "kv_hints": "which blocks are kept depends on memory alone",
     "lora_request": _MERGED,
+    "max_iterations": "stop the profile when it is to end",
     "mm_processor_kwargs": _TEXT_ONLY,
+    "profile_prefix": "traces are named by their process",
     "prompt_text": "give a prompt as {'prompt_token_ids': …, 'prompt': …}",
     "reasoning_ended": "reasoning is not split from the text yet",
     "reasoning_parser_kwargs": "reasoning is not split from the text yet",
@@ -43,6 +47,18 @@ def check_request_options(**given: Any) -> None:
             raise InvalidRequest(
                 f"{name} is not supported yet: {REQUEST_OPTIONS[name]}.", param=name
             )
+
+
+def truncation(tokenization_kwargs: Mapping[str, Any] | None, given: int | None) -> int | None:
+    """`truncate_prompt_tokens` of a pooling verb, which may stand in `tokenization_kwargs`, too.
+
+    Raises:
+        InvalidRequest: another tokenisation is asked for.
+    """
+    rest = dict(tokenization_kwargs or {})
+    asked = rest.pop("truncate_prompt_tokens", None)
+    check_request_options(tokenization_kwargs=rest)
+    return given if asked is None else asked
 
 
 def _absent(name: str, why: str) -> Callable[..., NoReturn]:
@@ -77,6 +93,9 @@ ABSENT_OF_LLM: Final = {
     **_WEIGHT_UPDATES,
     "apply_model": "the model is not handed out",
     "beam_search": "use SamplingParams(n=…)",
+    "enqueue": "give generate() all prompts at once",
+    "enqueue_chat": "give chat() all conversations at once",
+    "wait_for_completion": "generate() and chat() return what they made",
 }
 ABSENT_OF_LLM_ENGINE: Final = {
     **_BOTH_ENGINES,
@@ -92,6 +111,8 @@ ABSENT_OF_ASYNC_LLM: Final = {
     "checkpoint_prepare": "an engine cannot be frozen and thawed",
     "checkpoint_restore": "an engine cannot be frozen and thawed",
     "compute_weight_checksums": "`quire verify` checks a model's files",
+    "get_num_queued_tokens": "GET /load and the metrics tell what waits",
+    "get_status": "check_health() tells whether it runs",
     "get_kv_event_sources": "KV blocks stay in their process",
     "handle_fault": "the model runs in one process",
     "notify_kv_transfer_request_rejected": "KV blocks stay in their process",

@@ -61,6 +61,8 @@ class TokensPrompt(TypedDict, total=False):
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt
 _PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
+_MEDIA_KEYS: Final = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+"""Keys that vLLM's prompts may have; empty, they ask for nothing."""
 _PROMPT_SHAPES: Final = (
     "a string, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
 )
@@ -415,8 +417,11 @@ def check_request_id(request_id: object) -> None:
 
 
 def _check_prompt_keys(prompt: dict[Any, Any]) -> None:
-    for key in prompt:
-        if key not in _PROMPT_KEYS:
+    for key, value in prompt.items():
+        if key in _MEDIA_KEYS:
+            if value:
+                _refuse("prompt", f"{key} is not supported: prompts are text.")
+        elif key not in _PROMPT_KEYS:
             hint = did_you_mean(str(key), _PROMPT_KEYS)
             _refuse("prompt", f"unknown key {_show(key)}{hint}")
 

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
 from quire.config.neutral import engine_rows, taken
+from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
 from quire.engine.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.llm_pooling import PoolingVerbs, as_prompts
@@ -33,6 +34,7 @@ _OFFLINE_DEFAULTS = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "disab
 """Offline work wants throughput and quiet; the sections' own defaults are a server's."""
 
 
+@absent(ABSENT_OF_LLM)
 class LLM(PoolingVerbs):
     """Generates text for lists of prompts, or embeddings, classes and scores.
 
@@ -55,6 +57,15 @@ class LLM(PoolingVerbs):
         self.llm_engine = LLMEngine(EngineConfig.from_options(model=model, **options))
         self._counter = itertools.count()
 
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> LLM:
+        """From vLLM's `EngineArgs`, as scripts under `quire run` have them.
+
+        Raises:
+            StartupError: as the constructor.
+        """
+        return cls(**vars(engine_args))
+
     # ---- generation --------------------------------------------------------------------------
 
     def generate(
@@ -62,8 +73,11 @@ class LLM(PoolingVerbs):
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -71,8 +85,11 @@ class LLM(PoolingVerbs):
             prompts: One prompt or a list: text, token ids, `{"prompt": ...}` or
                 `{"prompt_token_ids": ...}`.
             sampling_params: For all prompts, or one for each; the model's defaults unless given.
-            use_tqdm: Show progress with tokens per second.
-            priority: One per prompt, for the `priority` policy; lower is more urgent.
+            use_tqdm: Show progress with tokens per second; or what makes a bar, like `tqdm`.
+            priority: For all prompts, or one for each, for the `priority` policy; lower is more
+                urgent.
+            lora_request, tokenization_kwargs, mm_processor_kwargs: Only `None`, for scripts that
+                pass it.
 
         Returns:
             One output per prompt, in the order given.
@@ -80,8 +97,15 @@ class LLM(PoolingVerbs):
         Raises:
             RequestError: a prompt or parameter is invalid; nothing is generated for any.
         """
+        check_request_options(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
         items = as_prompts(prompts)
         params = self._params_for(len(items), sampling_params)
+        if isinstance(priority, int):
+            priority = [priority] * len(items)
         if priority is not None and len(priority) != len(items):
             raise InvalidRequest(
                 f"priority has {len(priority)} entries for {len(items)} prompts", param="priority"
@@ -92,7 +116,7 @@ class LLM(PoolingVerbs):
         self,
         prompts: Sequence[PromptType],
         params: Sequence[SamplingParams | PoolingParams],
-        use_tqdm: bool,
+        use_tqdm: bool | Callable[..., Any],
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Run requests to their end, in the order given."""
@@ -114,19 +138,26 @@ class LLM(PoolingVerbs):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-        tools: list[dict[str, Any]] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        chat_template: str | None = None,
+        tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template.
+
+        What has the same name in `generate` means the same.
 
         Raises:
             RequestError: the model has no chat template, or a conversation is invalid.
         """
+        check_request_options(chat_template_content_format=chat_template_content_format)
         conversations = _as_conversations(messages)
         tokenizer = self.get_tokenizer()
         prompts: list[PromptType] = []
@@ -141,7 +172,15 @@ class LLM(PoolingVerbs):
             )
             ids = tokenizer.encode(text, add_special_tokens=False)
             prompts.append(cast(PromptType, {"prompt_token_ids": ids, "prompt": text}))
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -158,7 +197,9 @@ class LLM(PoolingVerbs):
         # Only the end matters here: text is decoded once.
         return [p.replace(output_kind=RequestOutputKind.FINAL_ONLY) for p in given]
 
-    def _run_engine(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+    def _run_engine(
+        self, ids: list[str], use_tqdm: bool | Callable[..., Any]
+    ) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
         with GenerateProgress(len(ids), use_tqdm) as progress:
             while self.llm_engine.has_unfinished_requests:
@@ -188,8 +229,11 @@ class LLM(PoolingVerbs):
             raise ConfigError("get_metrics() needs LLM(..., disable_log_stats=False)")
         return self.llm_engine.prometheus.snapshot()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes."""
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes. Nothing runs between two calls, and there is no connector, so
+        both switches mean what happens anyway."""
         return self.llm_engine.core.kv.reset_prefix_cache()
 
     def explain_prefix(
@@ -234,17 +278,36 @@ class LLM(PoolingVerbs):
         """
         return self.llm_engine.question().timeline(steps)
 
-    def start_profile(self) -> None:
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
         """Start a torch profiler over the engine's work.
 
         Raises:
             ConfigError: `QUIRE_TORCH_PROFILER_DIR` is not set.
+            InvalidRequest: a name or a part of the steps is asked for.
         """
+        check_request_options(
+            profile_prefix=profile_prefix,
+            delay_iterations=delay_iterations,
+            max_iterations=max_iterations,
+        )
         self.llm_engine.core.executor.start_profile()
 
     def stop_profile(self) -> None:
         """Stop the profiler and write its trace into `QUIRE_TORCH_PROFILER_DIR`."""
         self.llm_engine.core.executor.stop_profile()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Processes that run the model: one."""
+        return 1
+
+    def reset_mm_cache(self) -> None:
+        """Forget cached images: there are none."""
 
     def shutdown(self) -> None:
         """Let go of the model. The object cannot be used afterwards."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire import envs
 from quire.config import EngineConfig
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.engine.core import EngineCore, ProgressCallback
+from quire.engine.engine_verbs import EngineVerbs
 from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
+from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import PromptType
 from quire.engine.output_processor import OutputProcessor
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-class LLMEngine:
+@absent(ABSENT_OF_LLM_ENGINE)
+class LLMEngine(EngineVerbs):
     """The synchronous engine under `LLM`.
 
     Args:
@@ -104,19 +107,37 @@ class LLMEngine:
         request_id: str,
         prompt: PromptType,
         params: SamplingParams | PoolingParams,
-        *,
+        arrival_time: float | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: object = None,
+        *,
         cache_salt: str | None = None,
         client: str = "",
-        trace_headers: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> str:
         """Queue a request; `n` > 1 makes `n` of them, which share the prompt's blocks.
 
-        `trace_headers` may hold the caller's `traceparent` and `tracestate`.
+        `trace_headers` may hold the caller's `traceparent` and `tracestate`. What is not explained
+        here may only be `None`: it is there for programs that pass it.
+
+        Returns:
+            `request_id`.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
         """
+        check_request_options(
+            arrival_time=arrival_time,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            session_id=session_id,
+            prompt_text=prompt_text,
+            kv_hints=kv_hints,
+        )
         with self.tracing.refusals(request_id, params, trace_headers) as arrival:
             processed = self.input.process(
                 request_id,
@@ -133,6 +154,7 @@ class LLMEngine:
         self.request_log.received(request_id, processed)
         for request in processed.requests:
             self.core.add_request(request)
+        return request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one engine step and return what it means to the callers."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.config.pooling import PoolerSpec
+from quire.engine.foreign import check_request_options, truncation
 from quire.engine.input_processor import PromptType
 from quire.engine.pooling_input import PoolingInputProcessor
 from quire.errors import InvalidRequest, StepFailed, UnsupportedTask
@@ -33,7 +34,10 @@ class PoolingVerbs:
     llm_engine: LLMEngine
 
     def _submit_all(
-        self, prompts: Sequence[PromptType], params: Sequence[Any], use_tqdm: bool
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[Any],
+        use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """Run requests to their end, in the order given."""
         raise NotImplementedError
@@ -43,8 +47,10 @@ class PoolingVerbs:
         prompts: PromptType | Sequence[PromptType],
         pooling_params: Params = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: object = None,
         pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What the model pools out of each prompt, as float32 arrays.
@@ -52,7 +58,7 @@ class PoolingVerbs:
         Args:
             prompts: One prompt or a list, as for `generate`.
             pooling_params: For all prompts, or one for each.
-            use_tqdm: Show progress.
+            use_tqdm: Show progress: a switch, or what makes a bar, like `tqdm`.
             pooling_task: `embed`, `classify`, `score` or `token_embed`; the model's own unless
                 given.
             truncate_prompt_tokens: Cut longer prompts; -1: to what fits the model.
@@ -61,6 +67,8 @@ class PoolingVerbs:
             RequestError: a prompt or parameter is invalid; nothing is computed for any.
             StepFailed: the engine failed on a prompt.
         """
+        check_request_options(lora_request=lora_request)
+        truncate_prompt_tokens = truncation(tokenization_kwargs, truncate_prompt_tokens)
         self._pooler()
         items = as_prompts(prompts)
         given = _params_for(len(items), pooling_params)
@@ -75,8 +83,10 @@ class PoolingVerbs:
         self,
         prompts: PromptType | Sequence[PromptType],
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: Params = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """An embedding of each prompt.
@@ -88,7 +98,9 @@ class PoolingVerbs:
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
+            lora_request=lora_request,
             pooling_task="embed",
+            tokenization_kwargs=tokenization_kwargs,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
@@ -97,8 +109,10 @@ class PoolingVerbs:
         self,
         prompts: PromptType | Sequence[PromptType],
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: Params = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Class probabilities of each prompt, in the order of the model's labels.
@@ -110,7 +124,9 @@ class PoolingVerbs:
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
+            lora_request=lora_request,
             pooling_task="classify",
+            tokenization_kwargs=tokenization_kwargs,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
@@ -121,8 +137,11 @@ class PoolingVerbs:
         data_2: str | Sequence[str],
         /,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together: one against many, or pair by pair.
@@ -132,6 +151,8 @@ class PoolingVerbs:
         Raises:
             RequestError: a text or parameter is invalid; nothing is computed for any.
         """
+        check_request_options(lora_request=lora_request, chat_template=chat_template)
+        truncate_prompt_tokens = truncation(tokenization_kwargs, truncate_prompt_tokens)
         pooler = self._pooler()
         params = pooling_params or PoolingParams()
         if truncate_prompt_tokens is not None:
@@ -151,7 +172,11 @@ class PoolingVerbs:
         return [ScoringRequestOutput.from_base(output) for output in outputs]
 
     def _cosines(
-        self, first: list[str], second: list[str], params: PoolingParams, use_tqdm: bool
+        self,
+        first: list[str],
+        second: list[str],
+        params: PoolingParams,
+        use_tqdm: bool | Callable[..., Any],
     ) -> list[ScoringRequestOutput]:
         """Each text is embedded once, however often it occurs."""
         texts: list[PromptType] = list(dict.fromkeys([*first, *second]))
@@ -164,7 +189,10 @@ class PoolingVerbs:
         ]
 
     def _pool(
-        self, prompts: Sequence[PromptType], params: Sequence[PoolingParams], use_tqdm: bool
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[PoolingParams],
+        use_tqdm: bool | Callable[..., Any],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         outputs = self._submit_all(prompts, params, use_tqdm)
         for output in outputs:

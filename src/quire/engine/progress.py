@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -15,20 +16,30 @@ class GenerateProgress:
 
     Args:
         total: Requests to come.
-        enabled: False shows nothing at all.
+        enabled: False shows nothing at all; something like `tqdm` makes the bar to show.
     """
 
-    def __init__(self, total: int, enabled: bool = True, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        enabled: bool | Callable[..., Any] = True,
+        clock: Clock | None = None,
+    ) -> None:
         self._total = total
-        self._enabled = enabled and total > 0
+        self._make = enabled if callable(enabled) else None
+        self._enabled = bool(enabled) and total > 0
         self._clock = clock or RealClock()
         self._started = self._clock.now()
         self._done = self._tokens_in = self._tokens_out = 0
         self._bar: Any = None
+        self._theirs: Any = None
+        # a bar of ours, or one that the caller's class made
         self._task: Any = None
 
     def __enter__(self) -> GenerateProgress:
-        if self._enabled and sys.stderr.isatty():
+        if self._enabled and self._make is not None:
+            self._theirs = self._make(total=self._total, desc="Processed prompts")
+        elif self._enabled and sys.stderr.isatty():
             self._bar, self._task = _make_bar(self._total)
             self._bar.start()
         return self
@@ -36,7 +47,9 @@ class GenerateProgress:
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        if self._bar is not None:
+        if self._theirs is not None:
+            self._theirs.close()
+        elif self._bar is not None:
             self._bar.stop()
         elif self._enabled and kind is None:
             print(f"Processed prompts: {self._done}/{self._total}, {self.rates}", file=sys.stderr)
@@ -46,6 +59,8 @@ class GenerateProgress:
         self._done += 1
         self._tokens_in += len(output.prompt_token_ids)
         self._tokens_out += sum(len(c.token_ids) for c in output.outputs)
+        if self._theirs is not None:
+            self._theirs.update(1)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, rates=self.rates)
 

@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from quire.errors import InvalidRequest, ModelLoadError
 from quire.tokenizer.chat_template import ChatTemplate, read_chat_template
@@ -186,6 +186,16 @@ class Tokenizer:
             return self._decode_with_library([token_id])
         return self._spell(token_id).decode("utf-8", "replace")
 
+    @overload
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, tokenize: Literal[True], **kwargs: Any
+    ) -> list[int]: ...
+
+    @overload
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> str: ...
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
@@ -193,9 +203,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        *,
+        tokenize: bool = False,
         **kwargs: Any,
-    ) -> str:
-        """Render a conversation with the model's chat template, or with the one given.
+    ) -> str | list[int]:
+        """Render a conversation with the model's chat template, or with the one given; `tokenize`
+        gives its token ids.
 
         Further keywords reach the template as variables; check keywords that come from a client
         with `check_template_kwargs` first.
@@ -212,7 +225,7 @@ class Tokenizer:
                     param="messages",
                 )
             template = ChatTemplate({}, self._named)
-        return template.render(
+        text = template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -220,6 +233,7 @@ class Tokenizer:
             chat_template=chat_template,
             variables=kwargs,
         )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def _id_of(self, name: str) -> int | None:
         token = self._named.get(name)
