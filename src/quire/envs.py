@@ -92,7 +92,8 @@ def _cores(text: str) -> str | tuple[int, ...]:
     cores: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        numbers = (first, last) if dash else (first,)
+        if not all(text.isdecimal() and len(text) < 6 for text in numbers):
             raise _Bad("auto, nobind or a list of cores like 0-3,6")
         cores += range(int(first), int(last or first) + 1)
     if not cores or len(set(cores)) != len(cores):

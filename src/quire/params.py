@@ -1,8 +1,9 @@
 """Parameters of a request, for sampling or pooling: one validated record each.
 
 Field names, defaults and rules are those of vLLM's records of the same names. Validation happens
-on construction and raises `InvalidRequest` with the limit and the given value. What depends on a
-model (vocabulary size, context length) is checked later, at the engine's input gate.
+on construction and raises `InvalidRequest` with the limit and the given value; the limits of
+numbers stand in `quire.bounds`. What depends on a model (vocabulary size, context length) is
+checked later, at the engine's input gate.
 
 This module knows nothing of tensors, tokenizers or HTTP.
 """
@@ -11,25 +12,24 @@ from __future__ import annotations
 
 import copy
 import enum
-import math
-from typing import Any, Final, NoReturn, Self
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, Final, NoReturn, Self, get_args
 
 import msgspec
 
+from quire.bounds import INT64, read_field, show
 from quire.errors import InvalidRequest
 
 SAMPLING_EPS: Final = 1e-5
 """A temperature below this means greedy decoding."""
 MIN_TEMPERATURE: Final = 1e-2
 """Temperatures between `SAMPLING_EPS` and this are raised to it: below, float32 overflows."""
-MAX_N: Final = 128
-"""Largest `n`: one request may not fan out without bound."""
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_LENGTH: Final = 1024
 MAX_LOGIT_BIAS: Final = 4096
 MAX_BAD_WORDS: Final = 1024
-MAX_SEED: Final = 2**63 - 1
-MAX_TOKENS_LIMIT: Final = 2**31 - 1
+MAX_SEED: Final = INT64
 
 
 class RequestOutputKind(enum.Enum):
@@ -74,6 +74,9 @@ class Params(msgspec.Struct, kw_only=True, omit_defaults=True):
 class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """How the tokens of one request are chosen and when it stops.
 
+    `None` stands for the default of a field, unless its annotation gives it another meaning. What
+    numpy calls a number is one; lists may be tuples or sets.
+
     Raises:
         InvalidRequest: a field is out of range; the message names the limit and the value.
     """
@@ -85,7 +88,8 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     """Subtracted per earlier occurrence in the output; [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output; > 0."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output; 1e-30 to
+    100."""
     temperature: float = 1.0
     """[0, 2]; below 1e-5 decoding is greedy."""
     top_p: float = 1.0
@@ -232,16 +236,12 @@ class PoolingParams(Params, kw_only=True, omit_defaults=True):
         _check_not_done(self, _NOT_DONE_POOLING)
         if self.task is not None and self.task not in POOLING_TASKS:
             _fail("task", f"one of {', '.join(POOLING_TASKS)}", self.task)
-        if self.dimensions is not None and (not _is_int(self.dimensions) or self.dimensions < 1):
-            _fail("dimensions", "an integer of at least 1", self.dimensions)
-        keep = self.truncate_prompt_tokens
-        if keep is not None and (not _is_int(keep) or keep < -1 or keep == 0):
-            _fail("truncate_prompt_tokens", "-1 (what fits the model) or at least 1", keep)
+        _read_numbers(self, ("dimensions", "truncate_prompt_tokens"))
+        if self.truncation_side is None:
+            _set(self, "truncation_side", "right")
         if self.truncation_side not in ("left", "right"):
             _fail("truncation_side", "left or right", self.truncation_side)
-        for name in ("use_activation", "skip_reading_prefix_cache"):
-            if getattr(self, name) not in (None, True, False):
-                _fail(name, "true or false", getattr(self, name))
+        _check_switches(self, ("use_activation", "skip_reading_prefix_cache"))
 
 
 _NOT_DONE: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
@@ -282,88 +282,85 @@ def _check_not_done(p: Params, table: dict[str, tuple[tuple[Any, ...], str]]) ->
             continue
         if value not in neutral:
             raise InvalidRequest(
-                f"{name} is not supported yet: {instead}; got {_show(value)}.", param=name
+                f"{name} is not supported yet: {instead}; got {show(value)}.", param=name
             )
         msgspec.structs.force_setattr(p, name, neutral[0])
 
 
 def _fail(param: str, rule: str, given: object) -> NoReturn:
-    raise InvalidRequest(f"{param} must be {rule}, got {_show(given)}.", param=param)
+    raise InvalidRequest(f"{param} must be {rule}, got {show(given)}.", param=param)
 
 
-def _show(value: object) -> str:
-    """A value for an error message: short, and never an error itself."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-_RANGES: Final = (
-    # field, low, high, low included
-    ("presence_penalty", -2.0, 2.0, True),
-    ("frequency_penalty", -2.0, 2.0, True),
-    ("repetition_penalty", 0.0, 100.0, False),
-    ("temperature", 0.0, 2.0, True),
-    ("top_p", 0.0, 1.0, False),
-    ("min_p", 0.0, 1.0, True),
-)
+_set: Final = msgspec.structs.force_setattr
+_NUMBERS: Final = (
+    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p",
+    "top_k", "min_p", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+"""Fields with a row in `quire.bounds`, in the order a reader would check them."""
+_SWITCHES: Final = (
+    "ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
+    "include_stop_str_in_output", "skip_reading_prefix_cache",
+)  # fmt: skip
+_ID_LISTS: Final = ("stop_token_ids", "allowed_token_ids", "eos_token_ids")
+_DEFAULTS: Final = {
+    f.name: f.default_factory if f.default is msgspec.NODEFAULT else f.default
+    for f in msgspec.structs.fields(SamplingParams)
+    if type(None) not in get_args(f.type)
+}
+"""What `None` stands for, where it is not a value of its own: a list is made by its factory."""
 
 
 def _check(p: SamplingParams) -> None:
-    """Check each field on its own, in the order a reader would."""
-    for name, low, high, closed in _RANGES:
-        value = getattr(p, name)
-        inside = _is_number(value) and (low <= value if closed else low < value) and value <= high
-        if not inside:
-            _fail(name, f"a number in {'[' if closed else '('}{low:g}, {high:g}]", value)
-    _check_counts(p)
+    """Check each field on its own, and bring its value to the plain type of its annotation."""
+    for name, default in _DEFAULTS.items():
+        if getattr(p, name) is None:
+            _set(p, name, default() if callable(default) else default)
+    _read_numbers(p, _NUMBERS)
+    _check_switches(p, _SWITCHES)
+    if not isinstance(p.output_kind, RequestOutputKind):
+        _fail("output_kind", "a RequestOutputKind", p.output_kind)
+    _check_pairs(p)
     _check_stops(p)
+    for name in _ID_LISTS:
+        if (ids := getattr(p, name)) is not None:
+            _set(p, name, _token_ids(name, ids))
     _check_token_sets(p)
 
 
-def _check_counts(p: SamplingParams) -> None:
-    if not _is_int(p.n) or not 1 <= p.n <= MAX_N:
-        _fail("n", f"an integer from 1 to {MAX_N}", p.n)
+def _read_numbers(p: SamplingParams | PoolingParams, names: Sequence[str]) -> None:
+    for name in names:
+        if (value := getattr(p, name)) is not None:
+            found = read_field(name, value)
+            if found is not value:
+                _set(p, name, found)
+
+
+def _check_switches(p: SamplingParams | PoolingParams, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(p, name)
+        if not (value is True or value is False or value is None):
+            _fail(name, "true or false", value)
+
+
+def _check_pairs(p: SamplingParams) -> None:
+    """Rules between two numbers."""
     if p.greedy and p.n > 1:
         raise InvalidRequest(
             f"n must be 1 when temperature is 0 (greedy gives equal completions), got {p.n}.",
             param="n",
         )
-    if not _is_int(p.top_k) or not -1 <= p.top_k <= MAX_TOKENS_LIMIT:
-        _fail("top_k", "-1, 0 (both: off) or a positive integer", p.top_k)
-    if p.seed is not None and (not _is_int(p.seed) or not -1 <= p.seed <= MAX_SEED):
-        _fail("seed", f"an integer from 0 to {MAX_SEED} (-1: none)", p.seed)
-    if p.max_tokens is not None and (
-        not _is_int(p.max_tokens) or not 1 <= p.max_tokens <= MAX_TOKENS_LIMIT
-    ):
-        _fail("max_tokens", f"an integer from 1 to {MAX_TOKENS_LIMIT}", p.max_tokens)
-    if not _is_int(p.min_tokens) or p.min_tokens < 0:
-        _fail("min_tokens", "an integer of at least 0", p.min_tokens)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         _fail("min_tokens", f"at most max_tokens ({p.max_tokens})", p.min_tokens)
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(p, name)
-        if value is not None and (not _is_int(value) or value < -1):
-            _fail(name, "an integer of at least 0 (-1: whole vocabulary)", value)
 
 
 def _check_stops(p: SamplingParams) -> None:
-    if p.stop is not None and not isinstance(p.stop, (str, list, tuple)):
-        _fail("stop", "a string or a list of strings", p.stop)
+    if p.stop is None:
+        return
+    if not isinstance(p.stop, str):
+        _set(p, "stop", _texts("stop", p.stop, MAX_STOP_STRINGS))
     stops = p.stop_strings
-    if len(stops) > MAX_STOP_STRINGS:
-        _fail("stop", f"at most {MAX_STOP_STRINGS} strings", len(stops))
     for stop in stops:
-        if not isinstance(stop, str) or not stop:
+        if not stop:
             _fail("stop", "made of non-empty strings", stop)
         if len(stop) > MAX_STOP_LENGTH:
             _fail("stop", f"made of strings of at most {MAX_STOP_LENGTH} characters", len(stop))
@@ -371,45 +368,71 @@ def _check_stops(p: SamplingParams) -> None:
         raise InvalidRequest("stop strings need detokenize=True, got False.", param="stop")
 
 
+def _texts(name: str, given: object, most: int) -> list[str]:
+    """A collection of strings as a list; those of a set in a fixed order."""
+    if not isinstance(given, (list, tuple, set, frozenset)):
+        one = "a string or " if name == "stop" else ""
+        _fail(name, f"{one}a list of strings", given)
+    if len(given) > most:
+        _fail(name, f"at most {most} strings", len(given))
+    for text in given:
+        if not isinstance(text, str):
+            _fail(name, "made of strings", text)
+    if isinstance(given, (set, frozenset)):
+        return sorted(given)
+    return given if isinstance(given, list) else list(given)
+
+
+def _token_ids(name: str, given: object) -> list[int]:
+    """A collection of token ids as a list of plain integers; those of a set in ascending order."""
+    if not isinstance(given, (list, tuple, set, frozenset)):
+        _fail(name, "a list of token ids (integers of at least 0)", given)
+    ids = given if isinstance(given, list) else list(given)
+    if not set(map(type, ids)) <= {int}:
+        ids = [_token_id(name, "a list of token ids (integers of at least 0)", i) for i in ids]
+    if ids and min(ids) < 0:
+        _fail(name, "a list of token ids (integers of at least 0)", min(ids))
+    return sorted(ids) if isinstance(given, (set, frozenset)) else ids
+
+
+def _token_id(name: str, rule: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        _fail(name, rule, value)
+    return int(value)
+
+
 def _check_token_sets(p: SamplingParams) -> None:
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        ids = getattr(p, name)
-        if ids is None:
-            continue
-        if not isinstance(ids, (list, tuple)) or not all(_is_int(i) and i >= 0 for i in ids):
-            _fail(name, "a list of token ids (integers of at least 0)", ids)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         _fail("allowed_token_ids", "a non-empty list", p.allowed_token_ids)
     if p.logit_bias is not None:
-        _check_logit_bias(p.logit_bias)
+        _set(p, "logit_bias", _read_logit_bias(p.logit_bias))
     if p.bad_words is not None:
-        if len(p.bad_words) > MAX_BAD_WORDS:
-            _fail("bad_words", f"at most {MAX_BAD_WORDS} words", len(p.bad_words))
-        if not all(isinstance(word, str) and word for word in p.bad_words):
-            _fail("bad_words", "a list of non-empty strings", p.bad_words)
+        _set(p, "bad_words", _texts("bad_words", p.bad_words, MAX_BAD_WORDS))
+        for word in p.bad_words:
+            if not word:
+                _fail("bad_words", "made of non-empty strings", word)
 
 
-def _check_logit_bias(bias: dict[int, float]) -> None:
+def _read_logit_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, dict):
         _fail("logit_bias", "an object of token id to number", bias)
     if len(bias) > MAX_LOGIT_BIAS:
         _fail("logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(bias))
-    for token_id, value in bias.items():
-        if not _is_int(token_id) or token_id < 0:
-            _fail("logit_bias", "keyed by token ids (integers of at least 0)", token_id)
-        if not _is_number(value) or not -100 <= value <= 100:
-            _fail("logit_bias", "made of numbers in [-100, 100]", value)
+    rule = "keyed by token ids (integers of at least 0)"
+    found = {_token_id("logit_bias", rule, i): read_field("logit_bias", v) for i, v in bias.items()}
+    if found and min(found) < 0:
+        _fail("logit_bias", rule, min(found))
+    return found
 
 
 def _normalise(p: SamplingParams) -> None:
     """Bring equal meanings to one spelling, so that later code has one case."""
-    force = msgspec.structs.force_setattr
     if p.seed == -1:
-        force(p, "seed", None)
+        _set(p, "seed", None)
     if p.top_k == -1:
-        force(p, "top_k", 0)
+        _set(p, "top_k", 0)
     if p.greedy:
         for name, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-            force(p, name, neutral)
+            _set(p, name, neutral)
     elif p.temperature < MIN_TEMPERATURE:
-        force(p, "temperature", MIN_TEMPERATURE)
+        _set(p, "temperature", MIN_TEMPERATURE)

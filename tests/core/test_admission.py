@@ -196,8 +196,11 @@ def test_budget_and_threshold_change_with_the_next_step(make: Make) -> None:
     ("changes", "message"),
     [
         ({"max_num_seqs": 0}, "--max-num-seqs must be at least 1, got 0"),
-        ({"max_num_seqs": "9"}, "max_num_seqs must be of type int, got '9'"),
-        ({"max_num_seqs": True}, "max_num_seqs must be of type int, got True"),
+        ({"max_num_seqs": "9"}, "max_num_seqs must be an integer, got '9'"),
+        ({"max_num_seqs": True}, "--max-num-seqs must be an integer, got True"),
+        ({"max_num_seqs": None}, "--max-num-seqs must be an integer, got None"),
+        ({"max_num_seqs": 4.0}, "--max-num-seqs must be an integer, got 4.0"),
+        ({"max_num_batched_tokens": 2**31}, "--max-num-batched-tokens must be at most 2147483647"),
         ({"max_num_seqs": 65}, "max_num_seqs 65 is more than max_num_batched_tokens 64"),
         ({"scheduling_policy": "lifo"}, "--scheduling-policy must be one of fcfs, priority, sjf"),
         ({"watermark": 0.5}, "watermark cannot be changed while running; can be: max_num_seqs"),

@@ -161,5 +161,23 @@ def test_block_traffic_adds_up(make):
 
 
 def test_half_a_record_is_refused():
-    with pytest.raises(ValueError, match=f"41 bytes are no whole number of {RECORD_BYTES}"):
-        list(unpack(bytes(41)))
+    with pytest.raises(ValueError, match=f"73 bytes are no whole number of {RECORD_BYTES}"):
+        list(unpack(bytes(73)))
+
+
+def test_counters_beyond_32_bits_and_what_is_beyond_64(make):
+    bench = make(scheduling_policy="priority")
+    told = Told(bench)
+    scheduler = bench.scheduler
+    scheduler.step = scheduler.facts._next_number = 2**32 + 5
+    bench.add("a", 4, max_tokens=2, priority=-(2**63))
+    bench.add("b", 4, max_tokens=2, priority=2**63 - 1)
+    told.step()
+    assert [(f.request, f.c) for f in told.of(Kind.QUEUED)] == [
+        (2**32 + 5, -(2**63)),
+        (2**32 + 6, 2**63 - 1),
+    ]
+    assert {f.step for f in told.of(Kind.STEP)} == {2**32 + 6}
+    scheduler.facts.add(Kind.QUEUED, 1, a=2**63, c=-(2**70))
+    (fact,) = unpack(scheduler.facts.take()[0])
+    assert (fact.a, fact.c) == (2**63 - 1, -(2**63 - 1)), "told as the largest that can be"

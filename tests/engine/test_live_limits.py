@@ -125,3 +125,27 @@ async def last_length(stream: object) -> int:
     async for output in stream:  # type: ignore[attr-defined]
         length = len(output.outputs[0].token_ids)
     return length
+
+
+async def test_numbers_of_any_size_change_nothing_and_harm_nobody() -> None:
+    config = EngineConfig.from_options(scheduling_policy="priority")
+    async with await AsyncLLM.start(config) as engine:
+        await engine.wait_ready()
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        stream = await engine.submit("One", params, "r", priority=2**63 - 1)
+        await anext(stream)
+        before = engine.config.scheduler
+        for bad in (
+            {"max_num_batched_tokens": 2**31}, {"max_num_batched_tokens": 10**30},
+            {"max_num_seqs": 2**64}, {"max_num_seqs": True}, {"max_num_seqs": 2.0},
+            {"long_prefill_token_threshold": 2**31}, {"priorities": {"r": 2**63}},
+            {"priorities": {"r": 10**30}}, {"priorities": {"r": "1"}},
+        ):  # fmt: skip
+            name = next(iter(bad)).replace("priorities", "priority")
+            with pytest.raises(InvalidRequest, match=name.replace("_", ".")):
+                await engine.set_limits(**bad)  # type: ignore[arg-type]
+        assert engine.config.scheduler == before
+        widest = {"max_num_batched_tokens": 2**31 - 1, "max_num_seqs": 2**20}
+        told = await engine.set_limits({"r": -(2**63)}, **widest)
+        assert widest.items() <= told.items()
+        assert await last_length(stream) == 20

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quire import LLM, SamplingParams
 from quire.config import EngineConfig
+from quire.core.facts import RECORD_BYTES
 from quire.core.stats import StepStats
 from quire.engine.output_processor import ActiveCompletion
 from quire.engine.records import Question
@@ -53,7 +55,7 @@ def test_ring_is_bounded() -> None:
 
 def test_bytes_are_bounded_too() -> None:
     records = StepRecords(4)
-    big = b"\x00" * 40 * 60
+    big = bytes(RECORD_BYTES * 60)
     for step in range(1, 9):
         records.record(StepStats(step=step, facts=big), None)
     assert 0 < records._fact_bytes <= 4 * FACT_BYTES_PER_STEP
@@ -70,7 +72,9 @@ def test_no_ring() -> None:
 
 
 def test_bad_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--record-steps must be from 0 to 1000000, got -1"):
+    with pytest.raises(
+        ConfigError, match="--record-steps must be an integer from 0 to 1000000, got -1"
+    ):
         EngineConfig.from_options(record_steps=-1)
 
 
@@ -142,3 +146,23 @@ def test_where_requests_stand() -> None:
     assert (states["z"].wait_reason, states["z"].queue_head) == ("max_num_seqs", False)
     assert states["x"].wait_reason is None and states["x"].num_output_tokens == 2
     assert states["new"].age == pytest.approx(1.0003)
+
+
+def test_a_core_that_has_counted_beyond_32_bits() -> None:
+    with LLM(
+        record_steps=64, scheduling_policy="priority", max_num_batched_tokens=2**31 - 1
+    ) as llm:
+        scheduler = llm.llm_engine.core.scheduler
+        scheduler.step, scheduler.facts._next_number = 2**32 - 2, 2**32 - 1
+        params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+        outputs = llm.generate(
+            ["One", "Two"], params, priority=[2**63 - 1, -(2**63)], use_tqdm=False
+        )
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [6, 6]
+        rows = llm.llm_engine.records.snapshot()
+        assert rows.row(0).step == 2**32 - 1 and rows.row(-1).step > 2**32
+        for output in outputs:
+            (told,) = llm.explain(output.request_id)
+            assert told.state == "finished" and told.num_output_tokens == 6
+        assert llm.timeline()["traceEvents"]
+        assert llm.llm_engine.question().signals(60.0)["steps"]

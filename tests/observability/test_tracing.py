@@ -387,7 +387,7 @@ def test_serving_does_not_wait_for_the_endpoint(http: HttpReceiver) -> None:
     [
         ({"otlp_traces_endpoint": "localhost:4317"}, "http://localhost:4317"),
         ({"trace_decode_steps": "some"}, "all, slow, none"),
-        ({"trace_sampling_rate": 1.5}, "from 0 to 1, got 1.5"),
+        ({"trace_sampling_rate": 1.5}, r"in \[0, 1\], got 1.5"),
         ({"otlp_metrics_endpoint": "http://a:1"}, "--otlp-traces-endpoint"),
     ],
 )

@@ -106,7 +106,7 @@ CHAT_ERRORS = [
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", ["16", "17"]),
     ({"request_id": "a b"}, "request_id", ["visible ASCII", '"a b"']),
     ({"request_id": "a\u0000"}, "request_id", ["visible ASCII"]),
-    ({"priority": 2**40}, "priority", [str(2**31 - 1), str(2**40)]),
+    ({"priority": 2**64}, "priority", [str(2**63 - 1), str(2**64)]),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", ["at least 1", "0"]),
     ({"truncation_side": "up"}, "truncation_side", ["left", '"up"']),
     ({"temprature": 1}, "temprature", ["Unknown", "Did you mean `temperature`"]),

@@ -48,9 +48,13 @@ def test_no_more_than_memory_allows():
 
 def test_an_explicit_size_wins():
     bytes_ = 300 * PER_BLOCK + 5
-    assert plan(free=0, kv_cache_memory_bytes=bytes_).num_blocks == 300
+    assert plan(free=GIB + bytes_, kv_cache_memory_bytes=bytes_).num_blocks == 300
     both = plan(kv_cache_memory_bytes=bytes_, num_gpu_blocks_override=77)
     assert both.num_blocks == 77
+    with pytest.raises(
+        NotEnoughMemory, match=f"--kv-cache-memory-bytes {bytes_} .*give at most 7,"
+    ):
+        plan(free=GIB + 7, kv_cache_memory_bytes=bytes_)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.bounds import check_section
 from quire.errors import ConfigError
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -39,20 +40,10 @@ class CacheConfig:
     """Hash of a block's content: `sha256`."""
 
     def __post_init__(self) -> None:
+        check_section(self)
         if self.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise ConfigError(f"--block-size must be one of {sizes}, got {self.block_size}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}"
-            )
-        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option} must be at least 1, got {value}")
-        if self.swap_space is not None and self.swap_space < 0:
-            raise ConfigError(f"--swap-space must be at least 0, got {self.swap_space}")
         if self.swap_dir is not None and not self.swap_space:
             raise ConfigError(
                 f"--swap-dir {self.swap_dir} needs --swap-space, the size of the file in GiB"

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire import envs
+from quire.bounds import read_integer
 from quire.config import neutral
 from quire.config.engine import EngineConfig
 from quire.config.server import ServerConfig
 from quire.errors import ConfigError
-from quire.utils.math import parse_size
 
 ALIASES: Final = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
@@ -54,12 +54,6 @@ def _checked(parse: Callable[[str], Any], what: str) -> Callable[[str], Any]:
     return read
 
 
-def _int(text: str) -> int:
-    """A whole number, exact at any size, or one with a suffix."""
-    digits = text.strip().removeprefix("-").replace("_", "")
-    return int(text) if digits.isdecimal() else parse_size(text)
-
-
 def _json_object(text: str) -> dict[str, Any]:
     import json
 
@@ -70,7 +64,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _model_len(text: str) -> int | None:
-    return None if text in ("auto", "-1", *_NONE) else _int(text)
+    return None if text in ("auto", "-1", *_NONE) else read_integer(text)
 
 
 _NONE: Final = ("None",)
@@ -150,7 +144,7 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-_SIZE: Final[dict[str, Any]] = {"type": _checked(_int, "a whole number"), "metavar": "N"}
+_SIZE: Final[dict[str, Any]] = {"type": _checked(read_integer, "a whole number"), "metavar": "N"}
 _FLOAT: Final[dict[str, Any]] = {"type": _checked(float, "a number"), "metavar": "X"}
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.bounds import check_section
 from quire.checkpoint.cache import is_repo_id, snapshot
 from quire.config.pooling import TASKS
 from quire.config.shape import ModelShape
@@ -90,6 +91,7 @@ class ModelConfig:
         # `LLM(dtype=torch.float16)` and `--dtype half` are common: they have one spelling here.
         name = str(self.dtype).removeprefix("torch.")
         object.__setattr__(self, "dtype", OTHER_DTYPES.get(name, name))
+        check_section(self)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, DEVICES)
         _one_of("runner", self.runner, RUNNERS)
@@ -97,10 +99,6 @@ class ModelConfig:
         if self.task is not None:
             _one_of("task", self.task, tuple(TASKS))
         _one_of("load-format", self.load_format, LOAD_FORMATS)
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"--max-model-len must be at least 1, got {self.max_model_len}")
-        if self.max_logprobs < -1:
-            raise ConfigError(f"--max-logprobs must be at least -1, got {self.max_logprobs}")
 
     @property
     def folder(self) -> Path:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from quire.bounds import check_section
 from quire.errors import ConfigError
 
 DECODE_STEPS = ("all", "slow", "none")
@@ -26,7 +27,7 @@ class ObservabilityConfig:
     enable_logging_iteration_details: bool = False
     """Log one line per step: requests, tokens, time, KV usage."""
     record_steps: int = 4096
-    """Steps of which records are kept in memory, about 1 KiB each, for `quire explain`, `timeline`,
+    """Steps of which records are kept in memory, about 2 KiB each, for `quire explain`, `timeline`,
     `top` and `doctor`; 0 keeps none."""
     otlp_traces_endpoint: str | None = None
     """Send OpenTelemetry traces there, e.g. `http://localhost:4317`; needs `pip install
@@ -58,23 +59,11 @@ class ObservabilityConfig:
     """Write throughput, latency and queue for TensorBoard into that folder."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.record_steps <= 1_000_000:
-            raise ConfigError(f"--record-steps must be from 0 to 1000000, got {self.record_steps}")
-        if self.max_log_len is not None and self.max_log_len < 0:
-            raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")
+        check_section(self)
         if self.trace_decode_steps not in DECODE_STEPS:
             raise ConfigError(
                 f"--trace-decode-steps must be one of {', '.join(DECODE_STEPS)}, got "
                 f"{self.trace_decode_steps!r}"
-            )
-        if not 0 <= self.trace_sampling_rate <= 1:
-            raise ConfigError(
-                f"--trace-sampling-rate must be from 0 to 1, got {self.trace_sampling_rate}"
-            )
-        if not 0 < self.kv_cache_metrics_sample <= 1:
-            raise ConfigError(
-                "--kv-cache-metrics-sample must be above 0 and at most 1, got "
-                f"{self.kv_cache_metrics_sample}"
             )
         if self.kv_cache_metrics and self.disable_log_stats:
             raise ConfigError("--kv-cache-metrics needs statistics: leave --disable-log-stats out")
@@ -92,7 +81,7 @@ class ObservabilityConfig:
     @property
     def _detailed(self) -> list[str]:
         given = self.collect_detailed_traces
-        return ",".join([given] if isinstance(given, str) else given).split(",") if given else []
+        return ",".join(given).split(",") if given else []
 
     @property
     def traces_layers(self) -> bool:

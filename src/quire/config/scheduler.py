@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.bounds import check_section, flag
 from quire.errors import ConfigError
 
 PREEMPTION_MODES = ("auto", "recompute", "swap")
@@ -60,10 +61,7 @@ class SchedulerConfig:
     preemptions."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option} must be at least 1, got {getattr(self, name)}")
+        check_section(self)
         if self.scheduling_policy not in POLICIES:
             raise ConfigError(
                 f"--scheduling-policy must be one of {', '.join(POLICIES)}, "
@@ -74,14 +72,6 @@ class SchedulerConfig:
             "one of " + ", ".join(PREEMPTION_MODES),
             self.preemption_mode in PREEMPTION_MODES,
         )
-        for name in ("long_prefill_token_threshold", "scheduler_delay_factor"):
-            self._check(name, "at least 0", getattr(self, name) >= 0)
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            limit = getattr(self, name)
-            self._check(name, "at least 1", limit is None or limit >= 1)
-        aging = self.scheduler_aging_seconds
-        self._check("scheduler_aging_seconds", "at least 0", aging is None or aging >= 0)
-        self._check("watermark", "at least 0 and less than 1", 0 <= self.watermark < 1)
         path = self.scheduler_cls
         if path is not None:
             parts = path.split(":")
@@ -89,5 +79,4 @@ class SchedulerConfig:
 
     def _check(self, name: str, rule: str, holds: bool) -> None:
         if not holds:
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(f"{option} must be {rule}, got {getattr(self, name)!r}")
+            raise ConfigError(f"{flag(name)} must be {rule}, got {getattr(self, name)!r}")

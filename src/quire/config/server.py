@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Final
 
+from quire.bounds import check_section
 from quire.errors import ConfigError
 
 LOG_LEVELS: Final = {
@@ -55,8 +56,7 @@ class ServerConfig:
     once, and so does a second signal."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be from 0 to 65535, got {self.port}")
+        check_section(self)
         if self.uvicorn_log_level not in LOG_LEVELS:
             raise ConfigError(
                 f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}, "
@@ -68,10 +68,6 @@ class ServerConfig:
                     "--disable-access-log-for-endpoints must be paths that begin with /, "
                     f"separated by commas, got {path!r}"
                 )
-        if self.max_body_bytes < 1024:
-            raise ConfigError(f"--max-body-bytes must be at least 1024, got {self.max_body_bytes}")
-        if self.shutdown_timeout < 0:
-            raise ConfigError(f"--shutdown-timeout must be at least 0, got {self.shutdown_timeout}")
         if not (self.api_key or self.allow_unauthenticated or self.uds or self.is_loopback):
             raise ConfigError(
                 f"--host {self.host} can be reached by others, but no key is set: add --api-key, "

@@ -7,6 +7,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Mapping
 
+from quire.bounds import read_field, show
 from quire.config.scheduler import SchedulerConfig
 from quire.core.request import Request, RequestStatus
 from quire.errors import ConfigError, InvalidRequest
@@ -57,6 +58,23 @@ class DelayGate:
         return waited >= self._factor * self._last_prompt_latency
 
 
+def check_changes(
+    config: SchedulerConfig,
+    limits: Mapping[str, object],
+    priorities: Mapping[str, object],
+    max_model_len: int,
+) -> None:
+    """Refuse what the engine core would refuse, before it is sent: a message cannot carry numbers
+    of any size.
+
+    Raises:
+        InvalidRequest: a limit or a priority is bad.
+    """
+    change_limits(config, limits, max_model_len)
+    for priority in priorities.values():
+        read_field("priority", priority)
+
+
 def change_limits(
     config: SchedulerConfig, changes: Mapping[str, object], max_model_len: int
 ) -> SchedulerConfig:
@@ -69,9 +87,9 @@ def change_limits(
         if name not in LIVE_LIMITS:
             known = ", ".join(LIVE_LIMITS)
             raise InvalidRequest(f"{name} cannot be changed while running; can be: {known}")
-        kind = str if name == "scheduling_policy" else int
-        if type(value) is not kind:
-            raise InvalidRequest(f"{name} must be of type {kind.__name__}, got {value!r}")
+        if name != "scheduling_policy" and isinstance(value, str):
+            # The sections take text as a flag would; a message has numbers of its own.
+            raise InvalidRequest(f"{name} must be an integer, got {show(value)}", param=name)
     if "scheduling_policy" in changes and config.scheduler_cls is not None:
         raise InvalidRequest(
             f"scheduling_policy cannot be changed: --scheduler-cls {config.scheduler_cls} decides"
@@ -79,7 +97,7 @@ def change_limits(
     try:
         changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
     except ConfigError as error:
-        raise InvalidRequest(error.message) from None
+        raise InvalidRequest(error.message, param=error.param) from None
     budget = changed.max_num_batched_tokens
     if changed.max_num_seqs > budget:
         raise InvalidRequest(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from quire.config import EngineConfig, read_pooler
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
+from quire.core.admission import check_changes
 from quire.core.stats import IterationStats
 from quire.engine.checked import CheckedParams
 from quire.engine.client import CoreProcess
@@ -299,11 +300,8 @@ class AsyncLLM:
     async def set_limits(
         self, priorities: Mapping[str, int] | None = None, **limits: Any
     ) -> dict[str, Any]:
-        """Change scheduler limits while requests run; the names are `LIVE_LIMITS`.
-
-        Args:
-            priorities: New priorities of unfinished requests, by request id.
-            limits: New limits.
+        """Change scheduler limits while requests run; the names are `LIVE_LIMITS`. Priorities of
+        unfinished requests go by request id.
 
         Returns:
             All limits, as they hold now.
@@ -311,12 +309,14 @@ class AsyncLLM:
         Raises:
             QuireError: a name or value is bad, or a request is unknown; nothing has changed.
         """
-        completions = {i: self.output.internal_ids(i) for i in priorities or {}}
+        priorities = priorities or {}
+        check_changes(self.config.scheduler, limits, priorities, self.max_model_len)
+        completions = {i: self.output.internal_ids(i) for i in priorities}
         if unknown := [i for i, internal in completions.items() if not internal]:
             raise NotFound(f"no unfinished request has the id {unknown[0]!r}")
-        told = {i: p for name, p in (priorities or {}).items() for i in completions[name]}
+        told = {i: p for name, p in priorities.items() for i in completions[name]}
         now: dict[str, Any] = await self.call("set_limits", priorities=told, **limits)
-        for name, priority in (priorities or {}).items():
+        for name, priority in priorities.items():
             self.journal.set_priority(completions[name], priority)
         scheduler = dataclasses.replace(self.config.scheduler, **now)
         if scheduler != self.config.scheduler:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
+from quire.bounds import read_field
 from quire.config import EngineConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.manager import KVCacheManager
@@ -172,8 +173,9 @@ def _set_limits(
     core: EngineCore, priorities: dict[str, int] | None = None, **limits: Any
 ) -> dict[str, Any]:
     """Change scheduler limits and requests' priorities while they run; says what holds now."""
+    given = {i: read_field("priority", p) for i, p in (priorities or {}).items()}
     core.scheduler.set_limits(**limits)
-    for request_id, priority in (priorities or {}).items():
+    for request_id, priority in given.items():
         core.scheduler.set_priority(request_id, priority)
     return {name: getattr(core.scheduler.config, name) for name in LIVE_LIMITS}
 

@@ -16,9 +16,12 @@ def make_input_processor(
     """The gate for a model; `options` are those of `InputProcessor`.
 
     Raises:
-        StartupError: the model's files do not say how it pools.
+        StartupError: the model's files do not say how it pools, or its default sampling
+            parameters are out of range.
     """
     pooler = read_pooler(model, shape)
     if pooler is None:
-        return InputProcessor(model, shape, tokenizer, **options)
+        gate = InputProcessor(model, shape, tokenizer, **options)
+        gate.default_params()  # bad ones are refused now, not with the first request
+        return gate
     return PoolingInputProcessor(model, shape, tokenizer, pooler=pooler, **options)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypedDict
 
+from quire.bounds import read_field
 from quire.config import ModelConfig, ModelShape
 from quire.engine.checked import CheckedParams, child_params, filled, unique
 from quire.engine.messages import EngineCoreRequest
@@ -29,7 +30,6 @@ MAX_BAD_WORDS_CHARS: Final = 65536
 TEXT_MARGIN: Final = 4
 """A text may have this many times the characters that the longest tokens could cover within the
 context, because normalisers may shorten it; beyond, it is refused without tokenising it."""
-INT64: Final = range(-(2**63), 2**63)
 
 GENERATION_DEFAULTS: Final = {
     # key of generation_config.json: field of SamplingParams
@@ -194,8 +194,7 @@ class InputProcessor:
             )
         if not isinstance(params, (SamplingParams, CheckedParams)):
             _refuse("sampling_params", f"must be SamplingParams, got {type(params).__name__}.")
-        if type(priority) is not int or priority not in INT64:
-            _refuse("priority", f"must be a 64-bit integer, got {_show(priority)}.")
+        priority = read_field("priority", priority)
         text, ids, salt = self._read_prompt(prompt, add_special_tokens)
         salt = _one_salt(salt, cache_salt)
         self._check_prompt_ids(ids)

@@ -52,8 +52,6 @@ class LLM(PoolingVerbs):
         if line := taken([name for name in options if name in engine_rows()]):
             logger.info(line)
         options = {**_OFFLINE_DEFAULTS, **options}
-        if isinstance(options.get("served_model_name"), str):
-            options["served_model_name"] = [options["served_model_name"]]
         self.llm_engine = LLMEngine(EngineConfig.from_options(model=model, **options))
         self._counter = itertools.count()
 

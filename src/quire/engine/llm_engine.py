@@ -19,7 +19,7 @@ from quire.engine.output_processor import OutputProcessor
 from quire.engine.records import Question, accept, make_records, tell_prefix, waiting_request
 from quire.engine.request_log import RequestLog
 from quire.engine.tracing import Tracing
-from quire.errors import ConfigError
+from quire.errors import ConfigError, EngineDead
 from quire.executor.base import Executor
 from quire.logger import get_logger
 from quire.observability.tracing import PhaseLog
@@ -101,6 +101,7 @@ class LLMEngine(EngineVerbs):
         if self.tracing.tracer is not None:
             self.sinks.add(self.tracing.tracer)
         self.tracing.started(self.core.info.to_dict())
+        self._ended = False
 
     def add_request(
         self,
@@ -129,7 +130,10 @@ class LLMEngine(EngineVerbs):
 
         Raises:
             RequestError: it is invalid; nothing was queued.
+            EngineDead: `shutdown()` was called.
         """
+        if self._ended:
+            raise EngineDead("This engine was shut down and takes no requests; make a new one.")
         check_request_options(
             arrival_time=arrival_time,
             lora_request=lora_request,
@@ -208,6 +212,9 @@ class LLMEngine(EngineVerbs):
         return self.core.has_requests
 
     def shutdown(self) -> None:
-        """Let go of the model, and send what traces there are."""
+        """Let go of the model, and send what traces there are. Safe to call twice."""
+        if self._ended:
+            return
+        self._ended = True
         self.core.shutdown()
         self.sinks.close()

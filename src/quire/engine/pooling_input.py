@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.bounds import read_field
 from quire.config.pooling import PoolerSpec
 from quire.engine.checked import CheckedParams
 from quire.engine.input_processor import (
-    INT64,
     InputProcessor,
     ProcessedInput,
     PromptType,
     _one_salt,
     _refuse,
-    _show,
     check_request_id,
 )
 from quire.engine.messages import EngineCoreRequest
@@ -62,8 +61,7 @@ class PoolingInputProcessor(InputProcessor):
             raise UnsupportedTask(f"{self._name} {self._does}; it generates no text.")
         if not isinstance(params, PoolingParams):
             _refuse("pooling_params", f"must be PoolingParams, got {type(params).__name__}.")
-        if type(priority) is not int or priority not in INT64:
-            _refuse("priority", f"must be a 64-bit integer, got {_show(priority)}.")
+        priority = read_field("priority", priority)
         self._check_task(params)
         text, ids, salt = self._read_pooling_prompt(prompt, params, add_special_tokens)
         salt = _one_salt(salt, cache_salt)

@@ -18,9 +18,9 @@ from quire.core.facts import RECORD_BYTES, Kind, unpack
 from quire.core.stats import IterationStats, StepStats
 from quire.observability.lives import Lives
 
-_ROW: Final = struct.Struct("<II7d13I")
-_EPOCH: Final = struct.Struct("<I")
-FACT_BYTES_PER_STEP: Final = 1024
+_ROW: Final = struct.Struct("<QQ7d13Q")
+_EPOCH: Final = struct.Struct("<Q")
+FACT_BYTES_PER_STEP: Final = 2048
 """Decision records are kept up to this many bytes per step of the ring, on average."""
 
 

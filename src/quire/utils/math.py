@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(?:i?[bB])?\s*$")
+_SIZE = re.compile(r"^\s*(\d{1,40}(?:\.\d{1,40})?)\s*([kmgtKMGT]?)(?:i?[bB])?\s*$")
 
 
 def cdiv(a: int, b: int) -> int:
@@ -39,10 +39,13 @@ def parse_size(text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
         raise ConfigError(
-            f"expected a whole number such as 2048, 8k (8000) or 8K (8192), got {text!r}"
+            f"expected a whole number such as 2048, 8k (8000) or 8K (8192), got {text[:60]!r}"
         )
     number, suffix = match.groups()
-    value = float(number) * {**_DECIMAL, **_BINARY, "": 1}[suffix]
-    if value != int(value):
-        raise ConfigError(f"{text!r} is not a whole number")
-    return int(value)
+    factor: int = {**_DECIMAL, **_BINARY, "": 1}[suffix]
+    whole, point, part = number.partition(".")
+    # In integers, which are exact at any size.
+    value, rest = divmod(int(whole + part) * factor, int("1" + "0" * len(part)))
+    if rest or (point and not suffix):
+        raise ConfigError(f"{text[:60]!r} is not a whole number")
+    return value

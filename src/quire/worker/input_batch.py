@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from quire.core.batch import BlockIds, ScheduledNewRequest, TokenLogprobs
 from quire.sampling import RequestSampling
 from quire.utils.math import cdiv
 from quire.worker.block_table import BlockTable, grown
+
+ROOM: Final = 2**30
+"""Tokens of all rows at the start: 4 GiB of addresses."""
 
 PromptLogprobs = list[TokenLogprobs | None]
 
@@ -52,8 +56,9 @@ class InputBatch:
     """The known requests.
 
     Args:
-        max_num_seqs: Requests that have room at once. More are taken too (a request that the
-            scheduler has already given up may linger for a step), at the price of a copy.
+        max_num_seqs: Requests that have room at once, if the tokens of so many are not beyond
+            `ROOM`. More are taken too (a request that the scheduler has already given up may
+            linger for a step), at the price of a copy.
         max_model_len: Longest prompt plus output.
         block_size: Tokens per KV block.
         vocab_size: Size of the logits' rows.
@@ -73,15 +78,17 @@ class InputBatch:
         self.row_of: dict[str, int] = {}
         self.prompt_logprobs: dict[str, PromptLogprobs] = {}
         """Entries so far of requests that asked and have not got theirs."""
-        # Untouched pages of these arrays cost nothing: the system hands them out on first use.
-        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
-        self.num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
-        self.sampling: list[RequestSampling | None] = [None] * max_num_seqs
+        # Untouched pages of these arrays cost nothing: the system hands them out on first use. But
+        # it refuses arrays that it could never fill.
+        rows = max(1, min(max_num_seqs, ROOM // (max_model_len + 1)))
+        self.token_ids = np.zeros((rows, max_model_len + 1), dtype=np.int32)
+        self.num_prompt = np.zeros(rows, dtype=np.int64)
+        self.num_tokens = np.zeros(rows, dtype=np.int64)
+        self.num_computed = np.zeros(rows, dtype=np.int64)
+        self.sampling: list[RequestSampling | None] = [None] * rows
         width = cdiv(max_model_len, block_size)
-        self.block_tables = [BlockTable(max_num_seqs, width, block_size, w) for w in windows]
-        self._free = list(range(max_num_seqs))[::-1]
+        self.block_tables = [BlockTable(rows, width, block_size, w) for w in windows]
+        self._free = list(range(rows))[::-1]
 
     def __len__(self) -> int:
         return len(self.row_of)

@@ -32,6 +32,9 @@ class MemoryFacts:
     weights: int
     default_limit: int | None
     """Most the KV cache takes on this device if nobody says how much."""
+    swap_room: int | None = None
+    """Free where the second tier would be, if that is not the device: host memory, or the disk of
+    `--swap-dir`; `None`: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +129,50 @@ def plan_kv_cache(
             _too_little(num_blocks, per_request + 1, per_block, cache, max_model_len, longest)
         )
     size = num_blocks * per_block
+    _check_fits(size, per_block, cache, facts)
     swap = _swap_bytes(cache, facts, size) // per_block
     return KVCachePlan(num_blocks, cache.block_size, size, per_request, max_model_len, groups, swap)
+
+
+def _check_fits(size: int, per_block: int, cache: CacheConfig, facts: MemoryFacts) -> None:
+    """Refuse a cache that somebody asked for and that is larger than what there is.
+
+    Raises:
+        NotEnoughMemory: naming what is asked for and what is there.
+    """
+    room = max(0, facts.free - facts.weights)
+    if size <= room:
+        return
+    if cache.num_gpu_blocks_override is not None:
+        asked = f"--num-gpu-blocks-override {cache.num_gpu_blocks_override}"
+        most = room // per_block
+    else:
+        asked, most = f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}", room
+    raise NotEnoughMemory(
+        f"{asked} is a KV cache of {human_bytes(size)}, but only {human_bytes(room)} is left of "
+        f"the {human_bytes(facts.free)} of free memory beside weights of "
+        f"{human_bytes(facts.weights)}: give at most {most}, or free some memory"
+    )
 
 
 def _swap_bytes(cache: CacheConfig, facts: MemoryFacts, pool: int) -> int:
     """Bytes of the second tier."""
     default = 0 if facts.device == "cpu" else DEFAULT_SWAP_SPACE
     wanted = int((default if cache.swap_space is None else cache.swap_space) * 2**30)
-    spare = facts.free - facts.weights - pool
-    if facts.device == "cpu" and cache.swap_dir is None and wanted > max(0, spare):
+    spare = facts.swap_room
+    if facts.device == "cpu" and cache.swap_dir is None:
+        spare = max(0, facts.free - facts.weights - pool)
+    if spare is None or wanted <= spare:
+        return wanted
+    if cache.swap_dir is not None:
         raise NotEnoughMemory(
-            f"--swap-space {cache.swap_space:g} GiB does not fit beside weights and KV cache: "
-            f"{human_bytes(max(0, spare))} of memory is left; lower it, or give --swap-dir to "
-            "keep it in a file"
+            f"--swap-space {cache.swap_space:g} GiB does not fit on the disk of --swap-dir "
+            f"{cache.swap_dir}: {human_bytes(spare)} is free; lower it, or give another folder"
         )
-    return wanted
+    raise NotEnoughMemory(
+        f"--swap-space {wanted / 2**30:g} GiB does not fit beside weights and KV cache: "
+        f"{human_bytes(spare)} of memory is left; lower it, or give --swap-dir to keep it in a file"
+    )
 
 
 def plan_without_cache(
@@ -150,7 +181,9 @@ def plan_without_cache(
     """Blocks for the scheduler's books where nothing is kept of a token (encoders): enough for
     every step, since a request holds its own for one step only."""
     per_request = cdiv(max_model_len, block_size)
-    num_blocks = max_num_batched_tokens // block_size + max_num_seqs + per_request + 1
+    # A step holds no more than its tokens, nor than as many whole requests as may run.
+    most = min(max_num_batched_tokens // block_size, max_num_seqs * per_request)
+    num_blocks = most + max_num_seqs + per_request + 1
     groups = (KVGroup(()),)
     return KVCachePlan(num_blocks, block_size, 0, per_request, max_model_len, groups)
 

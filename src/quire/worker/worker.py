@@ -7,6 +7,7 @@ does not know who calls them.
 from __future__ import annotations
 
 import functools
+import shutil
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ from quire.models.pooling import (
     pooling_kv_layers,
 )
 from quire.models.registry import kv_layers, load_model
+from quire.utils.host import available_memory
 from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
 from quire.worker.device import (
@@ -109,6 +111,7 @@ class Worker:
             self.device.free_memory(),
             self.weight_bytes,
             self.device.default_kv_bytes,
+            _swap_room(self.config.cache.swap_dir),
         )
         # Both are settled before the long read, so that a bad limit shows at once.
         check_weights(facts, self.config.cache)
@@ -258,6 +261,16 @@ def _clocks(model: CausalLM | EncoderModel | DecoderModel) -> LayerTimer:
         raise ConfigError(f"--collect-detailed-traces model: {error.message}") from None
     timer.start()
     return timer
+
+
+def _swap_room(folder: str | None) -> int | None:
+    """Bytes free for a second tier; `None`: that cannot be told."""
+    if folder is None:
+        return available_memory()
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None  # whoever makes the file says why
 
 
 def _silent(phase: str, done: int, total: int) -> None:

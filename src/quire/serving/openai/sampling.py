@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.params import RequestOutputKind, SamplingParams
 from quire.serving.decode import show
@@ -28,7 +29,6 @@ MAX_LABEL: Final = 1024
 """Longest salt, user name and other label, in characters."""
 MAX_REQUEST_ID: Final = 128
 MAX_METADATA: Final = 16
-_PRIORITY: Final = 2**31
 
 
 def build_params(
@@ -98,11 +98,7 @@ def check_priority(priority: int, policy: str) -> None:
     Raises:
         InvalidRequest: it is out of range, or the policy does not look at it.
     """
-    if not -_PRIORITY <= priority < _PRIORITY:
-        raise InvalidRequest(
-            f"priority must be from {-_PRIORITY} to {_PRIORITY - 1}, got {priority}.",
-            param="priority",
-        )
+    read_field("priority", priority)
     if priority and policy != "priority":
         raise InvalidRequest(
             f"priority must be 0 under the scheduling policy {policy} (the server was not started "
@@ -168,10 +164,6 @@ def truncate(ids: list[int], request: GenerateRequest, room: int) -> list[int]:
     keep = request.truncate_prompt_tokens
     if keep is None:
         return ids
-    if keep < -1 or keep == 0:
-        raise InvalidRequest(
-            f"truncate_prompt_tokens must be -1 or at least 1, got {keep}.",
-            param="truncate_prompt_tokens",
-        )
+    read_field("truncate_prompt_tokens", keep)
     keep = max(1, room) if keep == -1 else keep
     return ids[:keep] if request.truncation_side == "right" else ids[-keep:]

@@ -1,0 +1,278 @@
+"""What every number from outside may be: one table for options, one for request fields.
+
+Every front door reads numbers with the same row: flags, `--config` files, `LLM(...)`,
+`POST /limits`, HTTP bodies, `SamplingParams`. So one value gets one verdict, and nothing further
+in has to fear a number that an array, a record or a tensor cannot hold. Rules between fields, and
+those that depend on a model or on memory, are checked where these are known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire.errors import ConfigError, InvalidRequest
+from quire.utils.math import parse_size
+
+INT32: Final = 2**31 - 1
+"""What the arrays of a step count in: positions, lengths, block ids."""
+INT64: Final = 2**63 - 1
+EXACT: Final = 2**53
+"""Integers up to here survive a trip through JSON and floating point."""
+TOLD_WHOLE: Final = 10**6
+"""Up to this limit a sentence tells both ends of a range; beyond, only the end that was passed."""
+SECONDS: Final = 1e9
+"""30 years: longer waits overflow the clocks of timers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The values of one number."""
+
+    kind: type[int] | type[float]
+    low: float
+    high: float
+    above: bool = False
+    """`low` itself is not allowed."""
+    below: bool = False
+    """`high` itself is not allowed."""
+    also: tuple[int, ...] = ()
+    """Further values that have a meaning of their own."""
+    unset: tuple[object, ...] = ()
+    """Spellings of `None`."""
+    note: str = ""
+    """What a reader should know of special values."""
+
+    def holds(self, value: float) -> bool:
+        """Whether a number of the right kind is allowed."""
+        left = self.low < value if self.above else self.low <= value
+        right = value < self.high if self.below else value <= self.high
+        return (left and right) or value in self.also
+
+    def rule(self, value: float | None) -> str:
+        """What goes after "must be" for a number that was refused, or for what is none."""
+        noun = "an integer" if self.kind is int else "a number"
+        if self.high <= TOLD_WHOLE:
+            text = noun + self._range()
+        elif value is None:
+            text = noun
+        elif value > self.low:
+            text = f"at most {_plain(self.high)}"
+        else:
+            text = f"{'above' if self.above else 'at least'} {_plain(self.low)}"
+        return f"{text} ({self.note})" if self.note else text
+
+    def _range(self) -> str:
+        low, high = _plain(self.low), _plain(self.high)
+        if self.kind is int:
+            return f" from {low} to {high}"
+        return f" in {'(' if self.above else '['}{low}, {high}{')' if self.below else ']'}"
+
+    def read(self, value: object) -> Any:
+        """The value as a plain `int` or `float`: what numpy and other libraries call a number is
+        one, a truth value is not.
+
+        Raises:
+            ValueError: it is not allowed; the text goes on from "must be".
+        """
+        found = _number(self.kind, value)
+        if found is None or not self.holds(found):
+            raise ValueError(self.rule(found))
+        return found
+
+
+def _plain(limit: float) -> str:
+    return str(int(limit)) if limit == int(limit) else f"{limit:g}"
+
+
+def _number(kind: type[int] | type[float], value: object) -> float | None:
+    """A plain number of that kind; `None` if it is none, or NaN, or beyond floating point."""
+    if isinstance(value, bool):
+        return None
+    if kind is int:
+        return int(value) if isinstance(value, numbers.Integral) else None
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(found) else found
+
+
+def _integer(low: int, high: int, note: str = "", **more: Any) -> Bound:
+    return Bound(int, low, high, note=note, **more)
+
+
+def _real(low: float, high: float, note: str = "", **more: Any) -> Bound:
+    return Bound(float, low, high, note=note, **more)
+
+
+OPTIONS: Final[dict[str, Bound]] = {
+    # model
+    "max_model_len": _integer(1, INT32, unset=(-1, "auto")),
+    "seed": _integer(-INT64 - 1, INT64),
+    "max_logprobs": _integer(0, INT32, "-1: no limit", also=(-1,)),
+    # cache
+    "block_size": _integer(8, 128),
+    "gpu_memory_utilization": _real(0, 1, above=True),
+    "kv_cache_memory_bytes": _integer(1, EXACT),
+    "num_gpu_blocks_override": _integer(1, INT32),
+    "swap_space": _real(0, 2.0**20, "GiB"),
+    # scheduler
+    "max_num_batched_tokens": _integer(1, INT32),
+    "max_num_seqs": _integer(1, 2**20),
+    "scheduler_aging_seconds": _real(0, SECONDS),
+    "long_prefill_token_threshold": _integer(0, INT32),
+    "scheduler_delay_factor": _real(0, SECONDS),
+    "max_num_queued_reqs": _integer(1, INT32),
+    "max_num_queued_tokens": _integer(1, EXACT),
+    "watermark": _real(0, 1, below=True),
+    # observability
+    "max_log_len": _integer(0, INT32),
+    "record_steps": _integer(0, 10**6),
+    "trace_sampling_rate": _real(0, 1),
+    "kv_cache_metrics_sample": _real(0, 1, above=True),
+    # server
+    "port": _integer(0, 65535),
+    "max_body_bytes": _integer(1024, 2**30),
+    "shutdown_timeout": _real(0, SECONDS),
+}
+"""Of each option that is a number. A frame between the processes holds a body of any size."""
+
+FIELDS: Final[dict[str, Bound]] = {
+    "n": _integer(1, 128),
+    "presence_penalty": _real(-2, 2),
+    "frequency_penalty": _real(-2, 2),
+    # A logit divided by less than this may be infinite in float32, and so would all that follow.
+    "repetition_penalty": _real(1e-30, 100),
+    "temperature": _real(0, 2),
+    "top_p": _real(0, 1, above=True),
+    "top_k": _integer(0, INT32, "-1, 0: off", also=(-1,)),
+    "min_p": _real(0, 1),
+    "seed": _integer(0, INT64, "-1: none", also=(-1,)),
+    "max_tokens": _integer(1, INT32),
+    "min_tokens": _integer(0, INT32),
+    "logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
+    "prompt_logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
+    "logit_bias": _real(-100, 100),
+    "priority": _integer(-INT64 - 1, INT64, "64-bit"),
+    "truncate_prompt_tokens": _integer(1, INT32, "-1: what fits", also=(-1,)),
+    "dimensions": _integer(1, INT32),
+}
+"""Of each field of a request that is a number; `logit_bias` of its values."""
+
+
+def show(value: object) -> str:
+    """A value for an error message: short, and never an error itself."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def flag(name: str) -> str:
+    """An option as it stands on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def read_option(name: str, value: object) -> Any:
+    """The number given for an option; text is read as on the command line (`8k`, `0.5`, `auto`).
+
+    Raises:
+        ConfigError: it is no number, or out of range.
+    """
+    bound = OPTIONS[name]
+    try:
+        found = _from_text(bound, value) if isinstance(value, str) else value
+        if type(found) in (int, str) and found in bound.unset:
+            return None
+        return bound.read(found)
+    except ValueError as error:
+        # What text stands for counts, and the text is told.
+        raise ConfigError(f"{flag(name)} must be {error}, got {show(value)}", param=name) from None
+
+
+def read_field(name: str, value: object) -> Any:
+    """The number given for a field of a request.
+
+    Raises:
+        InvalidRequest: it is no number, or out of range.
+    """
+    try:
+        return FIELDS[name].read(value)
+    except ValueError as error:
+        raise InvalidRequest(f"{name} must be {error}, got {show(value)}.", param=name) from None
+
+
+def _from_text(bound: Bound, text: str) -> object:
+    """The number that a text stands for, or the text if it is none."""
+    try:
+        return read_integer(text) if bound.kind is int else float(text)
+    except ValueError:
+        return text
+
+
+def read_integer(text: str) -> int:
+    """A whole number as people write it: exact at any size, or with a suffix.
+
+    Raises:
+        ConfigError: the text is not such a number.
+    """
+    digits = text.strip().removeprefix("-").replace("_", "")
+    # Python refuses to read thousands of digits, with an error of its own.
+    return int(text) if digits.isdecimal() and len(digits) < 1000 else parse_size(text)
+
+
+def check_section(section: Any) -> None:
+    """Check the fields of a configuration section by their annotations, and bring what may be
+    spelled in several ways to one: numbers to plain ones, a text alone to a list of one.
+
+    Raises:
+        ConfigError: a value is of a wrong type or out of range.
+    """
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        optional = str(field.type).endswith(" | None")
+        if value is None and optional:
+            continue
+        found = _READERS[str(field.type).removesuffix(" | None")](field.name, value)
+        if found is not value:
+            object.__setattr__(section, field.name, found)
+
+
+def _of_type(kind: type, what: str) -> Callable[[str, object], object]:
+    def read(name: str, value: object) -> object:
+        if not isinstance(value, kind):
+            raise ConfigError(f"{flag(name)} must be {what}, got {show(value)}", param=name)
+        return value
+
+    return read
+
+
+def _read_text(name: str, value: object) -> object:
+    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return _of_type(str, "text")(name, found)
+
+
+def _read_texts(name: str, value: object) -> object:
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, (list, tuple)) or not all(isinstance(text, str) for text in found):
+        raise ConfigError(f"{flag(name)} must be a list of texts, got {show(value)}", param=name)
+    return value if isinstance(value, list) else list(found)
+
+
+_READERS: Final[dict[str, Callable[[str, Any], object]]] = {
+    "int": read_option,
+    "float": read_option,
+    "bool": _of_type(bool, "true or false"),
+    "str": _read_text,
+    "list[str]": _read_texts,
+    "dict[str, Any]": _of_type(dict, "an object"),
+}
+"""By annotation. A new annotation of a section's field needs a row here."""
