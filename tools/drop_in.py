@@ -36,16 +36,15 @@ class Count:
     missing: list[str]
     refused: list[str] = field(default_factory=list)
     """There, and answers with a sentence that says what to do instead."""
-    note: str = ""
 
     @property
     def taken(self) -> int:
         return len(self.names) - len(self.missing)
 
 
-def count(title: str, names: Iterable[str], holds: Callable[[str], bool], note: str = "") -> Count:
+def count(title: str, names: Iterable[str], holds: Callable[[str], bool]) -> Count:
     listed = list(names)
-    return Count(title, listed, [name for name in listed if not holds(name)], note=note)
+    return Count(title, listed, [name for name in listed if not holds(name)])
 
 
 # ----------------------------------------------------------------------------------------- flags
@@ -125,10 +124,9 @@ def flag_counts() -> Iterator[Count]:
     )
     spelled = [option for row in rows.values() for option in row["opts"]]
     yield count(
-        "spellings of flags that are known",
+        "spellings of flags, known or refused by name",
         spelled,
         lambda option: "unknown flag" not in (starts([option, "1"]) or ""),
-        "taken, or refused with a sentence of their own",
     )
 
 
@@ -152,6 +150,10 @@ def parameter_counts() -> Iterator[Count]:
         "parameters of `SamplingParams` at their default",
         defaults,
         lambda name: constructs(SamplingParams, name, defaults[name]),
+    )
+    members = [m for m in SURFACE["sampling_params_members"] if m not in defaults]
+    yield count(
+        "other members of `SamplingParams`", members, lambda name: hasattr(SamplingParams, name)
     )
     fields = [name for name in SURFACE["pooling_params"] if name != "output_kind"]
     yield count(
@@ -190,9 +192,10 @@ def engine_class(name: str) -> type:
 def member_counts() -> Iterator[Count]:
     for name, members in SURFACE["members"].items():
         kind = engine_class(name)
-        found = count(f"members of `{name}`", members, lambda m, kind=kind: hasattr(kind, m))
-        present = [m for m in members if hasattr(kind, m)]
-        found.refused = [m for m in present if hasattr(getattr(kind, m), "refused")]
+        declared = {m for base in kind.__mro__ for m in inspect.get_annotations(base)}
+        present = [m for m in members if hasattr(kind, m) or m in declared]
+        found = count(f"members of `{name}`", members, present.__contains__)
+        found.refused = [m for m in present if hasattr(getattr(kind, m, None), "refused")]
         yield found
         if name == "LLM":
             yield parameters_of_members(kind, members, list(present))
@@ -244,10 +247,9 @@ def route_counts() -> Iterator[Count]:
         known = request_fields(path)
         names = SURFACE["routes"][path]["post"]
         yield count(
-            f"fields of `POST {path}`",
+            f"fields of `POST {path}`, known or refused by name",
             names,
             known.__contains__,
-            "taken, or refused with a sentence of their own",
         )
 
 
@@ -278,10 +280,7 @@ def table(rows: list[Count]) -> Iterator[str]:
         shown = ", ".join(f"`{name}`" for name in row.missing[:8])
         more = f" and {len(row.missing) - 8} more" if len(row.missing) > 8 else ""
         refused = len(row.refused) or ""
-        yield (
-            f"| {row.title} | {len(row.names)} | {row.taken} | {refused} | "
-            f"{(shown + more) or row.note} |"
-        )
+        yield f"| {row.title} | {len(row.names)} | {row.taken} | {refused} | {shown + more} |"
 
 
 def page(rows: list[Count]) -> str:

@@ -35,7 +35,7 @@ def counted():
         ("flags at their own default, command line", 193),
         ("flags at their own default, `--config` file", 193),
         ("options at their own default, `LLM(...)`", 231),
-        ("spellings of flags that are known", 428),
+        ("spellings of flags, known or refused by name", 428),
     ],
 )
 def test_no_default_of_vllm_stops_a_start(counted, title, least):

@@ -88,9 +88,9 @@ class EngineVerbs:
         """Forget cached prefixes; False while requests run.
 
         Raises:
-            NotAvailable: running requests are to be restarted.
+            NotAvailable: requests run, and are to be restarted.
         """
-        if reset_running_requests:
+        if reset_running_requests and self.get_num_unfinished_requests():
             raise NotAvailable("reset_running_requests is not available: wait, or abort them.")
         return self.core.kv.reset_prefix_cache()
 

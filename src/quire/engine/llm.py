@@ -230,9 +230,12 @@ class LLM(PoolingVerbs):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prefixes. Nothing runs between two calls, and there is no connector, so
-        both switches mean what happens anyway."""
-        return self.llm_engine.core.kv.reset_prefix_cache()
+        """Forget cached prefixes; False while another thread's requests run.
+
+        Raises:
+            NotAvailable: they do, and are to be restarted.
+        """
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def explain_prefix(
         self, prompt: str | list[int], cache_salt: str | None = None
