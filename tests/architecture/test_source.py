@@ -24,7 +24,6 @@ FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "os.system", "os.popen", "yaml.load"}
 WALL_CALLS = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now"}
 MACHINE_PATH = re.compile(r"(^|[\s'\"=:])/(home|root|work|Users|mnt|tmp)/\w")
-MAX_LINES = 500
 
 
 def names_of_imports(node: ast.AST) -> Iterator[str]:
@@ -68,7 +67,6 @@ def test_every_file_keeps_the_rules(path):
     text = path.read_text("utf-8")
     relative = path.relative_to(SOURCE).as_posix()
     assert not list(findings(ast.parse(text), wall_clock=relative in WALL_CLOCK))
-    assert text.count("\n") <= MAX_LINES, "too long to read: split it"
 
 
 def test_the_list_of_exceptions_is_current():

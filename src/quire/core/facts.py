@@ -74,6 +74,8 @@ class Loss(enum.IntEnum):
     """A waiting request with more right to them."""
     FAILURE = 3
     """It had read blocks of a request that failed."""
+    UNDONE = 4
+    """A step was left by an exception and has not happened: all that ran come back."""
 
 
 class Fact(NamedTuple):
@@ -92,6 +94,10 @@ class Fact(NamedTuple):
     c: int
     d: int
 
+
+FactMark = tuple[bytearray, int, list[tuple[int, str]], int, int]
+"""Records and names that have not left yet, with their lengths, and the number of the next
+request."""
 
 # Wide: steps and requests are counted for as long as a core lives, and a priority has 64 bits. It
 # costs nothing that could be measured beside the call.
@@ -166,6 +172,18 @@ class FactLog:
         """Write that limits have changed, and what holds now."""
         self.at(time)
         self.add(Kind.LIMITS, 0, a=max_num_seqs, b=max_num_batched_tokens)
+
+    def mark(self) -> FactMark:
+        """What there is, for `restore`."""
+        records, names = self._records, self._names
+        return records, len(records), names, len(names), self._next_number
+
+    def restore(self, mark: FactMark) -> None:
+        """Forget what was written since."""
+        # What `take` has handed out is whole still: it leaves the originals alone.
+        self._records, num_bytes, self._names, num_names, self._next_number = mark
+        del self._records[num_bytes:], self._names[num_names:]
+        self._waiting = (0, 0)
 
     def take(self) -> tuple[bytes, list[tuple[int, str]]]:
         """The records since the last call, and the ids of the requests first named in them."""

@@ -137,6 +137,13 @@ class Request:
         self.queued_ts = 0.0
         self.scheduled_ts = 0.0
 
+    def forget_progress(self) -> None:
+        """Nothing of it is computed any more, and no hash of it is trusted to be whole."""
+        self.num_computed_tokens = self.num_quiet_tokens = 0
+        self.spec_token_ids = ()
+        self.block_hashes = []
+        self.prefix_hash = None
+
     @property
     def num_tokens(self) -> int:
         """Prompt plus output tokens."""

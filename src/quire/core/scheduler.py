@@ -27,6 +27,8 @@ from quire.core.policy_loader import make_policy, move_waiting
 from quire.core.request import Request, RequestStatus
 from quire.core.stats import StepStats, collect_stats
 from quire.core.swap_cost import SwapCost
+from quire.core.undo import Change, Standing
+from quire.core.undo import undo as undo_change
 from quire.core.update import update_from_output
 from quire.logger import get_logger
 from quire.utils.math import cdiv
@@ -60,7 +62,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.clock = clock or RealClock()
         self.requests: dict[str, Request] = {}
-        self.waiting = make_policy(config, self._count_uncached)
+        self.waiting = make_policy(config, self.count_uncached)
         self.running: list[Request] = []
         """In order of admission."""
         self.finished_req_ids: list[str] = []
@@ -73,7 +75,44 @@ class Scheduler:
         """Blocks allocated, freed, evicted and missed up to the last statistics."""
         self._max_running = config.max_num_seqs
         # more than max_num_seqs after that was lowered while they ran
-        self._delay = DelayGate(factor) if (factor := config.scheduler_delay_factor) else None
+        self._delay: DelayGate | None = None
+        self.restart_delay()
+        self._change: Change | None = None
+        self.num_changes = 0
+        """Changes that stand."""
+
+    # ---- changes that hold or have not happened ----------------------------------------------
+
+    def begin(self) -> None:
+        """A change of the books begins. Until `commit`, `undo` takes all of it back."""
+        assert self._change is None, "one change at a time"
+        self._change = Change(self)
+
+    def commit(self) -> None:
+        """The change stands."""
+        self._change, self.num_changes = None, self.num_changes + 1
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change has begun that is neither committed nor undone."""
+        return self._change is not None
+
+    def undo(self) -> None:
+        """Bring the books back to where they were at `begin`, whatever state they are in. Requests
+        that ran wait to be computed again; the worker must forget all it knows of any."""
+        if self._change is not None:
+            undo_change(self, self._change)
+            self._change = None
+
+    def restart_delay(self) -> None:
+        """Nobody waits, as far as the delay that batches prompts is concerned."""
+        factor = self.config.scheduler_delay_factor
+        self._delay = DelayGate(factor) if factor else None
+
+    def delay(self, request: Request) -> None:
+        """A request waits for the first time."""
+        if self._delay is not None:
+            self._delay.add(request)
 
     # ---- requests in and out -----------------------------------------------------------------
 
@@ -81,6 +120,8 @@ class Scheduler:
         """Queue a request. Its id must not be in use."""
         assert request.request_id not in self.requests, f"{request.request_id} is already here"
         request.queued_ts = now = self.clock.now()
+        if self._change is not None:
+            self._change.added.append(request)
         request.number = self.facts.name(request.request_id)
         self.facts.at(now)
         self.facts.add(
@@ -92,8 +133,7 @@ class Scheduler:
         )
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
-        if self._delay is not None:
-            self._delay.add(request)
+        self.delay(request)
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[Request]:
         """End requests from outside (abort). Unknown ids are ignored.
@@ -102,6 +142,8 @@ class Scheduler:
             The requests that were ended.
         """
         ended = [self.requests[i] for i in dict.fromkeys(request_ids) if i in self.requests]
+        if self._change is not None:
+            self._change.ended = {request.request_id: status for request in ended}
         for request in ended:
             if request.status is not RequestStatus.RUNNING:
                 self.waiting.remove_request(request)
@@ -114,7 +156,8 @@ class Scheduler:
             self.drop_finished()
         return ended
 
-    def _count_uncached(self, request: Request) -> int:
+    def count_uncached(self, request: Request) -> int:
+        """Tokens of a request that are in no KV block now; see `Policy`."""
         return request.num_tokens - self.kv.get_computed_blocks(request)[1]
 
     def set_limits(self, **changes: object) -> None:
@@ -128,7 +171,7 @@ class Scheduler:
         """
         config = change_limits(self.config, changes, self.max_model_len)
         if config.scheduling_policy != self.config.scheduling_policy:
-            policy = make_policy(config, self._count_uncached)
+            policy = make_policy(config, self.count_uncached)
             move_waiting(self.waiting, policy, self.requests.values())
             self.waiting = policy
         if config != self.config:
@@ -360,6 +403,8 @@ class Scheduler:
                     continue
                 free = self.kv.block_pool.get_num_free_blocks()
                 return self._say_waits(request, Wait.BLOCKS, free + lacking, free)
+            if self._change is not None:
+                self._change.admitted.append(Standing.of(request))
             block_ids, copies = self.kv.admit(request, prefix, num_new, self._lookahead)
             plan.block_copies += copies
             self.waiting.admit_request(request)

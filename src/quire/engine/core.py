@@ -7,9 +7,10 @@ It owns a scheduler and an executor. It knows no sockets, no text and no HTTP; w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from quire.bounds import read_field
 from quire.config import EngineConfig
@@ -22,7 +23,7 @@ from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, QuireError
 from quire.executor.base import Executor, make_executor
 from quire.logger import get_logger
 from quire.params import SamplingParams
@@ -34,6 +35,13 @@ logger = get_logger(__name__)
 ProgressCallback = Callable[[str, int, int], None]
 AUDIT_SHARE: Final = 0.005
 """Most of the time that the books are checked in."""
+
+T = TypeVar("T")
+Produced = tuple[list[EngineCoreOutput], StepStats]
+
+
+def _as_they_are(outputs: list[EngineCoreOutput], stats: StepStats) -> Produced:
+    return outputs, stats
 
 
 class EngineCore:
@@ -90,8 +98,29 @@ class EngineCore:
 
     # ---- the loop ----------------------------------------------------------------------------
 
-    def step(self) -> tuple[list[EngineCoreOutput], StepStats]:
-        """One turn: pick the tokens, compute them, apply the results."""
+    def step(self) -> Produced:
+        """One turn: pick the tokens, compute them, apply the results.
+
+        A step that is left by an exception, whatever it is and wherever it comes from, has not
+        happened: requests, blocks and cache are as before, and the next step may try again.
+        """
+        return self.step_into(_as_they_are)
+
+    def step_into(self, take: Callable[[list[EngineCoreOutput], StepStats], T]) -> T:
+        """`step`, and what it produced is handed on within it: if `take` raises, the step has not
+        happened either, so no token is lost on the way out.
+
+        Returns:
+            What `take` made of the outputs and statistics.
+        """
+        with self._change():
+            outputs, stats = self._step()
+            taken = take(outputs, stats)
+        if not self.scheduler.requests and self.clock.now() >= self._audit_after:
+            self._audit()
+        return taken
+
+    def _step(self) -> Produced:
         start = self.clock.now()
         batch = self.scheduler.schedule()
         scheduled = self.clock.now()
@@ -103,14 +132,38 @@ class EngineCore:
         stats.schedule_seconds = scheduled - start
         stats.update_seconds = end - executed
         stats.step_seconds = end - start
-        if not self.scheduler.requests and end >= self._audit_after:
-            self._audit()
         return outputs, stats
 
     @property
     def has_requests(self) -> bool:
         """Whether `step()` has anything to do."""
-        return self.scheduler.has_requests
+        return self.scheduler.has_requests or self.scheduler.is_changing
+
+    @contextmanager
+    def _change(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """All of what is inside happens, or nothing of it.
+
+        Args:
+            refusals: Raised before anything was changed, so that nothing need be undone.
+        """
+        self.recover()
+        self.scheduler.begin()
+        try:
+            yield
+        except refusals:
+            self.scheduler.commit()
+            raise
+        except BaseException:
+            self.recover()
+            raise
+        self.scheduler.commit()
+
+    def recover(self) -> None:
+        """Take back what was left half done, if anything was. A second Ctrl-C may even interrupt
+        this: whoever comes next does it again."""
+        if self.scheduler.is_changing:
+            self.executor.reset()
+            self.scheduler.undo()
 
     def _audit(self) -> None:
         """Check the books: when the engine falls idle, so that a leak shows soon, and at its end.
@@ -129,23 +182,25 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request that has passed the input gate."""
-        self.scheduler.add_request(
-            Request(
-                request.request_id,
-                request.prompt_token_ids,
-                request.sampling_params,
-                arrival_time=request.arrival_time,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                output_token_ids=request.output_token_ids,
-                client=request.client,
-                pooling_params=request.pooling_params,
-            )
+        queued = Request(
+            request.request_id,
+            request.prompt_token_ids,
+            request.sampling_params,
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            output_token_ids=request.output_token_ids,
+            client=request.client,
+            pooling_params=request.pooling_params,
         )
+        with self._change():
+            self.scheduler.add_request(queued)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; unknown ids are ignored."""
-        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        if request_ids:
+            with self._change():
+                self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
     # ---- control verbs -----------------------------------------------------------------------
 
@@ -158,10 +213,11 @@ class EngineCore:
         handler = VERBS.get(verb)
         if handler is None:
             raise InvalidRequest(f"unknown verb {verb!r}; there are: {', '.join(sorted(VERBS))}")
-        try:
-            return handler(self, **args)
-        except TypeError as error:
-            raise InvalidRequest(f"verb {verb!r}: {error}") from None
+        with self._change(refusals=(QuireError,)):
+            try:
+                return handler(self, **args)
+            except TypeError as error:
+                raise InvalidRequest(f"verb {verb!r}: {error}") from None
 
     def shutdown(self) -> None:
         """Let go of the model, after a last look at the books."""

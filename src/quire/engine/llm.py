@@ -54,6 +54,11 @@ class LLM(PoolingVerbs):
         options = {**_OFFLINE_DEFAULTS, **options}
         self.llm_engine = LLMEngine(EngineConfig.from_options(model=model, **options))
         self._counter = itertools.count()
+        self._awaited: set[str] = set()
+        self._ended: dict[str, RequestOutput] = {}
+        # requests of all callers that wait, and those of them that have ended
+        self._abandoned: list[str] = []
+        # requests whose caller was interrupted
 
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> LLM:
@@ -119,18 +124,30 @@ class LLM(PoolingVerbs):
     ) -> list[RequestOutput]:
         """Run requests to their end, in the order given."""
         ids: list[str] = []
+        self._drop_abandoned()
         try:
             for index, prompt in enumerate(prompts):
-                request_id = str(next(self._counter))
+                ids.append(request_id := str(next(self._counter)))
+                self._awaited.add(request_id)
                 self.llm_engine.add_request(
                     request_id, prompt, params[index], priority=priority[index] if priority else 0
                 )
-                ids.append(request_id)
             return self._run_engine(ids, use_tqdm)
         except BaseException:
             # A bad prompt in the list or a Ctrl-C: leave nothing behind in the engine.
-            self.llm_engine.abort_request(ids)
+            self._abandoned += ids
+            self._drop_abandoned()
             raise
+
+    def _drop_abandoned(self) -> None:
+        """End requests that nobody waits for. Whatever interrupts this, the next call goes on."""
+        with self.llm_engine.lock:
+            while self._abandoned:
+                request_id = self._abandoned[-1]
+                self._awaited.discard(request_id)
+                self._ended.pop(request_id, None)
+                self.llm_engine.abort_request([request_id])
+                self._abandoned.pop()
 
     def chat(
         self,
@@ -198,14 +215,27 @@ class LLM(PoolingVerbs):
     def _run_engine(
         self, ids: list[str], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
+        """Step until these requests have ended. Threads that call at the same time take turns: who
+        steps, steps for all, so their requests share the batches."""
+        missing = set(ids)
         with GenerateProgress(len(ids), use_tqdm) as progress:
-            while self.llm_engine.has_unfinished_requests:
-                for output in self.llm_engine.step():
-                    if output.finished:
-                        finished[output.request_id] = output
-                        progress.finish(output)
-        return [finished[i] for i in ids]
+            while missing:
+                with self.llm_engine.lock:
+                    # Another thread's step may have brought the rest.
+                    if not self._ended.keys() & missing:
+                        self._step()
+                    ended = self._ended.keys() & missing
+                missing -= ended
+                for request_id in ended:
+                    progress.finish(self._ended[request_id])
+        self._awaited.difference_update(ids)
+        return [self._ended.pop(request_id) for request_id in ids]
+
+    def _step(self) -> None:
+        assert self.llm_engine.has_unfinished_requests, "somebody waits for nothing"
+        for output in self.llm_engine.step():
+            if output.finished and output.request_id in self._awaited:
+                self._ended[output.request_id] = output
 
     # ---- around it ---------------------------------------------------------------------------
 

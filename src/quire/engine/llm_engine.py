@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +10,19 @@ from quire import envs
 from quire.config import EngineConfig
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
+from quire.core.output import EngineCoreOutput
+from quire.core.stats import StepStats
 from quire.engine.core import EngineCore, ProgressCallback
 from quire.engine.engine_verbs import EngineVerbs
 from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
 from quire.engine.gate import make_input_processor
-from quire.engine.input_processor import PromptType
-from quire.engine.output_processor import OutputProcessor
+from quire.engine.input_processor import ProcessedInput, PromptType
+from quire.engine.output_processor import OutputProcessor, ProcessedOutputs
 from quire.engine.records import Question, accept, make_records, tell_prefix, waiting_request
 from quire.engine.request_log import RequestLog
 from quire.engine.tracing import Tracing
-from quire.errors import ConfigError, EngineDead
+from quire.errors import ConfigError, EngineDead, QuireError
 from quire.executor.base import Executor
 from quire.logger import get_logger
 from quire.observability.tracing import PhaseLog
@@ -63,6 +66,13 @@ class LLMEngine(EngineVerbs):
             if getattr(config.scheduler, name) is not None:
                 raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
         self.clock = clock or RealClock()
+        self.lock = threading.RLock()
+        """Held while the engine is used: threads may share it, and take turns."""
+        self._taken: ProcessedOutputs | None = None
+        self._stats: StepStats | None = None
+        # what a step produced, until it is handed over
+        self._num_changes: int | None = None
+        # of the scheduler when the step began that is under way
         config = located(config)
         self.tokenizer = Tokenizer.from_folder(
             config.model.tokenizer_folder, config.model.chat_template
@@ -142,7 +152,7 @@ class LLMEngine(EngineVerbs):
             prompt_text=prompt_text,
             kv_hints=kv_hints,
         )
-        with self.tracing.refusals(request_id, params, trace_headers) as arrival:
+        with self.lock, self.tracing.refusals(request_id, params, trace_headers) as arrival:
             processed = self.input.process(
                 request_id,
                 prompt,
@@ -152,31 +162,94 @@ class LLMEngine(EngineVerbs):
                 cache_salt=cache_salt,
                 client=client,
             )
-            self.output.add(processed)
-        self.tracing.accept(processed.requests, params, trace_headers)
-        accept(self.records, processed.requests)
-        self.request_log.received(request_id, processed)
-        for request in processed.requests:
-            self.core.add_request(request)
+            self._recover()
+            self._add(request_id, processed, params, trace_headers)
         return request_id
 
+    def _add(
+        self,
+        request_id: str,
+        processed: ProcessedInput,
+        params: SamplingParams | PoolingParams,
+        trace_headers: Mapping[str, str] | None,
+    ) -> None:
+        """Let everybody know of a request, or nobody."""
+        try:
+            self.output.add(processed)
+            self.tracing.accept(processed.requests, params, trace_headers)
+            accept(self.records, processed.requests)
+            self.request_log.received(request_id, processed)
+            for request in processed.requests:
+                self.core.add_request(request)
+        except QuireError:
+            raise  # refused: its id belongs to another
+        except BaseException:
+            self.abort_request([request_id])
+            raise
+
     def step(self) -> list[RequestOutput]:
-        """Run one engine step and return what it means to the callers."""
-        outputs, stats = self.core.step()
-        processed = self.output.process(outputs, self.clock.now())
-        if processed.aborts:
-            self.core.abort_requests(processed.aborts)
-        self.sinks.record(stats, processed.iteration)
-        return processed.request_outputs
+        """Run one engine step and return what it means to the callers.
+
+        A step that is left by an exception, say a Ctrl-C, has not happened: the next one tries it
+        again, and no output is lost.
+        """
+        with self.lock:
+            self._recover()
+            if self._taken is None:
+                self._step()
+            return self._hand_over()
+
+    def _step(self) -> None:
+        self._num_changes = self.core.scheduler.num_changes
+        try:
+            self.core.step_into(self._take_in)
+        except BaseException:
+            self._recover()
+            raise
+        self._num_changes = None
+
+    def _take_in(self, outputs: list[EngineCoreOutput], stats: StepStats) -> None:
+        self._taken = self.output.process(outputs, self.clock.now())
+        self._stats = stats
+
+    def _recover(self) -> None:
+        """If a step was left half done, take back its part in the outputs, too. Can be interrupted
+        itself: whoever comes next does it again."""
+        if self._num_changes is None:
+            return
+        self.core.recover()
+        if self.core.scheduler.num_changes == self._num_changes:
+            self._taken = None
+            self.output.rewind(
+                {r.request_id: r.num_output_tokens for r in self.core.scheduler.requests.values()}
+            )
+        self._num_changes = None
+
+    def _hand_over(self) -> list[RequestOutput]:
+        """What is left to do once a step stands, up to the last statement: what an exception
+        interrupts here, the next call does."""
+        taken, stats = self._taken, self._stats
+        if taken is None:
+            return []
+        self.core.abort_requests(taken.aborts)
+        self._stats = None
+        if stats is not None:
+            self.sinks.record(stats, taken.iteration)
+        try:
+            return taken.request_outputs
+        finally:
+            self._taken = None
 
     def abort_request(self, request_ids: list[str]) -> None:
         """End requests by their external ids; unknown ones are ignored."""
-        for request_id in request_ids:
-            internal, final = self.output.abort(request_id)
-            self.core.abort_requests(internal)
-            if final is not None:
-                self.request_log.aborted([request_id])
-        self.sinks.record(None, self.output.take_stats())
+        with self.lock:
+            self._recover()
+            for request_id in request_ids:
+                self.core.abort_requests(self.output.internal_ids(request_id))
+                _, final = self.output.abort(request_id)
+                if final is not None:
+                    self.request_log.aborted([request_id])
+            self.sinks.record(None, self.output.take_stats())
 
     def question(self) -> Question:
         """A copy of the records, to be asked: explanations, timeline, listing.
@@ -209,7 +282,7 @@ class LLMEngine(EngineVerbs):
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether `step()` has anything to do."""
-        return self.core.has_requests
+        return self.core.has_requests or self._taken is not None
 
     def shutdown(self) -> None:
         """Let go of the model, and send what traces there are. Safe to call twice."""

@@ -8,7 +8,7 @@ ended. Knows nothing of how outputs reach their callers, of scheduling, or of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from quire.core.batch import TokenLogprobs
@@ -28,6 +28,7 @@ from quire.outputs import (
 )
 from quire.params import RequestOutputKind
 from quire.tokenizer import IncrementalDetokenizer, Tokenizer
+from quire.utils.signals import pass_on_signals
 from quire.utils.timing import Clock
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,7 @@ class _Completion:
     """One of a request's `n` completions."""
 
     request: _Request
-    internal_id: str
-    index: int
+    core_request: EngineCoreRequest
     detokenizer: IncrementalDetokenizer
     logprobs: list[PositionLogprobs] | None
     cumulative_logprob: float | None
@@ -81,6 +81,16 @@ class _Completion:
     num_preemptions: int = 0
 
     @property
+    def internal_id(self) -> str:
+        """What the core calls it."""
+        return self.core_request.request_id
+
+    @property
+    def index(self) -> int:
+        """Its place among the request's completions."""
+        return self.core_request.index
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the output so far."""
         return len(self.detokenizer.token_ids)
@@ -93,13 +103,16 @@ class _Request:
     processed: ProcessedInput
     completions: list[_Completion]
     metrics: RequestMetrics
-    num_open: int
-    """Completions that have not ended."""
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     prompt_logprobs_delivered: bool = False
     num_cached_tokens: int | None = None
     error: str | None = None
     pooled: Pooled | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Completions that have not ended."""
+        return sum([c.finish_reason is None for c in self.completions])
 
     @property
     def first(self) -> EngineCoreRequest:
@@ -111,6 +124,8 @@ class _Request:
 class _Batch:
     """What one call of `process` has gathered."""
 
+    outputs: list[EngineCoreOutput]
+    ended: list[_Completion] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     news: dict[str, list[_Completion]] = field(default_factory=dict)
     """By external id: the completions that have something new, each once."""
@@ -138,6 +153,7 @@ class OutputProcessor:
         self._requests: dict[str, _Request] = {}
         self._completions: dict[str, _Completion] = {}
         self._stats = IterationStats()
+        self._latest = _Batch([])
 
     @property
     def num_unfinished(self) -> int:
@@ -162,20 +178,20 @@ class OutputProcessor:
                 param="request_id",
             )
         metrics = RequestMetrics(arrival_time=first.arrival_time)
-        request = _Request(processed, [], metrics, num_open=len(processed.requests))
-        for core_request in processed.requests:
-            completion = self._completion(request, core_request)
-            request.completions.append(completion)
-            self._completions[core_request.request_id] = completion
+        request = _Request(processed, [], metrics)
+        request.completions += [self._completion(request, r) for r in processed.requests]
+        completions = {c.internal_id: c for c in request.completions}
+        # The request first: whatever interrupts this, `abort` finds all that there is.
         self._requests[first.external_id] = request
+        self._completions |= completions
 
     def process(self, outputs: Iterable[EngineCoreOutput], now: float) -> ProcessedOutputs:
         """Take in what a step produced; `now` is when it reached the frontend.
 
         Outputs of ids that are not active (ended by a stop string, aborted) are ignored.
         """
-        batch = _Batch()
-        for output in outputs:
+        batch = self._latest = _Batch(list(outputs))
+        for output in batch.outputs:
             completion = self._completions.get(output.request_id)
             if completion is not None:
                 self._take_in_alone(completion, output, now, batch)
@@ -184,6 +200,45 @@ class OutputProcessor:
         for external_id in batch.news:
             self._forget_if_ended(external_id)
         return ProcessedOutputs(request_outputs, batch.aborts, self.take_stats())
+
+    def rewind(self, num_tokens: Mapping[str, int]) -> None:
+        """Undo the last `process`, however far it got: the step has not happened. What it has
+        touched is made again from the tokens before it, of which all is a function.
+
+        Args:
+            num_tokens: By internal id, of what the core still works on: tokens before that step.
+        """
+        touched = {c.internal_id: c for c in self._latest.ended}
+        touched |= self._completions
+        requests: dict[str, _Request] = {}
+        for output in self._latest.outputs:
+            completion = touched.get(output.request_id)
+            if completion is not None and output.request_id in num_tokens:
+                self._rewind(completion, num_tokens[output.request_id])
+                requests[completion.request.first.external_id] = completion.request
+        for external_id, request in requests.items():
+            _rewind_request(request)
+            self._requests[external_id] = request
+        self._stats = IterationStats()
+
+    def _rewind(self, completion: _Completion, num_tokens: int) -> None:
+        fresh = self._completion(completion.request, completion.core_request)
+        fresh.detokenizer.update(completion.detokenizer.token_ids[:num_tokens])
+        kind = completion.request.processed.params.output_kind
+        # What had been computed had been delivered, unless only the end is.
+        completion.delivered = 0 if kind is RequestOutputKind.FINAL_ONLY else num_tokens
+        if kind is RequestOutputKind.DELTA:
+            fresh.detokenizer.take(finished=False, delta=True)
+        if completion.logprobs is not None:
+            del completion.logprobs[num_tokens:]
+            completion.cumulative_logprob = 0.0
+            for position in completion.logprobs:
+                # The first is the sampled one.
+                completion.cumulative_logprob += next(iter(position.values())).logprob
+        completion.detokenizer = fresh.detokenizer
+        completion.finish_reason = completion.stop_reason = None
+        completion.seen &= num_tokens > 0
+        self._completions[completion.internal_id] = completion
 
     def internal_ids(self, external_id: str) -> list[str]:
         """The completions of a request that have not ended; none if the id is unknown."""
@@ -242,16 +297,14 @@ class OutputProcessor:
         running = {c.internal_id for c in completions if c.finish_reason is None}
         assert set(self._completions) == running, "known completions are not the running ones"
         for external_id, request in self._requests.items():
-            num_open = sum(c.finish_reason is None for c in request.completions)
-            assert request.num_open == num_open > 0, f"{external_id} ended, but is still known"
+            assert request.num_open, f"{external_id} ended, but is still known"
 
     def _completion(self, request: _Request, core_request: EngineCoreRequest) -> _Completion:
         params = core_request.sampling_params
         scored = params.logprobs is not None
         return _Completion(
             request=request,
-            internal_id=core_request.request_id,
-            index=core_request.index,
+            core_request=core_request,
             detokenizer=IncrementalDetokenizer(
                 self._tokenizer, params, core_request.prompt_token_ids
             ),
@@ -265,7 +318,8 @@ class OutputProcessor:
         """Take one output in; if that fails, only its completion ends."""
         try:
             self._take_in(completion, output, now, batch)
-        except Exception:  # whatever went wrong belongs to this completion, not to the others
+        except Exception as error:  # whatever went wrong belongs to this completion alone
+            pass_on_signals(error)
             logger.exception("output of request %s could not be processed", output.request_id)
             if completion.finish_reason is None:
                 completion.request.error = "the output of this request could not be processed"
@@ -369,10 +423,11 @@ class OutputProcessor:
     def _end(
         self, completion: _Completion, reason: str, stop_reason: int | str | None, now: float
     ) -> None:
+        # In this order, and without a count of its own, an interrupted end can be made again.
+        self._completions.pop(completion.internal_id, None)
+        self._latest.ended.append(completion)
         completion.finish_reason, completion.stop_reason = reason, stop_reason
-        del self._completions[completion.internal_id]
         request = completion.request
-        request.num_open -= 1
         if not request.num_open:
             request.metrics.finished_ts = now
         self._stats.finished.append(_finished_stats(completion, now))
@@ -411,6 +466,18 @@ class OutputProcessor:
             error=request.error,
             pooled=request.pooled,
         )
+
+
+def _rewind_request(request: _Request) -> None:
+    """What its completions have in common follows from them again."""
+    request.error = request.pooled = None
+    metrics = request.metrics
+    metrics.finished_ts = 0.0
+    metrics.num_generation_tokens = sum(c.num_tokens for c in request.completions)
+    if not metrics.num_generation_tokens:
+        request.prompt_logprobs, request.prompt_logprobs_delivered = None, False
+        request.num_cached_tokens = None
+        metrics.first_token_ts = metrics.last_token_ts = 0.0
 
 
 def _has_news(completion: _Completion) -> bool:

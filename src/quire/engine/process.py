@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 
 from quire import envs
+from quire.core.output import EngineCoreOutput
+from quire.core.stats import StepStats
 from quire.engine import wire
 from quire.engine.core import EngineCore
 from quire.engine.messages import (
@@ -55,6 +57,8 @@ class EngineCoreProcess:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="core-writer", daemon=True)
         self.epoch = 0
+        self._again = False
+        # the last step raised
 
     def run(self) -> int:
         """Load, then step until told to end.
@@ -93,8 +97,24 @@ class EngineCoreProcess:
         while True:
             while not core.has_requests or not self._inbox.empty():
                 self._handle(core, self._inbox.get())
-            outputs, stats = core.step()
-            self._send(Outputs(self.epoch, outputs, stats))
+            self._step(core)
+
+    def _step(self, core: EngineCore) -> None:
+        """Step, and tell. A step that raises has not happened: it is tried once more, which helps
+        against what passes, such as a lack of memory."""
+        try:
+            frame = core.step_into(self._frame)
+            self._again = False
+        except Exception as error:
+            if self._again:
+                raise
+            self._again = True
+            logger.exception("a step raised %s and is tried once more", type(error).__name__)
+            return
+        self._outbox.put(frame)
+
+    def _frame(self, outputs: list[EngineCoreOutput], stats: StepStats) -> bytes:
+        return wire.encode(Outputs(self.epoch, outputs, stats))
 
     def _handle(self, core: EngineCore, message: ToCore) -> None:
         match message:

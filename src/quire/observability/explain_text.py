@@ -123,6 +123,7 @@ _LOSSES: Final = {
     Loss.BLOCKS: "KV blocks had run out",
     Loss.URGENCY: "the other was more urgent",
     Loss.FAILURE: "it shared blocks with a request that failed",
+    Loss.UNDONE: "the step it was in was interrupted and is done again",
 }
 
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from quire.core.stats import IterationStats, StepStats
 from quire.logger import get_logger
+from quire.utils.signals import pass_on_signals
 
 logger = get_logger(__name__)
 
@@ -81,7 +82,8 @@ class StatSinks:
     def _shield(self, sink: object, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception:
+        except Exception as error:
+            pass_on_signals(error)
             if id(sink) not in self._reported:
                 self._reported.add(id(sink))
                 logger.exception(

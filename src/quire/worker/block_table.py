@@ -76,6 +76,11 @@ class BlockTable:
             lines[np.arange(lines.shape[1]) < unseen[:, None]] = 0
         return lines
 
+    def clear(self, num_rows: int) -> None:
+        """Empty tables for so many rows."""
+        self.ids = np.zeros((num_rows, self.ids.shape[1]), dtype=np.int32)
+        self.num_blocks = np.zeros(num_rows, dtype=np.int64)
+
     def grow(self, num_rows: int) -> None:
         """Make room for more rows."""
         self.ids = grown(self.ids, num_rows)

@@ -140,9 +140,13 @@ class InputBatch:
         self.num_tokens[row] += 1
 
     def clear(self) -> None:
-        """Forget all requests."""
-        for req_id in list(self.row_of):
-            self.remove(req_id)
+        """Forget all requests, even one that was only half taken in."""
+        self.row_of.clear()
+        self.prompt_logprobs.clear()
+        self.sampling = [None] * len(self.num_computed)
+        for table in self.block_tables:
+            table.clear(len(self.sampling))
+        self._free = list(range(len(self.sampling)))[::-1]
 
     def _take_row(self) -> int:
         if not self._free:

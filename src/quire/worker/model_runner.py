@@ -29,6 +29,7 @@ from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.outputs import Pooled
 from quire.sampling import LogprobRow, RequestSampling, Sampler, SamplingMetadata, gather_logprobs
+from quire.utils.signals import pass_on_signals
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.kv_transfer import KVTransfer, Moved
@@ -116,6 +117,7 @@ class ModelRunner:
     def reset(self) -> None:
         """Forget all requests."""
         self.input_batch.clear()
+        self._fresh.clear()
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -129,6 +131,7 @@ class ModelRunner:
                 self.input_batch.add(new)
                 self._fresh.append((new.block_ids, new.num_computed_tokens))
             except Exception as error:
+                pass_on_signals(error)
                 failed[new.req_id] = _reason(new.req_id, error)
                 self.input_batch.remove(new.req_id)
         cached = batch.scheduled_cached_reqs
@@ -191,6 +194,7 @@ class ModelRunner:
         try:
             return self._run(req_ids, counts)
         except Exception as error:
+            pass_on_signals(error)
             if len(req_ids) == 1:
                 return Outcome(failed={req_ids[0]: _reason(req_ids[0], error)})
             logger.warning(

@@ -91,6 +91,15 @@ class FreeBlockQueue:
             yield block
             block = block.next_free
 
+    def walk(self) -> list[KVBlock]:
+        """The blocks as far as the links lead, which may have been left half changed."""
+        found: dict[KVBlock, None] = {}
+        block = self._head.next_free
+        while block is not None and block.block_id >= 0 and block not in found:
+            found[block] = None
+            block = block.next_free
+        return list(found)
+
     def popleft(self, count: int) -> list[KVBlock]:
         """Take the blocks to be reused first.
 

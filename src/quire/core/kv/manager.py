@@ -20,7 +20,7 @@ from quire.core.kv.hits import GroupBlocks, find_hits
 from quire.core.kv.holding import Holding
 from quire.core.kv.pool import BlockPool
 from quire.core.kv.residency import BlockResidency, Stay
-from quire.core.kv.swap import SwapSpace
+from quire.core.kv.swap import Swapped, SwapSpace
 from quire.core.request import Request
 from quire.logger import get_logger
 from quire.utils.math import cdiv
@@ -397,6 +397,19 @@ class KVCacheManager:
         self.block_pool.step += 1
         if self.swap is not None:
             self.swap.begin_step()
+
+    def undo(self, step: int, swapped: dict[str, Swapped]) -> None:
+        """Take back what happened since a step had begun or ended: no request holds anything,
+        and only what was computed by then can be found.
+
+        Args:
+            step: `block_pool.step` at that time.
+            swapped: From `SwapSpace.mark` at that time, of those still wanted.
+        """
+        self._held = {}
+        self.block_pool.undo(step)
+        if self.swap is not None:
+            self.swap.undo(swapped)
 
     def explain_prefix(self, request: Request) -> PrefixAnswer:
         """Why a request would, or would not, find its prefix: how far the cache follows it, and

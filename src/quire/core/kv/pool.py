@@ -298,7 +298,8 @@ class BlockPool:
             self._children[group].add(follower.parent, follower)
         if block.block_hash is not None:
             self._cached[group].remove(block.block_hash, block)
-        block.block_hash = block.parent = block.origin = block.leader = block.follower = None
+        # The origin first: without one a block has no content, however far this gets.
+        block.origin = block.block_hash = block.parent = block.leader = block.follower = None
 
     def uncache_all(self, block_hash: bytes, group: int = 0) -> list[KVBlock]:
         """Forget this content wherever it stands; gives those blocks."""
@@ -306,6 +307,35 @@ class BlockPool:
         for block in found:
             self.uncache(block)
         return found
+
+    def undo(self, step: int) -> None:
+        """Take back what happened since `step` was the current one, whatever was half done: nobody
+        holds a block, and only what was computed by then can be found.
+
+        Content that was given up since stays given up: it may have been written over.
+        """
+        queued = self._free.walk()
+        self._cached = [BlockIndex() for _ in self._cached]
+        self._children = [BlockIndex() for _ in self._children]
+        for block in self.blocks[1:]:
+            self.num_freed += block.ref_cnt > 0
+            block.ref_cnt = 0
+            block.leader = block.follower = block.prev_free = block.next_free = None
+            # What a step computes is registered before it runs, as ready one step later.
+            if block.origin is not None and block.origin.ready_at <= step + 1:
+                self._find_again(block)
+            else:
+                block.origin = block.block_hash = block.parent = None
+        order = dict.fromkeys((*queued, *self.blocks[1:]))
+        self._free = FreeBlockQueue(sorted(order, key=lambda b: b.parent is not None))
+        if self.residency is not None:
+            self.residency.keep([b for b in order if b.parent is not None])
+
+    def _find_again(self, block: KVBlock) -> None:
+        assert block.origin is not None and block.parent is not None, "it has content"
+        self._children[block.origin.group].add(block.parent, block)
+        if block.block_hash is not None:
+            self._cached[block.origin.group].add(block.block_hash, block)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all content. Refused (False) while any block is held."""

@@ -79,6 +79,11 @@ class BlockResidency:
             now = self._clock.now()
             self._stays.append((now - followed.taken, now - followed.used, followed.gaps))
 
+    def keep(self, blocks: Iterable[KVBlock]) -> None:
+        """Only these have content still."""
+        known = self._followed
+        self._followed = {b.block_id: known[b.block_id] for b in blocks if b.block_id in known}
+
     def take(self) -> list[Stay]:
         """What has ended since the last call."""
         stays, self._stays = self._stays, []

@@ -36,7 +36,7 @@ Move = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Swapped:
+class Swapped:
     """What a swapped-out request comes back to."""
 
     num_computed_tokens: int
@@ -46,6 +46,7 @@ class _Swapped:
 
     @property
     def blocks(self) -> list[int]:
+        """Of all groups."""
         return [block for table in self.tables for block in table]
 
 
@@ -94,7 +95,7 @@ class SwapSpace:
         self._pool = kv.block_pool
         self._tier = HostTier(num_blocks)
         self._both = _BothTiers(self._pool, self._tier)
-        self._swapped: dict[str, _Swapped] = {}
+        self._swapped: dict[str, Swapped] = {}
         self._out: list[Move] = []
         self._in: list[Move] = []
         self._moving: list[int] = []
@@ -127,6 +128,22 @@ class SwapSpace:
         """The step before is over: its copies are done."""
         self._tier.unpin(self._moving)
         self._moving = []
+
+    def mark(self) -> dict[str, Swapped]:
+        """What is kept for requests, for `undo`."""
+        self._tier.mark()
+        return self._swapped.copy()
+
+    def undo(self, swapped: dict[str, Swapped]) -> None:
+        """Take back what happened since `mark`. Blocks of the tier that were taken since then may
+        hold anything.
+
+        Args:
+            swapped: From `mark`, of the requests that still come back.
+        """
+        self._swapped = swapped.copy()
+        self._out, self._in, self._moving = [], [], []
+        self._tier.undo(Counter(b for place in swapped.values() for b in place.blocks))
 
     def take_moves(self) -> tuple[list[Move], list[Move]]:
         """The copies of this step: (pool to tier, tier to pool)."""
@@ -170,7 +187,7 @@ class SwapSpace:
                     return False
                 tables[-1].append(parked)
         self._out += out
-        self._swapped[request.request_id] = _Swapped(
+        self._swapped[request.request_id] = Swapped(
             request.num_computed_tokens, list(held.num_unseen), tables
         )
         return True

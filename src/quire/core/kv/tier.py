@@ -8,7 +8,7 @@ used first. It moves nothing and knows no requests.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 Key = tuple[int, bytes]
 """Group of layers, and hash of the content."""
@@ -28,6 +28,26 @@ class HostTier:
         self._key_of: dict[int, Key] = {}
         self._by_key: dict[Key, int] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()
+        self._taken: set[int] = set()
+        # since `mark`
+
+    def mark(self) -> None:
+        """What is taken from now on can be taken back by `undo`."""
+        self._taken.clear()
+
+    def undo(self, pins: Mapping[int, int]) -> None:
+        """Build the books anew: only what was here at `mark` can still be found.
+
+        Args:
+            pins: The holds that remain, block to number.
+        """
+        self._pins = dict(pins)
+        self._key_of = {b: key for b, key in self._key_of.items() if b not in self._taken}
+        self._by_key = {key: block for block, key in self._key_of.items()}
+        free = [b for b in {**self._kept, **self._key_of} if b in self._key_of and b not in pins]
+        self._kept = OrderedDict.fromkeys(free)
+        places = {*self._kept, *pins}
+        self._empty = [b for b in reversed(range(self.num_blocks)) if b not in places]
 
     @property
     def num_pinned(self) -> int:
@@ -60,8 +80,10 @@ class HostTier:
             self._forget(next(iter(self._kept)))
         if not self._empty:
             return None
-        block = self._empty.pop()
+        block = self._empty[-1]
+        self._taken.add(block)
         self._pins[block] = 1
+        self._empty.pop()
         if key is not None:
             assert key not in self._by_key, "content is kept once"
             self._key_of[block] = key

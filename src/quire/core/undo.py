@@ -1,0 +1,137 @@
+"""A change of the scheduler's books that is left by an exception has not happened.
+
+A step can be left at any statement: by a Ctrl-C or an alarm in the caller's process, by a bug, for
+lack of memory. Undoing it statement by statement would need a log of each; instead the books are
+built anew from what cannot be half done. That is each request's tokens, cut to their number
+before the change, and the blocks whose content was computed in earlier steps. Everything that ran
+waits to come back, as after a preemption, and finds most of its own KV in the prefix cache. The
+worker must forget all requests, too.
+
+An undoing that is interrupted itself can be done again. Knows no tensors and no text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.core.facts import FactMark, Kind, Loss
+from quire.core.policy_loader import make_policy
+from quire.core.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from quire.core.kv.swap import Swapped
+    from quire.core.scheduler import Scheduler
+
+
+class Standing(NamedTuple):
+    """How a request stood before the change."""
+
+    request: Request
+    status: RequestStatus
+    num_tokens: int
+    num_preemptions: int
+
+    @classmethod
+    def of(cls, request: Request) -> Standing:
+        """As it stands now."""
+        return cls(request, request.status, len(request.all_token_ids), request.num_preemptions)
+
+
+class Change:
+    """What taking a change back needs. As little as can be: one is made for every step."""
+
+    __slots__ = (
+        "added",
+        "admitted",
+        "ended",
+        "facts",
+        "pool_counts",
+        "pool_step",
+        "ran",
+        "swapped",
+    )
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.ran = [Standing.of(request) for request in scheduler.running]
+        self.admitted: list[Standing] = []
+        """Who came in."""
+        self.added: list[Request] = []
+        """Who was queued."""
+        self.ended: dict[str, RequestStatus] = {}
+        """Who was to end, and how, because somebody outside wanted it: that is not taken back."""
+        self.facts: FactMark = scheduler.facts.mark()
+        self.pool_counts = scheduler.pool_counts
+        self.pool_step = scheduler.kv.block_pool.step
+        swap = scheduler.kv.swap
+        self.swapped: dict[str, Swapped] = {} if swap is None else swap.mark()
+
+
+def undo(scheduler: Scheduler, change: Change) -> None:
+    """Bring the scheduler's books back to before a change; see the top of this module."""
+    scheduler.facts.restore(change.facts)
+    scheduler.pool_counts = change.pool_counts
+    requests = _known_before(scheduler, change)
+    for standing in (*change.ran, *change.admitted):
+        _take_back(standing)
+    ended = [requests.pop(request_id) for request_id in change.ended if request_id in requests]
+    swapped = {i: place for i, place in change.swapped.items() if i in requests}
+    scheduler.kv.undo(change.pool_step, swapped)
+    for request in requests.values():
+        request.forget_progress()
+    returning = [s.request for s in change.ran if s.request.request_id in requests]
+    _tell(scheduler, change, returning, ended)
+    scheduler.requests, scheduler.running, scheduler.finished_req_ids = requests, [], []
+    _queue(scheduler, returning)
+
+
+def _known_before(scheduler: Scheduler, change: Change) -> dict[str, Request]:
+    """All requests, by id, in the order they came."""
+    known = set(scheduler.requests.values())
+    known.update(s.request for s in (*change.ran, *change.admitted))
+    known.difference_update(change.added)
+    return {r.request_id: r for r in sorted(known, key=lambda r: r.number)}
+
+
+def _take_back(standing: Standing) -> None:
+    """Tokens and status of a request that the change may have moved on. Its KV is gone."""
+    request, status, num_tokens, num_preemptions = standing
+    del request.all_token_ids[num_tokens:]
+    request.stop_reason = request.error = None
+    if status is RequestStatus.RUNNING:
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions = num_preemptions + 1
+        return
+    request.status = status
+    request.num_preemptions = num_preemptions
+    if status is RequestStatus.WAITING:
+        request.num_cached_tokens, request.num_promoted_tokens = -1, 0
+        request.scheduled_ts = 0.0
+
+
+def _tell(
+    scheduler: Scheduler, change: Change, returning: list[Request], ended: list[Request]
+) -> None:
+    """For the records: who lost its place, and who ended."""
+    facts = scheduler.facts
+    facts.at(scheduler.clock.now())
+    for request in returning:
+        facts.add(Kind.PREEMPTED, request.number, Loss.UNDONE, a=request.num_tokens)
+    for request in ended:
+        request.status = change.ended[request.request_id]
+        facts.add(Kind.FINISHED, request.number, request.status, a=request.num_output_tokens)
+
+
+def _queue(scheduler: Scheduler, returning: list[Request]) -> None:
+    """Fill the queue: who ran comes first, in its old order, then who was preempted before."""
+    policy = make_policy(scheduler.config, scheduler.count_uncached)
+    scheduler.restart_delay()
+    back = {r.request_id: r for r in returning}
+    for request in scheduler.requests.values():
+        if request.status is RequestStatus.WAITING:
+            policy.add_request(request)
+            scheduler.delay(request)
+        else:
+            back.setdefault(request.request_id, request)
+    for request in reversed(back.values()):
+        policy.prepend_request(request)
+    scheduler.waiting = policy
