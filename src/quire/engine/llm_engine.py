@@ -68,7 +68,7 @@ class LLMEngine(EngineVerbs):
         self.clock = clock or RealClock()
         self.lock = threading.RLock()
         """Held while the engine is used: threads may share it, and take turns."""
-        self._taken: ProcessedOutputs | None = None
+        self._taken: list[ProcessedOutputs] = []
         self._stats: StepStats | None = None
         # what a step produced, until it is handed over
         self._num_changes: int | None = None
@@ -195,7 +195,7 @@ class LLMEngine(EngineVerbs):
         """
         with self.lock:
             self._recover()
-            if self._taken is None:
+            if not self._taken:
                 self._step()
             return self._hand_over()
 
@@ -209,7 +209,7 @@ class LLMEngine(EngineVerbs):
         self._num_changes = None
 
     def _take_in(self, outputs: list[EngineCoreOutput], stats: StepStats) -> None:
-        self._taken = self.output.process(outputs, self.clock.now())
+        self._taken = [self.output.process(outputs, self.clock.now())]
         self._stats = stats
 
     def _recover(self) -> None:
@@ -219,7 +219,7 @@ class LLMEngine(EngineVerbs):
             return
         self.core.recover()
         if self.core.scheduler.num_changes == self._num_changes:
-            self._taken = None
+            self._taken = []
             self.output.rewind(
                 {r.request_id: r.num_output_tokens for r in self.core.scheduler.requests.values()}
             )
@@ -228,17 +228,14 @@ class LLMEngine(EngineVerbs):
     def _hand_over(self) -> list[RequestOutput]:
         """What is left to do once a step stands, up to the last statement: what an exception
         interrupts here, the next call does."""
-        taken, stats = self._taken, self._stats
-        if taken is None:
+        if not self._taken:
             return []
+        taken, stats = self._taken[0], self._stats
         self.core.abort_requests(taken.aborts)
         self._stats = None
         if stats is not None:
             self.sinks.record(stats, taken.iteration)
-        try:
-            return taken.request_outputs
-        finally:
-            self._taken = None
+        return self._taken.pop().request_outputs
 
     def abort_request(self, request_ids: list[str]) -> None:
         """End requests by their external ids; unknown ones are ignored."""
@@ -282,7 +279,7 @@ class LLMEngine(EngineVerbs):
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether `step()` has anything to do."""
-        return self.core.has_requests or self._taken is not None
+        return self.core.has_requests or bool(self._taken)
 
     def shutdown(self) -> None:
         """Let go of the model, and send what traces there are. Safe to call twice."""
