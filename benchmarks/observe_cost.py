@@ -1,7 +1,8 @@
 """What it costs to be able to watch, and what it costs to watch.
 
 - Nobody watches: microseconds per step that the ring of records adds with 64 decode requests
-  running, as a share of a step of 20 ms; generation with the embedded model, records on and off.
+  running, as a share of a step of 20 ms; the same of reading how long threads waited for a core
+  (here of one thread); generation with the embedded model, records on and off.
 - Everybody watches: ten scrapes a second and a full trace, on a server in windows with and without
   (`observe_server.py`), with a model whose step takes about 20 ms and with the embedded one; and
   the CPU time of making the spans of one step.
@@ -28,6 +29,7 @@ from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.stats import FinishedRequestStats, StepStats
+from quire.engine.starvation import StarvationWatch
 from quire.observability.otlp_wire import request_bytes, span_bytes
 from quire.observability.records import StepRecords
 from quire.observability.spans import Span
@@ -71,6 +73,22 @@ def record_us() -> tuple[float, float]:
         times.append(time.perf_counter() - start)
     # Means, as the cost comes in bursts; the scheduler has filled up after LIFE steps.
     return statistics.mean(times[LIFE:RING]) * 1e6, statistics.mean(times[2 * RING :]) * 1e6
+
+
+def watch_us() -> dict[str, float]:
+    """Mean microseconds per step of reading how long its threads waited for a core: in steps that
+    follow each other, and in steps of which each follows a pause."""
+    found = {}
+    for name, pause in (("watch", 0.0), ("watch_after_pause", 0.002)):
+        watch, stats, spent, now = StarvationWatch(), StepStats(), 0.0, 0.0
+        for _ in range(4 * RING):
+            start = time.perf_counter()
+            watch.begin(now)
+            watch.end(stats, now + STEP_SECONDS)
+            spent += time.perf_counter() - start
+            now += STEP_SECONDS + pause
+        found[f"{name}_us"] = round(spent / (4 * RING) * 1e6, 2)
+    return found
 
 
 def tokens_per_second(rounds: int) -> dict[str, float]:
@@ -171,6 +189,9 @@ def nobody(rounds: int) -> dict[str, float]:
         "full_us": round(full, 2),
         "share_of_step_percent": round(100 * full / 1e6 / STEP_SECONDS, 4),
     }
+    result |= watch_us()
+    watched = result["watch_us"] / 1e6 / STEP_SECONDS
+    result["watch_share_of_step_percent"] = round(100 * watched, 4)
     if rounds:
         speed = tokens_per_second(rounds)
         result |= {f"tokens_per_second_{name}": round(value, 1) for name, value in speed.items()}
@@ -183,6 +204,10 @@ def tell(result: dict[str, float]) -> None:
         f"ring fills: {result['filling_us']:.1f} us per step; ring full: {result['full_us']:.1f} us"
     )
     print(f"that is {result['share_of_step_percent']} % of a step of {1e3 * STEP_SECONDS:.0f} ms")
+    print(
+        f"waiting for cores: {result['watch_us']} us per step, {result['watch_after_pause_us']} us "
+        f"after a pause; {result['watch_share_of_step_percent']} % of a step"
+    )
     if "tokens_per_second_on" in result:
         print(
             f"embedded model: {result['tokens_per_second_on']} tokens/s with records, "

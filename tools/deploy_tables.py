@@ -258,6 +258,18 @@ RULES = (
         _histogram(_TPOT, "0", "0.025"),
     ),
     Rule(
+        "QuireMachineStarved",
+        "rate(quire:cpu_wait_seconds_total[5m]) > 0.3",
+        "5m",
+        "warning",
+        "the {{ $labels.process }} process waits {{ $value | humanizePercentage }} of the time for "
+        "a core",
+        "Other work has its cores, or a CPU quota is used up: see quire:cpu_withheld_seconds_total "
+        "and quire doctor.",
+        {"quire:cpu_wait_seconds_total" + _at('process="core"'): "0+24x30"},
+        {"quire:cpu_wait_seconds_total" + _at('process="core"'): "0+15x30"},
+    ),
+    Rule(
         "QuirePrefixCacheCold",
         "rate(quire:prefix_cache_missed_total[15m]) / rate(vllm:prefix_cache_queries_total[15m]) "
         "> 0.2",

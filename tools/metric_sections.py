@@ -141,10 +141,20 @@ SECTIONS = (
     ),
     Section(
         "Engine",
-        ("engine_steps", "engine_step_seconds", "model_(forward|execute)_time_milliseconds"),
+        (
+            "engine_steps",
+            "engine_step_seconds",
+            "model_(forward|execute)_time_milliseconds",
+            "quire:cpu_(wait|withheld)_seconds",
+        ),
         "Where the engine's own time goes. `rate(vllm:engine_step_seconds_total[1m])` is the "
         "share of a second that each part takes: their sum is how busy the core is, 1 being "
-        "always.",
+        "always.\n\n"
+        "`cpu_wait_seconds` says whether the machine lets it: how long threads were ready to run "
+        "while something else had the cores. `rate(quire:cpu_wait_seconds_total[1m])` near 0 is a "
+        "machine of one's own. It counts throttling by a CPU quota too, but not what a hypervisor "
+        "takes: that is `cpu_withheld_seconds`. Both are told by Linux alone; elsewhere they have "
+        "no sample.",
     ),
     Section(
         "Adapters and watermarks",

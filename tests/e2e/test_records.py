@@ -15,7 +15,7 @@ from live_server import QUIRE, Server, serving
 from patience import PATIENCE
 from quire import LLM, SamplingParams
 from quire.errors import NotFound
-from quire.observability.diagnosis import diagnose
+from quire.observability.diagnosis import Finding, diagnose
 
 
 def quire(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,13 +61,18 @@ def test_other_commands_against_a_server(server: Server, tmp_path) -> None:  # t
     assert missing.returncode == 1 and "404" in missing.stderr
 
 
+def names(found: list[Finding]) -> list[str]:
+    """What is found besides that the machine has other things to do: where tests run, it may."""
+    return [finding.name for finding in found if finding.name != "machine_starved"]
+
+
 def test_an_overloaded_engine_and_a_healthy_one() -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0)
     prompts = [[7 + i] * 30 for i in range(12)]
     with LLM(num_gpu_blocks_override=10, max_model_len=128, enable_prefix_caching=False) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found = diagnose(llm.llm_engine.question().signals(600))
-        assert found and found[0].name == "kv_pool_too_small"
+        assert names(found)[:1] == ["kv_pool_too_small"]
         [last] = llm.explain(outputs[-1].request_id)
         worst = max(last.parts, key=lambda part: part.seconds)
         assert (worst.cause, worst.reason) == ("queued", "blocks")
@@ -75,7 +80,7 @@ def test_an_overloaded_engine_and_a_healthy_one() -> None:
             llm.explain("none")
     with LLM() as llm:
         outputs = llm.generate(prompts[:4], params, use_tqdm=False)
-        assert diagnose(llm.llm_engine.question().signals(600)) == []
+        assert names(diagnose(llm.llm_engine.question().signals(600))) == []
         [first] = llm.explain("0")
         assert "decode" in str(first)
         assert first.seconds == pytest.approx(

@@ -92,6 +92,7 @@ async def test_a_server_engine_refuses_at_its_limit_and_follows_changes() -> Non
         await streams[1].aclose()
         counts = await asyncio.gather(*(last_length(streams[i]) for i in (0, 2)))
         assert counts == [200, 200]
+        assert engine.records.snapshot().row(-1).api_wait_seconds >= 0
         assert engine.queue.num_silent == 0
 
 

@@ -77,12 +77,13 @@ class Rig:
         self.scheduler.add_request(request)
         return internal
 
-    def step(self, delivery: float = 0.0002, drafts: int = 0) -> None:
+    def step(self, delivery: float = 0.0002, drafts: int = 0, starved: float | None = None) -> None:
+        """One step; `starved`: seconds in which it had no core, None if nobody reads that."""
         start = self.clock.now()
         batch = self.scheduler.schedule()
         self.clock.advance(1e-4)
         forward = self.seconds(batch.total_num_scheduled_tokens)
-        self.clock.advance(forward)
+        self.clock.advance(forward + (starved or 0.0))
         sampled, guesses = {}, {}
         for name in batch.num_scheduled_tokens:
             request = self.scheduler.requests[name]
@@ -97,6 +98,7 @@ class Rig:
         stats = self.scheduler.make_stats(batch, result, outputs)
         stats.schedule_seconds, stats.update_seconds = 1e-4, 5e-5
         stats.step_seconds = self.clock.now() - start
+        stats.cpu_wait_seconds = starved
         for name in batch.num_scheduled_tokens:
             self.worked.setdefault(name, []).append(stats.step_seconds)
         self.clock.advance(delivery)

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from quire.core.stats import MachineStats, StepStats
 from quire.observability.diagnosis import DRILL, diagnose, read_trio
 from quire.observability.signals import (
     Signals,
@@ -246,6 +247,7 @@ SICK: dict[str, Signals] = {
     "too_few_seats": {"wait_share": {"max_num_seqs": 0.4}},
     "budget_used_up_by_prompts": {"wait_share": {"budget": 0.4}},
     "held_back_by_policy": {"wait_share": {"policy": 0.4}},
+    "machine_starved": {"core_wait_seconds": 3.0, "core_wait_share": 0.3, "span_seconds": 10.0},
     "prefixes_evicted": {"missed_tokens": 900, "missed_share": 0.3, "prefix_queries": 5000},
     "scheduler_bound": {"overhead_share": 0.5},
     "clients_give_up": {"aborted": 5},
@@ -327,6 +329,67 @@ def test_a_noisy_machine_does_not_hide_the_prefills() -> None:
         rig.add(f"long{i}", 2000, 2)
     rig.drain()
     assert names(rig) == ["long_prefills_stall_decodes"]
+
+
+def starved_beside_prompts(reading: bool) -> Rig:
+    """Chats, beside which prompts come in; the machine has other things to do just then."""
+    rig = Rig(budget=2048, seqs=16)
+    for i in range(8):
+        rig.add(f"chat{i}", 20, 400)
+    for i in range(8):
+        for _ in range(40):
+            rig.step(starved=0.0 if reading else None)
+        rig.add(f"new{i}", 100, 2)
+        if reading:
+            rig.step(starved=1.1)
+        else:
+            rig.clock.advance(0)
+            rig.seconds = lambda tokens: cost(tokens) + 1.1
+            rig.step()
+            rig.seconds = cost
+    rig.drain()
+    return rig
+
+
+def test_a_starved_machine_is_told_from_long_prompts() -> None:
+    blind = names(starved_beside_prompts(reading=False))
+    assert blind == ["long_prefills_stall_decodes"], "what one must think without the reading"
+    rig = starved_beside_prompts(reading=True)
+    [finding] = diagnose(signals(rig))
+    assert finding.name == "machine_starved"
+    assert finding.evidence.startswith(
+        "threads of the engine's steps waited 8.80 s of the last 11.4 s of work for a core"
+    )
+    late = {"api_wait_seconds": 20.0, "api_wait_share": 1.8}
+    [finding] = diagnose(signals(rig) | late)
+    assert finding.weight == 1
+    assert finding.evidence.startswith("the API process waited 20.0 s of the last 11.4 s of work")
+
+
+def test_what_else_tells_of_a_starved_machine() -> None:
+    rig = Rig()
+    rig.add("a", 4, 60)
+    for number in range(40):
+        rig.step(starved=0.004)
+        if number % 10 == 9:
+            reading = MachineStats(rig.clock.now(), 1.0, 3.0 + number / 9, 2, 0.1, 0.4)
+            rig.records.record(StepStats(step=rig.scheduler.step, machine=reading), None)
+    found = signals(rig)
+    assert found["load"] == pytest.approx(3.0 + 39 / 9) and found["cores"] == 2
+    assert found["stolen_share"] == pytest.approx(0.4 / 8)
+    assert found["throttled_seconds"] == pytest.approx(1.6) and found["machine_seconds"] == 4
+    [finding] = diagnose(found)
+    for part in (
+        "load 7.3 on 2 cores", "throttled 1.60 s of 4.00 s", "took 5 % of the cores' time",
+    ):  # fmt: skip
+        assert part in finding.evidence
+    assert finding.remedy.startswith("a larger CPU quota")
+
+
+def test_nothing_is_said_where_nothing_can_be_read() -> None:
+    rig = Rig()
+    offer(rig, [40], every=6, count=20, outputs=30)
+    assert {name for name in signals(rig) if "wait_s" in name} == {"wait_share"}
 
 
 def test_quantile() -> None:

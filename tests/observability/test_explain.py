@@ -290,3 +290,32 @@ def test_older_than_the_ring() -> None:
     assert rig.part("me", "earlier").seconds > 0.5 * told.seconds
     assert told.ttft is None, "not in the records any more"
     assert rig.part("me", "decode").steps == 10
+
+
+def test_a_starved_step_is_a_cause_of_its_own() -> None:
+    """A step of 6 ms took 1.1 s because others had the cores: no prompt is to blame for that."""
+    rig = Rig()
+    rig.add("me", 10, 6)
+    rig.step(starved=0.0)
+    rig.add("other", 40, 2)
+    rig.step(starved=1.1)
+    rig.step(starved=0.0002)  # too little to mention
+    rig.drain()
+    told = rig.explain("me")
+    assert sum(part.seconds for part in told.parts) == pytest.approx(told.seconds)
+    waited = rig.part("me", "core_wait")
+    assert waited.seconds == pytest.approx(1.1) and waited.steps == 1
+    assert waited.text == "waiting for a core: other work on this machine had it, in 1 step"
+    beside = rig.part("me", "decode_beside_prefill")
+    assert beside.details["slowest_step"]["seconds"] < 0.02
+    assert told.slowest_step is not None and told.slowest_step["because_of"] is None
+    assert "1.11 s with 2 requests" in str(told) and "1.10 s of it waiting for a core" in str(told)
+    assert rig.part("other", "core_wait").seconds == pytest.approx(1.1)
+
+
+def test_what_is_not_read_is_not_told() -> None:
+    rig = Rig()
+    rig.add("me", 10, 3)
+    rig.step(starved=None)
+    rig.drain()
+    assert {part.cause for part in rig.explain("me").parts}.isdisjoint({"core_wait"})

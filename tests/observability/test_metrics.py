@@ -9,7 +9,7 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
+from quire.core.stats import FinishedRequestStats, IterationStats, MachineStats, StepStats
 from quire.observability.metric_store import (
     Counter,
     Gauge,
@@ -53,6 +53,9 @@ STEP = StepStats(
     prefix_queries=30,
     prefix_hits=16,
     prefix_missed=8,
+    cpu_wait_seconds=0.5,
+    api_wait_seconds=0.25,
+    machine=MachineStats(7.0, 1.0, 3.0, 2, stolen_seconds=0.125, throttled_seconds=None),
     prefix_lookups=[(20, 16), (10, 0)],
     stays=[(3.0, 1.0, [0.5, 0.25]), (2.0, 0.125, [])],
     num_drafts=2,
@@ -188,6 +191,8 @@ def test_no_row_is_untested() -> None:
         "engine_step_seconds",
         "prompt_tokens_cached_by_source",
         "spec_decode_num_accepted_tokens_per_pos",
+        "quire:cpu_wait_seconds",
+        "quire:cpu_withheld_seconds",
     }
     names = {metric.name.removeprefix("vllm:") for metric in METRICS}
     of_the_store = {"quire:trace_spans_dropped"}
@@ -229,6 +234,10 @@ def test_labelled_values(sink: PrometheusSink) -> None:
     assert values["request_success_total", "finished_reason=stop"] == 2
     assert values["request_success_total", "finished_reason=abort"] == 0
     assert values["num_requests_waiting_by_reason", "reason=capacity"] == 2
+    assert values["quire:cpu_wait_seconds_total", "process=core"] == 1
+    assert values["quire:cpu_wait_seconds_total", "process=api"] == 0.5
+    assert values["quire:cpu_withheld_seconds_total", "by=hypervisor"] == 0.25
+    assert ("quire:cpu_withheld_seconds_total", "by=quota") not in values, "nobody could read it"
     assert values["engine_sleep_state", "sleep_state=awake"] == 1
     assert values["engine_sleep_state", "sleep_state=discard_all"] == 0
     assert values["prompt_tokens_cached_by_source_total", "source=device"] == 32 - 10

@@ -14,6 +14,22 @@ if TYPE_CHECKING:
     from quire.core.scheduler import Scheduler
 
 
+class MachineStats(msgspec.Struct, array_like=True):
+    """What the machine did in the `seconds` before `time`; None: not known."""
+
+    time: float
+    """Seconds on the core's clock."""
+    seconds: float
+    load: float | None
+    """Threads that ran or wanted to, of all processes: the mean of the last minute."""
+    cores: int
+    """That this process may use."""
+    stolen_seconds: float | None
+    """By the hypervisor, from all cores together."""
+    throttled_seconds: float | None
+    """In which the control group's CPU quota was used up."""
+
+
 class StepStats(msgspec.Struct, array_like=True):
     """One engine step. The documents' `SchedulerStats` plus what the step did."""
 
@@ -79,6 +95,13 @@ class StepStats(msgspec.Struct, array_like=True):
     was put there, since it was used last, and the gaps between its uses."""
     prefix_missed: int = 0
     """Of `prefix_queries`, tokens that had been cached and were evicted since."""
+    cpu_wait_seconds: float | None = None
+    """Of `step_seconds`, how long a thread of the step was ready to run and got no core: the one
+    that waited longest. None: not read."""
+    api_wait_seconds: float | None = None
+    """The same of the API process's event loop, since the step before; it writes that itself."""
+    machine: MachineStats | None = None
+    """Read about once a second."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):

@@ -42,6 +42,7 @@ from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
 from quire.engine.records import Question, accept, explain_live, make_records
 from quire.engine.request_log import RequestLog
+from quire.engine.starvation import ApiWaits
 from quire.engine.stream import RequestStream
 from quire.engine.tracing import Tracing
 from quire.errors import EngineDead, NotFound, QuireError, StepFailed
@@ -98,7 +99,7 @@ class AsyncLLM:
         self.default_params: SamplingParams = self.input.default_params()
         self.journal = Journal()
         self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
-        self.sinks, self.prometheus = make_sinks(self.config, self.clock)
+        self.sinks, self.prometheus = make_sinks(self.config, self.clock, ApiWaits())
         self.records = make_records(self.config)
         self.sinks.add(self.records)
         dropped = self.prometheus.store.dropped_spans.add

@@ -23,6 +23,7 @@ from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
 from quire.engine.messages import EngineCoreRequest
+from quire.engine.starvation import StarvationWatch
 from quire.errors import InvalidRequest, QuireError
 from quire.executor.base import Executor, make_executor
 from quire.logger import get_logger
@@ -93,6 +94,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.config.scheduler, self.kv, max_model_len=max_model_len, clock=self.clock
         )
+        self._watch = StarvationWatch()
         self._audit_after = -math.inf
         logger.info("engine core ready after %.2f s", self.clock.now() - started)
 
@@ -122,6 +124,7 @@ class EngineCore:
 
     def _step(self) -> Produced:
         start = self.clock.now()
+        self._watch.begin(start)
         batch = self.scheduler.schedule()
         scheduled = self.clock.now()
         result = self.executor.execute(batch)
@@ -132,6 +135,7 @@ class EngineCore:
         stats.schedule_seconds = scheduled - start
         stats.update_seconds = end - executed
         stats.step_seconds = end - start
+        self._watch.end(stats, end)
         return outputs, stats
 
     @property

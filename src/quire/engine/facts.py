@@ -9,13 +9,15 @@ from quire import envs
 from quire.config import EngineConfig
 from quire.observability.log_line import BatchSizeLog, IterationLog, LogLine
 from quire.observability.prometheus import PrometheusSink
-from quire.observability.sinks import StatSinks
+from quire.observability.sinks import StatSink, StatSinks
 from quire.observability.tensorboard import TensorBoardSink
 from quire.utils.timing import Clock
 
 
-def make_sinks(config: EngineConfig, clock: Clock) -> tuple[StatSinks, PrometheusSink]:
-    """The fan-out, with the metrics in it unless statistics are off."""
+def make_sinks(
+    config: EngineConfig, clock: Clock, *first: StatSink
+) -> tuple[StatSinks, PrometheusSink]:
+    """The fan-out, with the metrics in it unless statistics are off; `first` comes before them."""
     model = config.model
     observability = config.observability
     enabled = not observability.disable_log_stats
@@ -26,7 +28,7 @@ def make_sinks(config: EngineConfig, clock: Clock) -> tuple[StatSinks, Prometheu
         enabled=enabled,
         options=["kv_cache_metrics"] if observability.kv_cache_metrics else [],
     )
-    sinks = StatSinks([prometheus] if enabled else [])
+    sinks = StatSinks([*first, prometheus] if enabled else first)
     if observability.tensorboard_dir is not None:
         sinks.add(TensorBoardSink(observability.tensorboard_dir))
     return sinks, prometheus

@@ -9,13 +9,14 @@ healthy server has no findings. Figures come from `signals.py`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from quire.observability.explain_text import seconds
+from quire.observability.explain_text import plural, seconds
 from quire.observability.signals import Signals
 
 NOTABLE: Final = 0.05
@@ -25,6 +26,9 @@ BURST: Final = 0.1
 MIN_SPIKES: Final = 3
 SMOOTH: Final = 0.05
 """Seconds between tokens that nobody calls a stutter: twenty a second."""
+STARVED: Final = 0.2
+"""Share of time that threads may wait for a core: with as many threads as cores, the API process
+and the steps take turns."""
 MIN_STEPS: Final = 20
 """Below this many steps shares mean nothing."""
 
@@ -110,6 +114,43 @@ def _live(now: Signals, **limits: int | str) -> str:
     return f"; without a restart: POST /limits {json.dumps(limits)}"
 
 
+def _starved(s: Signals) -> float:
+    share = max(float(s.get(f"{what}_share", 0.0)) for what in ("core_wait", "api_wait", "stolen"))
+    return min(1.0, share) if share >= STARVED else 0.0
+
+
+def _starved_evidence(s: Signals) -> str:
+    waits = [("threads of the engine's steps", s["core_wait_seconds"])]
+    if "api_wait_seconds" in s:
+        waits.append(("the API process", s["api_wait_seconds"]))
+    (who, longest), *others = sorted(waits, key=lambda wait: -wait[1])
+    work = seconds(s["span_seconds"])
+    parts = [f"{who} waited {seconds(longest)} of the last {work} of work for a core"]
+    parts += [f"{name} waited {seconds(waited)}" for name, waited in others if waited >= 0.01]
+    if "load" in s:
+        parts.append(f"load {s['load']:.1f} on {plural(s['cores'], 'core')}")
+    if s.get("throttled_seconds", 0.0) > 0:
+        parts.append(
+            f"the control group was throttled {seconds(s['throttled_seconds'])} of "
+            f"{seconds(s['machine_seconds'])} by its CPU quota"
+        )
+    if s.get("stolen_share", 0.0) >= 0.01:
+        parts.append(f"the hypervisor took {_percent(s['stolen_share'])} of the cores' time")
+    return "; ".join(parts)
+
+
+def _starved_remedy(s: Signals) -> str:
+    if s.get("throttled_seconds", 0.0) > 0.05 * s.get("machine_seconds", math.inf):
+        return (
+            "a larger CPU quota (the container's CPU limit, cpu.max), or fewer threads: "
+            f"OMP_NUM_THREADS (cores of the quota: {s['cores']})"
+        )
+    return (
+        "take the other work off this machine, or give the server cores of its own (taskset, a "
+        "cpuset, CPU requests of its container); with more threads than cores: OMP_NUM_THREADS"
+    )
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
@@ -186,6 +227,15 @@ def _budget_remedy(s: Signals) -> str:
 
 
 DRILL: Final = (
+    Row(
+        "machine_starved",
+        "everything is slow now and then, whatever the requests are",
+        "the machine is starved: other work has the cores that the engine needs",
+        _starved,
+        _starved_evidence,
+        _starved_remedy,
+        needs=("core_wait_seconds",),
+    ),
     Row(
         "kv_pool_too_small",
         "first tokens are late, requests are preempted, KV cache usage near 100 %",

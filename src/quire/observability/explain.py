@@ -203,8 +203,12 @@ def _slowest(story: Story) -> dict[str, Any] | None:
     seconds, step = story.slowest
     others = [(c.tokens, n) for n, c in step.chunks.items() if n != story.number]
     tokens, number = max(others, default=(0, 0))
-    if tokens <= max(step.scheduled[story.number], len(step.scheduled) - len(step.chunks)):
-        number = 0  # it was slow for what this request, or all together, computed
+    starved = step.row.starved_seconds
+    if starved > seconds / 2 or tokens <= max(
+        step.scheduled[story.number], len(step.scheduled) - len(step.chunks)
+    ):
+        # It was slow for what this request, or all together, computed, or for want of a core.
+        number = 0
     return {
         "step": step.row.step,
         "seconds": seconds,
@@ -212,6 +216,7 @@ def _slowest(story: Story) -> dict[str, Any] | None:
         "num_tokens": sum(step.scheduled.values()),
         "because_of": story.recording.name(story.epoch, number) if number else None,
         "prompt_tokens": tokens if number else 0,
+        "core_wait_seconds": starved,
     }
 
 

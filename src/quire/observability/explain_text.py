@@ -31,6 +31,8 @@ class Cause(enum.StrEnum):
     DECODE = "decode"
     DECODE_BESIDE_PREFILL = "decode_beside_prefill"
     """Decode steps that also computed prompts of others."""
+    CORE_WAIT = "core_wait"
+    """In a step whose threads were ready to run and got no core: other processes had them."""
     BETWEEN_STEPS = "between_steps"
     """From the end of a step to the beginning of the next."""
     DELIVERY = "delivery"
@@ -165,6 +167,9 @@ _SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
     Cause.STALLED: _stalled,
     Cause.DECODE: _decode,
     Cause.DECODE_BESIDE_PREFILL: _beside,
+    Cause.CORE_WAIT: lambda part: (
+        f"waiting for a core: other work on this machine had it, in {plural(part.steps, 'step')}"
+    ),
     Cause.BETWEEN_STEPS: lambda part: (
         "between steps: the engine took in other requests and sent tokens off"
     ),
@@ -247,6 +252,8 @@ def slowest_sentence(step: dict[str, Any]) -> str:
         f"slowest step {step['step']}: {seconds(step['seconds'])} with "
         f"{plural(step['num_requests'], 'request')} and {plural(step['num_tokens'], 'token')}"
     )
+    if step.get("core_wait_seconds"):
+        text += f", {seconds(step['core_wait_seconds'])} of it waiting for a core"
     if step["because_of"] is None:
         return text
     return f"{text}, because of a {step['prompt_tokens']:,}-token prefill of {step['because_of']}"

@@ -89,6 +89,12 @@ RESIDENCY_BUCKETS: Final = (
     120.0, 300.0, 600.0, 1200.0, 1800.0,
 )
 
+
+
+def _known(**values: float | None) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 _C, _G, _H, _V = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.VECTOR
 _STEP, _ITER, _DONE, _STORE = Source.STEP, Source.ITERATION, Source.FINISHED, Source.STORE
 
@@ -206,6 +212,16 @@ METRICS: Final = (
            lambda s: {"schedule": s.schedule_seconds, "forward": s.forward_seconds,
                       "sample": s.sample_seconds, "update": s.update_seconds},
            label="part", label_values=("schedule", "forward", "sample", "update")),
+    # Children of these appear with the first reading: not every system tells.
+    Metric("quire:cpu_wait_seconds", _C,
+           "Seconds that threads were ready to run and had no core: of each step the thread that "
+           "waited longest, and the API process's event loop.", _STEP,
+           lambda s: _known(core=s.cpu_wait_seconds, api=s.api_wait_seconds), label="process"),
+    Metric("quire:cpu_withheld_seconds", _C,
+           "Seconds that the control group was throttled by its quota, and CPU seconds that the "
+           "hypervisor took.", _STEP,
+           lambda s: _known(quota=s.machine and s.machine.throttled_seconds,
+                            hypervisor=s.machine and s.machine.stolen_seconds), label="by"),
     Metric("vllm:model_forward_time_milliseconds", _H, "Time of the model's forward per step.",
            _STEP, lambda s: (1000 * s.forward_seconds,), MILLISECOND_BUCKETS),
     Metric("vllm:model_execute_time_milliseconds", _H, "Time of forward and sampling per step.",

@@ -8,18 +8,25 @@ are older than the ring are still known. Knows no HTTP, no text and no tokens.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quire.core.facts import RECORD_BYTES, Kind, unpack
-from quire.core.stats import IterationStats, StepStats
+from quire.core.stats import IterationStats, MachineStats, StepStats
 from quire.observability.lives import Lives
 
-_ROW: Final = struct.Struct("<QQ7d13Q")
+_ROW: Final = struct.Struct("<QQ7d13Q2d")
 _EPOCH: Final = struct.Struct("<Q")
+STARVED_SECONDS: Final = 0.001
+STARVED_SHARE: Final = 0.1
+"""Waits for a core that are shorter, or a smaller share of their step, are nobody's concern."""
+MACHINE_READINGS: Final = 600
+"""Kept; about one a second is made."""
 FACT_BYTES_PER_STEP: Final = 2048
 """Decision records are kept up to this many bytes per step of the ring, on average."""
 
@@ -50,11 +57,21 @@ class Row(NamedTuple):
     num_draft_tokens: int
     num_accepted_tokens: int
     prefix_missed: int
+    cpu_wait_seconds: float
+    """Not a number: not known."""
+    api_wait_seconds: float
 
     @property
     def end(self) -> float:
         """When the step was over."""
         return self.start + self.step_seconds
+
+    @property
+    def starved_seconds(self) -> float:
+        """Of `step_seconds`, those in which it waited for a core; 0 if that is little, or not
+        known."""
+        waited = self.cpu_wait_seconds  # comparing what is not a number gives False
+        return waited if waited >= max(STARVED_SECONDS, STARVED_SHARE * self.step_seconds) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +106,7 @@ class Recording:
         block_size: Tokens per KV block.
         prefix_caching: Whether prefixes are looked up.
         limits_changed: When the limits were last changed; None: never.
+        machine: What the machine did, oldest first.
     """
 
     def __init__(
@@ -104,6 +122,7 @@ class Recording:
         block_size: int,
         prefix_caching: bool = True,
         limits_changed: float | None = None,
+        machine: Sequence[MachineStats] = (),
     ) -> None:
         slots = len(rows) // _ROW.size
         self._rows, self._first, self._slots = rows, first, slots
@@ -116,6 +135,7 @@ class Recording:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.limits_changed = limits_changed
+        self.machine = machine
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -180,6 +200,7 @@ class StepRecords:
         self._accepted: dict[str, Accepted] = {}
         self._seen: dict[str, Seen] = {}
         self._limits_changed: float | None = None
+        self._machine: deque[MachineStats] = deque(maxlen=MACHINE_READINGS)
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -226,7 +247,11 @@ class StepRecords:
             s.num_generation_tokens, s.num_scheduled_tokens, s.num_scheduled_requests,
             s.num_preempted, s.prefix_queries, s.prefix_hits, s.num_blocks_evicted,
             s.num_draft_tokens, s.num_accepted_tokens, s.prefix_missed,
+            math.nan if s.cpu_wait_seconds is None else s.cpu_wait_seconds,
+            math.nan if s.api_wait_seconds is None else s.api_wait_seconds,
         )  # fmt: skip
+        if s.machine is not None:
+            self._machine.append(s.machine)
         self._next = (self._next + 1) % self.num_steps
         self._facts.append(s.facts)
         self._fact_bytes += len(s.facts)
@@ -268,7 +293,7 @@ class StepRecords:
         return Recording(
             bytes(self._rows), first, list(self._facts), self._before.copy(), self._before_epoch,
             dict(self._names), dict(self._accepted), dict(self._seen), self.block_size,
-            self.prefix_caching, self._limits_changed,
+            self.prefix_caching, self._limits_changed, list(self._machine),
         )  # fmt: skip
 
     def external_ids(self) -> list[str]:

@@ -58,6 +58,7 @@ class _Window:
         self.stalls = 0
         self.preemptions = self.recomputed = self.scheduled = 0
         self.missed = 0
+        self.core_wait = self.api_wait = math.nan
         self.evicted = self.queries = self.hits = self.drafts = self.accepted = 0
         self.ends: Counter[int] = Counter()
         self.decode_steps: list[float] = []
@@ -113,7 +114,12 @@ class _Window:
         self.busy += row.step_seconds
         self.gaps += gap
         self.span += row.step_seconds + gap
-        self.overhead += row.schedule_seconds + row.update_seconds
+        # What a step does shows in the time that it had a core.
+        worked = row.step_seconds - row.starved_seconds
+        share = worked / row.step_seconds if row.step_seconds else 1.0
+        self.overhead += (row.schedule_seconds + row.update_seconds) * share
+        self.core_wait = _plus(self.core_wait, row.cpu_wait_seconds)
+        self.api_wait = _plus(self.api_wait, row.api_wait_seconds)
         if step.head is not None:
             self.waits[wait_name(step.head.reason)] += row.step_seconds
         decodes = len(step.scheduled) - len(step.chunks)
@@ -122,9 +128,9 @@ class _Window:
             self.gaps_seen.append((row.step_seconds, decodes))
         if decodes and prompt:
             _, number = max((c.tokens, n) for n, c in step.chunks.items())
-            self.slow.append((row.step_seconds, prompt, number))
+            self.slow.append((worked, prompt, number))
         elif decodes:
-            self.decode_steps.append(row.step_seconds)
+            self.decode_steps.append(worked)
 
     def _counts(self, step: Step) -> None:
         row = step.row
@@ -241,12 +247,44 @@ def read_signals(
             gathered = _Window(recording).after(gathered.last_end, gathered.epoch)
         gathered.add(step, step.row.start >= max(now - window, changed))
     signals = gathered.signals()
+    signals |= _machine(recording, gathered, max(now - window, changed))
     signals |= _reach(recording, gathered.first_start, changed, window, now)
     signals["idle_seconds"] = max(0.0, now - gathered.last_end) if len(recording) else None
     signals["num_gpu_blocks_override"] = num_gpu_blocks_override
     for name in (*LIVE_LIMITS, "enable_chunked_prefill"):
         signals[name] = getattr(limits, name)
     return signals
+
+
+def _plus(total: float, value: float) -> float:
+    """A sum of what is known."""
+    if math.isnan(value):
+        return total
+    return value if math.isnan(total) else total + value
+
+
+def _machine(recording: Recording, gathered: _Window, since: float) -> Signals:
+    """How long the engine waited for cores, and what the machine was like."""
+    found: Signals = {}
+    span = gathered.span or 1e-9
+    for name, waited in (("core", gathered.core_wait), ("api", gathered.api_wait)):
+        if not math.isnan(waited):
+            found |= {f"{name}_wait_seconds": waited, f"{name}_wait_share": waited / span}
+    readings = [reading for reading in recording.machine if reading.time >= since]
+    if not readings:
+        return found
+    found["cores"] = readings[-1].cores
+    seconds = sum(reading.seconds for reading in readings)
+    loads = [reading.load for reading in readings if reading.load is not None]
+    stolen = [r.stolen_seconds for r in readings if r.stolen_seconds is not None]
+    throttled = [r.throttled_seconds for r in readings if r.throttled_seconds is not None]
+    if loads:
+        found["load"] = max(loads)
+    if stolen:
+        found["stolen_share"] = sum(stolen) / (seconds * readings[-1].cores)
+    if throttled:
+        found |= {"throttled_seconds": sum(throttled), "machine_seconds": seconds}
+    return found
 
 
 def _reach(

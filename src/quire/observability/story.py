@@ -193,6 +193,7 @@ class Story:
                 self._state = "running"
         end = step.row.end
         if me in step.scheduled:
+            self._starve(step)
             self._work(step, end)
         elif self._state == "running":
             piece = self._cut(end, Cause.STALLED, reason=step.stalled)
@@ -201,6 +202,13 @@ class Story:
             self._wait(step, end)
         else:
             self._note(self._cut(end, Cause.PREEMPTED, self._lost), step)
+
+    def _starve(self, step: Step) -> None:
+        """What of the step was waiting for a core. Where in it that was is not known: it is told
+        as its beginning."""
+        if starved := step.row.starved_seconds:
+            piece = self._cut(step.row.start + starved, Cause.CORE_WAIT)
+            piece.steps.add(step.row.step)
 
     def _preempted(self, fact: Fact, step: Step) -> None:
         self._lost += 1
@@ -266,8 +274,9 @@ class Story:
     def _count(self, piece: Piece, step: Step) -> None:
         piece.steps.add(step.row.step)
         piece.batches.append(len(step.scheduled))
-        if step.row.step_seconds > piece.slowest[0]:
-            piece.slowest = (step.row.step_seconds, step.row.step)
+        worked = step.row.step_seconds - step.row.starved_seconds
+        if worked > piece.slowest[0]:
+            piece.slowest = (worked, step.row.step)
 
     def _blame(self, piece: Piece, step: Step) -> None:
         for number, chunk in step.chunks.items():

@@ -166,6 +166,7 @@ class _Trace:
             "prompt_tokens": row.num_prompt_tokens,
             "generated_tokens": row.num_generation_tokens,
             "preempted": row.num_preempted,
+            "waited_for_a_core_ms": round(1e3 * row.starved_seconds, 3),
         }
         self._span(ENGINE, 1, f"step {row.step}", row.start, row.end, args)
         at = row.start

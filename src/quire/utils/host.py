@@ -53,6 +53,17 @@ class ControlGroups:
                     return _stat(folder / name, "oom_kill")
         return None
 
+    def throttled(self) -> float | None:
+        """Seconds so far in which a quota kept this process, or others of its group, from running;
+        that of the group that was throttled longest. `None` where no such count can be read."""
+        found = []
+        for folder in self._folders("cpu"):
+            file = folder / "cpu.stat"
+            if file.is_file():
+                micros, nanos = _stat(file, "throttled_usec"), _stat(file, "throttled_time")
+                found.append(micros / 1e6 + nanos / 1e9)
+        return max(found, default=None)
+
     def _folders(self, controller: str) -> Iterator[Path]:
         """The process's group of a controller and all above, as far as they can be seen."""
         try:

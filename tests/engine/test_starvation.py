@@ -1,0 +1,185 @@
+"""What the kernel tells of waiting for a core, read from files of our own and from its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.core.stats import StepStats
+from quire.engine.starvation import (
+    KERNEL_THREADS,
+    LONGEST_PAUSE,
+    TASKS,
+    Machine,
+    StarvationWatch,
+    ThreadWaits,
+    computing_threads,
+)
+from quire.utils.host import ControlGroups
+
+linux = pytest.mark.skipif(not (TASKS / "1").parent.exists(), reason="the figures are Linux's")
+
+
+def thread(tasks: Path, number: int, waited: int, name: str = "python") -> None:
+    (tasks / str(number)).mkdir(exist_ok=True)
+    (tasks / str(number) / "schedstat").write_text(f"123456 {waited} 7\n", "utf-8")
+    (tasks / str(number) / "comm").write_text(f"{name}\n", "utf-8")
+
+
+def test_the_longest_wait_since_the_last_time(tmp_path: Path) -> None:
+    waits = ThreadWaits(tmp_path)
+    assert waits.take() is None, "nobody is followed"
+    thread(tmp_path, 1, 5_000_000_000)
+    thread(tmp_path, 2, 0)
+    waits.follow([1, 2, 3])
+    assert waits.take() == 0, "what was before does not count"
+    thread(tmp_path, 1, 5_250_000_000)
+    thread(tmp_path, 2, 900_000_000)
+    assert waits.take() == 0.9
+    assert waits.take() == 0
+    thread(tmp_path, 4, 7_000_000_000)
+    thread(tmp_path, 2, 1_000_000_000)
+    waits.follow([2, 4])
+    assert waits.take() == pytest.approx(0.1), "a new one begins at what it has"
+
+
+def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
+    waits = ThreadWaits(tmp_path)
+    waits.follow([1])
+    assert waits.take() is None
+    thread(tmp_path, 1, 0)
+    waits.follow([1])
+    (tmp_path / "1" / "schedstat").write_text("", "utf-8")
+    assert waits.take() is None
+    assert computing_threads(7, tmp_path / "none") == []
+
+
+def test_threads_that_a_step_waits_for(tmp_path: Path) -> None:
+    for number, name in ((5, "python"), (6, "core-reader"), (7, "python")):
+        thread(tmp_path, number, 0, name)
+    assert sorted(computing_threads(5, tmp_path)) == [5, 6, 7], "torch's have no name"
+    thread(tmp_path, 8, 0, KERNEL_THREADS)
+    assert computing_threads(5, tmp_path) == [5, 8]
+
+
+def test_the_machine(tmp_path: Path) -> None:
+    stat, cpu = tmp_path / "stat", tmp_path / "cgroup" / "mine"
+    cpu.mkdir(parents=True)
+    (tmp_path / "self").write_text("0::/mine\n", "utf-8")
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def write(stolen: int, throttled: int) -> None:
+        stat.write_text(f"cpu  1 2 3 4 5 6 7 {stolen} 0 0\ncpu0 1\n", "utf-8")
+        (cpu / "cpu.stat").write_text(f"nr_throttled 3\nthrottled_usec {throttled}\n", "utf-8")
+
+    machine = Machine(stat, ControlGroups(tmp_path / "cgroup", tmp_path / "self"))
+    write(stolen=50 * ticks, throttled=10_000_000)
+    assert machine.read(100.0) is None
+    write(stolen=53 * ticks, throttled=10_400_000)
+    told = machine.read(102.0)
+    assert told is not None and (told.time, told.seconds) == (102.0, 2.0)
+    assert told.stolen_seconds == 3 and told.throttled_seconds == pytest.approx(0.4)
+    stat.unlink()
+    (cpu / "cpu.stat").unlink()
+    told = machine.read(103.0)
+    assert told is not None and (told.stolen_seconds, told.throttled_seconds) == (None, None)
+
+
+class Fake(ThreadWaits):
+    """Waits as told; reading them may cost CPU time."""
+
+    def __init__(self, cost: float = 0.0) -> None:
+        super().__init__()
+        self.waited = 0.0
+        self.cost, self.reads = cost, 0
+
+    def take(self) -> float:
+        self.reads += 1
+        end = time.thread_time() + self.cost
+        while time.thread_time() < end:
+            pass
+        waited, self.waited = self.waited, 0.0
+        return waited
+
+
+def step(watch: StarvationWatch, fake: Fake, start: float, end: float, waited: float) -> StepStats:
+    stats = StepStats(step_seconds=end - start)
+    watch.begin(start)
+    fake.waited += waited
+    watch.end(stats, end)
+    return stats
+
+
+def test_a_step_waits_for_no_longer_than_it_takes() -> None:
+    fake = Fake()
+    watch = StarvationWatch(fake)
+    fake.waited = 9.0  # before the first step
+    assert step(watch, fake, 10.0, 11.1, 0.9).cpu_wait_seconds == 0.9
+    assert step(watch, fake, 11.1, 12.1, 3.0).cpu_wait_seconds == 1.0
+    fake.waited = 5.0  # while there was nothing to do
+    assert step(watch, fake, 20.0, 20.5, 0.1).cpu_wait_seconds == 0.1
+
+
+def test_reading_is_rare_where_it_is_dear() -> None:
+    fake = Fake(cost=0.004)
+    watch = StarvationWatch(fake)
+    told = [step(watch, fake, i / 100, (i + 1) / 100, 0.001).cpu_wait_seconds for i in range(90)]
+    assert fake.reads == 2 and told[1:] == [None] * 89
+    late = step(watch, fake, 0.9, 1.1 + LONGEST_PAUSE, 0.5)
+    assert late.cpu_wait_seconds is not None and late.cpu_wait_seconds >= 0.5
+    assert step(watch, fake, 2.2, 2.3, 0.1).cpu_wait_seconds is None
+    # Too early to read at its beginning, after a pause; so nobody knows what it waited.
+    assert step(watch, fake, 2.9, 9.9, 0.1).cpu_wait_seconds is None
+    assert step(watch, fake, 19.9, 29.9, 0.1).cpu_wait_seconds == 0.1
+
+
+@linux
+def test_the_kernel_s_own_figure() -> None:
+    """Another process on the same core: what is told is what the kernel counted meanwhile."""
+
+    def counted() -> int:
+        return int((TASKS / str(threading.get_native_id()) / "schedstat").read_text().split()[1])
+
+    mine = os.sched_getaffinity(0)
+    watch, stats = StarvationWatch(), StepStats(step_seconds=1e9)
+    core = min(mine)
+    pin = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)"
+    burner = f"{pin}\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", burner], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            os.sched_setaffinity(0, {core})
+            watch.begin(0.0)
+            before = counted()
+            end = time.thread_time() + 0.1
+            while time.thread_time() < end:
+                pass
+            inside = counted() - before
+            watch.end(stats, 1.0)
+        finally:
+            os.sched_setaffinity(0, mine)
+            other.kill()
+    assert inside > 0, "two threads of one core take turns"
+    assert stats.cpu_wait_seconds is not None and stats.cpu_wait_seconds * 1e9 >= inside
+
+
+@linux
+def test_steps_of_an_engine_tell_it() -> None:
+    with LLM(disable_log_stats=False) as llm:
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        llm.generate(["One"], params, use_tqdm=False)
+        recording = llm.llm_engine.records.snapshot()
+        rows = [recording.row(i) for i in range(len(recording))]
+        known = [row for row in rows if row.cpu_wait_seconds >= 0]
+        assert known and all(row.cpu_wait_seconds <= row.step_seconds for row in known)
+        assert all(row.api_wait_seconds != row.api_wait_seconds for row in rows), "no API process"
+        names = {metric.name for metric in llm.get_metrics()}
+        assert "quire:cpu_wait_seconds" in names
