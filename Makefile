@@ -16,7 +16,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make native  build the C++ kernels again after a change in csrc/"
 	@echo "make fix     reformat and apply safe fixes"
-	@echo "make bench   how fast engine, kernels and scheduler are, and what watching costs"
+	@echo "make bench   how fast engine, kernels, scheduler and start are, and what watching costs"
 	@echo "make demo    train the embedded model again (under an hour on two cores)"
 
 $(VENV)/.python: 
@@ -97,6 +97,7 @@ bench: install
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/observe_cost.py
+	$(BIN)/python benchmarks/startup.py
 
 demo: install
 	$(BIN)/python tools/train_demo.py

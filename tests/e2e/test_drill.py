@@ -7,26 +7,26 @@ Every explanation is held against the caller's own clock as well.
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
 from live_server import QUIRE, Server, serving
-from patience import PATIENCE
+from patience import PATIENCE, wait_for
+from witness import Life, Witness
 
 LAST = 24
 """Number of the last request of the overload."""
-SLACK = 1.0
-"""Seconds that a loaded machine may take between a caller's clock and the server's."""
+CHAT_TOKENS = 600
+LONG_PROMPTS = 4 * (CHAT_TOKENS // 50 + 2)
+"""Four of them fill a step, so one in fifty of a chat's steps is slow."""
 
 
 def quire(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
@@ -41,56 +41,54 @@ def explained(url: str, name: str) -> dict[str, Any]:
     return completion
 
 
-@dataclass
-class Seen:
-    """A request as its caller saw it. Seconds."""
-
-    first_token: float
-    whole: float
-    longest_gap: float
-
-
 class Callers:
-    """Streaming callers, each on a thread and over a connection that is open already."""
+    """Streaming callers, each on a thread.
 
-    def __init__(self, server: Server) -> None:
+    Args:
+        server: Whom they ask.
+        watched: The names of the requests whose lives are to be known from outside.
+    """
+
+    def __init__(self, server: Server, *watched: str) -> None:
         self.url = server.url
         self._client = httpx.Client(timeout=PATIENCE, limits=httpx.Limits(max_connections=None))
-        self._pool = ThreadPoolExecutor(64)
+        self._pool = ThreadPoolExecutor(100)
         self._random = random.Random(7)
-        self.asked: dict[str, Future[Seen]] = {}
+        self._watched = watched
+        self._witness = Witness(server.url)
+        self.asked: dict[str, Future[None]] = {}
 
-    def ask(self, name: str, prompt: int, tokens: int) -> Future[Seen]:
+    def ask(self, name: str, prompt: int, tokens: int) -> Future[None]:
         """A prompt of random tokens: nothing of it is cached."""
         body = {"prompt": [self._random.randrange(300, 2000) for _ in range(prompt)]}
         self.asked[name] = self._pool.submit(self._stream, name, body | {"max_tokens": tokens})
         return self.asked[name]
 
-    def _stream(self, name: str, body: dict[str, Any]) -> Seen:
+    def _stream(self, name: str, body: dict[str, Any]) -> None:
         body |= {"ignore_eos": True, "temperature": 0, "stream": True}
         headers = {"X-Request-Id": name}
         url = f"{self.url}/v1/completions"
-        began = time.monotonic()
+        life = self._witness.asked(name) if name in self._watched else Life.unknown()
         with self._client.stream("POST", url, json=body, headers=headers) as reply:
             assert reply.status_code == 200, reply.read()
-            times = [time.monotonic() for line in reply.iter_lines() if line.startswith("data: {")]
-        ended = time.monotonic()
-        gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
-        return Seen(times[0] - began, ended - began, max(gaps, default=0.0))
+            lines = reply.iter_lines()
+            life.answered([time.monotonic() for line in lines if line.startswith("data: {")])
 
-    def wait(self) -> dict[str, Seen]:
-        """What the callers saw, once all have their answer."""
-        seen = {name: future.result() for name, future in self.asked.items()}
+    def wait(self) -> dict[str, Life]:
+        """What is known of the requests, once all have their answer."""
+        for future in self.asked.values():
+            future.result()
         self._pool.shutdown()
+        self._witness.close()
         self._client.close()
-        return seen
+        return self._witness.lives
 
 
-def assert_agrees(told: dict[str, Any], seen: Seen) -> None:
-    """The parts add up, and to no more than the caller waited."""
+def assert_agrees(told: dict[str, Any], life: Life) -> None:
+    """The parts add up, and to what the caller knows."""
     assert sum(part["seconds"] for part in told["parts"]) == pytest.approx(told["seconds"])
-    assert seen.whole - SLACK < told["seconds"] < seen.whole
-    assert seen.first_token - SLACK < told["ttft"] < seen.first_token
+    assert life.whole[0] <= told["seconds"] <= life.whole[1]
+    assert life.ttft[0] <= told["ttft"] <= life.ttft[1]
     spans = sorted(span for part in told["parts"] for span in part["spans"])
     assert spans[0][0] == pytest.approx(0, abs=1e-6)
     assert spans[-1][1] == pytest.approx(told["seconds"])
@@ -109,11 +107,11 @@ def causes(said: str) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def overload() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
+def overload() -> Iterator[tuple[Server, dict[str, Life], dict[str, Any]]]:
     """Many requests on a KV pool that holds one or two, long enough to come faster than they end on
     any machine."""
     with serving("--num-gpu-blocks-override", "24", "--max-model-len", "256") as server:
-        callers = Callers(server)
+        callers = Callers(server, *(f"r{i}" for i in range(LAST + 1)))
         for i in range(LAST + 1):
             callers.ask(f"r{i}", prompt=70, tokens=150)
             time.sleep(0.01)
@@ -158,12 +156,12 @@ def test_overload_explain_names_the_preemption(overload: Any) -> None:
     server, seen, _ = overload
     for name in seen:
         told = explained(server.url, name)
-        if told["num_preemptions"]:
+        parts = {part["cause"]: part for part in told["parts"]}
+        if told["num_preemptions"] and "recomputed" in parts:
             break
     else:
-        pytest.fail("nobody was preempted")
+        pytest.fail("nobody was preempted and had to compute again")
     assert_agrees(told, seen[name])
-    parts = {part["cause"]: part for part in told["parts"]}
     lost, again = parts["preempted"], parts["recomputed"]
     assert f"after the preemption at step {lost['details']['step']}" in lost["text"]
     assert "for request cmpl-r" in lost["text"] or "gave way" in lost["text"]
@@ -178,29 +176,25 @@ def test_overload_a_waiting_request_was_explained(overload: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def spikes() -> Iterator[tuple[Server, dict[str, Seen], dict[str, Any]]]:
-    """Four chats, and again and again prompts that fill the context, as many at once as take a
-    quarter of a second: how fast the machine is must not matter."""
+def spikes() -> Iterator[tuple[Server, dict[str, Life], dict[str, Any]]]:
+    """Four chats, and prompts that fill the context: they queue for the steps' budget, so that it
+    does not depend on the callers' speed how many steps they make slow."""
     with serving("--max-num-batched-tokens", "8192") as server:
-        callers = Callers(server)
+        callers = Callers(server, "chat0")
         callers.ask("warm-up", prompt=500, tokens=2).result()
-        prefill = callers.ask("alone", prompt=2000, tokens=2).result().first_token
-        step = callers.ask("tokens", prompt=12, tokens=50).result().whole / 50
-        at_once = min(4, math.ceil(0.25 / prefill))
-        tokens = max(150, min(900, int(2 / step)))
-        chats = [callers.ask(f"chat{i}", prompt=12, tokens=tokens) for i in range(4)]
+        for i in range(4):
+            callers.ask(f"chat{i}", prompt=12, tokens=CHAT_TOKENS)
+        for i in range(LONG_PROMPTS):
+            callers.ask(f"long{i}", prompt=2000, tokens=2)
         told: dict[str, Any] = {}
-        for number in range(math.ceil(0.02 * tokens) + 2):
-            names = [f"long{number}-{i}" for i in range(at_once)]
-            for future in [callers.ask(name, prompt=2000, tokens=2) for name in names]:
-                future.result()
-            told = (
-                told
-                or httpx.get(f"{server.url}/v1/requests/chat0/explain", timeout=PATIENCE).json()
-            )
-            if all(chat.done() for chat in chats):
-                break
-        yield server, callers.wait(), told["completions"][0]
+
+        def under_way() -> bool:
+            reply = httpx.get(f"{server.url}/v1/requests/chat0/explain", timeout=PATIENCE)
+            told.update(reply.json()["completions"][0] if reply.status_code == 200 else {})
+            return bool(told.get("num_output_tokens"))
+
+        wait_for(under_way, "a chat's first token")
+        yield server, callers.wait(), told
 
 
 def test_spikes_the_doctor_names_the_prefills(spikes: Any) -> None:
@@ -211,9 +205,9 @@ def test_spikes_the_doctor_names_the_prefills(spikes: Any) -> None:
     assert list(found)[0] == "long prompts share steps with decodes"
     evidence, remedy = found[list(found)[0]]
     assert "prompt tokens, mostly of cmpl-long" in evidence
-    assert re.search(r"--max-num-batched-tokens \(now 8192; try [1-4]?\d{3}\)", remedy)
+    advice = re.search(r"--max-num-batched-tokens \(now 8192; try (\d+)\)", remedy)
+    assert advice is not None and 256 <= int(advice[1]) <= 4096
     assert "KV pool is too small" not in said.stdout
-    assert seen["chat0"].longest_gap > 0.05, "the caller has seen a spike"
 
 
 def test_spikes_explain_names_the_long_prompts(spikes: Any) -> None:
@@ -228,27 +222,26 @@ def test_spikes_explain_names_the_long_prompts(spikes: Any) -> None:
     )
     slowest = told["slowest_step"]
     assert slowest["because_of"].startswith("cmpl-long") and slowest["prompt_tokens"] >= 1000
-    assert slowest["seconds"] <= seen["chat0"].longest_gap + SLACK
+    assert slowest["seconds"] <= beside["seconds"]
     text = quire("explain", "chat0", url=server.url).stdout
     assert f"-token prefill of {slowest['because_of']}" in text
 
 
 def test_spikes_a_running_request_was_explained(spikes: Any) -> None:
     _, _, told = spikes
-    assert told["state"] == "running" and 0 < told["num_output_tokens"] < 900
+    assert told["state"] == "running" and 0 < told["num_output_tokens"] < CHAT_TOKENS
     assert sum(part["seconds"] for part in told["parts"]) == pytest.approx(told["seconds"])
 
 
 def test_a_healthy_server_has_no_finding(server: Server) -> None:
-    callers = Callers(server)
+    callers = Callers(server, "h7")
     for i in range(16):
         callers.ask(f"h{i}", prompt=30, tokens=40)
-        time.sleep(0.05)
     seen = callers.wait()
     said = quire("doctor", "--watch", "0.1", "--seconds", "3", url=server.url)
     assert causes(said.stdout) == {}, said.stdout + said.stderr
     assert ("nothing stands out" in said.stdout) == (said.returncode == 0)
     told = explained(server.url, "h7")
     assert_agrees(told, seen["h7"])
-    queued = sum(part["seconds"] for part in told["parts"] if part["cause"] == "queued")
-    assert queued < 0.5 * told["seconds"], "it did not wait"
+    waits = {part["reason"] for part in told["parts"] if part["cause"] == "queued"}
+    assert waits <= {"step"}, "it waited for nothing but the end of a step"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from otlp_receivers import GrpcReceiver
+from patience import PATIENCE
 from quire import LLM, SamplingParams
+from quire.observability import tracing
 
 
-def test_a_swapped_request_has_its_span_and_its_reason() -> None:
+def test_a_swapped_request_has_its_span_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", PATIENCE)
     receiver = GrpcReceiver()
     params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)
     prompts = [[300 + 40 * i + j for j in range(40)] for i in range(4)]

@@ -1,43 +1,55 @@
-"""The roofs that benchmarks measure against are roofs: no kernel is above them."""
+"""The roofs that benchmarks measure against. That no kernel is above them is checked where both are
+measured, by `benchmarks/cpu_kernels.py`."""
 
-import time
+from __future__ import annotations
 
-import torch
+import pytest
 
 from kernel_kit import needs_native
-from quire.kernels import native_linear
-from quire.kernels.probe import Probe
+from quire.kernels import probe
+from quire.kernels.probe import Probe, Rates
 
 pytestmark = needs_native
-NOISE = 3
-"""How much faster a busy machine may be in one moment than in another."""
 
 
-def fastest(call, rounds):
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+class Lib:
+    """Kernels that take a known time on a clock of their own, but now and then are held up."""
+
+    def __init__(self) -> None:
+        self.now, self.calls, self.read_at = 0.0, 0, []
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def _take(self, seconds: float) -> None:
+        self.calls += 1
+        self.now += seconds * (10 if self.calls % 4 == 0 else 1)
+
+    def probe_read(self, address: int, size: int) -> float:
+        self.read_at.append((address, size))
+        self._take(size / 20e9)
+        return 0.0
+
+    def probe_multiply(self, rounds: int) -> float:
+        self._take(rounds * 1e6 / 500e9)
+        return rounds * 1e6
 
 
-def test_products_stay_below_the_registers(isa):
-    probe = Probe()
-    rate = max(probe.measure(0.05).multiply for _ in range(4))
-    weight = native_linear.prepare_linear(torch.randn(512, 1024).bfloat16())
-    x = torch.randn(192, 1024).bfloat16()
-    seconds = fastest(lambda: native_linear.linear(x, weight), 10)
-    reached = 2 * 192 * 512 * 1024 / seconds
-    assert reached < NOISE * rate
-    assert reached > rate / 100
+def test_rates_are_work_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = Lib()
+    monkeypatch.setattr(probe, "lib", lib)
+    monkeypatch.setattr(probe, "time", lib)
+    made = Probe()
+    rates = made.measure(0.5)
+    assert rates.read == pytest.approx(20e9) and rates.multiply == pytest.approx(500e9)
+    [(address, size)] = set(lib.read_at)
+    assert address % 64 == 0 and size == 1 << 28, "more than caches hold"
 
 
-def test_weights_are_not_read_faster_than_memory():
-    probe = Probe()
-    rate = max(probe.measure(0.05).read for _ in range(4))
-    weight = native_linear.prepare_linear(torch.randn(65536, 1024).bfloat16())
-    x = torch.randn(1, 1024).bfloat16()
-    seconds = fastest(lambda: native_linear.linear(x, weight), 5)
-    reached = weight.memory.numel() / seconds
-    assert rate / 100 < reached < NOISE * rate
+def test_the_real_ones_give_numbers() -> None:
+    rates = Probe().measure(0.02)
+    assert rates.read > 1e6 and rates.multiply > 1e6
+
+
+def test_the_mean_of_two() -> None:
+    assert Rates(1.0, 10.0).mean(Rates(3.0, 30.0)) == Rates(2.0, 20.0)

@@ -159,7 +159,9 @@ class HttpReceiver:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}/v1/traces"
         self.metrics_endpoint = f"http://127.0.0.1:{self._server.server_port}/v1/metrics"

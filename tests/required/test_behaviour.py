@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
-from statistics import median
 
 import pytest
 
@@ -166,20 +166,16 @@ def test_b6_everything_is_free_after_the_end() -> None:
 
 
 def test_b15_ten_equal_prompts_with_and_without_the_cache() -> None:
-    """Ten times the same prompt: with the cache only the first is computed, and first tokens come
-    sooner."""
+    """Ten times the same prompt: with the cache only the first is computed, so the others' first
+    tokens come after a step of one token and not of a whole prompt."""
     prompt = "The capital of France is Paris. " * 60
-    seconds = {}
     for caching in (True, False):
+        computed = []
         with LLM(enable_prefix_caching=caching) as llm:
-            llm.generate("Once", GREEDY, use_tqdm=False)
-            outputs = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(10)]
-        hits = [output.num_cached_tokens or 0 for output in outputs]
-        length = len(outputs[0].prompt_token_ids or ())
-        assert hits[0] == 0 and set(hits[1:]) == ({length - 1} if caching else {0})
-        times = [o.metrics.first_token_latency for o in outputs[1:] if o.metrics]
-        seconds[caching] = median(times)
-    assert length > 400 and seconds[True] < seconds[False]
+            for _ in range(10):
+                computed.append(run(llm, [prompt], 2)[0].num_prompt_tokens)
+        assert computed[0] > 400
+        assert computed[1:] == [1 if caching else computed[0]] * 9
 
 
 # ---- the scheduler ----------------------------------------------------------------------------
@@ -334,18 +330,15 @@ def test_b18_half_the_width_twice_the_blocks() -> None:
 
 
 def test_b19_many_prompts_at_once(llm: LLM) -> None:
-    """A hundred prompts together: a fraction of the steps, more tokens per second, more KV in
-    use."""
+    """A hundred prompts together: a fraction of the steps, more tokens in each, more KV in use.
+    What that is in tokens per second `benchmarks/cpu_engine.py` measures."""
     prompts = [f"Request {number}: tell me a story." for number in range(100)]
     together = run(llm, prompts, 8)
     alone = run(llm, prompts[:1], 8)
     assert len(together) <= len(alone) + 2, "each step computes a token for all"
 
-    def speed(steps: list[StepStats]) -> float:
-        tokens = sum(s.num_generation_tokens for s in steps)
-        return tokens / sum(s.step_seconds for s in steps)
-
-    assert speed(together) > 3 * speed(alone)
+    tokens = [sum(s.num_generation_tokens for s in steps) for steps in (alone, together)]
+    assert tokens == [8, 800]
     usage = [max(s.kv_cache_usage for s in steps) for steps in (alone, together)]
     assert usage[1] > 50 * usage[0] > 0
 
@@ -448,10 +441,27 @@ def test_b24_j5_processes_have_names(seen: Watched) -> None:
 
 
 def test_j8_prefill_is_cheap_per_token(llm: LLM) -> None:
-    """A token of a prompt costs a fraction of a decode step's: one reads the weights for many."""
+    """A token of a prompt costs a fraction of a decode step's: one reads the weights for many.
+
+    Processor time of this process, the least of a few steps: other processes do not count.
+    """
     llm.reset_prefix_cache()
-    steps = run(llm, ["Once upon a time there was a king. " * 60], 20)
-    prompt, decodes = steps[0], steps[2:]
-    assert prompt.num_prompt_tokens > 400
-    decode = median(s.forward_seconds for s in decodes)
-    assert prompt.forward_seconds / prompt.num_prompt_tokens < decode / 3
+    prompts = [f"Once upon a time there was a king {number}. " * 40 for number in range(3)]
+    steps = [step for prompt in prompts for step in timed(llm, prompt, 8)]
+    prefill = [seconds / tokens for tokens, seconds in steps if tokens > 200]
+    decode = [seconds for tokens, seconds in steps if tokens == 1]
+    assert (len(prefill), len(decode)) == (3, 21)
+    assert min(prefill) < min(decode) / 3
+
+
+def timed(llm: LLM, prompt: str, count: int) -> list[tuple[int, float]]:
+    """Tokens and processor seconds of a prompt's step, and of the decodes after it."""
+    engine, found = llm.llm_engine, []
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    engine.add_request("timed", prompt, params)
+    while engine.has_unfinished_requests:
+        start = time.process_time()
+        outputs, stats = engine.core.step()
+        found.append((stats.num_scheduled_tokens, time.process_time() - start))
+        engine.output.process(outputs, engine.clock.now())
+    return found

@@ -16,6 +16,7 @@ from patience import PATIENCE
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.observability import tracing
 from quire.observability.otel import protocol
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -127,9 +128,10 @@ def test_b23_the_long_span_of_a_slow_request(server: Server, receiver: GrpcRecei
 
 
 @pytest.mark.parametrize("asked", ["model", "worker", "all"])
-def test_f5_detailed_traces(asked: str) -> None:
+def test_f5_detailed_traces(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--collect-detailed-traces` shows the time of each layer, of attention and MLP in it, and of
     the worker."""
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", PATIENCE)
     receiver = GrpcReceiver()
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     with LLM(otlp_traces_endpoint=receiver.endpoint, collect_detailed_traces=[asked]) as llm:
