@@ -6,8 +6,8 @@ Every product has a weight of its own for each layer, so weights come from memor
 roof of a row is its bytes at the speed of the memory or its operations at the speed of the
 registers, whichever takes longer. Both are measured right before and after each row: the memory of
 a shared machine is not equally fast for a minute. What stays in the caches can be above the roof of
-the memory; nothing can be above that of the registers, so then the figures are worth nothing, and the
-exit code is 1.
+the memory; nothing can be above that of the registers: then the figures are worth nothing, and
+the exit code is 1.
 """
 
 from __future__ import annotations

@@ -33,12 +33,14 @@ def test_no_livelock_and_little_recomputation(
         scheduling_policy=policy,
         swap_blocks=swap_blocks,
     )
+    bench.check_every = 7  # 16,000 steps: a check takes three times as long as one
     for i in range(COUNT):
         bench.add(f"r{i}", [(i * 7 + j) % 997 for j in range(PROMPT)], max_tokens=OUTPUT)
     computed = 0
     while bench.scheduler.requests:
         bench.step(token)
         computed += bench.last.total_num_scheduled_tokens
+    bench.scheduler.check_integrity()
     assert len(bench.finished) == COUNT
     useful = COUNT * (PROMPT + OUTPUT)
     assert computed <= 3 * useful, f"{computed / useful:.2f} times the useful tokens"
