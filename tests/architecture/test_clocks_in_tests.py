@@ -34,7 +34,6 @@ ALLOWED = {
     "processes per second of the clock, which is more if they delay us",
     "observability/test_tracing.py": "before and after: order alone, on one clock",
     # where time is slept away
-    "e2e/live_server.py": "the exposition is made at most every quarter of a second",
     "serving/serve_fake.py": "what never ends by itself",
     "e2e/test_drill.py": "arrivals are spread; nothing depends on how far",
     "deploy/test_live.py": "a pause between requests that only make load",

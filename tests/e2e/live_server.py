@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,7 +84,6 @@ class Server:
 
     def metrics(self, *names: str) -> list[float]:
         """The same for several, of one scrape."""
-        time.sleep(0.3)  # the exposition may be a quarter of a second old
         lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text.splitlines()
         found = [[float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith(n)] for n in names]
         assert all(found), f"not all of the metrics {names}"
