@@ -61,7 +61,7 @@ def test_near_names():
     assert did_you_mean("abd", ["abc"]) == "; did you mean 'abc'?" and did_you_mean("z", []) == ""
 
 
-FLAGS = build_parser().known
+FLAGS = build_parser().suggested
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,19 @@ class Parser(argparse.ArgumentParser):
         """Every spelling of every flag."""
         return list(self._option_string_actions)
 
+    @property
+    def suggested(self) -> list[str]:
+        """Those that do something: nobody means an option that is only taken."""
+        names = {flag: flag[2:].removeprefix("no-").replace("-", "_") for flag in self.known}
+        return [flag for flag, name in names.items() if not neutral.row(name)]
+
     # --------------------------------------------------------------------------- the command line
 
     def _unexpected(self, rest: list[str]) -> str:
         wrong = next((token for token in rest if token.startswith("-")), None)
         if wrong is None:
             return f"unexpected argument {rest[0]!r}; see {self.prog} --help"
-        return unknown_flag(wrong, self.known)
+        return unknown_flag(wrong, self.suggested)
 
     # ------------------------------------------------------------------------------------ the file
 
@@ -114,7 +120,7 @@ class Parser(argparse.ArgumentParser):
                     raise ConfigError(f"--config: {path!r}: {key}: {error}") from None
 
     def _unknown_key(self, key: str) -> str:
-        keys = [name.removeprefix("--").replace("-", "_") for name in self.known]
+        keys = [name.removeprefix("--").replace("-", "_") for name in self.suggested]
         return f"unknown key {key!r}{did_you_mean(key, keys)}"
 
     # ---------------------------------------------------------------------------------------- help
