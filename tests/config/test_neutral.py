@@ -97,6 +97,7 @@ def test_other_values_are_one_sentence_at_every_door(row, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
+        "-O0 -O 2 -O=2",
         "-tp 1 -pp=1 -dp 1 --no-trust-remote-code --kv_cache_dtype=auto",
         "--trust-remote-code --disable-custom-all-reduce --quantization None",
         "--compilation-config {} --compilation-config.mode 0 -cc.cudagraph_mode NONE",
@@ -118,6 +119,21 @@ def test_one_line_names_what_does_nothing():
     line = start("-tp", "1", "--trust-remote-code", "--allowed-origins", "[]")[2]
     assert line.endswith("here: --allowed-origins, --tensor-parallel-size, --trust-remote-code")
     assert start("--port", "1")[2] is None
+    many = start(
+        *(
+            f"{row.flag}={row.default}"
+            for row in ROWS.values()
+            if row.kind is neutral.INT and row.default == 1
+        )
+    )[2]
+    assert many.count("--") == 10 and " more" in many
+
+
+def test_what_a_program_passes_on_is_not_worth_a_line():
+    given = {"tensor_parallel_size": 1, "trust_remote_code": False, "quantization": None}
+    assert neutral.taken(neutral.beyond_defaults(given)) is None
+    line = neutral.taken(neutral.beyond_defaults({**given, "trust_remote_code": True}))
+    assert line.endswith("here: --trust-remote-code")
 
 
 @pytest.mark.parametrize(

@@ -353,7 +353,7 @@ def given_neutral(namespace: argparse.Namespace, rows: Mapping[str, neutral.Row]
 def taken_line(namespace: argparse.Namespace) -> str | None:
     """One line on flags that were given and do nothing here, or None."""
     rows = {**neutral.engine_rows(), **neutral.server_rows()}
-    return neutral.taken([rows[name].flag for name in given_neutral(namespace, rows)])
+    return neutral.taken(given_neutral(namespace, rows))
 
 
 def engine_config(namespace: argparse.Namespace) -> EngineConfig:

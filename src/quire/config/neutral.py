@@ -99,6 +99,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
         "default_mm_loras": JSON, "specialize_active_lora": False, "max_lora_cls_labels": INT,
         "enable_tower_connector_lora": False, "enable_mixed_moe_lora_format": False,
         "enable_moe_shared_loras": False, "enable_lora_bias": False, "lora_extra_vocab_size": 256,
+        "enable_prompt_adapter": False,
     },
     _NO_CODE: {
         "trust_remote_code": False, "code_revision": TEXT, "logits_processors": LIST,
@@ -157,6 +158,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
         "ec_transfer_config": JSON,
         "ec_manager_config": {"encoder_cache_manager_cls": None, "manager_config": {}},
     },
+    "give token ids for another tokenisation": {"tokenizer_pool_size": 0},
     "send text or token ids": {"enable_prompt_embeds": False, "skip_tokenizer_init": False},
     "leave it out: constrained decoding is not available yet": {
         "structured_outputs_config": {
@@ -168,6 +170,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
     },
     "leave it out: reasoning comes back as text": {
         "reasoning_parser": "", "reasoning_parser_plugin": "", "reasoning_config": JSON,
+        "enable_reasoning": False,
     },
     "nearest: --gpu-memory-utilization": {
         "cpu_offload_gb": 0, "cpu_offload_params": [], "offload_backend": "auto",
@@ -329,7 +332,11 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
 """Values beside the default that change nothing here: what they turn off does not exist, or they
 permit what quire never does."""
 
+_SHOWN: Final = 10
+"""Most names in the line that tells what does nothing."""
+
 SHORT: Final = {
+    "-O": "optimization_level",
     "-ac": "attention_config",
     "-asc": "api_server_count",
     "-cc": "compilation_config",
@@ -451,8 +458,21 @@ def _shown(value: Any) -> str:
     return " " + (text if len(text) <= 60 else text[:57] + "...")
 
 
-def taken(names: list[str]) -> str | None:
+def taken(options: Mapping[str, Any]) -> str | None:
     """One line on options that were taken and do nothing; None if there are none."""
+    names = sorted(name for name in options if row(name) is not None)
     if not names:
         return None
-    return "taken from vLLM's options, and without effect here: " + ", ".join(sorted(names))
+    shown = ", ".join("--" + name.replace("_", "-") for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"taken from vLLM's options, and without effect here: {shown}{more}"
+
+
+def beyond_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a program did not merely pass on at vLLM's default."""
+    rows = engine_rows()
+    return {
+        name: value
+        for name, value in options.items()
+        if name in rows and value and not _equal(value, rows[name].default)
+    }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
-from quire.config.neutral import engine_rows, taken
+from quire.config.neutral import beyond_defaults, taken
 from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
 from quire.engine.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
@@ -49,7 +49,7 @@ class LLM(PoolingVerbs):
 
     def __init__(self, model: str = EMBEDDED_MODEL, **options: Any) -> None:
         options = {name: value for name, value in options.items() if value is not None}
-        if line := taken([name for name in options if name in engine_rows()]):
+        if line := taken(beyond_defaults(options)):
             logger.info(line)
         options = {**_OFFLINE_DEFAULTS, **options}
         self.llm_engine = LLMEngine(EngineConfig.from_options(model=model, **options))
