@@ -24,6 +24,7 @@ from quire.tokenizer.sources import (
     read_config,
     token_text,
 )
+from quire.tokenizer.usual_names import UsualNames
 from quire.tokenizer.vocabulary import ByteSpelling, byte_spelling
 from quire.tokenizer.wordpiece import VOCABULARY, read_wordpiece
 
@@ -42,7 +43,7 @@ NAMED_TOKENS = (
 _MAX_LIBRARY_ID = 2**32 - 1
 
 
-class Tokenizer:
+class Tokenizer(UsualNames):
     """Text to token ids and back. Immutable after loading; safe to share between threads."""
 
     def __init__(

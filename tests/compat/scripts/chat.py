@@ -40,3 +40,7 @@ ids = tokenizer.apply_chat_template(conversation, tokenize=True, add_generation_
 assert isinstance(text, str) and isinstance(ids, list)
 again = llm.generate({"prompt_token_ids": ids}, sampling_params, use_tqdm=False)
 assert again[0].outputs[0].text == outputs[0].outputs[0].text
+
+stops = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(tokenizer.eos_token)]
+stopped = llm.generate(text, SamplingParams(temperature=0, stop_token_ids=stops), use_tqdm=False)
+assert stopped[0].outputs[0].token_ids and tokenizer(text, add_special_tokens=False).input_ids
