@@ -121,7 +121,7 @@ def test_keywords_of_the_verbs(llm):
             verb(talk if verb == llm.chat else "Hello", GREEDY, lora_request=object())
     with pytest.raises(InvalidRequest, match="chat_template_content_format is not supported yet"):
         llm.chat(talk, GREEDY, chat_template_content_format="openai")
-    assert not llm.llm_engine.has_unfinished_requests
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
 
 
 def test_a_bar_of_the_callers(llm):
