@@ -36,7 +36,7 @@ _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 _AT: Final = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$", re.DOTALL)
 _CONTAINERS: Final = (dict, list, msgspec.Struct)
-_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -150,22 +150,34 @@ def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
     if match := _EXPECTED.match(text):
         wanted = [_TYPES.get(word, word) for word in match.group(1).split(" | ")]
         rule = " or ".join(word for word in wanted if word != "null")
-        got = "" if "[...]" in path else f", got {show(_value_at(raw, path))}"
+        value = _value_at(raw, path, match.group(1).split(" | "))
+        got = f", got {show(value)}"
         inner = " made of values that are" if "[...]" in path else ""
         return InvalidRequest(f"{param} must be{inner} {rule}{got}.", param=param)
     return InvalidRequest(f"{param} has a value out of range.", param=param)
 
 
-def _value_at(raw: Any, path: str) -> Any:
-    for name, index in _STEP.findall(path):
-        raw = raw[name] if name else raw[int(index)]
+def _value_at(raw: Any, path: str, wanted: list[str]) -> Any:
+    """What stands at a path; at a key that msgspec does not name, the first of another type."""
+    for name, index, any_key in _STEP.findall(path):
+        if any_key:
+            raw = next((v for v in raw.values() if _type_of(v) not in wanted), None)
+        else:
+            raw = raw[name] if name else raw[int(index)]
     return raw
+
+
+def _type_of(value: Any) -> str:
+    """msgspec's word for the type of a JSON value."""
+    return {dict: "object", list: "array", type(None): "null"}.get(
+        type(value), type(value).__name__
+    )
 
 
 def _struct_at(kind: type[msgspec.Struct], path: str) -> type[msgspec.Struct] | None:
     """The record type at a path, to know which fields exist there."""
     here: Any = kind
-    for name, _ in _STEP.findall(path):
+    for name, *_ in _STEP.findall(path):
         if not name:
             continue
         types = {f.name: f.type for f in msgspec.structs.fields(here)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.serving.decode import decode, show
@@ -57,7 +58,11 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     model = exchange.state.check_model(request.model, engine)
     require_runner(engine, "generate")
     check_common(request, engine)
-    max_tokens, logprobs, tools = _max_tokens(request), _logprobs(request), _tools(request)
+    max_tokens, logprobs, tools = (
+        _max_tokens(request),
+        _logprobs(request, engine.config.model.max_logprobs),
+        _tools(request),
+    )
     params = build_params(
         request,
         engine.default_params,
@@ -104,23 +109,21 @@ def _max_tokens(request: ChatRequest) -> int | None:
             "give one of them.",
             param="max_tokens",
         )
-    if new is not None and new < 1:
-        raise InvalidRequest(
-            f"max_completion_tokens must be at least 1, got {new}.", param="max_completion_tokens"
-        )
+    if new is not None:
+        read_field("max_completion_tokens", new)
     return old if new is None else new
 
 
-def _logprobs(request: ChatRequest) -> int | None:
+def _logprobs(request: ChatRequest, limit: int) -> int | None:
     """How many candidates to ask for: chat says so in two fields."""
     if not request.logprobs:
         if request.top_logprobs:  # 0 asks for nothing
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
         return None
-    top = request.top_logprobs or 0
-    if top < -1:
+    top: int = read_field("top_logprobs", request.top_logprobs or 0)
+    if top > limit >= 0:
         raise InvalidRequest(
-            f"top_logprobs must be at least 0 (-1: whole vocabulary), got {top}.",
+            f"top_logprobs must be at most {limit} (--max-logprobs), got {top}.",
             param="top_logprobs",
         )
     return top
