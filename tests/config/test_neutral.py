@@ -147,7 +147,6 @@ def test_what_a_program_passes_on_is_not_worth_a_line():
         (["--allowed-origins", '["*"]'], "--allowed-origins ['*'] is not supported yet; put"),
         (["--enable-lora"], "--enable-lora is not supported yet; give a model folder"),
         (["--lora-modules", "a=b", "c=d"], "--lora-modules ['a=b', 'c=d'] is not"),
-        (["--tensor-parallel-siz", "1"], "did you mean --tensor-parallel-size?"),
     ],
 )
 def test_what_is_asked_for_is_named(arguments, told):

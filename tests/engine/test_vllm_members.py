@@ -93,6 +93,16 @@ def test_other_members_of_parameters():
     assert SamplingParams(logprobs=2).num_logprobs == 2 and GREEDY.eos_token_id is None
 
 
+def test_all_options_of_vllm_at_their_defaults_together(caplog, monkeypatch):
+    monkeypatch.setattr("quire.engine.llm.logger.propagate", True)
+    rows = {name: row for name, row in drop_in.SURFACE["engine_args"].items() if "default" in row}
+    options = {name: row["default"] for name, row in rows.items() if name != "model"}
+    with LLM(**options) as engine:
+        assert engine.llm_engine.config.scheduler.max_num_seqs == 256, "the default of LLM"
+        assert engine.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert "without effect" not in caplog.text, "nothing was asked for"
+
+
 # -------------------------------------------------------------------------------------- requests
 
 
