@@ -80,7 +80,7 @@ CHAT_ERRORS = [
     ({"logprobs": 3}, "logprobs", ["true or false", "3"]),
     ({"top_logprobs": 3}, "top_logprobs", ["needs logprobs"]),
     ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", ["at least 0", "-2"]),
-    ({"logprobs": True, "top_logprobs": 21}, "logprobs", ["20", "21"]),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["20", "21"]),
     ({"stream_options": {}}, "stream_options", ["needs stream"]),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage",
      ["include_usage"]),
