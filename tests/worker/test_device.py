@@ -8,6 +8,7 @@ from quire.kernels.dispatch import ops, select
 from quire.worker.device import (
     CpuDevice,
     choose_kernels,
+    place,
     resolve_dtype,
     select_device,
     set_torch_threads,
@@ -31,6 +32,22 @@ def test_without_a_gpu():
 def test_an_unknown_device():
     with pytest.raises(ConfigError, match="one of auto, cpu, cuda, got 'tpu'"):
         select_device("tpu")
+
+
+def test_the_place_is_told_with_its_reason(monkeypatch):
+    device = CpuDevice()
+    assert place(device, "cpu") == "the CPU: --device cpu was given"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert place(device, "auto") == "the CPU: torch has no CUDA support"
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert place(device, "auto") == "the CPU: no CUDA device was found"
+
+    class Gpu(CpuDevice):
+        name = "cuda"
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Abacus 9")
+    assert place(Gpu(), "cuda") == "the GPU Abacus 9: --device cuda was given"
+    assert place(Gpu(), "auto").startswith("the GPU Abacus 9: --device auto takes a GPU")
 
 
 def test_dtype():

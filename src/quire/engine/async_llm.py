@@ -26,6 +26,7 @@ from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import PromptType
 from quire.engine.journal import Journal
+from quire.engine.load_progress import LoadProgress
 from quire.engine.messages import (
     AbortRequests,
     AddRequests,
@@ -110,6 +111,7 @@ class AsyncLLM:
         self.state = "loading"
         """`loading`, `ready` or `dead`."""
         self.progress: tuple[str, int, int] = ("starting", 0, 0)
+        self._shown = LoadProgress(self.clock)
         self.info: dict[str, Any] = {}
         """What the core reported when it was ready: blocks, device, memory."""
         self.died = asyncio.Event()
@@ -431,12 +433,14 @@ class AsyncLLM:
             case Progress(phase=phase, done=done, total=total):
                 self.progress = (phase, done, total)
                 self._phases.enter(phase, self.clock.now())
+                self._shown.update(phase, done, total)
             case Ready(info=info):
                 self._on_ready(info)
             case Failure():
                 self._die(message.error())
 
     def _on_ready(self, info: dict[str, Any]) -> None:
+        self._shown.finish()
         self.info = info
         self.prometheus.set_cache_config(cache_facts(self.config, info))
         add_log_sinks(self.sinks, self.config, self.clock, info["device"])
@@ -489,6 +493,7 @@ class AsyncLLM:
             return
         self.state = "dead"
         self.error = error
+        self._shown.finish()
         self.tracing.end_all(error)
         for stream in self._streams.values():
             stream.put(error)

@@ -18,6 +18,7 @@ from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
 from quire.engine.gate import make_input_processor
 from quire.engine.input_processor import ProcessedInput, PromptType
+from quire.engine.load_progress import LoadProgress
 from quire.engine.output_processor import OutputProcessor, ProcessedOutputs
 from quire.engine.records import Question, accept, make_records, tell_prefix, waiting_request
 from quire.engine.request_log import RequestLog
@@ -79,13 +80,18 @@ class LLMEngine(EngineVerbs):
         )
         check_fit(self.tokenizer, config.model.read_shape())
         phases = PhaseLog(self.clock.now(), "engine core")
+        shown = LoadProgress(self.clock)
 
         def tell(phase: str, done: int, total: int) -> None:
             phases.enter(phase, self.clock.now())
+            shown.update(phase, done, total)
             if progress is not None:
                 progress(phase, done, total)
 
-        self.core = EngineCore(config, executor=executor, clock=self.clock, progress=tell)
+        try:
+            self.core = EngineCore(config, executor=executor, clock=self.clock, progress=tell)
+        finally:
+            shown.finish()
         self.config = self.core.config
         model = self.config.model
         assert model.max_model_len is not None

@@ -34,6 +34,8 @@ class ExecutorInfo:
     """Of each group of layers that has block tables of its own, the positions a token sees."""
     num_swap_blocks: int = 0
     """Blocks of the second tier."""
+    place: str = ""
+    """The device and why it was chosen, for people."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for messages."""

@@ -40,6 +40,7 @@ class InlineExecutor:
             max_model_len=worker.max_model_len,
             vocab_size=worker.shape.vocab_size,
             device=worker.device.name,
+            place=worker.place,
             dtype=worker.dtype,
             weight_bytes=worker.weight_bytes,
             kv_cache_bytes=plan.bytes,

@@ -108,6 +108,20 @@ def select_device(name: str) -> Device:
     return DEVICES[name]()
 
 
+def place(device: Device, option: str) -> str:
+    """Where the model runs and why, for people: `the CPU: no CUDA device was found`."""
+    if device.name == "cuda":
+        where = f"the GPU {torch.cuda.get_device_name(device.torch_device)}"
+    else:
+        where = "the CPU"
+    if option != "auto":
+        return f"{where}: --device {option} was given"
+    if device.name == "cuda":
+        return f"{where}: --device auto takes a GPU where there is one"
+    built = torch.version.cuda is not None
+    return f"{where}: " + ("no CUDA device was found" if built else "torch has no CUDA support")
+
+
 def resolve_dtype(option: str, checkpoint: str, device: Device) -> str:
     """Name of the type of weights and activations.
 

@@ -34,6 +34,7 @@ from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
 from quire.worker.device import (
     choose_kernels,
+    place,
     resolve_dtype,
     select_device,
     set_compile_cache,
@@ -78,6 +79,8 @@ class Worker:
         self.kv_layers = pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
         self.max_model_len = config.model.max_model_len
         self.device = select_device(config.model.device)
+        self.place = place(self.device, config.model.device)
+        logger.info("running on %s", self.place)
         choose_kernels(self.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
         self.weight_bytes = 0
