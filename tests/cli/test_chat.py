@@ -16,6 +16,7 @@ import pytest
 from quire.cli import main as cli
 from quire.cli.chat import Chat
 from quire.cli.engine_talker import EngineTalker
+from quire.cli.messages import read_messages
 from quire.cli.talkers import Turn
 from quire.config import EngineConfig
 from quire.errors import EngineDead, InvalidRequest, StartupError
@@ -43,6 +44,8 @@ def run(capsys, monkeypatch, *arguments: str, stdin: str = "") -> tuple[int, str
 
 class Echo:
     """Answers with what it was asked, in two pieces."""
+
+    model, place = "echo", "nowhere"
 
     def __init__(self) -> None:
         self.seen: list[tuple[list, dict]] = []
@@ -103,6 +106,119 @@ def test_a_refused_message_is_forgotten_and_the_chat_goes_on(capsys):
     assert captured.out == "<a>\n" and "quire: no." in captured.err
     assert [m["content"] for m in echo.seen[1][0]] == ["a"]
     assert "[2 tokens, " in captured.err and "TTFT" in captured.err
+
+
+def contents(chat: Chat) -> list[str]:
+    return [message["content"] for message in chat.messages]
+
+
+def test_taking_back_and_asking_again(capsys):
+    echo = Echo()
+    chat = Chat(echo, {}, "be brief", stats=False)
+    assert chat.run(iter(["/undo", "/retry", "a", "b", "/retry", "/undo", "c"])) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "<a>\n<b>\n<b>\n<c>\n"
+    assert contents(chat) == ["be brief", "a", "<a>", "c", "<c>"]
+    assert len(echo.seen) == 4 and [m["content"] for m in echo.seen[2][0]][-1] == "b"
+    for told in ("nothing to take back", "no answer to ask for again", "taken back: b"):
+        assert told in captured.err
+    echo.reply = lambda *_: iter(Echo().reply([{"content": "refuse"}], {}, Turn()))
+    assert chat.run(iter(["/retry"])) == 1
+    assert contents(chat)[-2:] == ["c", "<c>"], "an answer is not lost to a failed attempt"
+
+
+def test_sampling_options_are_checked_as_they_are_set(capsys):
+    chat = Chat(Echo(), {"seed": 1}, None, stats=False)
+    lines = ["/set temperature 0.5", "/set top-k=7", "/set stop a=b c", "/set seed default"]
+    bad = ["/set temperature warm", "/set temperature -1", "/set top_k 1.5", "/set tempratur 1"]
+    bad += ["/set max_tokens 0", "/set temperature nan", "/set temperature"]
+    assert chat.run(iter([*lines, *bad, "/set", "hi"])) == 0
+    *told, shown = capsys.readouterr().err.splitlines()
+    assert shown == "temperature=0.5 top_k=7 stop=['a=b c']"
+    assert len(told) == len(lines) + len(bad)
+    assert "did you mean 'temperature'" in told[7] and "'1.5'" in told[6] and "-1" in told[5]
+    assert chat._talker.seen[0][1] == {"temperature": 0.5, "top_k": 7, "stop": ["a=b c"]}
+
+
+def test_a_conversation_is_saved_and_loaded(capsys, tmp_path):
+    path = tmp_path / "with spaces.json"
+    first = Chat(Echo(), {"temperature": 0.5, "stop": ["x", "y"]}, "brief", stats=False)
+    first.run(iter(["a", f"/save {path}", "b", f"/save {path}"]))
+    second = Chat(Echo(), {"seed": 3}, None, stats=False)
+    second._talker.model = "another"
+    second.run(iter(["lost", f"/load {path}", "c", "/reset", "d"]))
+    messages, options = second._talker.seen[1]
+    assert [m["content"] for m in messages] == ["brief", "a", "<a>", "b", "<b>", "c"]
+    assert options == {"temperature": 0.5, "stop": ["x", "y"]}
+    assert contents(second) == ["brief", "d", "<d>"]
+    assert "saved 5 messages" in (err := capsys.readouterr().err)
+    assert "loaded 5 messages, which were with echo" in err
+    path.write_text(json.dumps([{"role": "user", "content": "hello"}]))
+    second.run(iter([f"/load {path}", "/retry"]))
+    assert contents(second) == ["hello", "<hello>"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("7", "no saved conversation"),
+        ("{}", "no list of messages"),
+        ('[{"role": "user"}]', "message 1 needs"),
+        ('[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]', "message 2"),
+        ('{"messages": [], "options": {"temperature": "hot"}}', "temperature"),
+        ('{"messages": [], "options": {"colour": 1}}', "unknown option 'colour'"),
+    ],
+)
+def test_a_file_that_is_no_conversation_changes_nothing(capsys, tmp_path, content, told):
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content)
+    chat = Chat(Echo(), {"seed": 1}, None, stats=False)
+    assert chat.run(iter(["a", f"/load {path}"])) == 0
+    err = capsys.readouterr().err
+    assert told in err and err.count("\n") == 1
+    assert contents(chat) == ["a", "<a>"] and chat._options == {"seed": 1}
+
+
+def test_saving_spares_other_files(capsys, tmp_path):
+    path = tmp_path / "thesis.txt"
+    path.write_text("years of work")
+    chat = Chat(Echo(), {}, None, stats=False)
+    chat.run(iter(["/save", f"/save {path}", f"/save {tmp_path / 'no' / 'folder'}", "/load"]))
+    err = capsys.readouterr().err
+    assert "which file? /save FILE" in err and "which file? /load FILE" in err
+    assert "exists and is no saved conversation" in err and "cannot write" in err
+    assert path.read_text() == "years of work" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_messages_of_several_lines():
+    lines = iter(['"""a', "  b", "", 'c"""', "d", '"""e"""', '"""', "f", '"""', '"""g'])
+
+    def read(prompt):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    assert list(read_messages(read)) == ["a\n  b\n\nc", "d", "e", "f", "g"]
+
+
+def test_ctrl_c_clears_and_twice_in_a_row_leaves(capsys):
+    script = iter(
+        [KeyboardInterrupt, "a", '"""b', KeyboardInterrupt, "c", *[KeyboardInterrupt] * 2]
+    )
+
+    def read(prompt):
+        step = next(script)
+        if isinstance(step, str):
+            return step
+        raise step
+
+    assert list(read_messages(read)) == ["a", "c"]
+    assert capsys.readouterr().err.count("Ctrl-C again or Ctrl-D leaves") == 3
 
 
 def test_footer():
@@ -251,6 +367,7 @@ class FakeEngine:
     def __init__(self, config) -> None:
         self.config = config
         self.default_params = SamplingParams(top_p=0.5)
+        self.info = {"place": "the CPU"}
         self.tokenizer = self
         self.submitted: list = []
         self.closed: list[str] = []

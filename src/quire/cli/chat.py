@@ -1,6 +1,7 @@
 """`quire chat [MODEL]`: talk to a model in the terminal, here or at a running server.
 
-The conversation and its commands live here; where replies come from is `quire.cli.talkers`.
+The commands inside a chat live here; where replies come from is `quire.cli.talkers`, what is said
+`quire.cli.conversation`, how it is typed and shown `quire.cli.messages` and `quire.cli.wrap`.
 On a terminal it prompts; with piped input each line is one turn and only replies reach stdout.
 """
 
@@ -9,22 +10,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from quire.cli import sampling
+from quire.cli.conversation import Conversation, load, save
+from quire.cli.messages import piped, read_messages, typed
 from quire.cli.parser import Parser
 from quire.cli.talkers import ServerTalker, Talker, Turn
 from quire.cli.target import add_target_flags, engine_target, quiet_logs, server_target
-from quire.errors import ConfigError, RequestError
+from quire.cli.wrap import terminal_width, writer
+from quire.config.model import EMBEDDED_MODEL
+from quire.errors import EngineDead, InvalidRequest, QuireError, told
 
-HELP: Final = """\
-/system TEXT     set the system prompt and start over; without TEXT, remove it
-/params K=V ...  change sampling (temperature=0.5 max_tokens=64); alone, show it
-/stats           tokens, speed and time to first token of the last reply
-/reset           forget the conversation, keep the system prompt
-/help            this
-/exit            leave (also Ctrl-D)"""
+_TOY: Final = (
+    "This is the toy model that ships with quire: it knows capitals, small sums, greetings and "
+    "short stories, and nothing else. A model of your own: quire chat org/name, or a folder."
+)
+_HINT: Final = (
+    'Type a message, or several lines between """ and """; /help lists the commands, /bye leaves.'
+)
+
+_ANSWERED, _FAILED, _STOPPED = range(3)
+"""How an attempt to answer ends; the last without a word."""
 
 
 def build_parser() -> Parser:
@@ -52,7 +61,10 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.closing(talker):
         if namespace.quick is not None:
             return chat.turn(namespace.quick)
-        return chat.run(_lines(sys.stdin.isatty()))
+        if not sys.stdin.isatty():
+            return chat.run(read_messages(piped))
+        _greet(talker)
+        return chat.run(read_messages(typed))
 
 
 def _talker(namespace: argparse.Namespace) -> Talker:
@@ -64,21 +76,10 @@ def _talker(namespace: argparse.Namespace) -> Talker:
     return EngineTalker(engine_target(namespace))
 
 
-def _lines(terminal: bool) -> Iterator[str]:
-    """What the user types, or the lines of a pipe."""
-    if not terminal:
-        for line in sys.stdin:
-            yield line.rstrip("\n")
-        return
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (gives `input` history and editing)
-    print("Type a message; /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            print(file=sys.stderr)
-            return
+def _greet(talker: Talker) -> None:
+    toy = [_TOY] if talker.model == EMBEDDED_MODEL else []
+    for text in (f"{talker.model} {talker.place}", *toy, _HINT):
+        _say(textwrap.fill(text, min(100, terminal_width())))
 
 
 class Chat:
@@ -91,80 +92,193 @@ class Chat:
         self._options = options
         self._show_stats = stats
         self._last: Turn | None = None
-        self.messages: list[dict[str, Any]] = []
-        self._start_over(system)
+        self._talk = Conversation()
+        self._talk.start_over(system)
 
-    def run(self, lines: Iterator[str]) -> int:
-        """Answer each line; the exit code tells whether a turn failed."""
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What has been said."""
+        return self._talk.messages
+
+    def run(self, messages: Iterator[str]) -> int:
+        """Answer each message; the exit code tells whether a turn failed."""
         code = 0
-        for line in lines:
-            if line.strip() in ("/exit", "/quit"):
+        for text in messages:
+            if text.strip() in _LEAVE:
                 break
-            if line.startswith("/"):
-                self._command(line)
-            elif line.strip():
-                code |= self.turn(line)
+            try:
+                code |= self._take(text)
+            except KeyboardInterrupt:
+                if not sys.stdin.isatty():
+                    raise
+                self._talk.take_question()
+                _say("[stopped]")
         return code
 
+    def _take(self, text: str) -> int:
+        if not text.strip():
+            return 0
+        if not text.startswith("/"):
+            return self.turn(text)
+        return self._command(text)
+
     def turn(self, text: str) -> int:
-        """Send one message and print the reply as it comes; 1 if the request was refused.
+        """Send one message and print the reply as it comes; 1 if it was refused.
 
         Ctrl-C ends the reply, not the program; what was said so far stays in the conversation.
         """
-        self.messages.append({"role": "user", "content": text})
-        turn = Turn()
+        self._talk.say("user", text)
+        end = self._answer()
+        if end != _ANSWERED:
+            self._talk.take_question()
+        return int(end == _FAILED)
+
+    def _answer(self) -> int:
+        """Have the conversation answered. Unless it was, nothing is added to it."""
+        turn, out = Turn(), writer()
         try:
-            for piece in self._talker.reply(self.messages, self._options, turn):
-                print(piece, end="", flush=True)
+            self._stream(turn, out.feed)
+        except EngineDead:
+            raise
+        except QuireError as error:
+            if turn.text:
+                out.end()
+            _say(f"quire: {told(error)}")
+            return _FAILED
+        out.end()
+        if turn.stopped:
+            _say("[stopped]" if turn.text else "[stopped before the first word: nothing was said]")
+        if turn.stopped and not turn.text:
+            return _STOPPED
+        self._talk.say("assistant", turn.text)
+        self._last = turn
+        if self._show_stats:
+            _say(turn.footer())
+        return _ANSWERED
+
+    def _stream(self, turn: Turn, show: Callable[[str], None]) -> None:
+        """Show the reply, or as much of it as there is before Ctrl-C."""
+        try:
+            with contextlib.closing(
+                self._talker.reply(self.messages, self._options, turn)
+            ) as pieces:
+                for piece in pieces:
+                    show(piece)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
-            print(" [stopped]", end="", file=sys.stderr)
-        except RequestError as error:
-            self.messages.pop()
-            print(f"quire: {error.message}", file=sys.stderr)
-            return 1
-        print(flush=True)
-        self.messages.append({"role": "assistant", "content": turn.text})
-        self._last = turn
-        if self._show_stats:
-            print(turn.footer(), file=sys.stderr)
-        return 0
+            turn.stopped = True
 
-    def _start_over(self, system: str | None) -> None:
-        self._system = system
-        self.messages = [{"role": "system", "content": system}] if system else []
+    # ------------------------------------------------------------------------------- the commands
 
-    def _command(self, line: str) -> None:
-        name, _, rest = line.partition(" ")
-        rest = rest.strip()
-        if name == "/system":
-            self._start_over(rest or None)
-            _say("system prompt set, conversation forgotten" if rest else "no system prompt")
-        elif name == "/reset":
-            self._start_over(self._system)
-            _say("conversation forgotten")
-        elif name == "/params":
-            self._set_params(rest)
-        elif name == "/stats":
-            _say(self._last.footer() if self._last else "no reply yet")
-        elif name == "/help":
-            _say(HELP)
-        else:
+    def _command(self, line: str) -> int:
+        name, _, rest = line.strip().partition(" ")
+        name = _OTHER_NAMES.get(name, name)
+        if name not in COMMANDS:
             from quire.registry import did_you_mean
 
-            names = ("/system", "/params", "/stats", "/reset", "/help", "/exit")
-            _say(f"unknown command {name}{did_you_mean(name, names)}")
-
-    def _set_params(self, text: str) -> None:
+            _say(f"unknown command {name}{did_you_mean(name, (*COMMANDS, '/bye'))}; see /help")
+            return 0
         try:
-            self._options.update(sampling.parse_assignment(word) for word in text.split())
-        except ConfigError as error:
+            return COMMANDS[name][0](self, rest.strip()) or 0
+        except QuireError as error:
             _say(error.message)
-            return
+            return 0
+
+    def _system(self, text: str) -> None:
+        self._talk.start_over(text or None)
+        _say("system prompt set, conversation forgotten" if text else "no system prompt")
+
+    def _reset(self, _: str) -> None:
+        self._talk.start_over(self._talk.system)
+        _say("conversation forgotten")
+
+    def _set(self, text: str) -> None:
+        first = text.partition(" ")[0]
+        name, _, value = text.partition("=" if "=" in first else " ")
+        if value.strip() == "default":
+            self._options.pop(name.replace("-", "_").lower(), None)
+        elif name:
+            key, parsed = sampling.parse_value(name, value.strip())
+            self._options[key] = parsed
+        self._show_options()
+
+    def _params(self, text: str) -> None:
+        self._options.update(
+            sampling.parse_value(*(word.partition("=")[::2])) for word in text.split()
+        )
+        self._show_options()
+
+    def _show_options(self) -> None:
         shown = " ".join(f"{key}={value}" for key, value in self._options.items())
         _say(shown or "the model's defaults")
 
+    def _retry(self, _: str) -> int:
+        reply = self._talk.take_reply()
+        if not self.messages or self.messages[-1]["role"] != "user":
+            raise InvalidRequest("there is no answer to ask for again")
+        end = self._answer()
+        if end != _ANSWERED and reply is not None:
+            self.messages.append(reply)
+        return int(end == _FAILED)
+
+    def _undo(self, _: str) -> None:
+        self._talk.take_reply()
+        question = self._talk.take_question()
+        if question is None:
+            raise InvalidRequest("there is nothing to take back")
+        first = " ".join(question.split())
+        _say(f"taken back: {first if len(first) <= 60 else first[:57] + '...'}")
+
+    def _save(self, path: str) -> None:
+        count = save(_file(path, "/save"), self._talk, self._options, self._talker.model)
+        _say(f"saved {count} messages in {path}")
+
+    def _load(self, path: str) -> None:
+        talk, options, model = load(_file(path, "/load"))
+        known = dict(sampling.checked(name, value) for name, value in options.items())
+        self._talk, self._options = talk, known
+        other = f", which were with {model}" if model not in ("", self._talker.model) else ""
+        _say(f"loaded {len(talk.messages)} messages{other}")
+
+    def _stats(self, _: str) -> None:
+        _say(self._last.footer() if self._last else "no reply yet")
+
+    def _help(self, _: str) -> None:
+        _say(HELP)
+
+
+_Run = Callable[[Chat, str], int | None]
+COMMANDS: Final[dict[str, tuple[_Run, str, str]]] = {
+    "/set": (Chat._set, "NAME VALUE", "change sampling (/set temperature 0.5); alone, show it"),
+    "/system": (Chat._system, "TEXT", "set the system prompt and start over; without TEXT, none"),
+    "/retry": (Chat._retry, "", "ask for another answer to the last message"),
+    "/undo": (Chat._undo, "", "take back the last message and its answer"),
+    "/reset": (Chat._reset, "", "forget the conversation, keep the system prompt"),
+    "/save": (Chat._save, "FILE", "write the conversation to a file"),
+    "/load": (Chat._load, "FILE", "go on with a saved conversation"),
+    "/stats": (Chat._stats, "", "tokens, speed and time to first token of the last reply"),
+    "/params": (Chat._params, "K=V ...", "like /set, for several"),
+    "/help": (Chat._help, "", "this"),
+}
+"""By name: what runs it (the exit code counts for piped input), its argument, its help."""
+_OTHER_NAMES: Final = {"/?": "/help", "/clear": "/reset"}
+_LEAVE: Final = ("/bye", "/exit", "/quit")
+HELP: Final = "\n".join(
+    [
+        *(f"{f'{name} {takes}':<17}{about}" for name, (_, takes, about) in COMMANDS.items()),
+        f"{'/bye':<17}leave (also Ctrl-D, or Ctrl-C twice)",
+        '"""              begins and ends a message of several lines',
+        "Ctrl-C           stops an answer and keeps the conversation",
+    ]
+)
+
+
+def _file(path: str, command: str) -> str:
+    if not path:
+        raise InvalidRequest(f"which file? {command} FILE")
+    return path
+
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)

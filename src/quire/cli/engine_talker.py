@@ -7,14 +7,17 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Generator
+from typing import Any, Final, TypeVar
 
 from quire.cli.talkers import Turn
 from quire.config import EngineConfig
 from quire.errors import StepFailed
 
 T = TypeVar("T")
+
+_STOP_SECONDS: Final = 3.0
+"""What is left of a start that was interrupted gets to end."""
 
 
 class EngineTalker:
@@ -36,10 +39,12 @@ class EngineTalker:
         except BaseException:
             self._stop_loop()
             raise
+        self.model: str = self._engine.config.model.names[0]
+        self.place = f"on {self._engine.info['place']}"
 
     def reply(
         self, messages: list[dict[str, Any]], options: dict[str, Any], turn: Turn
-    ) -> Iterator[str]:
+    ) -> Generator[str]:
         """See `Talker`."""
         request_id = f"chat-{next(self._ids)}"
         stream = self._run(self._submit(messages, options, request_id))
@@ -67,7 +72,11 @@ class EngineTalker:
         from quire.engine.async_llm import AsyncLLM
 
         engine = await AsyncLLM.start(self._config)
-        await engine.wait_ready()
+        try:
+            await engine.wait_ready()
+        except BaseException:
+            await engine.shutdown()
+            raise
         return engine
 
     async def _submit(
@@ -94,7 +103,15 @@ class EngineTalker:
             raise
 
     def _stop_loop(self) -> None:
+        with contextlib.suppress(TimeoutError):  # what was cancelled may have a core to end
+            self._run(_others_end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
         with contextlib.suppress(RuntimeError):
             self._loop.close()
+
+
+async def _others_end() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_STOP_SECONDS)

@@ -13,6 +13,10 @@ _FLAGS: Final[dict[str, tuple[type, str]]] = {
     "temperature": (float, "0 is greedy; higher is more varied."),
     "top_p": (float, "Smallest set of tokens whose probability reaches this."),
     "top_k": (int, "Only the k most likely tokens; 0: all."),
+    "min_p": (float, "Only tokens at least this share as likely as the likeliest."),
+    "presence_penalty": (float, "Against tokens that the output has, once each; -2 to 2."),
+    "frequency_penalty": (float, "Against tokens that the output has, each time; -2 to 2."),
+    "repetition_penalty": (float, "Against tokens of prompt and output; 1: none."),
     "seed": (int, "The same seed gives the same text."),
 }
 
@@ -37,24 +41,37 @@ def given(namespace: argparse.Namespace) -> dict[str, Any]:
     return {n: getattr(namespace, n) for n in (*_FLAGS, "stop") if hasattr(namespace, n)}
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`temperature=0.5` as a name and a value.
+def parse_value(name: str, text: str) -> tuple[str, Any]:
+    """An option and its value, as typed: `temperature` and `0.5`.
 
     Raises:
-        ConfigError: there is no such option, or the value is not a number.
+        QuireError: there is no such option, or the value is not allowed.
     """
+    name = name.replace("-", "_").lower()
+    return checked(name, _number(name, text) if name in _FLAGS else [text])
+
+
+def checked(name: str, value: Any) -> tuple[str, Any]:
+    """An option and its value, if both can be.
+
+    Raises:
+        QuireError: there is no such option, or the value is not allowed.
+    """
+    from quire.params import SamplingParams
     from quire.registry import did_you_mean
 
-    name, equals, value = text.partition("=")
-    name = name.replace("-", "_")
-    if name == "stop" and equals:
-        return name, [value]
-    if name not in _FLAGS:
-        known = ", ".join((*_FLAGS, "stop"))
-        hint = did_you_mean(name, _FLAGS)
-        raise ConfigError(f"unknown option {name!r}{hint or '.'} Known: {known}")
+    names = (*_FLAGS, "stop")
+    if name not in names:
+        hint = did_you_mean(name, names)
+        raise ConfigError(f"unknown option {name!r}{hint or '.'} Known: {', '.join(names)}")
+    SamplingParams(**{name: value})  # knows what is allowed
+    return name, value
+
+
+def _number(name: str, text: str) -> float | int:
     kind = _FLAGS[name][0]
     try:
-        return name, kind(value)
+        return kind(text)  # type: ignore[no-any-return]
     except ValueError:
-        raise ConfigError(f"{name}: expected a number, got {value!r}") from None
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{name}: expected {what}, got {text!r}") from None

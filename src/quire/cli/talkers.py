@@ -7,7 +7,7 @@ text pieces; they know nothing of the terminal.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ class Turn:
     started: float = field(default_factory=time.monotonic)
     first: float | None = None
     last: float | None = None
+    stopped: bool = False
+    """The user did not want more."""
 
     def add(self, text: str, num_tokens: int) -> None:
         """Note a piece that came just now."""
@@ -42,9 +44,14 @@ class Turn:
 class Talker(Protocol):
     """Something that answers a conversation."""
 
+    model: str
+    """Name of the model."""
+    place: str
+    """Where it runs: `on the CPU: …`, `at http://…`."""
+
     def reply(
         self, messages: list[dict[str, Any]], options: dict[str, Any], turn: Turn
-    ) -> Iterator[str]:
+    ) -> Generator[str]:
         """Yield the reply piece by piece, noting each in `turn`.
 
         Closing the iterator ends the request.
@@ -67,14 +74,15 @@ class ServerTalker:
         from quire.cli.http import Client
 
         self._client = Client(url, api_key)
-        self._model = model or self._client.model()
+        self.model = model or self._client.model()
+        self.place = f"at {url}"
 
     def reply(
         self, messages: list[dict[str, Any]], options: dict[str, Any], turn: Turn
-    ) -> Iterator[str]:
+    ) -> Generator[str]:
         """See `Talker`."""
         body = {
-            "model": self._model,
+            "model": self.model,
             "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import os
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.core.admission import check_changes
 from quire.core.stats import IterationStats
+from quire.engine.calls import PendingCalls
 from quire.engine.checked import CheckedParams
 from quire.engine.client import CoreProcess
 from quire.engine.death import Death
@@ -30,14 +30,12 @@ from quire.engine.load_progress import LoadProgress
 from quire.engine.messages import (
     AbortRequests,
     AddRequests,
-    Call,
     Failure,
     FromCore,
     Outputs,
     Progress,
     Ready,
     Reply,
-    error_class,
 )
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.queue_limits import QueueLimits
@@ -121,8 +119,7 @@ class AsyncLLM:
         self._core: CoreProcess | None = None
         self._epoch = 0
         self._streams: dict[str, RequestStream] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_ids = itertools.count(1)
+        self._calls = PendingCalls(self._send)
         self._last_message = self.clock.now()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -292,13 +289,7 @@ class AsyncLLM:
         """
         if self.state == "dead":
             raise self.error or EngineDead("the engine has stopped")
-        call_id = next(self._call_ids)
-        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._send(Call(self._epoch, call_id, verb, args))
-        try:
-            return await future
-        finally:
-            self._calls.pop(call_id, None)
+        return await self._calls.call(self._epoch, verb, args)
 
     async def set_limits(
         self, priorities: Mapping[str, int] | None = None, **limits: Any
@@ -428,8 +419,8 @@ class AsyncLLM:
         match message:
             case Outputs():
                 self._on_outputs(message)
-            case Reply(call_id=call_id):
-                self._on_reply(message, self._calls.get(call_id))
+            case Reply():
+                self._calls.answer(message)
             case Progress(phase=phase, done=done, total=total):
                 self.progress = (phase, done, total)
                 self._phases.enter(phase, self.clock.now())
@@ -473,14 +464,6 @@ class AsyncLLM:
             stream.put(output)
         self.sinks.record(message.stats, processed.iteration)
 
-    def _on_reply(self, message: Reply, future: asyncio.Future[Any] | None) -> None:
-        if future is None or future.done():
-            return
-        if message.error is not None:
-            future.set_exception(error_class(message.kind)(message.error))
-        else:
-            future.set_result(message.result)
-
     def _on_exit(self, core: CoreProcess, death: Death) -> None:
         if core.epoch != self._epoch or self.state == "dead":
             return
@@ -498,8 +481,6 @@ class AsyncLLM:
         for stream in self._streams.values():
             stream.put(error)
         self._streams.clear()
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
+        self._calls.fail(error)
         self._settled.set()
         self.died.set()
