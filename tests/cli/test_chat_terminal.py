@@ -11,12 +11,13 @@ import struct
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
+
+from patience import PATIENCE, wait_for
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 COLUMNS = 40
@@ -46,24 +47,31 @@ class Terminal:
             return bool(data)
         return True
 
-    def expect(self, text: str, seconds: float = 60) -> None:
+    def expect(self, text: str) -> None:
         """Wait until a text is shown that was not waited for before."""
-        end = time.monotonic() + seconds
-        while (at := self.shown.find(text, self._seen)) < 0:
+
+        def there() -> bool:
             going = self._read()
-            assert time.monotonic() < end and (going or text in self.shown[self._seen :]), (
-                f"no {text!r} in {self.shown[self._seen :]!r}"
-            )
-        self._seen = at + len(text)
+            found = text in self.shown[self._seen :]
+            assert going or found, f"no {text!r} in {self.shown[self._seen :]!r}"
+            return found
+
+        wait_for(there, lambda: f"{text!r} in {self.shown[self._seen :]!r}")
+        self._seen = self.shown.index(text, self._seen) + len(text)
 
     def type(self, text: str) -> None:
+        """Press keys, once it waits for some: readline sees no signal while it gets ready."""
+        process = psutil.Process(self.pid)
+        wait_for(lambda: process.status() == psutil.STATUS_SLEEPING, "a wait for keys")
         os.write(self._fd, text.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C, whatever it does."""
+        os.write(self._fd, CTRL_C.encode())
 
     def wait(self) -> int:
         """The exit code, once it has ended."""
-        end = time.monotonic() + 60
-        while self._read():
-            assert time.monotonic() < end, self.shown
+        wait_for(lambda: not self._read(), lambda: f"its end after {self.shown!r}")
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.pid = 0
         return code
@@ -101,7 +109,6 @@ class Endless(BaseHTTPRequestHandler):
             for _ in range(10**6 if word == "ever" else 30):
                 event = {"choices": [{"delta": {"content": word + " "}}]}
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-                time.sleep(0.01 if word == "ever" else 0)
             self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             self.gone.set()
@@ -137,9 +144,9 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(chat: Terminal) -> No
     chat.expect("> ")
     chat.type("for ever\n")
     chat.expect("ever ever ever ever")
-    chat.type(CTRL_C)
+    chat.interrupt()
     chat.expect("[stopped]")
-    assert Endless.gone.wait(60), "the server was told"
+    assert Endless.gone.wait(PATIENCE), "the server was told"
     chat.expect("> ")
     chat.type("and on\n")
     chat.expect("on on")
@@ -163,6 +170,7 @@ def test_ctrl_c_clears_the_line_and_twice_leaves(chat: Terminal) -> None:
     chat.expect("> ")
     chat.type(CTRL_C)
     chat.expect("(Ctrl-C again or Ctrl-D leaves)")
+    chat.expect("> ")
     chat.type(CTRL_C)
     assert chat.wait() == 0
     assert Endless.seen == [["but this"]] and "Traceback" not in chat.shown
@@ -189,15 +197,11 @@ def has_torch(process: psutil.Process) -> bool:
 def test_ctrl_c_while_an_engine_starts(moment: str) -> None:
     terminal = Terminal("chat")
     try:
-        me = psutil.Process(terminal.pid)
-        end = time.monotonic() + 60
-        while not (children := me.children()) and time.monotonic() < end:
-            time.sleep(0.005)
-        while moment == "loading" and not has_torch(children[0]) and time.monotonic() < end:
-            time.sleep(0.005)
-        terminal.type(CTRL_C)
+        children = wait_for(psutil.Process(terminal.pid).children, "a core")
+        wait_for(lambda: moment == "core" or has_torch(children[0]), "its torch")
+        terminal.interrupt()
         assert terminal.wait() == 130
         assert terminal.shown.strip() == "^C"
-        assert not psutil.wait_procs(children, timeout=5)[1]
+        assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
     finally:
         terminal.close()
