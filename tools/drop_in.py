@@ -27,6 +27,23 @@ PAGE = ROOT / "docs" / "drop-in.md"
 KEYS = ("QUIRE_API_KEY", "VLLM_API_KEY")
 
 
+DIFFERS = """\
+## What differs although the name is there
+
+- `LLM` and `LLMEngine` run the engine in the caller's process; `AsyncLLM` in one of its own, which
+  starts with the first request.
+- A parameter that is out of range is an error when `SamplingParams` is made, or when a field of it
+  is replaced; the one before stays.
+- The tokenizer is quire's own. It has the usual members, but `decode` leaves special tokens out
+  unless told otherwise, `apply_chat_template` gives text unless `tokenize=True`, and nothing is
+  padded or turned into tensors.
+- Configuration objects (`CompilationConfig(mode=0)`) are plain mappings. What they ask for is
+  judged when an engine is made.
+- What is refused raises `quire.errors.NotAvailable`, a `NotImplementedError`, or
+  `quire.errors.InvalidRequest`, a `ValueError`; options raise `quire.errors.ConfigError`, a
+  `ValueError`, too.""".splitlines()
+
+
 @dataclass
 class Count:
     """One row of the table."""
@@ -298,6 +315,8 @@ def page(rows: list[Count]) -> str:
         "`import vllm` in [cli.md](cli.md).",
         "",
         *table(rows),
+        "",
+        *DIFFERS,
     ]
     return "\n".join(lines) + "\n"
 

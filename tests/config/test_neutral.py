@@ -183,3 +183,13 @@ def test_help_of_such_a_flag(capsys):
 def test_an_unknown_option_gets_the_nearest_name():
     with pytest.raises(ConfigError, match="'max_num_seq'; did you mean 'max_num_seqs'"):
         EngineConfig.from_options(max_num_seq=4)
+
+
+def test_they_are_no_flags_of_another_server():
+    from quire.cli.chat import build_parser
+    from quire.cli.target import server_target
+
+    given = build_parser().parse(["--url", "http://127.0.0.1:1", "-tp", "1"])
+    with pytest.raises(ConfigError, match="--tensor-parallel-size is for an engine started here"):
+        server_target(given)
+    assert build_parser().parse(["-q", "Hello", "-tp", "1"]).quick == "Hello"

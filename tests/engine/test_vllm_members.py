@@ -134,6 +134,17 @@ def test_keywords_of_the_verbs(llm):
     assert llm.llm_engine.get_num_unfinished_requests() == 0
 
 
+def test_a_request_keeps_the_parameters_it_came_with(llm):
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, stop_token_ids=[5])
+    llm.llm_engine.add_request("mine", "Hello", params)
+    params.max_tokens = 1
+    params.ignore_eos = False
+    ended = []
+    while not ended:
+        ended = [output for output in llm.llm_engine.step() if output.finished]
+    assert len(ended[0].outputs[0].token_ids) == 9
+
+
 def test_a_bar_of_the_callers(llm):
     told = []
 
