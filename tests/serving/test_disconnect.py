@@ -28,7 +28,7 @@ class Caller:
             "type": "http",
             "method": "POST",
             "path": path,
-            "headers": [],
+            "headers": [(b"content-type", b"application/json")],
             "http_version": "1.1",
         }
         self.task = asyncio.ensure_future(build_app(state)(scope, self._receive, self._send))

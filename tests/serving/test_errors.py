@@ -24,6 +24,7 @@ from quire.serving.openai.schema import (
 from quire.serving.state import ServerState
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:..."}}
@@ -210,14 +211,31 @@ def test_no_field_is_both_supported_and_not() -> None:
     ids=lambda value: str(value)[:40],
 )
 async def test_bad_json(client: httpx.AsyncClient, body: bytes, words: str) -> None:
-    reply = await client.post(CHAT, content=body, headers={"content-type": "text/plain"})
+    reply = await client.post(CHAT, content=body, headers=JSON)
     assert reply.status_code == 400
     assert words in reply.json()["error"]["message"]
 
 
-async def test_content_type_does_not_matter(client: httpx.AsyncClient) -> None:
-    body = b'{"prompt": "x"}'
-    reply = await client.post(TEXT, content=body, headers={"content-type": "text/plain"})
+SAFELISTED = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+"""What a web page may send to another server without asking it first."""
+
+
+@pytest.mark.parametrize("given", [*SAFELISTED, "", "application/jsonx", "text/json", "x" * 300])
+async def test_a_body_that_is_not_declared_as_json(client: httpx.AsyncClient, given: str) -> None:
+    headers = {"content-type": given} if given else {}
+    for path in (TEXT, CHAT, "/tokenize", "/limits", "/explain_prefix", "/v1/embeddings"):
+        reply = await client.post(path, content=b'{"prompt": "x"}', headers=headers)
+        assert reply.status_code == 415
+        message = reply.json()["error"]["message"]
+        assert "`Content-Type: application/json`" in message and len(message) < 200
+        assert (given[:100] or "got none") in message
+
+
+@pytest.mark.parametrize(
+    "given", ["application/json", "Application/JSON", "application/json; charset=utf-8"]
+)
+async def test_a_body_that_is(client: httpx.AsyncClient, given: str) -> None:
+    reply = await client.post(TEXT, content=b'{"prompt": "x"}', headers={"content-type": given})
     assert reply.status_code == 200
 
 
@@ -298,12 +316,13 @@ async def small(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_body_over_the_limit(small: httpx.AsyncClient) -> None:
-    reply = await small.post(TEXT, content=b"x" * 1025)
+    reply = await small.post(TEXT, content=b"x" * 1025, headers=JSON)
     assert reply.status_code == 413
     assert reply.json()["error"]["type"] == "PayloadTooLarge"
     assert "1024" in reply.json()["error"]["message"] and "1025" in reply.json()["error"]["message"]
     assert reply.headers["connection"] == "close"
-    assert (await small.post(TEXT, content=b"x" * 1024)).status_code == 400, "only malformed"
+    fits = await small.post(TEXT, content=b"x" * 1024, headers=JSON)
+    assert fits.status_code == 400, "only malformed"
 
 
 async def test_body_over_the_limit_is_noticed_while_it_arrives(small: httpx.AsyncClient) -> None:
@@ -315,7 +334,7 @@ async def test_body_over_the_limit_is_noticed_while_it_arrives(small: httpx.Asyn
             sent += 256
             yield b"x" * 256
 
-    reply = await small.post(TEXT, content=endless())
+    reply = await small.post(TEXT, content=endless(), headers=JSON)
     assert reply.status_code == 413
     assert sent <= 1024 + 512
 
@@ -359,7 +378,7 @@ _CHATS = st.one_of(
 async def _never_breaks(path: str, body: Any) -> None:
     transport = httpx.ASGITransport(build_app(ServerState(ServerConfig(), FakeEngine())))
     async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
-        reply = await client.post(path, json=body)
+        reply = await client.post(path, json=body, headers=JSON)
     assert reply.status_code in (200, 400, 404), reply.text
     if reply.status_code != 200:
         assert reply.json()["error"]["message"]

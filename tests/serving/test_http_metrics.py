@@ -15,6 +15,7 @@ from quire.serving.state import ServerState
 from quire.utils.timing import ManualClock
 from silent_core import silent_engine
 
+JSON = {"content-type": "application/json"}
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -37,8 +38,8 @@ def value(values: Values, name: str, **labels: str) -> float:
 
 async def test_requests_sizes_and_durations(client: httpx.AsyncClient) -> None:
     body = b'{"prompt": "hi", "model": "quire-demo"}'
-    reply = await client.post("/v1/completions", content=body)
-    refused = await client.post("/v1/completions", content=b"{")
+    reply = await client.post("/v1/completions", content=body, headers=JSON)
+    refused = await client.post("/v1/completions", content=b"{", headers=JSON)
     assert (reply.status_code, refused.status_code) == (200, 400)
     values = await scrape(client)
     where = {"handler": "/v1/completions", "method": "POST"}
@@ -91,8 +92,9 @@ async def test_a_reply_is_counted_before_its_last_bytes_leave(body: bytes, statu
             text = engine.metrics_text() + state.http_text.render()
             seen.append((message.get("more_body", False), text))
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    await build_app(state)(scope | {"query_string": b""}, receive, send)
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
+    headers = [(name.encode(), value.encode()) for name, value in JSON.items()]
+    await build_app(state)(scope | {"query_string": b"", "headers": headers}, receive, send)
     row = f'http_requests_total{{handler="/v1/completions",method="POST",status="{status}"}} 1.0'
     more, last = seen[-1]
     assert not more and row in last.decode()
@@ -101,7 +103,9 @@ async def test_a_reply_is_counted_before_its_last_bytes_leave(body: bytes, statu
         rows = [r for r in last.decode().splitlines() if r.startswith("vllm:request_success_total")]
         (ended,) = [r for r in rows if 'finished_reason="length"' in r]
         assert float(ended.split()[-1]) == (2 if b"stream" in body else 1)
-    await build_app(state)(scope | {"query_string": b"", "path": "/livez"}, receive, send)
+    await build_app(state)(
+        scope | {"query_string": b"", "headers": [], "path": "/livez"}, receive, send
+    )
     assert state.http_text.render().decode().count(row) == 1, "and once only"
 
 

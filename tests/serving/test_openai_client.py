@@ -176,7 +176,10 @@ def test_huge_headers_are_refused(running: Running) -> None:
 
 def test_large_bodies_are_not_taken_for_headers(running: Running) -> None:
     body = b'{"prompt": "x", "user": "' + b"a" * 100_000 + b'"}'
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: sesame\r\nconnection: close\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: sesame\r\nconnection: close\r\n"
+        b"content-type: application/json\r\n"
+    )
     reply = _raw(running, head + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert reply.startswith(b"HTTP/1.1 400") and b"at most 1024 characters" in reply
 
@@ -193,7 +196,8 @@ def test_a_body_of_many_tiny_chunks(running: Running) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % c for c in b'{"prompt": "abc"}')
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: sesame\r\n"
-        b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"connection: close\r\ntransfer-encoding: chunked\r\n"
+        b"content-type: application/json\r\n\r\n"
     )
     assert _raw(running, head + chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 200")
 

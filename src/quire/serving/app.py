@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -108,5 +109,5 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         raise MethodNotAllowed(request.method, allowed)
-    path = request.scope["path"][:200]
+    path = quote(request.scope["path"][:200], errors="replace")
     raise NotFound(f"There is nothing at {path}. GET / says what there is.")

@@ -26,6 +26,21 @@ class MethodNotAllowed(RequestError):
         self.allowed = allowed
 
 
+class UnsupportedMediaType(RequestError):
+    """The body is not declared as JSON.
+
+    No mere formality: a web page may send anything else to any server its reader can reach, and
+    the browser asks that server for leave only if it is JSON.
+    """
+
+    status = 415
+    type = "UnsupportedMediaType"
+
+    def __init__(self, given: str) -> None:
+        got = f"got {given[:100]!r}" if given else "got none"
+        super().__init__(f"The body must be sent as `Content-Type: application/json`, {got}.")
+
+
 class RequestTimeout(RequestError):
     """The body did not arrive in time."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
 from quire.serving import errors
-from quire.serving.errors import RequestTimeout
+from quire.serving.errors import RequestTimeout, UnsupportedMediaType
 from quire.serving.state import ServerState
 
 Scope = MutableMapping[str, Any]
@@ -83,13 +83,17 @@ class Exchange:
         self.request_id = given.decode("ascii")
 
     async def body(self) -> bytes:
-        """The request's body.
+        """The request's body, which must be declared as JSON.
 
         Raises:
+            UnsupportedMediaType: it is not.
             PayloadTooLarge: it is longer than the server reads; noticed while it arrives.
             RequestTimeout: it takes more than a minute to arrive.
             ClientDisconnect: the caller is gone.
         """
+        given = (self.header(b"content-type") or b"").decode("latin-1")
+        if given.partition(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMediaType(given)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._read()

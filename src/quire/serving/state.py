@@ -98,8 +98,9 @@ class ServerState:
             return names[0]
         if name not in names:
             served = ", ".join(f"`{known}`" for known in names)
+            shown = name[:200] if name.isprintable() else ascii(name[:200])
             error = NotFound(
-                f"The model `{name[:200]}` does not exist. Served here: {served}.", param="model"
+                f"The model `{shown}` does not exist. Served here: {served}.", param="model"
             )
             error.code = "model_not_found"
             raise error
