@@ -147,6 +147,8 @@ def command_part(name: str, parser: Parser) -> Iterator[str]:
             borrowed.append(group.title)
             continue
         for action in group._group_actions:
+            if action.help == argparse.SUPPRESS:  # vLLM's flags without effect: docs/drop-in.md
+                continue
             names = ", ".join(f"`{flag}`" for flag in action.option_strings)
             value = action.metavar or action.dest.upper()
             names = names or f"`{value}`"

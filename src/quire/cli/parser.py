@@ -8,15 +8,27 @@ not know what the flags mean.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 
 from quire.config import neutral
 from quire.config.cli import Listed, Merge, MergeForeign, load_yaml, unknown_flag
 from quire.config.spelling import normalised
 from quire.errors import ConfigError
-from quire.registry import did_you_mean
+from quire.registry import Registry, did_you_mean
 
+_WITH_FILES: Final[Registry[Callable[[], Parser]]] = Registry(
+    "command",
+    {
+        "serve": "quire.cli.serve:build_parser",
+        "chat": "quire.cli.chat:build_parser",
+        "complete": "quire.cli.complete:build_parser",
+        "inspect": "quire.cli.inspect:build_parser",
+        "profile": "quire.cli.profile:build_parser",
+    },
+)
+"""Commands with `--config`."""
 _HELP = "Show this and exit; also --help=listgroup, --help=GROUP, --help=FLAG."
 
 
@@ -57,7 +69,8 @@ class Parser(argparse.ArgumentParser):
         """Add `--config`."""
         self.add_argument(
             "--config", metavar="FILE", default=None,
-            help="YAML file of flags (max-num-seqs: 64). The command line wins over it.",
+            help="YAML file of flags (max-num-seqs: 64), for all commands: each reads its own. The "
+            "command line wins over it.",
         )  # fmt: skip
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -110,18 +123,21 @@ class Parser(argparse.ArgumentParser):
         actions = {action.dest: action for action in self._actions if action.option_strings}
         for unwanted in ("help", "config"):
             actions.pop(unwanted, None)
+        namespace.from_file = set()
         for key, value in load_yaml(path).items():
-            if key not in actions:
+            if key not in actions and key not in _keys_of_commands():
                 raise ConfigError(f"--config: {path!r}: {self._unknown_key(key)}")
-            if value is not None and not hasattr(namespace, key):
+            if key in actions and value is not None and not hasattr(namespace, key):
                 try:
                     setattr(namespace, key, _from_yaml(actions[key], value))
                 except (argparse.ArgumentTypeError, ConfigError) as error:
                     raise ConfigError(f"--config: {path!r}: {key}: {error}") from None
+                namespace.from_file.add(key)
 
     def _unknown_key(self, key: str) -> str:
-        keys = [name.removeprefix("--").replace("-", "_") for name in self.suggested]
-        return f"unknown key {key!r}{did_you_mean(key, keys)}"
+        ours = [name.removeprefix("--").replace("-", "_") for name in self.suggested]
+        theirs = [name for name in _keys_of_commands() if not neutral.row(name)]
+        return f"unknown key {key!r}{did_you_mean(key, ours) or did_you_mean(key, theirs)}"
 
     # ---------------------------------------------------------------------------------------- help
 
@@ -159,6 +175,29 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help().rstrip()
 
 
+class First(argparse.Action):
+    """One value; a file may hold several (a server's keys), of which the first counts."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value."""
+        setattr(namespace, self.dest, values)
+
+
+@functools.cache
+def _keys_of_commands() -> frozenset[str]:
+    """Keys that some command reads from a file: all commands can share one."""
+    parsers = [_WITH_FILES.get(name)() for name in _WITH_FILES]
+    return frozenset(
+        action.dest for parser in parsers for action in parser._actions if action.option_strings
+    ) - {"help", "config"}
+
+
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=100)
@@ -185,6 +224,8 @@ def _from_yaml(action: argparse.Action, value: Any) -> Any:
 
 
 def _scalar(action: argparse.Action, value: Any) -> Any:
+    if isinstance(action, First) and isinstance(value, list) and value:
+        value = value[0]
     if isinstance(value, (bool, list, dict)):
         raise argparse.ArgumentTypeError(f"expected one value, got {value!r}")
     read = action.type

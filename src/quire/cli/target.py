@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from quire.cli.parser import Parser
+from quire.cli.parser import First, Parser
 from quire.cli.running import is_url
 from quire.config import EngineConfig, neutral
 from quire.config.cli import add_engine_flags, engine_config, flags
@@ -29,12 +29,14 @@ class Server:
 def add_target_flags(parser: Parser, *, positional: bool) -> None:
     """Add the flags of both targets; `positional` adds the MODEL argument."""
     group = parser.add_argument_group("Running server")
-    for flag, text in (
-        ("--url", "Ask this server instead of starting an engine; engine flags are refused then."),
-        ("--api-key", "Its key. Default: QUIRE_API_KEY."),
-        ("--model-name", "Model at the server. Default: MODEL, else the first it lists."),
+    for flag, action, text in (
+        ("--url", "store", "Ask this server and start no engine; engine flags are refused then."),
+        ("--api-key", First, "Its key. Default: QUIRE_API_KEY."),
+        ("--model-name", "store", "Model at the server. Default: MODEL, else the first it lists."),
     ):
-        group.add_argument(flag, metavar="TEXT", default=argparse.SUPPRESS, help=text)
+        group.add_argument(
+            flag, action=action, metavar="TEXT", default=argparse.SUPPRESS, help=text
+        )
     add_engine_flags(parser, positional=positional, without=(*_SAMPLING, "-q"))
 
 
@@ -50,19 +52,24 @@ def server_target(namespace: argparse.Namespace) -> Server | None:
     if url is None and is_url(model):
         url, model = model, None
     if url is None:
-        unused = [name for name in _FOR_A_SERVER if hasattr(namespace, name)]
+        unused = [name for name in _FOR_A_SERVER if _typed(namespace, name)]
         if unused:
             raise ConfigError(f"{_flag(unused[0])} is for a running server: give --url too")
         return None
     names = {flag.field for flag in flags(EngineConfig)} | {*neutral.engine_rows()}
     names -= {"model", *_SAMPLING}
-    unused = sorted(name for name in names if hasattr(namespace, name))
+    unused = sorted(name for name in names if _typed(namespace, name))
     if unused:
         raise ConfigError(
             f"{_flag(unused[0])} is for an engine started here: leave it out, or --url"
         )
     model = getattr(namespace, "model_name", None) or model
     return Server(url, getattr(namespace, "api_key", None) or envs.API_KEY, model)
+
+
+def _typed(namespace: argparse.Namespace, name: str) -> bool:
+    """Whether an option stands on the command line: a file holds options of all commands."""
+    return hasattr(namespace, name) and name not in getattr(namespace, "from_file", ())
 
 
 def engine_target(namespace: argparse.Namespace) -> EngineConfig:
