@@ -102,6 +102,7 @@ bench: install
 demo: install
 	$(BIN)/python tools/train_demo.py
 	$(BIN)/python tools/eval_demo.py --write-card
+	for model in quire-demo quire-demo-draft quire-demo-lora; do $(BIN)/quire verify --write $$model; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,9 +1,18 @@
-"""Ask a running `quire serve` with the OpenAI client. Run: python examples/openai_client.py"""
+"""Ask a running `quire serve` with the OpenAI client, which is a package of its own.
 
-from openai import OpenAI
+Run: pip install openai; python examples/openai_client.py [http://127.0.0.1:8000]
+"""
 
-if __name__ == "__main__":
-    client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+import sys
+
+try:
+    from openai import APIConnectionError, OpenAI
+except ImportError:
+    sys.exit("This example needs the OpenAI client: pip install openai")
+
+
+def main(url: str) -> None:
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
     stream = client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=[{"role": "user", "content": "What is the capital of France?"}],
@@ -15,3 +24,11 @@ if __name__ == "__main__":
         if chunk.choices:
             print(chunk.choices[0].delta.content or "", end="", flush=True)
     print()
+
+
+if __name__ == "__main__":
+    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+    try:
+        main(url)
+    except APIConnectionError:
+        sys.exit(f"No server answers at {url}: start one with `quire serve`")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hub_server import Hub, serving
+from quire.checkpoint.manifest import model_files as model_files_of
 from quire.config import ModelConfig
 
 
@@ -15,7 +16,7 @@ from quire.config import ModelConfig
 def model_files() -> dict[str, bytes]:
     """The embedded model's draft as a repository, with the clutter that repositories have."""
     folder = ModelConfig(model="quire-demo-draft").folder
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    files = {path.name: path.read_bytes() for path in model_files_of(folder)}
     clutter = ["pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "original/x.safetensors",
                "consolidated.safetensors", "training_args.bin", "logo.png"]  # fmt: skip
     return {**files, **dict.fromkeys(clutter, b"clutter" * 10)}

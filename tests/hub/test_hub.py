@@ -21,6 +21,7 @@ from quire.checkpoint import hub as door
 from quire.checkpoint.hub import RemoteFile, choose, fetch
 from quire.config import EngineConfig, ModelConfig
 from quire.config.locate import located
+from quire.config.model import EMBEDDED_FOLDER
 from quire.errors import ModelLoadError
 
 WANTED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
@@ -283,7 +284,8 @@ def flip(path: Path, at: int = -3) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     copy = tmp_path / "model"
-    shutil.copytree(ModelConfig(model="quire-demo-draft").folder, copy)
+    embedded = ModelConfig(model="quire-demo-draft").folder
+    shutil.copytree(embedded, copy, ignore=shutil.ignore_patterns(manifest.MANIFEST))
     return copy
 
 
@@ -351,3 +353,10 @@ def test_the_disk_is_the_one_of_the_nearest_existing_folder(tmp_path: Path) -> N
     door.check_space(tmp_path / "not" / "yet", 1, "o/m")
     with pytest.raises(ModelLoadError, match="make room"):
         door.check_space(tmp_path / "not" / "yet", 2**60, "o/m")
+
+
+@pytest.mark.parametrize("name", [path.name for path in EMBEDDED_FOLDER.glob("quire-*")])
+def test_what_ships_with_quire_has_digests(name: str) -> None:
+    """Whoever changes a file of theirs writes new ones: `quire verify --write NAME`."""
+    folder = EMBEDDED_FOLDER / name
+    assert manifest.verify(folder) == len(manifest.model_files(folder)) >= 2

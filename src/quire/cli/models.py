@@ -54,7 +54,10 @@ def pull(arguments: Sequence[str]) -> int:
     """Download a model; prints its folder."""
     given = _parsed(pull_parser(), arguments)
     if not cache.is_repo_id(given.model):
-        raise ConfigError(f"a model on the hub has a name like org/name, got {given.model!r}")
+        from quire.checkpoint.short_names import EXAMPLES, family
+
+        like = EXAMPLES.get(family(given.model), "org/name")
+        raise ConfigError(f"a model on the hub has a name like {like}, got {given.model!r}")
     from quire.checkpoint.hub import fetch
 
     commit = fetch(given.model, given.revision, given.download_dir, given.load_format, _say)

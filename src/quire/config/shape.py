@@ -168,9 +168,16 @@ def read_config(folder: Path) -> dict[str, Any]:
         if file is not None:
             return config_of(file)
     if not folder.is_dir():
+        from quire.checkpoint.short_names import advice
+
+        hint = advice(folder.name) if folder.name == str(folder) else ""
         raise ModelLoadError(
-            f"there is no model folder {str(folder)!r}: give a folder with config.json, "
-            "tokenizer.json and *.safetensors, or quire-demo"
+            f"there is no model folder {str(folder)!r}"
+            + (
+                hint
+                or ": give a folder with config.json, tokenizer.json and *.safetensors, a name on "
+                "the hub (org/name), or quire-demo"
+            )
         )
     try:
         data = json.loads(path.read_text("utf-8"))
