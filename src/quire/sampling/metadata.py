@@ -8,7 +8,7 @@ out here, so that no later index can be out of bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,8 +33,9 @@ class RequestSampling:
     active: tuple[str, ...]
     """Names of the steps that this request needs, beyond those that every row goes through."""
     allowed_ids: np.ndarray
-    bad_words: tuple[tuple[tuple[int, ...], int], ...]
-    """Sequences as (all but the last token, last token)."""
+    bad_words: Mapping[int, Mapping[tuple[int, ...], np.ndarray]]
+    """Last tokens of banned sequences, by the number of tokens before them and by these tokens: a
+    step looks each number up once, however many words are banned."""
     stop_ids: np.ndarray
     bias_ids: np.ndarray
     bias_values: np.ndarray
@@ -64,12 +65,25 @@ class RequestSampling:
             active=active,
             numbers=_numbers(params, active),
             allowed_ids=_ids(params.allowed_token_ids or (), vocab_size),
-            bad_words=tuple((tuple(w[:-1]), w[-1]) for w in words),
+            bad_words=_by_beginning(words),
             stop_ids=_ids(params.all_stop_token_ids, vocab_size),
             bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
             counts=TokenCounts(_ids(prompt_token_ids if repeats else (), vocab_size), vocab_size),
         )
+
+
+def _by_beginning(
+    sequences: Iterable[Sequence[int]],
+) -> dict[int, dict[tuple[int, ...], np.ndarray]]:
+    """Distinct last tokens, by the number of tokens before them and by these tokens."""
+    found: dict[int, dict[tuple[int, ...], set[int]]] = {}
+    for *start, last in sequences:
+        found.setdefault(len(start), {}).setdefault(tuple(start), set()).add(last)
+    return {
+        length: {start: np.array(sorted(last), np.int64) for start, last in by_start.items()}
+        for length, by_start in found.items()
+    }
 
 
 def _ids(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:

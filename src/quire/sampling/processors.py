@@ -39,21 +39,17 @@ def grammar_bitmask(state: SamplerState) -> None:
 def bad_words(state: SamplerState) -> None:
     """Ban the last token of a sequence whose other tokens end the output so far."""
     rows: list[int] = []
-    banned: list[int] = []
+    banned: list[np.ndarray] = []
     for row in state.meta.rows.get("bad_words", ()):
         output = state.meta.outputs[row]
-        for start, last in state.meta.requests[row].bad_words:
-            if _ends_with(output, start):
-                rows.append(row)
-                banned.append(last)
+        for length, by_start in state.meta.requests[row].bad_words.items():
+            if length <= len(output):
+                last = by_start.get(tuple(output[len(output) - length :].tolist()))
+                if last is not None:
+                    rows.append(row)
+                    banned.append(last)
     if rows:
-        state.logits[rows, banned] = NEVER
-
-
-def _ends_with(output: np.ndarray, start: tuple[int, ...]) -> bool:
-    if len(start) > len(output):
-        return False
-    return not start or tuple(output[-len(start) :].tolist()) == start
+        state.logits[flat_index(state, rows, banned)] = NEVER
 
 
 def min_tokens(state: SamplerState) -> None:
