@@ -127,11 +127,13 @@ class Twin:
             least = np.float32(math.log(min_p))
             unclear = np.abs(scaled - least) <= 1e-6 * max(1.0, abs(least))
             alive &= (scaled >= least) | unclear
-        rank = np.lexsort((np.arange(self.vocab), np.where(alive, -scaled, np.inf)))
-        if 0 < (top_k := self.get("top_k", 0)) < self.vocab:
+        top_k, top_p = self.get("top_k", 0), self.get("top_p", 1.0)
+        if 0 < top_k < self.vocab or top_p < 1:  # by falling logit, equal ones by rising id
+            rank = np.argsort(np.where(alive, -scaled, np.inf), kind="stable")
+        if 0 < top_k < self.vocab:
             alive[rank[top_k:]] = False
         weights = np.where(alive, np.exp(scaled.astype(np.float64)), 0.0)
-        if (top_p := self.get("top_p", 1.0)) < 1:
+        if top_p < 1:
             ranked = weights[rank]
             before, total = np.cumsum(ranked) - ranked, ranked.sum()
             doubt = (EPS + weights[unclear].sum() / total) * total

@@ -22,7 +22,7 @@ from sampling_twin import Twin, philox
 
 CONTEXT = 2048
 LEAST, MOST = 300, 1500
-CROWD = 7
+CROWDS = (1, 5, 8, 12)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def long_params(rng: random.Random) -> dict[str, Any]:
 
 @cases(3)
 def test_real_logits(llm: LLM, rng: random.Random) -> None:
-    prompts = [wishes.prompt(rng) for _ in range(CROWD)]
+    prompts = [wishes.prompt(rng) for _ in range(rng.choice(CROWDS))]
     wanted = [long_params(rng) for _ in prompts]
     watch = Watch(prompts, wanted)
     recorder = Recorder(llm, watch.see)
@@ -172,46 +172,77 @@ def made_logits(rng: random.Random, vocab: int) -> np.ndarray:
     return logits.astype(np.float32)
 
 
-def large_params(rng: random.Random, vocab: int) -> tuple[dict[str, Any], list[list[int]]]:
-    """Parameters whose ids come from the whole vocabulary, and banned sequences of ids."""
+def likeliest(rng: random.Random, raw: np.ndarray) -> list[int]:
+    """The ids that decisions turn on."""
+    count = rng.choice([1, 5, 50])
+    return np.argpartition(-np.nan_to_num(raw), count)[:count].tolist()  # type: ignore[no-any-return]
+
+
+def some_ids(rng: random.Random, vocab: int, likely: list[int], most: int) -> list[int]:
+    """Ids of the whole vocabulary, half of them likely ones."""
+    count = rng.choice([1, 3, most])
+    return [
+        rng.choice(likely) if rng.random() < 0.5 else rng.randrange(vocab) for _ in range(count)
+    ]
+
+
+def history(rng: random.Random, vocab: int, likely: list[int]) -> list[int]:
+    """An output so far: words often and once, more distinct ones than fit a first guess."""
+    often = some_ids(rng, vocab, likely, 20)
+    count = rng.choice([0, 1, 2, 63, 64, 65, 300, 1499])
+    return [rng.choice(often) if rng.random() < 0.5 else rng.randrange(vocab) for _ in range(count)]
+
+
+def large_params(
+    rng: random.Random, vocab: int, likely: list[int], output: list[int]
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """Parameters that matter at this place, and banned sequences of ids."""
     wish = wishes.params(rng, MOST, LEAST)
     wish = {k: v for k, v in wish.items() if k not in ("n", "stop", "bad_words")}
     for name in ("allowed_token_ids", "stop_token_ids"):
         if name in wish:
-            wish[name] = [rng.randrange(vocab) for _ in range(rng.choice([2, 40, 5000]))]
+            wish[name] = some_ids(rng, vocab, likely, 5000)
     if "logit_bias" in wish:
-        wish["logit_bias"] = {rng.randrange(vocab): b for b in wish["logit_bias"].values()}
-    if rng.random() < 0.1:
+        biases = list(wish["logit_bias"].values())
+        wish["logit_bias"] = {i: rng.choice(biases) for i in some_ids(rng, vocab, likely, 40)}
+    if "min_tokens" in wish:
+        wish["min_tokens"] = max(0, len(output) + rng.choice([-1, 0, 0, 1, 200]))
+        wish["max_tokens"] = 2000
+    if rng.random() < 0.03:
         wish["logprobs"] = -1
-    banned = [[rng.randrange(vocab) for _ in range(rng.randint(1, 3))] for _ in range(5)]
-    return wish, banned if rng.random() < 0.4 else []
+    banned = []
+    for last in some_ids(rng, vocab, likely, 1000) if rng.random() < 0.4 else []:
+        start = output[len(output) - rng.randint(0, min(2, len(output))) :]
+        banned.append([*(start if rng.random() < 0.7 else some_ids(rng, vocab, likely, 2)), last])
+    return wish, banned
 
 
-def history(rng: random.Random, vocab: int, banned: list[list[int]]) -> list[int]:
-    """An output so far: words often and once, more distinct ones than fit a first guess."""
-    often = [rng.randrange(vocab) for _ in range(20)]
-    count = rng.choice([0, 1, 63, 64, 65, 300, 1499])
-    output = [
-        rng.choice(often) if rng.random() < 0.5 else rng.randrange(vocab) for _ in range(count)
-    ]
-    return output + (rng.choice(banned)[:-1] if banned and rng.random() < 0.5 else [])
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch in this process as it is in an engine that shares its cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
-@cases(16)
+@cases(32)
+@pytest.mark.usefixtures("one_thread")
 def test_large_vocabularies(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     ops.exp  # noqa: B018 # the first use chooses the kernels
     if rng.random() < 0.3:  # the plain steps that define what the compiled ones do at once
         monkeypatch.setitem(ops.__dict__, "pick_tokens", None)
         monkeypatch.setitem(ops.__dict__, "top_logprobs", None)
-    vocab, count = rng.choice(VOCABS), rng.randint(1, 6)
+    vocab, count = rng.choice(VOCABS), rng.choice([1, 1, 3, 6, 13])
     raw = np.stack([made_logits(rng, vocab) for _ in range(count)])
     twins, outputs, requests = [], [], []
-    for _ in range(count):
-        wish, banned = large_params(rng, vocab)
-        prompt = [rng.randrange(vocab) for _ in range(rng.choice([1, 64, 500]))]
-        eos = [rng.randrange(vocab)]
+    for row in raw:
+        likely = likeliest(rng, row)
+        outputs.append(history(rng, vocab, likely))
+        wish, banned = large_params(rng, vocab, likely, outputs[-1])
+        prompt = some_ids(rng, vocab, likely, 500)
+        eos = some_ids(rng, vocab, likely, 2)
         twins.append(Twin(wish, prompt, wish["seed"], frozenset(eos), vocab, banned))
-        outputs.append(history(rng, vocab, banned))
         filled = SamplingParams(**wish, eos_token_ids=eos, bad_words_token_ids=banned or None)
         requests.append(RequestSampling.from_params(filled, prompt, vocab))
     if rng.random() < 0.5:  # as in an engine, where the counts have followed the output

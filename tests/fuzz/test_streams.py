@@ -33,6 +33,7 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 
 # ---- the output processor, without a model -------------------------------------------------------
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TEXTS = ("Größe 東京 🦊🦊", "once upon a time the end.", "e\u0301 naïve ", "00 fox\n\n", "𝔘𝔫𝔦")
 
 
@@ -57,11 +58,25 @@ def some_tokens(rng: random.Random, count: int) -> list[int]:
     return tokens[:count]
 
 
+def stops_in(rng: random.Random, tokens: list[int]) -> list[str]:
+    """Parts of what the tokens spell, and what nearly is one."""
+    text = b"".join(plain_text.pieces(tokens)).decode("utf-8", "replace")
+    found = []
+    for _ in range(rng.randint(1, 3)):
+        start = rng.randrange(len(text) + 1)
+        found.append(text[start : start + rng.choice([1, 2, 5, 12, 40])])
+    if rng.random() < 0.3:
+        found.append(found[0] + "x")
+    return [stop for stop in found if stop and REPLACEMENT not in stop]
+
+
 class Script:
     """What a core would say of one completion: tokens, numbers, and how it ends them."""
 
-    def __init__(self, rng: random.Random, wish: dict[str, Any], prompt: list[int]) -> None:
-        self.tokens = some_tokens(rng, wish["max_tokens"])
+    def __init__(
+        self, rng: random.Random, wish: dict[str, Any], prompt: list[int], tokens: list[int]
+    ) -> None:
+        self.tokens = tokens
         by_token = plain_text.token_end(wish, self.tokens, CONTEXT - len(prompt))
         assert by_token is not None, "max_tokens ends it"
         count, self.reason, self.stop_reason = by_token
@@ -153,7 +168,10 @@ def joined(outputs: list[RequestOutput], kind: RequestOutputKind, count: int) ->
 def test_outputs_of_every_kind_join_to_the_same(rng: random.Random) -> None:
     wish, prompt = wishes.params(rng, rng.choice([3, 30, 300])), wishes.prompt(rng)
     wish.pop("bad_words", None)
-    scripts = [Script(rng, wish, prompt) for _ in range(wish.get("n", 1))]
+    tokens = [some_tokens(rng, wish["max_tokens"]) for _ in range(wish.get("n", 1))]
+    if "stop" in wish and rng.random() < 0.8:
+        wish["stop"] = stops_in(rng, rng.choice(tokens)) or wish["stop"]
+    scripts = [Script(rng, wish, prompt, some) for some in tokens]
     results = {}
     for kind in RequestOutputKind:
         outputs = delivered(rng, wish, prompt, kind, scripts)
@@ -288,3 +306,22 @@ def test_streams_over_http_join_to_the_whole_reply(
     for counts in (stream["usage"], whole["usage"]):
         del counts["prompt_tokens_details"]  # the second time they are cached
     assert stream["usage"] == whole["usage"]
+
+
+@cases(3)
+def test_equal_prompts_of_one_request_differ(
+    rng: random.Random, post: Callable[[str, dict[str, Any]], httpx.Response]
+) -> None:
+    """Each completion has random numbers of its own, and the reported seed repeats them all."""
+    count, n = rng.randint(2, 6), rng.choice([1, 2])
+    prompt = rng.choice([rng.choice(wishes.OPENINGS), wishes.prompt(rng, 60)])
+    body = {"prompt": [prompt] * count, "n": n, "temperature": rng.choice([1.0, 1.7])}
+    body |= {"max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
+    if rng.random() < 0.5:
+        body["seed"] = rng.getrandbits(50)
+    reply = post("/v1/completions", body).json()
+    again = post("/v1/completions", body | {"seed": reply["seed"]}).json()
+    tokens = [tuple(choice["token_ids"]) for choice in reply["choices"]]
+    assert [tuple(choice["token_ids"]) for choice in again["choices"]] == tokens
+    assert len(tokens) == count * n
+    assert len(set(tokens)) == len(tokens), f"equal completions of {body}"
