@@ -1,7 +1,4 @@
-"""Ask a running `quire serve` with the OpenAI client, which is a package of its own.
-
-Run: pip install openai; python examples/openai_client.py [http://127.0.0.1:8000]
-"""
+"""Ask a running server. Run: pip install openai; python examples/openai_client.py [URL]"""
 
 import sys
 
