@@ -166,6 +166,9 @@ FIELDS: Final[dict[str, Bound]] = {
     "priority": _integer(-INT64 - 1, INT64, "64-bit"),
     "truncate_prompt_tokens": _integer(1, INT32, "-1: what fits", also=(-1,)),
     "dimensions": _integer(1, INT32),
+    "max_tokens_per_query": _integer(1, INT32),
+    "max_tokens_per_doc": _integer(1, INT32),
+    "top_n": _integer(0, INT32),
 }
 """Of each field of a request that is a number; `logit_bias` of its values."""
 

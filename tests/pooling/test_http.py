@@ -271,6 +271,26 @@ async def test_bad_input(
     assert len(error["message"]) < 400
 
 
+NUMBERS = {
+    "/v1/embeddings": ("truncate_prompt_tokens", "dimensions", "priority"),
+    "/score": ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc", "priority"),
+    "/rerank": ("top_n", "max_tokens_per_query", "max_tokens_per_doc", "truncate_prompt_tokens"),
+}
+
+
+async def test_numbers_of_any_size(embed: httpx.AsyncClient, rerank: httpx.AsyncClient) -> None:
+    for path, fields in NUMBERS.items():
+        for field in fields:
+            for value in (10**30, 2**64, -(2**63) - 1, 1.5, True, "1", [1]):
+                for client in (embed, rerank) if path != "/v1/embeddings" else (embed,):
+                    reply = await client.post(path, json=GOOD[path] | {"model": None, field: value})
+                    error = reply.json()["error"]
+                    assert reply.status_code == 400, f"{path} {field}={value} {reply.text}"
+                    assert field in error["message"] and error["param"] == field, error
+                    told = "true" if value is True else str(value)
+                    assert told in error["message"] or "bits" in error["message"], error
+
+
 async def test_wrong_kinds_of_model(
     embed: httpx.AsyncClient, classify: httpx.AsyncClient, rerank: httpx.AsyncClient
 ) -> None:

@@ -24,7 +24,7 @@ LIMITS: Final = {
     "num_attention_heads": 2**14,
     "num_key_value_heads": 2**14,
     "head_dim": 2**14,
-    "max_position_embeddings": 2**31,
+    "max_position_embeddings": 2**31 - 1,
 }
 """Largest sizes that are believed: far above any model, far below what would overflow."""
 EXTENDING: Final = frozenset({"linear", "ntk", "dynamic", "yarn"})

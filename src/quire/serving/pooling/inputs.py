@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from itertools import chain
 
+from quire.bounds import read_field
 from quire.config import PoolerSpec
 from quire.errors import ContextLengthExceeded, InvalidRequest
 from quire.params import PoolingParams
-from quire.serving.decode import show
 from quire.serving.engine_api import EngineClient
 from quire.serving.limits import INPUTS
 from quire.serving.openai.prompts import (
@@ -187,8 +187,8 @@ def check_lengths(max_first: int | None, max_second: int | None) -> None:
     """Refuse limits that leave nothing.
 
     Raises:
-        InvalidRequest: a limit is below 1.
+        InvalidRequest: a limit is below 1, or larger than any.
     """
     for name, value in (("max_tokens_per_query", max_first), ("max_tokens_per_doc", max_second)):
-        if value is not None and value < 1:
-            raise InvalidRequest(f"{name} must be at least 1, got {show(value)}.", param=name)
+        if value is not None:
+            read_field(name, value)

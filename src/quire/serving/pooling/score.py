@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from quire.bounds import read_field
 from quire.config import PoolerSpec
 from quire.errors import InvalidRequest
 from quire.outputs import cosine
@@ -66,8 +67,8 @@ async def rerank(exchange: Exchange) -> None:
     request = decode(RerankRequest, await exchange.body(), PAIR_UNSUPPORTED)
     model = exchange.state.check_model(request.model, engine)
     pooler = check_base(request, engine)
-    if request.top_n is not None and request.top_n < 0:
-        raise InvalidRequest(f"top_n must be at least 0, got {request.top_n}.", param="top_n")
+    if request.top_n is not None:
+        read_field("top_n", request.top_n)
     documents = [d if isinstance(d, str) else d.text for d in request.documents]
     check_count(len(documents), "documents")
 
