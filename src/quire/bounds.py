@@ -169,6 +169,7 @@ FIELDS: Final[dict[str, Bound]] = {
     "max_tokens_per_query": _integer(1, INT32),
     "max_tokens_per_doc": _integer(1, INT32),
     "top_n": _integer(0, INT32),
+    "steps": _integer(1, INT32),
 }
 """Of each field of a request that is a number; `logit_bias` of its values."""
 

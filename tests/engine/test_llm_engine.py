@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from fake_executor import FakeExecutor
+from quire import LLM
 from quire.config import EngineConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidRequest
@@ -139,3 +142,28 @@ def test_small_pool_preempts_and_loses_nothing(make) -> None:  # type: ignore[no
     for outputs in seen.values():
         assert outputs[-1].outputs[0].token_ids == list(range(300, 340))
     assert max(o[-1].metrics.num_preemptions for o in seen.values() if o[-1].metrics) > 0
+
+
+def test_arguments_of_a_wrong_type_are_named() -> None:
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        ("generate", {"prompts": 5}, "prompts must be a prompt or a list of prompts, got 5"),
+        ("generate", {"prompts": None}, "prompts must be .*, got None"),
+        ("generate", {"prompts": "a", "sampling_params": 5}, "sampling_params must be .*, got 5"),
+        ("generate", {"prompts": "a", "sampling_params": {"n": 1}}, "sampling_params must be"),
+        ("generate", {"prompts": "a", "sampling_params": []}, "sampling_params has 0 entries"),
+        ("generate", {"prompts": "a", "priority": 0.5}, "priority must be .*, got 0.5"),
+        ("generate", {"prompts": "a", "priority": ["b"]}, "priority must be .*, got 'b'"),
+        ("chat", {"messages": None}, "messages must be a conversation .*, got None"),
+        ("chat", {"messages": [5]}, "messages must be a conversation"),
+        ("chat", {"messages": "hello"}, "messages must be a conversation"),
+        ("timeline", {"steps": "x"}, "steps must be an integer, got 'x'"),
+        ("timeline", {"steps": math.nan}, "steps must be an integer, got nan"),
+        ("explain", {"request_id": 5}, "request_id must be text, got 5"),
+        ("explain_prefix", {"prompt": 5}, "prompt"),
+        ("explain_prefix", {"prompt": [-1] * 20}, "got -1"),
+    ]
+    with LLM(max_num_batched_tokens=64, max_num_seqs=4) as llm:
+        for verb, given, told in calls:
+            with pytest.raises(InvalidRequest, match=told):
+                getattr(llm, verb)(**given)
+        assert not llm.llm_engine.core.scheduler.requests

@@ -230,7 +230,7 @@ def test_rows_hold_all_pairs() -> None:
         assert (a, repr(LEGAL[a][i]), b, repr(LEGAL[b][j])) in held
     of_chat = {"max_completion_tokens", "top_logprobs"}
     of_pooling = {"dimensions", "max_tokens_per_query", "max_tokens_per_doc", "top_n"}
-    assert set(FIELDS) - set(LEGAL) == {"truncate_prompt_tokens"} | of_chat | of_pooling
+    assert set(FIELDS) - set(LEGAL) == {"truncate_prompt_tokens", "steps"} | of_chat | of_pooling
 
 
 @cases(1)

@@ -212,7 +212,9 @@ class InputProcessor:
             InvalidRequest: an id is outside the vocabulary, there is none, or the salt is bad.
             ContextLengthExceeded: no prompt is that long.
         """
-        self._check_prompt_ids(ids)
+        if not isinstance(ids, (list, tuple)):
+            _refuse("prompt", f"must be {_PROMPT_SHAPES}, got {type(ids).__name__}.")
+        self._check_prompt_ids(list(ids))
         if len(ids) > self._max_model_len:
             raise ContextLengthExceeded(
                 f"prompt may have at most {self._max_model_len} tokens, the model's context, "

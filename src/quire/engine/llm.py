@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from quire.bounds import show
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
 from quire.config.neutral import beyond_defaults, taken
 from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
 from quire.engine.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.llm_pooling import PoolingVerbs, as_prompts
+from quire.engine.llm_pooling import PoolingVerbs, as_prompts, one_for_each
 from quire.engine.progress import GenerateProgress
 from quire.errors import ConfigError, InvalidRequest
 from quire.logger import get_logger
@@ -109,6 +110,11 @@ class LLM(PoolingVerbs):
         params = self._params_for(len(items), sampling_params)
         if isinstance(priority, int):
             priority = [priority] * len(items)
+        if priority is not None and not isinstance(priority, Sequence):
+            raise InvalidRequest(
+                f"priority must be an integer or a list of them, got {show(priority)}",
+                param="priority",
+            )
         if priority is not None and len(priority) != len(items):
             raise InvalidRequest(
                 f"priority has {len(priority)} entries for {len(items)} prompts", param="priority"
@@ -202,15 +208,9 @@ class LLM(PoolingVerbs):
     ) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            given = [given] * count
-        if len(given) != count:
-            raise InvalidRequest(
-                f"sampling_params has {len(given)} entries for {count} prompts",
-                param="sampling_params",
-            )
+        params = one_for_each("sampling_params", SamplingParams, given, count)
         # Only the end matters here: text is decoded once.
-        return [p.replace(output_kind=RequestOutputKind.FINAL_ONLY) for p in given]
+        return [p.replace(output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
 
     def _run_engine(
         self, ids: list[str], use_tqdm: bool | Callable[..., Any]
@@ -356,6 +356,13 @@ class LLM(PoolingVerbs):
 def _as_conversations(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
 ) -> list[Sequence[Message]]:
-    if messages and isinstance(messages[0], dict):
-        return [cast(Sequence[Message], messages)]
-    return list(cast(Sequence[Sequence[Message]], messages))
+    given: Any = messages
+    if isinstance(given, (list, tuple)):
+        found = [given] if given and isinstance(given[0], dict) else list(given)
+        if all(isinstance(conversation, (list, tuple)) for conversation in found):
+            return found
+    raise InvalidRequest(
+        "messages must be a conversation (a list of messages) or a list of conversations, got "
+        f"{show(given)}",
+        param="messages",
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from quire.bounds import show
 from quire.config.pooling import PoolerSpec
 from quire.engine.foreign import check_request_options, truncation
 from quire.engine.input_processor import PromptType
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
 Params = PoolingParams | Sequence[PoolingParams] | None
+P = TypeVar("P")
 
 
 class PoolingVerbs:
@@ -71,7 +73,8 @@ class PoolingVerbs:
         truncate_prompt_tokens = truncation(tokenization_kwargs, truncate_prompt_tokens)
         self._pooler()
         items = as_prompts(prompts)
-        given = _params_for(len(items), pooling_params)
+        asked = PoolingParams() if pooling_params is None else pooling_params
+        given = one_for_each("pooling_params", PoolingParams, asked, len(items))
         changes: dict[str, Any] = {}
         if pooling_task is not None:
             changes["task"] = pooling_task
@@ -211,9 +214,17 @@ class PoolingVerbs:
 
 
 def as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[Any]:
-    """One prompt or many: a list of integers is one prompt."""
+    """One prompt or many: a list of integers is one prompt.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
     if isinstance(prompts, (str, dict)):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(
+            f"prompts must be a prompt or a list of prompts, got {show(prompts)}", param="prompts"
+        )
     items = list(prompts)
     return [items] if items and all(isinstance(i, int) for i in items) else items
 
@@ -230,15 +241,20 @@ def cosine_output(
     )
 
 
-def _params_for(count: int, given: Params) -> list[PoolingParams]:
-    if given is None:
-        given = PoolingParams()
-    if isinstance(given, PoolingParams):
+def one_for_each(name: str, kind: type[P], given: object, count: int) -> list[P]:
+    """Parameters of `count` prompts, given once for all or one by one.
+
+    Raises:
+        InvalidRequest: they are something else, or not as many.
+    """
+    if isinstance(given, kind):
         return [given] * count
-    if len(given) != count:
+    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
         raise InvalidRequest(
-            f"pooling_params has {len(given)} entries for {count} prompts", param="pooling_params"
+            f"{name} must be {kind.__name__} or a list of them, got {show(given)}", param=name
         )
+    if len(given) != count:
+        raise InvalidRequest(f"{name} has {len(given)} entries for {count} prompts", param=name)
     return list(given)
 
 

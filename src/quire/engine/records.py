@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from quire.bounds import read_field, show
 from quire.config import EngineConfig
 from quire.engine.messages import EngineCoreRequest
 from quire.engine.output_processor import ActiveCompletion, OutputProcessor
@@ -173,6 +174,8 @@ class Question:
         """
         from quire.observability.explain import explain
 
+        if not isinstance(request_id, str):
+            raise InvalidRequest(f"request_id must be text, got {show(request_id)}")
         internal_ids = self._find(request_id)
         if not internal_ids:
             raise NotFound(self._unknown(request_id))
@@ -239,13 +242,11 @@ class Question:
         """The last steps as a Chrome trace.
 
         Raises:
-            InvalidRequest: `steps` is not positive.
+            InvalidRequest: `steps` is no positive number.
         """
         from quire.observability.timeline import timeline
 
-        if steps < 1:
-            raise InvalidRequest(f"steps must be at least 1, got {steps}", param="steps")
-        self._recording.keep_last(steps)
+        self._recording.keep_last(read_field("steps", steps))
         return timeline(self._recording)
 
     def requests(self) -> list[RequestState]:
