@@ -345,7 +345,7 @@ def test_what_a_server_can_do_wrong(capsys, monkeypatch, server, mode, code, tol
     [
         (["chat", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9"),
         (["chat", "--url", "ftp://x"], "--url must look like"),
-        (["chat", "--url", "http://h:port"], "no port"),
+        (["chat", "--url", "http://h:port"], "invalid port"),
         (["chat", "--url", "http://h", "--block-size", "16"], "--block-size is for an engine"),
         (["chat", "--api-key", "k"], "--api-key is for a running server"),
         (["chat", "/no/such"], "there is no model folder '/no/such'"),

@@ -99,7 +99,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_explain_draws_a_waterfall(capsys, url: str) -> None:  # type: ignore[no-untyped-def]
     code, out, _ = run(capsys, "explain", "me", "--url", url)
     assert code == 0 and out.startswith("request me: ")
-    [queued] = [line for line in out.splitlines() if "all 1 places were taken" in line]
+    [queued] = [
+        line for line in out.splitlines() if "all 1 --max-num-seqs places were taken" in line
+    ]
     [decode] = [line for line in out.splitlines() if "decode, 3 steps" in line]
     bars = [line.partition("[")[2].partition("] ")[0] for line in (queued, decode)]
     assert "█" * 20 in bars[0] and bars[1].startswith(" " * 20)
@@ -130,7 +132,7 @@ def test_top_once(capsys, url: str, pages: dict[str, bytes]) -> None:  # type: i
     code, out, _ = run(capsys, *arguments)
     assert code == 0
     figures = " ".join(out.split())
-    for expected in ("Running 2", "Waiting 30", "25.0%", "1 unfinished", "others (blocks)"):
+    for expected in ("Running 2", "Waiting 30", "25.0%", "1 unfinished", "queue head (blocks)"):
         assert expected in figures
     assert max(map(len, out.splitlines())) <= 80, "it fits a terminal"
     del pages["/v1/requests"]
@@ -227,7 +229,7 @@ def test_doctor_names_the_cause(capsys, url: str) -> None:  # type: ignore[no-un
     code, out, _ = run(capsys, "doctor", "--url", url, "--watch", "0.05")
     assert code == 1
     assert "warn  30 waiting: the queue grows" in out and "ok    KV cache usage 25 %" in out
-    assert "likely cause: as many requests run as may" in out
+    assert "likely cause: all --max-num-seqs places are taken" in out
     assert "--max-num-seqs (now 256)" in out or "--max-num-seqs (now" in out
 
 

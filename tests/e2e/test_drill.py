@@ -127,9 +127,12 @@ def test_overload_the_doctor_names_the_pool(overload: Any) -> None:
     said = quire("doctor", "--watch", "0.1", "--seconds", "600", url=server.url)
     assert said.returncode == 1, said.stdout + said.stderr
     found = causes(said.stdout)
-    assert list(found)[0] == "the KV pool is too small for what runs at once"
+    assert list(found)[0] == "the KV cache is too small for the requests that run at once"
     evidence, remedy = found[list(found)[0]]
-    assert "KV cache usage up to 100 %" in evidence and "the queue stood still for" in evidence
+    assert (
+        "KV cache usage up to 100 %" in evidence
+        and "of the time requests waited for KV blocks" in evidence
+    )
     assert "--num-gpu-blocks-override (now 24)" in remedy
     assert "long prompts share steps with decodes" not in said.stdout
     assert "look closer: quire explain cmpl-r" in said.stdout
@@ -207,7 +210,7 @@ def test_spikes_the_doctor_names_the_prefills(spikes: Any) -> None:
     assert "prompt tokens, mostly of cmpl-long" in evidence
     advice = re.search(r"--max-num-batched-tokens \(now 8192; try (\d+)\)", remedy)
     assert advice is not None and 256 <= int(advice[1]) <= 4096
-    assert "KV pool is too small" not in said.stdout
+    assert "KV cache is too small" not in said.stdout
 
 
 def test_spikes_explain_names_the_long_prompts(spikes: Any) -> None:

@@ -122,7 +122,7 @@ def test_for_a_seat() -> None:
     rig.drain()
     part = rig.part("me", "queued", "max_num_seqs")
     assert {b.id for b in part.requests} == {"x", "y"}
-    assert "all 2 places were taken (--max-num-seqs), by x, y" in part.text
+    assert "all 2 --max-num-seqs places were taken, by x, y" in part.text
     assert part.share > 0.7
 
 
@@ -192,7 +192,7 @@ def test_stalled_while_running() -> None:
     [
         (list(range(64)), list(range(64)), "all of the prefix was cached: 63 of 64"),
         (list(range(64)), [*range(40), 900, *range(41, 64)], "at token 40, inside block 2"),
-        (list(range(64)), list(range(96)), "64 of 96 tokens were cached; nothing cached goes on"),
+        (list(range(64)), list(range(96)), "64 of 96 tokens were cached; no cached block continues"),
         (list(range(64)), list(range(500, 564)), "nothing was cached"),
     ],
 )

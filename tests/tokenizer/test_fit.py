@@ -23,9 +23,11 @@ def sized(vocab_size: int) -> Any:
 def test_a_vocabulary_larger_than_the_models(byte_level: Tokenizer) -> None:
     size = byte_level.vocab_size  # the last two are added tokens
     assert byte_level.largest_base_id() == size - 3
-    with pytest.raises(ModelLoadError, match=f"ids up to {size - 3}, the model's only up to 99"):
+    with pytest.raises(
+        ModelLoadError, match=f"ids up to {size - 3}, the model's vocabulary only up to 99"
+    ):
         check_fit(byte_level, sized(100))
-    with pytest.raises(ModelLoadError, match="point --tokenizer at the model's own"):
+    with pytest.raises(ModelLoadError, match="point --tokenizer at the right one"):
         check_fit(byte_level, sized(size - 3))
 
 
@@ -37,10 +39,10 @@ def test_padding_and_added_tokens_are_fine(byte_level: Tokenizer, caplog: Any) -
     check_fit(byte_level, sized(size - 2))
     assert "2 added tokens of the tokenizer lie beyond" in caplog.text
     check_fit(byte_level, sized(10 * size))
-    assert "are they of one model?" in caplog.text
+    assert "Is this the right tokenizer for the model?" in caplog.text
 
 
 def test_the_engine_asks(monkeypatch: Any) -> None:
     monkeypatch.setattr("quire.engine.llm_engine.EngineCore", lambda *_, **__: pytest.fail("start"))
-    with pytest.raises(ModelLoadError, match="do not belong together"):
+    with pytest.raises(ModelLoadError, match="not the model's tokenizer"):
         LLM("quire-demo", hf_overrides={"vocab_size": 1000})

@@ -317,7 +317,7 @@ def key(name: bytes, kind: int, value: bytes) -> bytes:
         (HEAD + struct.pack("<QQ", 1, 0) + struct.pack("<QIQIQ", 0, 1, 4, 5, 0), "type 5"),
         (HEAD + struct.pack("<QQ", 1, 0) + struct.pack("<QIQIQ", 0, 1, 33, 8, 0), "shape (33,)"),
         (HEAD + struct.pack("<QQ", 1, 0) + struct.pack("<QIQQIQ", 0, 2, 2**40, 2**40, 0, 0),
-         "senseless shape"),
+         "impossible shape"),
         (HEAD + struct.pack("<QQ", 1, 0) + struct.pack("<QIQIQ", 0, 1, 2**40, 0, 0), "ends at"),
         (HEAD + struct.pack("<QQ", 1, 0) + struct.pack("<QIQIQ", 0, 1, 8, 0, 2**63), "ends at"),
     ],

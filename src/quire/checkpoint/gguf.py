@@ -178,7 +178,7 @@ class _Cursor:
             raise _Broken(f"tensor {name[:80]!r} has the unknown type {kind}")
         dtype, block, size = TYPES[kind]
         if shape[0] % block or math.prod(shape) >= 2**62:
-            raise _Broken(f"tensor {name[:80]!r} of type {dtype} has the senseless shape {shape}")
+            raise _Broken(f"tensor {name[:80]!r} of type {dtype} has the impossible shape {shape}")
         nbytes = math.prod(shape) // block * size
         return name, TensorEntry(dtype, shape[::-1], offset, nbytes)
 

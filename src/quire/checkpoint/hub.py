@@ -87,7 +87,7 @@ def fetch(
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise ModelLoadError(
             f"there is no folder {repo!r}, the cache in {str(cache_folder(download_dir))!r} does "
-            "not have it whole, and HF_HUB_OFFLINE forbids to fetch it"
+            "not have all of it, and HF_HUB_OFFLINE forbids downloading it"
         )
     with _faults(repo, revision), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the library's advice on symlinks and disk space
@@ -195,19 +195,23 @@ class _faults:
 
         where, repo = endpoint(), self._repo
         status = getattr(getattr(error, "response", None), "status_code", None)
-        token = "HF_TOKEN is set, but" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set and"
+        token = (
+            "the token in HF_TOKEN gives no access to it"
+            if os.environ.get("HF_TOKEN")
+            else "HF_TOKEN is not set"
+        )
         if isinstance(error, errors.GatedRepoError):
-            return f"{where} guards {repo!r}: accept its terms there; {token} does not open it"
+            return f"{repo!r} is a gated model of {where}: accept its terms there; {token}"
         if isinstance(error, errors.RevisionNotFoundError):
             return f"{where} has no revision {self._revision!r} of {repo!r}"
         if isinstance(error, errors.EntryNotFoundError):
             return f"{where} lists a file of {repo!r} that it does not have: {_short(error)}"
         if status in (401, 403):
-            return f"{where} refuses access to {repo!r} ({status}): {token} it was not accepted"
+            return f"{where} refuses access to {repo!r} ({status}): {token}"
         if isinstance(error, errors.RepositoryNotFoundError):
             return (
-                f"there is no folder {repo!r}, and {where} has no such model (or it is private; "
-                f"{token} does not show it)"
+                f"there is no folder {repo!r}, and {where} has no such model (or it is private: "
+                f"{token})"
             )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return f"the disk is full: {repo!r} could not be stored; see --download-dir"

@@ -77,7 +77,7 @@ def verify(model: Path, progress: Progress | None = None) -> int:
     expected = list(_expected(model))
     if not expected:
         raise ModelLoadError(
-            f"there are no digests to verify {str(model)!r} with: write {MANIFEST} beside a good "
+            f"there are no checksums to verify {str(model)!r} with: write {MANIFEST} beside a good "
             "copy with `quire verify --write`"
         )
     missing = [e.path.name for e in expected if not e.path.is_file()]
@@ -86,11 +86,11 @@ def verify(model: Path, progress: Progress | None = None) -> int:
     changed = [e.path.name for e in present if told.digest(e.path, git=e.git) != e.digest]
     known = {e.path for e in expected}
     unknown = [path.name for path in model_files(model) if _is_weight(path) and path not in known]
-    faults = (("changed", changed), ("missing", missing), ("without a digest", unknown))
+    faults = (("changed", changed), ("missing", missing), ("without a checksum", unknown))
     said = "; ".join(f"{kind}: {_some(names)}" for kind, names in faults if names)
     if said:
         raise ModelLoadError(
-            f"the files of {str(model)!r} are not what their digests say. {said}. Fetch them again"
+            f"files of {str(model)!r} do not match their checksums ({said}): download them again"
         )
     return len(expected)
 
@@ -108,7 +108,9 @@ def _expected(model: Path) -> Iterator[Expected]:
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if match is None or ".." in Path(match[2]).parts or Path(match[2]).is_absolute():
-            raise ModelLoadError(f"{str(path)!r}, line {number}: expected a digest and a file name")
+            raise ModelLoadError(
+                f"{str(path)!r}, line {number}: expected a checksum and a file name"
+            )
         if model.is_dir() or folder / match[2] == model:
             yield Expected(folder / match[2], match[1])
 

@@ -107,16 +107,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(name: str, entry: object, base: int) -> TensorEntry:
     if not isinstance(entry, dict):
-        raise _Broken(f"its header says nothing of tensor {name[:80]!r}")
+        raise _Broken(f"its header does not describe tensor {name[:80]!r}")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     place: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         raise _Broken(f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
     if not _sizes(shape) or len(shape) > MAX_DIMS:
-        raise _Broken(f"tensor {name[:80]!r} has the senseless shape {str(shape)[:60]}")
+        raise _Broken(f"tensor {name[:80]!r} has the impossible shape {str(shape)[:60]}")
     if not _sizes(place) or len(place) != 2 or place[0] > place[1]:
-        raise _Broken(f"tensor {name[:80]!r} has the senseless place {str(place)[:60]}")
+        raise _Broken(f"tensor {name[:80]!r} has the impossible data_offsets {str(place)[:60]}")
     bits = math.prod(shape) * BITS[dtype]
     if bits != 8 * (place[1] - place[0]):
         raise _Broken(

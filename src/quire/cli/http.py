@@ -32,7 +32,7 @@ class Client:
         try:
             self._host, self._port = parts.hostname, parts.port
         except ValueError:
-            raise ConfigError(f"--url has a port that is no port: {url!r}") from None
+            raise ConfigError(f"--url has an invalid port: {url!r}") from None
         self._secure = parts.scheme == "https"
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}

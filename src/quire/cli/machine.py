@@ -60,7 +60,7 @@ def _environment() -> Check:
     idle = list(envs.without_effect())
     if idle:
         return Check("environment", WARN, "; ".join(idle), "unset what has no effect")
-    return Check("environment", OK, "all variables can be read")
+    return Check("environment", OK, "all variables are valid")
 
 
 _ISAS: Final = (
@@ -73,7 +73,7 @@ _ISAS: Final = (
 
 def _cpu(features: list[str], kernels: str) -> Check:
     best = next((name for needed, name in _ISAS if set(needed) <= set(features)), None)
-    found = f"{best or 'no vector extension asked for'}; QUIRE_KERNELS={kernels}"
+    found = f"{best or 'neither AVX2, AVX-512 nor NEON'}; QUIRE_KERNELS={kernels}"
     if best is None:
         return Check("cpu", WARN, found, "use a CPU with AVX2 or NEON; it works, but slowly")
     return Check("cpu", OK, found)
@@ -126,7 +126,7 @@ def _port(port: int) -> Check:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            found = f"{port} cannot be had: {error.strerror}"
+            found = f"{port} is not available: {error.strerror}"
             return Check("port", WARN, found, "quire serve --port 0 picks a free one")
     return Check("port", OK, f"{port} is free")
 

@@ -45,7 +45,7 @@ ABOUT = {
     "pull": "download a model from the hub",
     "ls": "list the models on this machine",
     "rm": "delete a downloaded model",
-    "verify": "check a model's files against their digests",
+    "verify": "check a model's files against their checksums",
     "inspect": "tell what a model is and needs, without loading it",
     "bench": "list the benchmarks",
     "explain": "tell where the time of one request went",

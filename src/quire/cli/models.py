@@ -127,7 +127,7 @@ def rm(arguments: Sequence[str]) -> int:
 
 def verify_parser() -> Parser:
     """The parser of `quire verify`."""
-    parser = _with_model(Parser("verify", "Check a model's files against their digests."))
+    parser = _with_model(Parser("verify", "Check a model's files against their checksums."))
     parser.add_argument(
         "--write", action="store_true", default=False,
         help="Write SHA256SUMS beside the files instead, for later checks.",
@@ -136,7 +136,7 @@ def verify_parser() -> Parser:
 
 
 def verify(arguments: Sequence[str]) -> int:
-    """Check digests, or write them."""
+    """Check checksums, or write them."""
     from quire.checkpoint import manifest
 
     given = _parsed(verify_parser(), arguments)
@@ -146,7 +146,7 @@ def verify(arguments: Sequence[str]) -> int:
     if given.write:
         print(f"wrote {manifest.write_manifest(model)}")
         return 0
-    print(f"{manifest.verify(model)} files are what their digests say")
+    print(f"{manifest.verify(model)} files match their checksums")
     return 0
 
 

@@ -202,11 +202,11 @@ class View:
 
 
 def waits_for(state: dict[str, Any]) -> str:
-    """What a request waits for: the head of the queue for something, the others for it."""
+    """What a request waits for: the head of the queue for something, the others for that one."""
     reason = state["wait_reason"]
     if reason is None:
         return ""
-    return str(reason) if state["queue_head"] else f"others ({reason})"
+    return str(reason) if state["queue_head"] else f"queue head ({reason})"
 
 
 _FIGURES: Final = (

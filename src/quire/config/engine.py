@@ -88,11 +88,10 @@ class EngineConfig:
         if length is None:
             usual = (pooler and pooler.max_seq_length) or shape.default_length
             length = min(limit, usual)
-            decisions.append(Decision("max_model_len", str(length), "the model was made for it"))
+            decisions.append(Decision("max_model_len", str(length), "from the model's config"))
         elif length > limit:
             raise ConfigError(
-                f"--max-model-len {length} is more than the {limit} positions the model was "
-                "made for"
+                f"--max-model-len {length} is more than the {limit} positions of the model's config"
             )
         scheduler, cache = self.scheduler, self.cache
         if pooler is not None and pooler.whole_prompts:
@@ -101,7 +100,11 @@ class EngineConfig:
             seqs = scheduler.max_num_batched_tokens
             scheduler = dataclasses.replace(scheduler, max_num_seqs=seqs)
             decisions.append(
-                Decision("max_num_seqs", str(seqs), "each running request needs a token per step")
+                Decision(
+                    "max_num_seqs",
+                    str(seqs),
+                    "each running request needs a token of --max-num-batched-tokens",
+                )
             )
         if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < length:
             raise ConfigError(
@@ -111,7 +114,7 @@ class EngineConfig:
             )
         runner = "generate" if pooler is None else "pooling"
         if runner != self.model.runner:
-            decisions.append(Decision("runner", runner, "the model was made for it"))
+            decisions.append(Decision("runner", runner, "from the model's config"))
         model = dataclasses.replace(self.model, max_model_len=length, runner=runner)
         resolved = dataclasses.replace(self, model=model, scheduler=scheduler, cache=cache)
         return resolved, decisions

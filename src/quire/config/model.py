@@ -76,7 +76,7 @@ class ModelConfig:
     """Format of the weights: `auto` (safetensors, else GGUF), `safetensors`, `gguf`, `pt` (pickled
     `*.bin` files, read without running what is in them), `dummy` (random values)."""
     verify: bool = False
-    """Check every file of the model against its digest (`SHA256SUMS`, or the hub cache's) before
+    """Check every file of the model against its checksum (`SHA256SUMS`, or the hub cache's) before
     it is loaded; see `quire verify`."""
     hf_overrides: dict[str, Any] = field(default_factory=dict)
     """JSON object of entries that win over the model's `config.json`."""

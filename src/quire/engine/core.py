@@ -71,7 +71,7 @@ class EngineCore:
         shape = config.model.read_shape()
         self.config, self.decisions = config.resolve(shape)
         for decision in self.decisions:
-            logger.info("%s = %s: %s", decision.what, decision.chose, decision.why)
+            logger.info("%s = %s (%s)", decision.what, decision.chose, decision.why)
         policy_class(self.config.scheduler)  # a bad one is refused before the model is loaded
         with paused_collector():
             self.executor = executor or make_executor(self.config, shape)

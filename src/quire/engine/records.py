@@ -233,9 +233,9 @@ class Question:
         return set(begun)
 
     def _unknown(self, request_id: str) -> str:
-        text = f"no record has a request {request_id[:200]!r}"
+        text = f"no request {request_id[:200]!r} is in the records"
         if not self._known:
-            return f"{text}; the ring is empty"
+            return f"{text}: they are empty"
         return f"{text}; there are: {_listed(self._known)} (the last {len(self._recording)} steps)"
 
     def timeline(self, steps: int) -> dict[str, Any]:

@@ -159,24 +159,32 @@ def _pool_evidence(s: Signals) -> str:
     return (
         f"KV cache usage up to {_percent(s['kv_usage_max'])}, {s['preemptions']} preemptions "
         f"({s['preemption_rate']:.1f}/s), {_percent(s['recomputed_share'])} of all computed tokens "
-        f"were computed again; the queue stood still for blocks "
-        f"{_percent(_wait('blocks')(s))} of the time with up to {s['waiting_max']} waiting"
+        f"were computed again; {_percent(_wait('blocks')(s))} of the time requests waited for KV "
+        f"blocks (up to {s['waiting_max']} at once)"
     )
 
 
 def _queue_evidence(s: Signals, reason: str) -> str:
-    late = f", p95 time in the queue {seconds(s['queue_p95'])}" if "queue_p95" in s else ""
+    late = f"; p95 time in the queue {seconds(s['queue_p95'])}" if "queue_p95" in s else ""
     return (
-        f"the queue stood still for {reason.replace('_', ' ')} {_percent(_wait(reason)(s))} of the "
-        f"time, {s['waiting_mean']:.1f} waiting on average (up to {s['waiting_max']}){late}"
+        f"{_percent(_wait(reason)(s))} of the time requests waited {_FOR[reason]}, "
+        f"{s['waiting_mean']:.1f} on average (up to {s['waiting_max']} at once){late}"
     )
+
+
+_FOR: Final = {
+    "max_num_seqs": "for a free place",
+    "budget": "for tokens of a step's budget",
+    "policy": "although there was room",
+}
+"""What the queue waited for, by the name of the `Wait`."""
 
 
 def _spike_evidence(s: Signals) -> str:
     return (
-        f"p99 between tokens {seconds(s['itl_p99'])} against {seconds(s['decode_step_p50'])} for a "
-        f"step of decodes alone; {_percent(s['spikes_by_prefill'])} of what slow steps took beyond "
-        f"that is due to {s['spikes']} that computed prompts: the slowest took "
+        f"p99 time between tokens is {seconds(s['itl_p99'])}, while a step that only decodes takes "
+        f"{seconds(s['decode_step_p50'])}; {s['spikes']} slow steps that computed prompts make up "
+        f"{_percent(s['spikes_by_prefill'])} of the difference: the slowest took "
         f"{seconds(s['spike_seconds'])} with {s['spike_prompt_tokens']:,} prompt tokens, mostly of "
         f"{s['spike_request']}"
     )
@@ -239,7 +247,7 @@ DRILL: Final = (
     Row(
         "kv_pool_too_small",
         "first tokens are late, requests are preempted, KV cache usage near 100 %",
-        "the KV pool is too small for what runs at once",
+        "the KV cache is too small for the requests that run at once",
         _pool_too_small,
         _pool_evidence,
         _pool_remedy,
@@ -255,16 +263,16 @@ DRILL: Final = (
     ),
     Row(
         "too_few_seats",
-        "first tokens are late, output is fine, Running stands at its limit",
-        "as many requests run as may",
+        "first tokens are late, time between tokens is fine, as many run as --max-num-seqs allows",
+        "all --max-num-seqs places are taken",
         _wait("max_num_seqs"),
         lambda s: _queue_evidence(s, "max_num_seqs"),
         _seats_remedy,
     ),
     Row(
         "budget_used_up_by_prompts",
-        "first tokens are late although seats and KV blocks are free",
-        "prompts wait for tokens of the step's budget",
+        "first tokens are late although there are free places and KV blocks",
+        "prompts use up the token budget of each step (--max-num-batched-tokens)",
         _wait("budget"),
         lambda s: _queue_evidence(s, "budget"),
         _budget_remedy,
@@ -272,7 +280,7 @@ DRILL: Final = (
     Row(
         "held_back_by_policy",
         "requests wait although there is room",
-        "the policy or the delay factor holds them back",
+        "--scheduling-policy or --scheduler-delay-factor holds them back",
         _wait("policy"),
         lambda s: _queue_evidence(s, "policy"),
         lambda s: (
@@ -300,8 +308,8 @@ DRILL: Final = (
         "the processor is busy, steps are short, throughput is low",
         "scheduling and bookkeeping take a large part of each step",
         lambda s: s["overhead_share"] if s["overhead_share"] > 0.3 else 0.0,
-        lambda s: f"{_percent(s['overhead_share'])} of step time outside the model",
-        lambda s: "a larger model or batch hides it; quire timeline shows the phases",
+        lambda s: f"{_percent(s['overhead_share'])} of the time of steps is not the model's",
+        lambda s: "larger batches make its share smaller; quire timeline shows each phase",
     ),
     Row(
         "clients_give_up",
@@ -362,7 +370,7 @@ class Gate:
 TRIO: Final = (
     Gate("ttft_metric_p95", 0.5, lambda v: f"p95 TTFT {seconds(v)}", "first tokens are late"),
     Gate("waiting", 10, lambda v: f"{v:.0f} waiting", "the queue grows: not enough capacity"),
-    Gate("kv_usage", 0.9, lambda v: f"KV cache usage {_percent(v)}", "the KV pool is nearly full"),
+    Gate("kv_usage", 0.9, lambda v: f"KV cache usage {_percent(v)}", "the KV cache is nearly full"),
     Gate(
         "preemptions_per_second",
         0.5,

@@ -260,5 +260,7 @@ def expected_prefix(answer: Mapping[str, Any], block_size: int) -> Prefix:
 
 def unread_prefix(num_tokens: int) -> Prefix:
     """A request that waits and will not look: its prompt is to be scored whole."""
-    text = "it does not read the prefix cache: the whole prompt is scored (prompt_logprobs)"
+    text = (
+        "it does not use the prefix cache: prompt_logprobs needs every token of the prompt computed"
+    )
     return Prefix(num_tokens, 0, 0, text, expected=True)

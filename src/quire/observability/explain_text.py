@@ -78,13 +78,13 @@ _WAITS: Final[dict[str, str]] = {
     "blocks": (
         "too few free KV blocks ({whose} {needed} and {available} were free), held by {holders}"
     ),
-    "max_num_seqs": "all {available} places were taken (--max-num-seqs), by {holders}",
-    "preemption": "a running request was just being preempted, so nobody came in",
+    "max_num_seqs": "all {available} --max-num-seqs places were taken, by {holders}",
+    "preemption": "a running request was being preempted, and then none is admitted",
     "policy": "the scheduling policy or --scheduler-delay-factor held it back",
-    "adapter": "its adapter had no place",
+    "adapter": "there was no free place for its LoRA adapter",
     "grammar": "its grammar was being compiled",
-    "transfer": "its KV blocks were on their way",
-    "step": "it came in while a step was running",
+    "transfer": "its KV blocks were still being copied",
+    "step": "it arrived while a step was running",
 }
 
 
@@ -96,7 +96,8 @@ def _queued(part: Part) -> str:
         holders=_ids(part) or "others",
     )
     ahead = part.details["num_ahead"]
-    line = f"; {plural(ahead, 'request')} stood before it in the queue" if ahead else ""
+    turns = f" ({ahead:,} of them in turn)" if ahead > 1 else ""
+    line = f"; it was blocked by the request at the head of the queue{turns}" if ahead else ""
     return f"queued{_behind(part)}: {why}{line}"
 
 
@@ -114,16 +115,16 @@ def _preemption(part: Part) -> str:
     """`preempted at step 812 for request Y`."""
     details = part.details
     if "step" not in details:
-        return "the engine core was replaced"
+        return "restart of the engine core"
     step = f"preemption at step {details['step']}"
     if details.get("itself"):
-        return f"{step}, where it was the last in line and gave way"
+        return f"{step}, where it gave way itself, as the last of the running requests"
     return f"{step} for request {details['for']}" if details["for"] else step
 
 
 _LOSSES: Final = {
     Loss.BLOCKS: "KV blocks had run out",
-    Loss.URGENCY: "the other was more urgent",
+    Loss.URGENCY: "the other request has priority",
     Loss.FAILURE: "it shared blocks with a request that failed",
     Loss.UNDONE: "the step it was in was interrupted and is done again",
 }
@@ -133,7 +134,7 @@ def _preempted(part: Part) -> str:
     details = part.details
     why = _LOSSES.get(details.get("loss", 0), "")
     how = "swapped out" if details.get("swapped") else f"{plural(details['tokens'], 'token')} lost"
-    return f"waited to come back after the {_preemption(part)} ({how}; {why})"
+    return f"waited to be admitted again after the {_preemption(part)} ({how}; {why})"
 
 
 def _recomputed(part: Part) -> str:
@@ -159,7 +160,7 @@ def _beside(part: Part) -> str:
 
 
 _SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
-    Cause.INTAKE: lambda part: "from arrival to the core's queue",
+    Cause.INTAKE: lambda part: "from its arrival to the queue of the engine core",
     Cause.QUEUED: _queued,
     Cause.PREFILL: _prefill,
     Cause.RECOMPUTED: _recomputed,
@@ -171,11 +172,11 @@ _SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
         f"waiting for a core: other work on this machine had it, in {plural(part.steps, 'step')}"
     ),
     Cause.BETWEEN_STEPS: lambda part: (
-        "between steps: the engine took in other requests and sent tokens off"
+        "between steps, while the engine received requests and sent tokens"
     ),
-    Cause.DELIVERY: lambda part: "from the core's last step to the end the caller saw",
-    Cause.UNDER_WAY: lambda part: "in a step that has not been recorded",
-    Cause.RESTART: lambda part: "until a new engine core had it in its queue",
+    Cause.DELIVERY: lambda part: "from its last step to the end of the response",
+    Cause.UNDER_WAY: lambda part: "in a step that has not ended, or was cut short",
+    Cause.RESTART: lambda part: "until a new engine core had it in the queue",
     Cause.EARLIER: lambda part: "running before the oldest record (--record-steps keeps more)",
 }
 
@@ -203,14 +204,14 @@ def prefix_sentence(
     if hit > blocks * block_size:
         return (
             f"{hit:,} of {total:,} tokens were cached; at token {hit}, inside block {blocks}, the "
-            "prompt parts from what is cached"
+            "prompt differs from what is cached"
         )
     if hit:
         return (
-            f"{hit:,} of {total:,} tokens were cached; nothing cached goes on from there (block "
+            f"{hit:,} of {total:,} tokens were cached; no cached block continues them (block "
             f"{blocks}): {_or_evicted('what follows was never computed', evicted)}"
         )
-    never = "no prompt that begins like this one was computed under its cache_salt"
+    never = "no earlier prompt with its cache_salt begins like this one"
     return f"nothing was cached: {_or_evicted(never, evicted)}"
 
 

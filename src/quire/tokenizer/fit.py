@@ -23,9 +23,8 @@ def check_fit(tokenizer: Tokenizer, shape: ModelShape) -> None:
         largest = tokenizer.largest_base_id()
         if largest >= shape.vocab_size:
             raise ModelLoadError(
-                f"tokenizer and model do not belong together: the tokenizer's vocabulary has ids "
-                f"up to {largest}, the model's only up to {shape.vocab_size - 1}; point "
-                "--tokenizer at the model's own"
+                f"this is not the model's tokenizer: it has token ids up to {largest}, the model's "
+                f"vocabulary only up to {shape.vocab_size - 1}; point --tokenizer at the right one"
             )
         logger.warning(
             "%d added tokens of the tokenizer lie beyond the model's vocabulary of %d; requests "
@@ -35,7 +34,8 @@ def check_fit(tokenizer: Tokenizer, shape: ModelShape) -> None:
         )
     elif 2 * tokenizer.vocab_size < shape.vocab_size:
         logger.warning(
-            "the tokenizer has %d tokens, the model's vocabulary %d: are they of one model?",
+            "the tokenizer has %d tokens, the model's vocabulary %d. Is this the right tokenizer "
+            "for the model?",
             tokenizer.vocab_size,
             shape.vocab_size,
         )

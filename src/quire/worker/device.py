@@ -145,7 +145,7 @@ def resolve_dtype(option: str, checkpoint: str, device: Device) -> str:
     if checkpoint in device.dtypes:
         return checkpoint
     chosen = device.dtypes[0]
-    logger.info("dtype = %s: %s does not compute in %s", chosen, device.name, checkpoint)
+    logger.info("dtype = %s (%s does not compute in %s)", chosen, device.name, checkpoint)
     return chosen
 
 
