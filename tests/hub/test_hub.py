@@ -297,7 +297,9 @@ def test_a_flipped_bit_is_caught(folder: Path) -> None:
     assert manifest.verify(folder, lambda *now: seen.append(now)) >= 5
     assert seen[-1][0] == seen[-1][1] > 0
     flip(folder / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"\(changed: model.safetensors\): download them again"):
+    with pytest.raises(
+        ModelLoadError, match=r"\(changed: model.safetensors\): download them again"
+    ):
         manifest.verify(folder)
     with LLM(str(folder), max_model_len=64):
         pass  # one bit of one weight: nothing else can notice

@@ -192,7 +192,11 @@ def test_stalled_while_running() -> None:
     [
         (list(range(64)), list(range(64)), "all of the prefix was cached: 63 of 64"),
         (list(range(64)), [*range(40), 900, *range(41, 64)], "at token 40, inside block 2"),
-        (list(range(64)), list(range(96)), "64 of 96 tokens were cached; no cached block continues"),
+        (
+            list(range(64)),
+            list(range(96)),
+            "64 of 96 tokens were cached; no cached block continues",
+        ),
         (list(range(64)), list(range(500, 564)), "nothing was cached"),
     ],
 )
