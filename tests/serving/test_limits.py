@@ -6,6 +6,7 @@ Work is counted, not timed.
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -196,8 +197,6 @@ async def test_the_limit_itself_is_allowed(
 async def test_many_short_texts_are_tokenised_off_the_loop(
     client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
     threads = set()
     encode = engine.tokenizer.encode
 
@@ -211,6 +210,28 @@ async def test_many_short_texts_are_tokenised_off_the_loop(
     threads.clear()
     await client.post(TEXT, json={"prompt": ["x" * 40] * 100})
     assert threads == {threading.main_thread()}
+
+
+@pytest.mark.parametrize(("count", "off"), [(20, False), (200, True)])
+async def test_long_conversations_are_rendered_off_the_loop(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    off: bool,
+) -> None:
+    threads = set()
+    render = engine.tokenizer.apply_chat_template
+
+    def seen(*args: Any, **kwargs: Any) -> str:
+        threads.add(threading.current_thread())
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(engine.tokenizer, "apply_chat_template", seen)
+    engine.max_model_len = 10**5
+    body = {"messages": [{"role": "user", "content": "x"}] * count}
+    assert (await client.post(CHAT, json=body)).status_code == 200
+    assert (threading.main_thread() not in threads) == off
 
 
 def test_every_limit_says_its_number_and_is_documented() -> None:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from quire.errors import InvalidRequest, ModelLoadError
 from quire.tokenizer import Tokenizer
+from quire.tokenizer.pairs import LONG_TEXT, encode_alone
 from quire.tokenizer.vocabulary import byte_spelling
 from work import lines_of
 
@@ -195,3 +196,36 @@ def test_only_known_decoders_count_as_exact_in_bytes(
     assert (byte_spelling({"type": "Sequence", "decoders": steps}) is not None) is exact
     if len(steps) == 1:
         assert (byte_spelling(steps[0]) is not None) is exact
+
+
+class Spy:
+    """A backend that says which of its calls was made."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.calls = backend, []
+
+    def __getattr__(self, name: str) -> object:
+        self.calls.append(name)
+        return getattr(self.backend, name)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_long_texts_take_the_call_that_lets_other_threads_run(
+    byte_level: Tokenizer, special: bool
+) -> None:
+    text = "a cat, 東京 🦊 \n" * (LONG_TEXT // 10)
+    for length, call in ((LONG_TEXT, "encode"), (LONG_TEXT + 1, "encode_batch_fast")):
+        spy = Spy(byte_level._backend)
+        found = encode_alone(spy, text[:length], special)  # type: ignore[arg-type]
+        assert spy.calls == [call]
+        whole = byte_level._backend.encode(text[:length], add_special_tokens=special)
+        assert found.ids == whole.ids == byte_level.encode(text[:length], special)
+
+
+def test_long_texts_are_cut_like_short_ones(byte_level: Tokenizer) -> None:
+    text = "a cat, 東京 🦊 \n" * LONG_TEXT
+    whole = byte_level.encode(text, False)
+    assert byte_level.encode_within(text, 5000, "right", False) == whole[:5000]
+    assert byte_level.encode_within(text, 5000, "left", False) == whole[-5000:]
+    with pytest.raises(InvalidRequest, match="surrogates"):
+        byte_level.encode("\ud800" + text)

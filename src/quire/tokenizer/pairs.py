@@ -6,10 +6,13 @@ Works on the library's objects, which it is handed; imports nothing of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import tokenizers
+
+LONG_TEXT: Final = 4096
+"""Characters beyond which a text takes a millisecond or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,24 @@ class EncodedPair:
     """Where the tokens of type 1 (the second text) begin; `None` if the model has no types."""
 
 
+def encode_alone(
+    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool
+) -> tokenizers.Encoding:
+    """The library's encoding of one text, for its ids.
+
+    A long text takes the call for batches: the one for single texts lets no other thread run, and
+    several megabytes take seconds.
+    """
+    if len(text) <= LONG_TEXT:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+
 def encode_within(
     backend: tokenizers.Tokenizer, text: str, max_tokens: int, side: str, special: bool
 ) -> list[int]:
     """Token ids of a text, at most `max_tokens`; `side` is where it is cut."""
-    encoding = backend.encode(text, add_special_tokens=False)
+    encoding = encode_alone(backend, text, False)
     around = backend.num_special_tokens_to_add(False) if special else 0
     _cut(encoding, max_tokens - around, side)
     ids: list[int] = backend.post_process(encoding, None, special).ids
@@ -47,8 +63,8 @@ def encode_pair(
             long. `None`: no limit.
         max_first, max_second: Of the texts themselves.
     """
-    one = backend.encode(first, add_special_tokens=False)
-    two = backend.encode(second, add_special_tokens=False)
+    one = encode_alone(backend, first, False)
+    two = encode_alone(backend, second, False)
     if max_first is not None:
         _cut(one, max_first, "right")
     if max_second is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from quire.errors import InvalidRequest, ModelLoadError
 from quire.tokenizer.chat_template import ChatTemplate, read_chat_template
-from quire.tokenizer.pairs import EncodedPair, encode_pair, encode_within
+from quire.tokenizer.pairs import EncodedPair, encode_alone, encode_pair, encode_within
 from quire.tokenizer.sources import (
     TOKENIZER_FILE,
     TokenizerSource,
@@ -134,7 +134,7 @@ class Tokenizer(UsualNames):
             InvalidRequest: the text holds lone surrogates, which no UTF-8 text can.
         """
         with _checked(text):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = encode_alone(self._backend, text, add_special_tokens).ids
         return ids
 
     def encode_within(

@@ -73,7 +73,7 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     variables = request.chat_template_kwargs
     if request.documents is not None:
         variables = {"documents": request.documents, **(variables or {})}
-    prompt = render_chat(
+    prompt = await render_chat(
         engine,
         request.messages,
         tools,

@@ -21,6 +21,8 @@ TEXT_MARGIN: Final = 4
 context, because normalisers may shorten it."""
 INLINE_CHARACTERS: Final = 8192
 """Texts up to this length together are tokenised on the event loop: a thread costs more."""
+TURN_CHARACTERS: Final = 100
+"""Characters that take as long to tokenise as a message or tool takes to be shown by a template."""
 
 T = TypeVar("T")
 
@@ -89,7 +91,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     )
 
 
-def render_chat(
+async def render_chat(
     engine: EngineClient,
     messages: list[ChatMessage],
     tools: list[dict[str, Any]] | None,
@@ -102,6 +104,28 @@ def render_chat(
     Raises:
         InvalidRequest: a message or option is wrong, or the template refuses.
     """
+    turns = TURN_CHARACTERS * (len(messages) + len(tools or ()))
+    return await off_loop(
+        turns,
+        lambda: _render(
+            engine,
+            messages,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            template_kwargs or {},
+        ),
+    )
+
+
+def _render(
+    engine: EngineClient,
+    messages: list[ChatMessage],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any],
+) -> str:
     if not messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     if add_generation_prompt and continue_final_message:
@@ -109,7 +133,7 @@ def render_chat(
             "add_generation_prompt and continue_final_message exclude each other.",
             param="continue_final_message",
         )
-    kwargs = check_template_kwargs(template_kwargs or {})
+    kwargs = check_template_kwargs(template_kwargs)
     if "self" in kwargs:  # the one name that Python itself would stumble over
         raise InvalidRequest(
             "chat_template_kwargs must not set 'self'.", param="chat_template_kwargs"

@@ -43,7 +43,7 @@ async def _ids(engine: EngineClient, request: TokenizeRequest) -> list[int]:
             if getattr(request, name) is not None:
                 raise InvalidRequest(f"{name} needs messages, not prompt.", param=name)
         return await encode(engine, request.prompt or "", special is not False, cut=True)
-    text = render_chat(
+    text = await render_chat(
         engine,
         request.messages,
         request.tools,

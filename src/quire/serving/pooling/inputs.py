@@ -75,7 +75,7 @@ async def read_inputs(
     if (request.input is None) == (request.messages is None):
         raise InvalidRequest("Give either input or messages.", param="input")
     if request.messages is not None:
-        text = render_chat(
+        text = await render_chat(
             engine, request.messages, None, bool(request.add_generation_prompt), None,
             request.chat_template_kwargs,
         )  # fmt: skip
