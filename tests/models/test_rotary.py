@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.config.engine import EngineConfig
 from quire.config.shape import ModelShape
@@ -25,6 +27,40 @@ def rope_with(length=None, **scaling):
 
 def test_all_scalings_are_there():
     assert set(SCALINGS) == {"default", "linear", "ntk", "dynamic", "llama3", "yarn", "longrope"}
+
+
+SCALED = {
+    "default": {},
+    "linear": {"factor": 3.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192},
+    "yarn": {"factor": 3.0, "original_max_position_embeddings": 32768},
+    "longrope": {"long_factor": [1 + i / 9 for i in range(16)], "short_factor": [1.0] * 16,
+                 "original_max_position_embeddings": 4096},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "theta"), [*((kind, 5e5) for kind in SCALED), ("default", 10000.0)]
+)
+def test_tables_are_those_of_transformers_at_any_position(kind, theta):
+    """Rounded as there: at position 131,000 an exact angle is 0.01 away.
+
+    A power may be rounded otherwise, and with it one pair of dimensions.
+    """
+    length, scaling = 131072, {"rope_type": kind, **SCALED[kind]}
+    parameters = {"rope_theta": theta, **scaling}
+    config = LlamaConfig(
+        hidden_size=32, num_attention_heads=1, max_position_embeddings=length,
+        rope_parameters=parameters,
+    )  # fmt: skip
+    positions = torch.tensor([[0, 1, 77, 4095, 32767, 99999, length - 1]])
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
+    rope = Rope(32, theta, length, scaling)
+    ours = cos_sin_table(rope, "cpu")[positions[0]]
+    away = (ours - torch.cat((cos[0, :, :16], sin[0, :, :16]), -1)).abs().amax(0)
+    assert away.max() < 0.02
+    assert (away < 1e-6).float().mean() > 0.9
 
 
 def test_ntk_stretches_the_longest_wave_by_the_factor():

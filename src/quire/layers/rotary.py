@@ -1,9 +1,12 @@
 """Rotary position tables: frequencies, their scalings, and the cosines and sines.
 
-A table is computed once at load, in float64, for all positions that are served, so a position's
-entry never depends on a batch. Scalings that Hugging Face chooses anew for each sequence by its
-length (`dynamic`, `longrope`) are chosen once, by the greatest length served. Knows the entries
-of `config.json`, no family.
+A table is computed once at load for all positions that are served, so a position's entry never
+depends on a batch. Frequencies and angles are rounded to float32 where Hugging Face's
+implementation rounds them, as when models are trained: 100,000 positions on, exact ones would be
+some thousandths of a radian away. Powers, cosines and sines are taken in float64 and then rounded,
+so that machines agree. Scalings that Hugging Face chooses anew for each sequence by its length
+(`dynamic`, `longrope`) are chosen once, by the greatest length served. Knows the entries of
+`config.json`, no family.
 """
 
 from __future__ import annotations
@@ -92,13 +95,13 @@ def cos_sin_table(rope: Rope | ModelShape, device: str) -> Tensor:
     """
     rope = Rope.of(rope) if isinstance(rope, ModelShape) else rope
     frequencies, factor = _scaled(rope)
-    positions = torch.arange(rope.positions, dtype=torch.float64)
-    angles = torch.outer(positions, frequencies)
+    positions = torch.arange(rope.positions, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies).to(torch.float64)
     return torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(factor).to(device, torch.float32)
 
 
 def inverse_frequencies(rope: Rope | ModelShape) -> Tensor:
-    """Angle per position of each pair of dimensions, float64 `[dim / 2]`, after scaling."""
+    """Angle per position of each pair of dimensions, float32 `[dim / 2]`, after scaling."""
     return _scaled(Rope.of(rope) if isinstance(rope, ModelShape) else rope)[0]
 
 
@@ -113,9 +116,14 @@ def _scaled(rope: Rope) -> tuple[Tensor, float]:
     return scale(rope)
 
 
+def _waves(rope: Rope, theta: float | None = None) -> Tensor:
+    """Positions per radian of each pair before scaling, float32 `[dim / 2]`."""
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    return ((theta or rope.theta) ** exponents.to(torch.float64)).to(torch.float32)
+
+
 def _plain(rope: Rope, theta: float | None = None) -> Tensor:
-    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim
-    return (theta or rope.theta) ** -exponents
+    return 1.0 / _waves(rope, theta)
 
 
 def _default(rope: Rope) -> tuple[Tensor, float]:
@@ -151,9 +159,10 @@ def _llama3(rope: Rope) -> tuple[Tensor, float]:
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
     if low == high:
         raise ModelLoadError(f"rope_scaling: low_freq_factor equals high_freq_factor ({low:g})")
-    turns = _number(rope, "original_max_position_embeddings") * frequencies / (2 * math.pi)
+    original = _number(rope, "original_max_position_embeddings")
+    turns = original / (2 * math.pi / frequencies)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return frequencies * (kept + (1 - kept) / factor), 1.0
+    return (1 - kept) * frequencies / factor + kept * frequencies, 1.0
 
 
 def _yarn(rope: Rope) -> tuple[Tensor, float]:
@@ -172,9 +181,10 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)
     width = (high - low) or 0.001  # the reference implementation's guard
-    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float64) - low) / width).clamp(0.0, 1.0)
-    frequencies = _plain(rope)
-    return frequencies * (1 - ramp) + frequencies / factor * ramp, _yarn_factor(rope, factor)
+    kept = 1 - ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    waves = _waves(rope)
+    frequencies = 1 / (factor * waves) * (1 - kept) + 1 / waves * kept
+    return frequencies, _yarn_factor(rope, factor)
 
 
 def _yarn_factor(rope: Rope, factor: float) -> float:
@@ -200,7 +210,8 @@ def _longrope(rope: Rope) -> tuple[Tensor, float]:
     factor = _number(rope, "factor", rope.max_position_embeddings / rope.original)
     usual = math.sqrt(1 + math.log(factor) / math.log(rope.original)) if factor > 1 else 1.0
     attention_factor = _number(rope, "attention_factor", usual)
-    return _plain(rope) / torch.tensor(divisors, dtype=torch.float64), attention_factor
+    waves = torch.tensor(divisors, dtype=torch.float32) * _waves(rope)
+    return 1 / waves, attention_factor
 
 
 def _number(rope: Rope, name: str, default: float | None = None) -> float:
