@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE, wait_for
-from quire.utils.process import terminate
+from quire.utils.process import GROUP_SIGNALS, group_signals_held, terminate
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="uses prctl")
 HEAD = "import os, signal, sys, time; from quire.utils.process import *; "
@@ -43,6 +43,30 @@ def test_terminate_kills_a_child_that_will_not_go():
         child.stdout.readline()
         assert terminate(child, grace=0.1) == -signal.SIGKILL
         assert not Path(f"/proc/{child.pid}").exists()  # reaped
+
+
+def test_a_command_that_has_not_begun_yet_ends_well_at_sigterm():
+    code = "with ends_at_sigterm(): print('up', flush=True); time.sleep(600)"
+    with start(code) as child:
+        child.stdout.readline()
+        child.terminate()
+        assert child.wait() == 0
+
+
+def test_a_child_never_sees_the_signals_of_its_group():
+    """Nor those that came before it could say that it leaves them to its parent."""
+    child = HEAD + "print('up', flush=True); sys.stdin.readline(); "
+    child += "leave_group_signals_to_parent(); print('alive', flush=True)"
+    with group_signals_held():
+        process = subprocess.Popen(
+            [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*GROUP_SIGNALS}
+    with process:
+        assert process.stdout.readline() == b"up\n"
+        for number in GROUP_SIGNALS:
+            process.send_signal(number)
+        assert process.communicate(b"\n")[0] == b"alive\n" and process.returncode == 0
 
 
 @linux

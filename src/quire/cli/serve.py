@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Sequence
 
 from quire.cli.parser import Parser
@@ -14,6 +12,7 @@ from quire.config.cli import (
     server_config,
     taken_line,
 )
+from quire.utils.process import ends_at_sigterm
 
 EPILOG = (
     "Example: quire serve ./my-model --port 9000 --max-model-len 8k. A file given with --config "
@@ -32,9 +31,11 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until stopped; returns the exit code."""
-    # Until the server has its own handlers: as process 1 of a container, without any, the kernel
-    # would drop the signal.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with ends_at_sigterm():  # until the server has its own handlers
+        return _serve(arguments)
+
+
+def _serve(arguments: Sequence[str]) -> int:
     namespace = build_parser().parse(arguments)
     engine, server = engine_config(namespace), server_config(namespace)
 

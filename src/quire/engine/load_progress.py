@@ -6,6 +6,7 @@ all); knows no files and no processes.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import Final, TextIO
 
@@ -81,4 +82,5 @@ class LoadProgress:
             logger.info("%s", text)
         else:
             # The cursor goes back, so that a line of the log takes the place of this one.
-            print(f"{text}{_CLEAR}", end="\r", file=self._terminal, flush=True)
+            room = shutil.get_terminal_size().columns - 1
+            print(f"{text[:room]}{_CLEAR}", end="\r", file=self._terminal, flush=True)

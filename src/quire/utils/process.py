@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -90,6 +91,22 @@ def leave_group_signals_to_parent() -> None:
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+
+
+@contextlib.contextmanager
+def ends_at_sigterm() -> Iterator[None]:
+    """End with exit code 0 at SIGTERM; outside the main thread this does nothing.
+
+    The first process of a container needs a handler: without one the kernel drops the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def terminate(process: subprocess.Popen[Any], grace: float) -> int:
