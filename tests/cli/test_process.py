@@ -46,7 +46,7 @@ def test_terminate_kills_a_child_that_will_not_go():
 
 
 def test_a_command_that_has_not_begun_yet_ends_well_at_sigterm():
-    code = "with ends_at_sigterm(): print('up', flush=True); time.sleep(600)"
+    code = "\nwith ends_at_sigterm(): print('up', flush=True); time.sleep(600)"
     with start(code) as child:
         child.stdout.readline()
         child.terminate()
