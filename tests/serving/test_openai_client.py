@@ -184,6 +184,25 @@ def test_large_bodies_are_not_taken_for_headers(running: Running) -> None:
     assert reply.startswith(b"HTTP/1.1 400") and b"at most 1024 characters" in reply
 
 
+def test_a_caller_that_is_still_sending_too_much_sees_why_it_is_refused(running: Running) -> None:
+    limit = running.state.config.max_body_bytes
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: sesame\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (6 * limit)
+    )
+    reply = _raw(running, head + b" " * (6 * limit))
+    assert reply.startswith(b"HTTP/1.1 413") and b"at most %d bytes" % limit in reply
+
+
+def test_a_caller_that_asks_first_is_refused_before_it_sends(running: Running) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: sesame\r\n"
+        b"content-type: application/json\r\ncontent-length: 99999999\r\n"
+        b"expect: 100-continue\r\n\r\n"
+    )
+    assert _raw(running, head).startswith(b"HTTP/1.1 413")
+
+
 @pytest.mark.parametrize("target", [b"http://quire/v1/models", b"//livez", b"/livez/../v1/models"])
 def test_odd_request_targets_need_a_key(running: Running, target: bytes) -> None:
     reply = _raw(

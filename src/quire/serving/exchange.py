@@ -6,6 +6,7 @@ Knows no route and no engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
 from collections.abc import Callable, Coroutine, MutableMapping
@@ -22,6 +23,9 @@ KEY: Final = "quire.exchange"
 JSON: Final = b"application/json"
 BODY_SECONDS: Final = 60.0
 """How long a whole body may take to arrive."""
+DISCARD_TIMES: Final = 8
+"""Of a body that is too long, at most this many times the limit is read and thrown away."""
+DISCARD_SECONDS: Final = 5.0
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _EVENT_STREAM: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -44,6 +48,7 @@ class Exchange:
         """Bytes of bodies, read and sent."""
         self.before_end: Callable[[], None] | None = None
         """Called once, before the last bytes leave: whoever reads the reply finds it counted."""
+        self._more_body = True
         self._receive = receive
         self._send = send
 
@@ -97,6 +102,9 @@ class Exchange:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._read()
+        except PayloadTooLarge:
+            await self._discard()
+            raise
         except TimeoutError:
             raise RequestTimeout(
                 f"The body must arrive within {BODY_SECONDS:.0f} seconds."
@@ -113,13 +121,28 @@ class Exchange:
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             chunk = message.get("body", b"")
-            more = message.get("more_body", False)
+            more = self._more_body = message.get("more_body", False)
             size += len(chunk)
             self.bytes_in = size
             if size > limit:
                 raise PayloadTooLarge(f"The body may have at most {limit} bytes, got more.")
             chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _discard(self) -> None:
+        """Read the rest of a body that is too long, within limits: a caller that is still sending
+        when the connection closes sees a broken one, and not the reply."""
+        if not self.bytes_in and b"100-continue" in (self.header(b"expect") or b"").lower():
+            return  # it waits for leave to send
+        left = DISCARD_TIMES * self.state.config.max_body_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while self._more_body and left > 0:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    self._more_body = message.get("more_body", False)
+                    left -= len(message.get("body", b""))
 
     async def reply(
         self,
