@@ -6,10 +6,12 @@ Every explanation is held against the caller's own clock as well.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,9 +26,7 @@ from witness import Life, Witness
 
 LAST = 24
 """Number of the last request of the overload."""
-CHAT_TOKENS = 600
-LONG_PROMPTS = 4 * (CHAT_TOKENS // 50 + 2)
-"""Four of them fill a step, so one in fifty of a chat's steps is slow."""
+CHAT_TOKENS = 120
 
 
 def quire(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +46,7 @@ class Callers:
 
     Args:
         server: Whom they ask.
-        watched: The names of the requests whose lives are to be known from outside.
+        watched: Names of requests whose times are to be known well.
     """
 
     def __init__(self, server: Server, *watched: str) -> None:
@@ -68,7 +68,7 @@ class Callers:
         body |= {"ignore_eos": True, "temperature": 0, "stream": True}
         headers = {"X-Request-Id": name}
         url = f"{self.url}/v1/completions"
-        life = self._witness.asked(name) if name in self._watched else Life.unknown()
+        life = self._witness.asked(name, name in self._watched)
         with self._client.stream("POST", url, json=body, headers=headers) as reply:
             assert reply.status_code == 200, reply.read()
             lines = reply.iter_lines()
@@ -111,7 +111,7 @@ def overload() -> Iterator[tuple[Server, dict[str, Life], dict[str, Any]]]:
     """Many requests on a KV pool that holds one or two, long enough to come faster than they end on
     any machine."""
     with serving("--num-gpu-blocks-override", "24", "--max-model-len", "256") as server:
-        callers = Callers(server, *(f"r{i}" for i in range(LAST + 1)))
+        callers = Callers(server, f"r{LAST}")
         for i in range(LAST + 1):
             callers.ask(f"r{i}", prompt=70, tokens=150)
             time.sleep(0.01)
@@ -180,15 +180,23 @@ def test_overload_a_waiting_request_was_explained(overload: Any) -> None:
 
 @pytest.fixture(scope="module")
 def spikes() -> Iterator[tuple[Server, dict[str, Life], dict[str, Any]]]:
-    """Four chats, and prompts that fill the context: they queue for the steps' budget, so that it
-    does not depend on the callers' speed how many steps they make slow."""
+    """Four chats, and four callers that send prompts which fill the context, each the next one as
+    soon as it has its answer, until the chats are over: whatever the machine's speed, there is such
+    a prompt in more than one step of a hundred, and none waits for the steps' budget."""
     with serving("--max-num-batched-tokens", "8192") as server:
         callers = Callers(server, "chat0")
         callers.ask("warm-up", prompt=500, tokens=2).result()
-        for i in range(4):
-            callers.ask(f"chat{i}", prompt=12, tokens=CHAT_TOKENS)
-        for i in range(LONG_PROMPTS):
-            callers.ask(f"long{i}", prompt=2000, tokens=2)
+        chats = [callers.ask(f"chat{i}", prompt=12, tokens=CHAT_TOKENS) for i in range(4)]
+
+        def ask_again(caller: int) -> None:
+            for number in itertools.count():
+                callers.ask(f"long{caller}-{number}", prompt=2000, tokens=2).result()
+                if all(chat.done() for chat in chats):
+                    return
+
+        threads = [threading.Thread(target=ask_again, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
         told: dict[str, Any] = {}
 
         def under_way() -> bool:
@@ -197,6 +205,8 @@ def spikes() -> Iterator[tuple[Server, dict[str, Life], dict[str, Any]]]:
             return bool(told.get("num_output_tokens"))
 
         wait_for(under_way, "a chat's first token")
+        for thread in threads:
+            thread.join()
         yield server, callers.wait(), told
 
 

@@ -92,16 +92,20 @@ class Witness:
 
     def __init__(self, url: str) -> None:
         self.lives: dict[str, Life] = {}
+        self._asked_about: set[str] = set()
         self._url = url
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def asked(self, name: str) -> Life:
-        """A request is being sent under this `X-Request-Id`."""
+    def asked(self, name: str, closely: bool = True) -> Life:
+        """A request is being sent under this `X-Request-Id`. If it is not watched closely, only the
+        most that its times can be is known: the fewer questions, the nearer the bounds."""
         life = Life.unknown()
         life.asked(time.monotonic())
         self.lives[name] = life
+        if closely:
+            self._asked_about.add(name)
         return life
 
     def close(self) -> None:
@@ -115,9 +119,10 @@ class Witness:
                 # The core itself answers this, after all that it has said before: what the API
                 # process does not know then has not happened at `sent`.
                 client.post("/explain_prefix", json={"prompt": [5]}).raise_for_status()
-                for name, life in list(self.lives.items()):
-                    if life.ended.latest == math.inf:
-                        self._ask(client, name, life, sent)
+                for name in list(self._asked_about):
+                    self._ask(client, name, self.lives[name], sent)
+                    if self.lives[name].ended.latest < math.inf:
+                        self._asked_about.discard(name)
 
     def _ask(self, client: httpx.Client, name: str, life: Life, sent: float) -> None:
         reply = client.get(f"/v1/requests/{name}/explain")
