@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a test that waits has failed."""
 
 
