@@ -187,7 +187,7 @@ def test_kv_cache_metrics() -> None:
     assert 0 <= idle.sum <= lifetime.sum and gaps.sum > 0
     for options, words in (
         ({"disable_log_stats": True}, "needs statistics"),
-        ({"kv_cache_metrics_sample": 0.0}, "above 0 and at most 1, got 0"),
+        ({"kv_cache_metrics_sample": 0.0}, r"\(0, 1\], got 0"),
     ):
         with pytest.raises(ConfigError, match=words):
             LLM(**{"kv_cache_metrics": True, "disable_log_stats": False, **options})  # type: ignore[arg-type]
