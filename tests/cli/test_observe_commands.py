@@ -304,7 +304,8 @@ def test_local_checks(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-d
     checks = {check["name"]: check["verdict"] for check in json.loads(out)}
     assert code == 0
     assert set(checks) == {
-        "environment", "cpu", "threads", "memory", "packages", "open files", "port", "hub", "gpu",
+        "environment", "cpu", "threads", "load", "memory", "packages", "open files", "port", "hub",
+        "gpu",
     }  # fmt: skip
     assert checks["packages"] == "ok"
 
@@ -315,6 +316,12 @@ def test_verdicts(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def
     assert "AVX2" in machine._cpu(["avx2", "fma"], "auto").found
     assert machine._threads(8, None).verdict == "ok"
     assert machine._threads(8, 2.0).remedy.startswith("OMP_NUM_THREADS=2")
+    monkeypatch.setattr("os.getloadavg", lambda: (7.3, 5.0, 4.0))
+    [busy] = machine._load(2)
+    assert (busy.verdict, busy.found) == (
+        "warn", "7.3 threads want to run, on 2 cores (mean of the last minute)",
+    )  # fmt: skip
+    assert machine._load(8)[0].verdict == "ok"
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
     assert machine._threads(8, None).verdict == "warn"
     assert machine._memory(2**40, 2**20).verdict == "warn"

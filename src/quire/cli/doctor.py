@@ -1,4 +1,4 @@
-"""`quire doctor`: checks of this machine, or with `--url` the on-call drill on a running server.
+"""`quire doctor`: checks of this machine, or with a URL the on-call drill on a running server.
 
 The drill reads `/metrics` twice and the server's records, applies the table of
 `quire.observability.diagnosis`, and prints the likely causes with their evidence and the flag to
@@ -25,7 +25,7 @@ def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         "doctor",
-        "Check this machine; with --url or --port, find out why a running server is slow.",
+        "Check this machine; with the URL of a running server, find out why that is slow.",
     )
     parser.add_argument("--json", action="store_true", default=False, help="Print JSON.")
     parser.add_argument(

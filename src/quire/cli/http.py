@@ -123,8 +123,8 @@ class Client:
             connection.close()
             reason = getattr(error, "strerror", None) or error
             raise StartupError(
-                f"cannot reach {self.url}: {reason}. Start a server with `quire serve`, or leave "
-                "--url out"
+                f"cannot reach {self.url}: {reason}. Is a server running there? `quire serve` "
+                "starts one"
             ) from None
         if response.status != 200:
             text = response.read(65536)

@@ -43,6 +43,7 @@ def check_machine(port: int) -> list[Check]:
         _environment(),
         _cpu(facts["cpu"]["features"], facts["kernels"]),
         _threads(facts["cpu"]["affinity"], facts["cpu"]["cgroup_cores"]),
+        *_load(facts["cpu"]["affinity"]),
         _memory(facts["memory"]["available"], facts["memory"]["cgroup_limit"]),
         _packages(facts["packages"]),
         _files(),
@@ -91,6 +92,19 @@ def _threads(usable: int | None, quota: float | None) -> Check:
         remedy = f"OMP_NUM_THREADS={max(1, int(quota))}: more threads than quota get throttled"
         return Check("threads", OK if asked else WARN, found, "" if asked else remedy)
     return Check("threads", OK, found)
+
+
+def _load(usable: int | None) -> list[Check]:
+    """Whether others keep the cores busy; nothing where the system does not tell."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return []
+    cores = usable or os.cpu_count() or 1
+    found = f"{load:.1f} threads want to run, on {cores} cores (mean of the last minute)"
+    if load > cores:
+        return [Check("load", WARN, found, "other work has the cores: steps will wait for one")]
+    return [Check("load", OK, found)]
 
 
 def _memory(available: int, limit: int | None) -> Check:
