@@ -230,7 +230,11 @@ def test_doctor_names_the_cause(capsys, url: str) -> None:  # type: ignore[no-un
     assert code == 1
     assert "warn  30 waiting: the queue grows" in out and "ok    KV cache usage 25 %" in out
     assert "likely cause: all --max-num-seqs places are taken" in out
-    assert "--max-num-seqs (now 256)" in out or "--max-num-seqs (now" in out
+    assert "--max-num-seqs (now 128)" in out
+    command = f"curl -X POST {url}/limits -H 'Content-Type: application/json'"
+    assert f"""    try:      {command} -d '{{"max_num_seqs": 256}}'""" in out.splitlines()
+    _, out, _ = run(capsys, "doctor", f"{url}/", "--watch", "0.05", "--api-key", "k")
+    assert f"""{command} -H "Authorization: Bearer $QUIRE_API_KEY" -d""" in out
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ def test_what_can_be_tried_without_a_restart(
     [found] = diagnose(CALM | SICK[finding] | now)
     said = found.remedy.partition("; without a restart: POST /limits ")[2]
     assert (json.loads(said) if said else None) == body
+    assert found.limits == (body or {})
 
 
 def test_how_far_back_the_records_reach() -> None:

@@ -80,7 +80,7 @@ def _drill(client: Client, window: float, watch: float, as_json: bool) -> int:
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print_report(client.url, report)
+        _print_report(client, report)
     return int(bool(report["findings"]))
 
 
@@ -135,11 +135,19 @@ def nothing_found(signals: dict[str, Any]) -> str:
     return "nothing stands out"
 
 
-def _print_report(url: str, report: dict[str, Any]) -> None:
+def _try(client: Client, limits: dict[str, Any]) -> str:
+    """A command that changes limits of the running server."""
+    url = client.url.rstrip("/").removesuffix("/v1")
+    key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if client.has_key else ""
+    body = json.dumps(limits)
+    return f"curl -X POST {url}/limits -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def _print_report(client: Client, report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(soft_wrap=True, highlight=False)
+    console, url = Console(soft_wrap=True, highlight=False), client.url
     console.print(Text(f"{url}: first the usual figures", style="bold"))
     for gate in report["trio"]:
         colour, mark = MARKS["warn" if gate["above_limit"] else "ok"]
@@ -157,6 +165,8 @@ def _print_report(url: str, report: dict[str, Any]) -> None:
         console.print(Text.assemble((f"{head}: ", "red"), (finding["cause"], "bold")))
         for name in ("symptom", "evidence", "remedy"):
             console.print(Text(f"    {name + ':':<10}{finding[name]}"))
+        if finding.get("limits"):
+            console.print(Text(f"    {'try:':<10}{_try(client, finding['limits'])}"))
     if findings and (latest := signals.get("latest_request")) is not None:
         late = f"{signals['latest_ttft']:.2f} s to its first token"
         console.print(Text(f"look closer: quire explain {latest} --url {url}  ({late})"))

@@ -36,6 +36,7 @@ class Client:
         self._secure = parts.scheme == "https"
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
+        self.has_key = bool(api_key)
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self.url = url

@@ -33,6 +33,9 @@ MIN_STEPS: Final = 20
 """Below this many steps shares mean nothing."""
 
 
+Limits = dict[str, int | str]
+
+
 class Finding(msgspec.Struct):
     """A likely cause."""
 
@@ -43,6 +46,8 @@ class Finding(msgspec.Struct):
     remedy: str
     weight: float
     """How much it matters, 0 to 1: about the share of time it costs."""
+    limits: Limits
+    """What can be tried without a restart: a body of `POST /limits`, empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,8 @@ class Row:
     remedy: Callable[[Signals], str]
     needs: tuple[str, ...] = ()
     """Signals without which the row says nothing."""
+    limits: Callable[[Signals], Limits] = lambda s: {}
+    """Limits that can be changed while it runs, and would help."""
 
 
 def _wait(reason: str) -> Callable[[Signals], float]:
@@ -105,13 +112,6 @@ def _misses(s: Signals) -> float:
     """What was computed again because it had been evicted. Prompts that nobody asks for twice are
     evicted too, and nothing is lost by it."""
     return min(1.0, float(s["missed_share"])) if s["prefix_queries"] > 1000 else 0.0
-
-
-def _live(now: Signals, **limits: int | str) -> str:
-    """How to try limits on the running server; nothing if they hold already."""
-    if all(now[name] == value for name, value in limits.items()):
-        return ""
-    return f"; without a restart: POST /limits {json.dumps(limits)}"
 
 
 def _starved(s: Signals) -> float:
@@ -190,6 +190,10 @@ def _spike_evidence(s: Signals) -> str:
     )
 
 
+def _as_many_as_ran(s: Signals) -> Limits:
+    return {"max_num_seqs": min(s["max_num_seqs"], max(1, round(s["running_mean"])))}
+
+
 def _pool_remedy(s: Signals) -> str:
     set_by_hand = s.get("num_gpu_blocks_override")
     more = (
@@ -197,11 +201,10 @@ def _pool_remedy(s: Signals) -> str:
         if set_by_hand
         else "more KV memory (--gpu-memory-utilization, --kv-cache-memory-bytes)"
     )
-    fewer = min(s["max_num_seqs"], max(1, round(s["running_mean"])))
+    fewer = _as_many_as_ran(s)["max_num_seqs"]
     return (
         f"{more}; or fewer requests at once: --max-num-seqs (now {s['max_num_seqs']}; {fewer} ran "
         "on average); or --watermark against preemption, a lower --max-model-len, another replica"
-        + _live(s, max_num_seqs=fewer)
     )
 
 
@@ -212,17 +215,23 @@ def _spike_remedy(s: Signals) -> str:
     return (
         f"lower --max-num-batched-tokens (now {s['max_num_batched_tokens']}; try {budget}) or set "
         f"--long-prefill-token-threshold (now {s['long_prefill_token_threshold'] or 'off'})"
-        + _live(s, max_num_batched_tokens=budget)
     )
+
+
+def _spike_limits(s: Signals) -> Limits:
+    chunked = s.get("enable_chunked_prefill", True)
+    return {"max_num_batched_tokens": _smaller_budget(s)} if chunked else {}
 
 
 def _seats_remedy(s: Signals) -> str:
-    more = min(2 * s["max_num_seqs"], s["max_num_batched_tokens"])
     return (
         f"--max-num-seqs (now {s['max_num_seqs']}) if KV cache usage "
         f"({_percent(s['kv_usage_max'])}) leaves room; else another replica"
-        + _live(s, max_num_seqs=more)
     )
+
+
+def _twice_the_seats(s: Signals) -> Limits:
+    return {"max_num_seqs": min(2 * s["max_num_seqs"], s["max_num_batched_tokens"])}
 
 
 def _budget_remedy(s: Signals) -> str:
@@ -230,7 +239,6 @@ def _budget_remedy(s: Signals) -> str:
         f"--max-num-batched-tokens (now {s['max_num_batched_tokens']}): more tokens per step, "
         "with longer steps; --scheduling-policy sjf or --long-prefill-token-threshold lets "
         "short prompts pass long ones; else another replica"
-        + _live(s, max_num_batched_tokens=2 * s["max_num_batched_tokens"])
     )
 
 
@@ -251,6 +259,7 @@ DRILL: Final = (
         _pool_too_small,
         _pool_evidence,
         _pool_remedy,
+        limits=_as_many_as_ran,
     ),
     Row(
         "long_prefills_stall_decodes",
@@ -260,6 +269,7 @@ DRILL: Final = (
         _spike_evidence,
         _spike_remedy,
         needs=("itl_p99",),
+        limits=_spike_limits,
     ),
     Row(
         "too_few_seats",
@@ -268,6 +278,7 @@ DRILL: Final = (
         _wait("max_num_seqs"),
         lambda s: _queue_evidence(s, "max_num_seqs"),
         _seats_remedy,
+        limits=_twice_the_seats,
     ),
     Row(
         "budget_used_up_by_prompts",
@@ -276,6 +287,7 @@ DRILL: Final = (
         _wait("budget"),
         lambda s: _queue_evidence(s, "budget"),
         _budget_remedy,
+        limits=lambda s: {"max_num_batched_tokens": 2 * s["max_num_batched_tokens"]},
     ),
     Row(
         "held_back_by_policy",
@@ -283,10 +295,8 @@ DRILL: Final = (
         "--scheduling-policy or --scheduler-delay-factor holds them back",
         _wait("policy"),
         lambda s: _queue_evidence(s, "policy"),
-        lambda s: (
-            f"--scheduler-delay-factor, --scheduling-policy (now {s['scheduling_policy']})"
-            + _live(s, scheduling_policy="fcfs")
-        ),
+        lambda s: f"--scheduler-delay-factor, --scheduling-policy (now {s['scheduling_policy']})",
+        limits=lambda s: {"scheduling_policy": "fcfs"},
     ),
     Row(
         "prefixes_evicted",
@@ -349,9 +359,16 @@ def diagnose(signals: Signals) -> list[Finding]:
         if all(name in signals for name in row.needs):
             weight = row.weigh(signals)
             if weight >= NOTABLE:
-                texts = row.evidence(signals), row.remedy(signals)
-                found.append(Finding(row.name, row.symptom, row.cause, *texts, weight))
+                found.append(_finding(row, signals, weight))
     return sorted(found, key=lambda finding: -finding.weight)
+
+
+def _finding(row: Row, signals: Signals, weight: float) -> Finding:
+    limits = {name: v for name, v in row.limits(signals).items() if signals[name] != v}
+    remedy = row.remedy(signals)
+    if limits:
+        remedy += f"; without a restart: POST /limits {json.dumps(limits)}"
+    return Finding(row.name, row.symptom, row.cause, row.evidence(signals), remedy, weight, limits)
 
 
 # ------------------------------------------------------------------------------ from metrics alone
