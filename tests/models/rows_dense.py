@@ -173,10 +173,11 @@ DENSE: tuple[Row, ...] = (
         tie_word_embeddings=False,
     ),
     bigcode("gpt-bigcode"),
-    bigcode("gpt-bigcode, head by head", multi_query=False, n_inner=72, activation_function="gelu"),
+    bigcode("gpt-bigcode, head by head", multi_query=False, n_inner=72),
     bigcode(
         "gpt-bigcode unscaled",
         n_head=6,
+        activation_function="gelu",
         scale_attn_weights=False,
         attention_softmax_in_fp32=False,
         tie_word_embeddings=False,

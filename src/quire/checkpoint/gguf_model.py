@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -43,10 +43,14 @@ ARCHITECTURES: Final[dict[str, Layout]] = {
     "gemma": Layout(
         "GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_act": "gelu_pytorch_tanh"}
     ),
+    "mpt": Layout("MptForCausalLM", "mpt"),
+    "olmo": Layout("OlmoForCausalLM", "olmo", permuted=True),
+    "starcoder": Layout("GPTBigCodeForCausalLM", "gpt_bigcode"),
 }
 
 _SINGLE: Final = {
     "token_embd": "model.embed_tokens",
+    "position_embd": "model.embed_positions",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
@@ -55,6 +59,7 @@ _BLOCK: Final = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -173,7 +178,8 @@ def config_of(path: Path) -> dict[str, Any]:
         "num_key_value_heads": get("attention.head_count_kv") or heads,
         "head_dim": get("attention.key_length"),
         "max_position_embeddings": get("context_length"),
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon")
+        or get("attention.layer_norm_epsilon"),
         "rope_theta": get("rope.freq_base"),
         "rope_scaling": _scaling(path, header, get),
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -182,6 +188,7 @@ def config_of(path: Path) -> dict[str, Any]:
         "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _eos(meta),
         **layout.config,
+        **_OPTIONS.get(layout.model_type, _no_options)(header, get),
     }
     return {name: value for name, value in config.items() if value is not None}
 
@@ -195,6 +202,37 @@ class _Metadata:
 
     def __call__(self, name: str) -> Any:
         return self.data.get(f"{self.architecture}.{name}")
+
+
+def _no_options(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
+    return {}
+
+
+def _mpt(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
+    steepest = get("attention.max_alibi_bias") or None
+    attention = {
+        "alibi": steepest is not None,
+        "alibi_bias_max": steepest,
+        "clip_qkv": get("attention.clamp_kqv") or None,
+        "qk_ln": "blk.0.attn_q_norm.weight" in header.tensors,
+    }
+    return {"attn_config": attention, "no_bias": "blk.0.attn_qkv.bias" not in header.tensors}
+
+
+def _olmo(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
+    return {"clip_qkv": get("attention.clamp_kqv") or None}
+
+
+def _gpt_bigcode(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
+    return {"multi_query": get("attention.head_count_kv") == 1}
+
+
+_OPTIONS: Final[dict[str, Callable[[GGUFHeader, _Metadata], dict[str, Any]]]] = {
+    "gpt_bigcode": _gpt_bigcode,
+    "mpt": _mpt,
+    "olmo": _olmo,
+}
+"""Model type to the entries that only its configurations have."""
 
 
 def _rows(header: GGUFHeader, name: str) -> int | None:
