@@ -6,7 +6,7 @@ import pytest
 
 from quire.core.batch import ScheduledNewRequest
 from quire.params import SamplingParams
-from quire.worker.input_batch import InputBatch
+from quire.worker.input_batch import ROOM, InputBatch
 
 BLOCK = 4
 
@@ -65,3 +65,11 @@ def test_inputs_are_those_of_the_plain_twin(kind):
         assert got.wanted.tolist() == wanted and got.wanted_start_loc.tolist() == wanted_starts
         stalled += 0 < len(wanted) < len(ids)
     assert stalled > 20, "some sample and some do not"
+
+
+def test_no_more_rows_at_first_than_memory_could_hold() -> None:
+    batch = InputBatch(2**20, 2**17, 16, 100)
+    rows = len(batch.sampling)
+    assert rows == ROOM // (2**17 + 1) == len(batch.token_ids) < 2**20
+    assert len(InputBatch(7, 2**31 - 1, 2**20, 100).sampling) == 1
+    assert len(InputBatch(7, 100, 16, 100).sampling) == 7
