@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import quire.params
 from fake_executor import FakeExecutor
 from quire import LLM
 from quire.config import EngineConfig
@@ -167,3 +168,28 @@ def test_arguments_of_a_wrong_type_are_named() -> None:
             with pytest.raises(InvalidRequest, match=told):
                 getattr(llm, verb)(**given)
         assert not llm.llm_engine.core.scheduler.requests
+
+
+def test_parameters_of_many_prompts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    words: list[str] = []
+    check = quire.params._check
+    shared = {"max_tokens": 1, "bad_words": ["alpha", "beta"], "allowed_token_ids": [7, 8, 7]}
+    params = SamplingParams(**shared)
+    with LLM(max_num_seqs=4) as llm:
+        tokenizer = llm.get_tokenizer()
+        encode = tokenizer.encode
+
+        def counted(text: str, add_special_tokens: bool = True) -> list[int]:
+            words.append(text)
+            return encode(text, add_special_tokens)
+
+        monkeypatch.setattr(tokenizer, "encode", counted)
+        monkeypatch.setattr(quire.params, "_check", lambda p: (checked.append(p), check(p)))
+        outputs = llm.generate([[5, 6, i] for i in range(20)], params, use_tqdm=False)
+        one_each = [SamplingParams(temperature=1, max_tokens=1) for _ in range(3)]
+        seeds = [o.seed for o in llm.generate([[5]] * 3, one_each, use_tqdm=False)]
+    assert all(o.outputs[0].token_ids[0] in (7, 8) for o in outputs)
+    assert words == ["alpha", " alpha", "beta", " beta"]
+    assert len(checked) == 1 + 3 + 3, "once for twenty prompts; the three as made and as used"
+    assert len({*seeds, *(o.seed for o in outputs)}) == 23, "each prompt draws its own seed"

@@ -12,6 +12,7 @@ from quire.bounds import show
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
 from quire.config.neutral import beyond_defaults, taken
+from quire.engine.checked import CheckedParams
 from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
 from quire.engine.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
@@ -124,7 +125,7 @@ class LLM(PoolingVerbs):
     def _submit_all(
         self,
         prompts: Sequence[PromptType],
-        params: Sequence[SamplingParams | PoolingParams],
+        params: Sequence[CheckedParams | PoolingParams],
         use_tqdm: bool | Callable[..., Any],
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
@@ -205,12 +206,17 @@ class LLM(PoolingVerbs):
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
+    ) -> list[CheckedParams]:
+        """Checked parameters for each prompt: once for all that share a record."""
         if given is None:
             given = self.get_default_sampling_params()
         params = one_for_each("sampling_params", SamplingParams, given, count)
+        distinct = {id(p): p for p in params}
+        check = self.llm_engine.input.check
         # Only the end matters here: text is decoded once.
-        return [p.replace(output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
+        final = {"output_kind": RequestOutputKind.FINAL_ONLY}
+        checked = {key: check(p.replace(**final)) for key, p in distinct.items()}
+        return [checked[id(p)] for p in params]
 
     def _run_engine(
         self, ids: list[str], use_tqdm: bool | Callable[..., Any]

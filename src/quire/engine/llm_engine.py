@@ -12,6 +12,7 @@ from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
+from quire.engine.checked import CheckedParams
 from quire.engine.core import EngineCore, ProgressCallback
 from quire.engine.engine_verbs import EngineVerbs
 from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
@@ -123,7 +124,7 @@ class LLMEngine(EngineVerbs):
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         arrival_time: float | None = None,
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -176,7 +177,7 @@ class LLMEngine(EngineVerbs):
         self,
         request_id: str,
         processed: ProcessedInput,
-        params: SamplingParams | PoolingParams,
+        params: SamplingParams | PoolingParams | CheckedParams,
         trace_headers: Mapping[str, str] | None,
     ) -> None:
         """Let everybody know of a request, or nobody."""
