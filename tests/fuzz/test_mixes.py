@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from plain_text import FOLDER
 from quire import LLM, RequestOutput, SamplingParams
 from quire.config.kv_groups import blocks_per_request
 from quire.config.scheduler import POLICIES
+from quire.errors import InvalidRequest
 
 CONTEXT = 256
 REQUESTS = 24
@@ -238,3 +240,42 @@ def test_together_as_alone(
         else:
             assert facts(got) == facts(whole), where
             assert (got.error, got.seed) == (whole.error, whole.seed), where
+
+
+def threads_work(rng: random.Random) -> list[tuple[list[list[int]], list[dict[str, Any]]]]:
+    """What one thread asks, call after call."""
+    calls = []
+    for _ in range(rng.randint(1, 4)):
+        prompts = [random_prompt(rng, []) for _ in range(rng.randint(1, 3))]
+        calls.append((prompts, [wishes.params(rng, 30) for _ in prompts]))
+        if rng.random() < 0.2:
+            prompts[rng.randrange(len(prompts))] = [wishes.VOCAB]  # refused: not the others' fault
+    return calls
+
+
+@cases(3)
+def test_threads_that_share_one_llm_get_what_each_gets_alone(
+    rng: random.Random, alone: Callable[..., RequestOutput], tmp_path: Path
+) -> None:
+    works = [threads_work(rng) for _ in range(rng.randint(2, 6))]
+    options = random_options(rng, "demo", tmp_path)
+    with LLM(**options) as llm, ThreadPoolExecutor(len(works)) as pool:
+
+        def ask(prompts: list[list[int]], wanted: list[dict[str, Any]]) -> list[Any]:
+            try:
+                params = [SamplingParams(**wish) for wish in wanted]
+                return [facts(o) for o in llm.generate(prompts, params, use_tqdm=False)]
+            except InvalidRequest:
+                return []
+
+        got = list(pool.map(lambda work: [ask(*call) for call in work], works, timeout=300))
+        scheduler = llm.llm_engine.core.scheduler
+        scheduler.check_integrity()
+        assert not scheduler.requests and scheduler.kv.usage == 0.0
+    for work, answers in zip(works, got, strict=True):
+        for (prompts, wanted), answer in zip(work, answers, strict=True):
+            pairs = zip(prompts, wanted, strict=True)
+            if [wishes.VOCAB] in prompts:
+                assert answer == []
+            else:
+                assert answer == [facts(alone("demo", *pair)) for pair in pairs], options
