@@ -23,7 +23,7 @@ from quire.config.scheduler import POLICIES
 from quire.errors import InvalidRequest
 
 CONTEXT = 256
-REQUESTS = 24
+CROWDS = (24, 24, 24, 24, 100)
 MOST = 48
 """Tokens of the longest output."""
 WINDOWED = {
@@ -142,6 +142,7 @@ class Mix:
 
     def __init__(self, rng: random.Random, llm: LLM) -> None:
         self.rng, self.engine = rng, llm.llm_engine
+        self.count = rng.choice(CROWDS)
         self.asked: dict[str, tuple[list[int], dict[str, Any]]] = {}
         self.last: dict[str, RequestOutput] = {}
         self.aborted: set[str] = set()
@@ -151,9 +152,9 @@ class Mix:
         """Until all requests have ended."""
         rng = self.rng
         pace = rng.choice([0.2, 1.0, 5.0, 30.0])
-        while len(self.asked) < REQUESTS or self.engine.has_unfinished_requests:
+        while len(self.asked) < self.count or self.engine.has_unfinished_requests:
             arrivals = int(pace) or int(rng.random() < pace)
-            for _ in range(min(arrivals, REQUESTS - len(self.asked))):
+            for _ in range(min(arrivals, self.count - len(self.asked))):
                 self.add()
             if rng.random() < 0.05:
                 self.disturb()
