@@ -27,7 +27,7 @@ from quire.core.policy_loader import make_policy, move_waiting
 from quire.core.request import Request, RequestStatus
 from quire.core.stats import StepStats, collect_stats
 from quire.core.swap_cost import SwapCost
-from quire.core.undo import Change, Standing
+from quire.core.undo import Change
 from quire.core.undo import undo as undo_change
 from quire.core.update import update_from_output
 from quire.logger import get_logger
@@ -404,7 +404,7 @@ class Scheduler:
                 free = self.kv.block_pool.get_num_free_blocks()
                 return self._say_waits(request, Wait.BLOCKS, free + lacking, free)
             if self._change is not None:
-                self._change.admitted.append(Standing.of(request))
+                self._change.admitted.append((request, request.status, request.num_tokens))
             block_ids, copies = self.kv.admit(request, prefix, num_new, self._lookahead)
             plan.block_copies += copies
             self.waiting.admit_request(request)

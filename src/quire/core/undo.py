@@ -12,7 +12,8 @@ An undoing that is interrupted itself can be done again. Knows no tensors and no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from quire.core.facts import FactMark, Kind, Loss
 from quire.core.policy_loader import make_policy
@@ -23,18 +24,7 @@ if TYPE_CHECKING:
     from quire.core.scheduler import Scheduler
 
 
-class Standing(NamedTuple):
-    """How a request stood before the change."""
-
-    request: Request
-    status: RequestStatus
-    num_tokens: int
-    num_preemptions: int
-
-    @classmethod
-    def of(cls, request: Request) -> Standing:
-        """As it stands now."""
-        return cls(request, request.status, len(request.all_token_ids), request.num_preemptions)
+_tokens_of = attrgetter("all_token_ids")
 
 
 class Change:
@@ -52,9 +42,11 @@ class Change:
     )
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.ran = [Standing.of(request) for request in scheduler.running]
-        self.admitted: list[Standing] = []
-        """Who came in."""
+        running = scheduler.running
+        self.ran = list(zip(running, map(len, map(_tokens_of, running)), strict=True))
+        """Who ran, with the number of its tokens."""
+        self.admitted: list[tuple[Request, RequestStatus, int]] = []
+        """Who came in, how it waited, and the number of its tokens."""
         self.added: list[Request] = []
         """Who was queued."""
         self.ended: dict[str, RequestStatus] = {}
@@ -71,14 +63,16 @@ def undo(scheduler: Scheduler, change: Change) -> None:
     scheduler.facts.restore(change.facts)
     scheduler.pool_counts = change.pool_counts
     requests = _known_before(scheduler, change)
-    for standing in (*change.ran, *change.admitted):
-        _take_back(standing)
+    for request, num_tokens in change.ran:
+        _stop_running(request, num_tokens)
+    for request, status, num_tokens in change.admitted:
+        _leave_waiting(request, status, num_tokens)
     ended = [requests.pop(request_id) for request_id in change.ended if request_id in requests]
     swapped = {i: place for i, place in change.swapped.items() if i in requests}
     scheduler.kv.undo(change.pool_step, swapped)
     for request in requests.values():
         request.forget_progress()
-    returning = [s.request for s in change.ran if s.request.request_id in requests]
+    returning = [request for request, _ in change.ran if request.request_id in requests]
     _tell(scheduler, change, returning, ended)
     scheduler.requests, scheduler.running, scheduler.finished_req_ids = requests, [], []
     _queue(scheduler, returning)
@@ -87,25 +81,31 @@ def undo(scheduler: Scheduler, change: Change) -> None:
 def _known_before(scheduler: Scheduler, change: Change) -> dict[str, Request]:
     """All requests, by id, in the order they came."""
     known = set(scheduler.requests.values())
-    known.update(s.request for s in (*change.ran, *change.admitted))
+    known.update(entry[0] for entry in (*change.ran, *change.admitted))
     known.difference_update(change.added)
     return {r.request_id: r for r in sorted(known, key=lambda r: r.number)}
 
 
-def _take_back(standing: Standing) -> None:
-    """Tokens and status of a request that the change may have moved on. Its KV is gone."""
-    request, status, num_tokens, num_preemptions = standing
-    del request.all_token_ids[num_tokens:]
-    request.stop_reason = request.error = None
-    if status is RequestStatus.RUNNING:
+def _stop_running(request: Request, num_tokens: int) -> None:
+    """A request that ran comes back as one that was preempted; some were, in this very step."""
+    _cut(request, num_tokens)
+    if request.status is not RequestStatus.PREEMPTED:
+        request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
-        request.num_preemptions = num_preemptions + 1
-        return
+
+
+def _leave_waiting(request: Request, status: RequestStatus, num_tokens: int) -> None:
+    """A request that came in has not."""
+    _cut(request, num_tokens)
     request.status = status
-    request.num_preemptions = num_preemptions
     if status is RequestStatus.WAITING:
         request.num_cached_tokens, request.num_promoted_tokens = -1, 0
         request.scheduled_ts = 0.0
+
+
+def _cut(request: Request, num_tokens: int) -> None:
+    del request.all_token_ids[num_tokens:]
+    request.stop_reason = request.error = None
 
 
 def _tell(
