@@ -81,7 +81,8 @@ def undo(scheduler: Scheduler, change: Change) -> None:
 def _known_before(scheduler: Scheduler, change: Change) -> dict[str, Request]:
     """All requests, by id, in the order they came."""
     known = set(scheduler.requests.values())
-    known.update(entry[0] for entry in (*change.ran, *change.admitted))
+    known.update(request for request, _ in change.ran)
+    known.update(request for request, _, _ in change.admitted)
     known.difference_update(change.added)
     return {r.request_id: r for r in sorted(known, key=lambda r: r.number)}
 

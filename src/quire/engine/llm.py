@@ -235,7 +235,14 @@ class LLM(PoolingVerbs):
                 for request_id in ended:
                     progress.finish(self._ended[request_id])
         self._awaited.difference_update(ids)
+        self._settle()
         return [self._ended.pop(request_id) for request_id in ids]
+
+    def _settle(self) -> None:
+        """When all is done, the worker is told so, too: it keeps nothing of what has ended."""
+        with self.llm_engine.lock:
+            if not self._awaited and self.llm_engine.has_unfinished_requests:
+                self._step()
 
     def _step(self) -> None:
         assert self.llm_engine.has_unfinished_requests, "somebody waits for nothing"

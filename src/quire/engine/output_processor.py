@@ -424,8 +424,8 @@ class OutputProcessor:
         self, completion: _Completion, reason: str, stop_reason: int | str | None, now: float
     ) -> None:
         # In this order, and without a count of its own, an interrupted end can be made again.
-        self._completions.pop(completion.internal_id, None)
         self._latest.ended.append(completion)
+        self._completions.pop(completion.internal_id, None)
         completion.finish_reason, completion.stop_reason = reason, stop_reason
         request = completion.request
         if not request.num_open:
