@@ -41,6 +41,14 @@ def test_the_verb_changes_limits_while_requests_run() -> None:
     assert stats.num_waiting == 1
 
 
+def test_what_was_settled_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        make_core(max_num_seqs=64, max_num_batched_tokens=32)
+    assert "max_model_len = 2048 (from the model's config)" in caplog.messages
+    why = "each running request needs a token of --max-num-batched-tokens"
+    assert f"max_num_seqs = 32 ({why})" in caplog.messages
+
+
 @pytest.mark.parametrize("limits", [{"max_num_seqs": 0}, {"block_size": 8}, {"max_num_seqs": None}])
 def test_the_verb_refuses_bad_limits(limits: dict[str, object]) -> None:
     core = make_core()
