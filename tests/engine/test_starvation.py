@@ -123,8 +123,20 @@ def test_a_step_waits_for_no_longer_than_it_takes() -> None:
     fake.waited = 9.0  # before the first step
     assert step(watch, fake, 10.0, 11.1, 0.9).cpu_wait_seconds == 0.9
     assert step(watch, fake, 11.1, 12.1, 3.0).cpu_wait_seconds == 1.0
-    fake.waited = 5.0  # while there was nothing to do
-    assert step(watch, fake, 20.0, 20.5, 0.1).cpu_wait_seconds == 0.1
+    fake.waited = 5.0  # between the steps
+    after = step(watch, fake, 20.0, 20.5, 0.1)
+    assert (after.cpu_wait_seconds, after.gap_wait_seconds) == (0.1, 5.0)
+    assert step(watch, fake, 20.5, 21.0, 0.1).gap_wait_seconds is None, "there was no pause"
+
+
+def test_a_long_step_is_read_in_any_case() -> None:
+    """Where reading is dear, too: it is the long ones that want an explanation."""
+    fake = Fake(cost=0.004)
+    watch = StarvationWatch(fake)
+    for i in range(50):
+        step(watch, fake, i / 100, (i + 1) / 100, 0.0)
+    assert step(watch, fake, 0.5, 0.515, 0.01).cpu_wait_seconds is None
+    assert step(watch, fake, 0.515, 0.6, 0.05).cpu_wait_seconds == pytest.approx(0.06)
 
 
 def test_reading_is_rare_where_it_is_dear() -> None:
@@ -134,7 +146,6 @@ def test_reading_is_rare_where_it_is_dear() -> None:
     assert fake.reads == 2 and told[1:] == [None] * 89
     late = step(watch, fake, 0.9, 1.1 + LONGEST_PAUSE, 0.5)
     assert late.cpu_wait_seconds is not None and late.cpu_wait_seconds >= 0.5
-    assert step(watch, fake, 2.2, 2.3, 0.1).cpu_wait_seconds is None
     # Too early to read at its beginning, after a pause; so nobody knows what it waited.
     assert step(watch, fake, 2.9, 9.9, 0.1).cpu_wait_seconds is None
     assert step(watch, fake, 19.9, 29.9, 0.1).cpu_wait_seconds == 0.1

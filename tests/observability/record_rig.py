@@ -77,8 +77,22 @@ class Rig:
         self.scheduler.add_request(request)
         return internal
 
-    def step(self, delivery: float = 0.0002, drafts: int = 0, starved: float | None = None) -> None:
-        """One step; `starved`: seconds in which it had no core, None if nobody reads that."""
+    def step(
+        self,
+        delivery: float = 0.0002,
+        drafts: int = 0,
+        starved: float | None = None,
+        pause: float | None = None,
+    ) -> None:
+        """One step.
+
+        Args:
+            delivery: Seconds after it.
+            drafts: Tokens.
+            starved: Seconds in which it had no core; None: nobody reads that.
+            pause: Seconds before it, all of them waiting for a core.
+        """
+        self.clock.advance(pause or 0.0)
         start = self.clock.now()
         batch = self.scheduler.schedule()
         self.clock.advance(1e-4)
@@ -98,7 +112,7 @@ class Rig:
         stats = self.scheduler.make_stats(batch, result, outputs)
         stats.schedule_seconds, stats.update_seconds = 1e-4, 5e-5
         stats.step_seconds = self.clock.now() - start
-        stats.cpu_wait_seconds = starved
+        stats.cpu_wait_seconds, stats.gap_wait_seconds = starved, pause
         for name in batch.num_scheduled_tokens:
             self.worked.setdefault(name, []).append(stats.step_seconds)
         self.clock.advance(delivery)

@@ -367,6 +367,21 @@ def test_a_starved_machine_is_told_from_long_prompts() -> None:
     assert finding.evidence.startswith("the API process waited 20.0 s of the last 11.4 s of work")
 
 
+def test_pauses_without_a_core_count_while_there_is_work() -> None:
+    rig = Rig()
+    rig.add("a", 4, 30)
+    for _ in range(25):
+        rig.step(starved=0.0, pause=0.02)
+    rig.drain()
+    rig.clock.advance(100)
+    rig.add("b", 4, 3)
+    rig.step(starved=0.0, pause=3.0)  # nothing to do, but for its arrival
+    rig.drain()
+    found = signals(rig)
+    assert found["core_wait_seconds"] == pytest.approx(24 * 0.02)
+    assert [f.name for f in diagnose(found)] == ["machine_starved"]
+
+
 def test_what_else_tells_of_a_starved_machine() -> None:
     rig = Rig()
     rig.add("a", 4, 60)

@@ -309,12 +309,26 @@ def test_a_starved_step_is_a_cause_of_its_own() -> None:
     assert sum(part.seconds for part in told.parts) == pytest.approx(told.seconds)
     waited = rig.part("me", "core_wait")
     assert waited.seconds == pytest.approx(1.1) and waited.steps == 1
-    assert waited.text == "waiting for a core: other work on this machine had it, in 1 step"
+    assert waited.text == "waiting for a core, which other work on this machine had, in 1 step"
     beside = rig.part("me", "decode_beside_prefill")
     assert beside.details["slowest_step"]["seconds"] < 0.02
     assert told.slowest_step is not None and told.slowest_step["because_of"] is None
     assert "1.11 s with 2 requests" in str(told) and "1.10 s of it waiting for a core" in str(told)
     assert rig.part("other", "core_wait").seconds == pytest.approx(1.1)
+
+
+def test_a_pause_without_a_core_is_the_same_cause() -> None:
+    rig = Rig()
+    rig.add("me", 10, 4)
+    rig.step(starved=0.0)
+    rig.step(starved=0.0, pause=0.7)
+    rig.drain()
+    waited = rig.part("me", "core_wait")
+    assert waited.seconds == pytest.approx(0.7)
+    assert waited.text.endswith("which other work on this machine had, in pauses between steps")
+    assert rig.part("me", "between_steps").seconds < 0.01
+    told = rig.explain("me")
+    assert sum(part.seconds for part in told.parts) == pytest.approx(told.seconds)
 
 
 def test_what_is_not_read_is_not_told() -> None:

@@ -98,6 +98,8 @@ class StepStats(msgspec.Struct, array_like=True):
     cpu_wait_seconds: float | None = None
     """Of `step_seconds`, how long a thread of the step was ready to run and got no core: the one
     that waited longest. None: not read."""
+    gap_wait_seconds: float | None = None
+    """The same of the pause before the step, if there was one."""
     api_wait_seconds: float | None = None
     """The same of the API process's event loop, since the step before; it writes that itself."""
     machine: MachineStats | None = None

@@ -27,6 +27,8 @@ LONGEST_PAUSE: Final = 1.0
 """Seconds between two readings at most, whatever they cost."""
 GAP: Final = 0.001
 """Seconds between two steps after which waiting is not the step's."""
+LONG: Final = 2.0
+"""A step that takes so many times as long as usual is read in any case."""
 LIST_SECONDS: Final = 5.0
 MACHINE_SECONDS: Final = 1.0
 KERNEL_THREADS: Final = "quire-kernel"
@@ -180,31 +182,39 @@ class StarvationWatch:
         self._stepping = 0
         self._ended = self._after = self._list_after = self._machine_after = float("-inf")
         self._is_stale = False
+        self._usual = 0.0
+        # seconds of a step, of late
+        self._gap_wait: float | None = None
 
     def begin(self, now: float) -> None:
         """A step begins: what was waited in a pause before it is not the step's."""
-        if now - self._ended > GAP:
+        pause = now - self._ended
+        self._gap_wait = None
+        if pause > GAP:
             self._is_stale = now < self._after
             if not self._is_stale:
                 self._find_threads(now)
-                self._waits.take()
+                waited = self._waits.take()
+                self._gap_wait = None if waited is None else min(waited, pause)
 
     def end(self, stats: StepStats, now: float) -> None:
         """A step has ended: write into its statistics what is known."""
         self._ended = now
-        if now < self._after:
+        seconds, usual = stats.step_seconds, self._usual
+        self._usual = usual + 0.1 * (seconds - usual) if usual else seconds
+        if now < self._after and seconds < LONG * (usual or seconds):
             return
         begun = time.thread_time()  # not wall time: who waits for a core is to read all the same
         self._find_threads(now)
         waited = self._waits.take()
         if waited is not None and not self._is_stale:
-            stats.cpu_wait_seconds = min(waited, stats.step_seconds)
+            stats.cpu_wait_seconds, stats.gap_wait_seconds = min(waited, seconds), self._gap_wait
         self._is_stale = False
+        read = time.thread_time()
+        self._after = now + min(LONGEST_PAUSE, (read - begun) / SHARE)
         if now >= self._machine_after:
-            read = time.thread_time()
             stats.machine = self._machine.read(now)
             self._machine_after = now + max(MACHINE_SECONDS, (time.thread_time() - read) / SHARE)
-        self._after = now + min(LONGEST_PAUSE, (time.thread_time() - begun) / SHARE)
 
     def _find_threads(self, now: float) -> None:
         stepping = threading.get_native_id()

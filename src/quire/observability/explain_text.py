@@ -169,7 +169,8 @@ _SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
     Cause.DECODE: _decode,
     Cause.DECODE_BESIDE_PREFILL: _beside,
     Cause.CORE_WAIT: lambda part: (
-        f"waiting for a core: other work on this machine had it, in {plural(part.steps, 'step')}"
+        "waiting for a core, which other work on this machine had, in "
+        + (plural(part.steps, "step") if part.steps else "pauses between steps")
     ),
     Cause.BETWEEN_STEPS: lambda part: (
         "between steps, while the engine received requests and sent tokens"

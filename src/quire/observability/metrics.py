@@ -95,6 +95,10 @@ def _known(**values: float | None) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _sum(value: float | None, more: float | None) -> float | None:
+    return value if more is None else (value or 0.0) + more
+
+
 _C, _G, _H, _V = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.VECTOR
 _STEP, _ITER, _DONE, _STORE = Source.STEP, Source.ITERATION, Source.FINISHED, Source.STORE
 
@@ -214,9 +218,10 @@ METRICS: Final = (
            label="part", label_values=("schedule", "forward", "sample", "update")),
     # Children of these appear with the first reading: not every system tells.
     Metric("quire:cpu_wait_seconds", _C,
-           "Seconds that threads were ready to run and had no core: of each step the thread that "
-           "waited longest, and the API process's event loop.", _STEP,
-           lambda s: _known(core=s.cpu_wait_seconds, api=s.api_wait_seconds), label="process"),
+           "Seconds that threads were ready to run and had no core: of each step and of the pause "
+           "before it the thread that waited longest, and the API process's event loop.", _STEP,
+           lambda s: _known(core=_sum(s.cpu_wait_seconds, s.gap_wait_seconds),
+                            api=s.api_wait_seconds), label="process"),
     Metric("quire:cpu_withheld_seconds", _C,
            "Seconds that the control group was throttled by its quota, and CPU seconds that the "
            "hypervisor took.", _STEP,

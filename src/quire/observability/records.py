@@ -20,7 +20,7 @@ from quire.core.facts import RECORD_BYTES, Kind, unpack
 from quire.core.stats import IterationStats, MachineStats, StepStats
 from quire.observability.lives import Lives
 
-_ROW: Final = struct.Struct("<QQ7d13Q2d")
+_ROW: Final = struct.Struct("<QQ7d13Q3d")
 _EPOCH: Final = struct.Struct("<Q")
 STARVED_SECONDS: Final = 0.001
 STARVED_SHARE: Final = 0.1
@@ -59,6 +59,7 @@ class Row(NamedTuple):
     prefix_missed: int
     cpu_wait_seconds: float
     """Not a number: not known."""
+    gap_wait_seconds: float
     api_wait_seconds: float
 
     @property
@@ -248,6 +249,7 @@ class StepRecords:
             s.num_preempted, s.prefix_queries, s.prefix_hits, s.num_blocks_evicted,
             s.num_draft_tokens, s.num_accepted_tokens, s.prefix_missed,
             math.nan if s.cpu_wait_seconds is None else s.cpu_wait_seconds,
+            math.nan if s.gap_wait_seconds is None else s.gap_wait_seconds,
             math.nan if s.api_wait_seconds is None else s.api_wait_seconds,
         )  # fmt: skip
         if s.machine is not None:

@@ -119,6 +119,8 @@ class _Window:
         share = worked / row.step_seconds if row.step_seconds else 1.0
         self.overhead += (row.schedule_seconds + row.update_seconds) * share
         self.core_wait = _plus(self.core_wait, row.cpu_wait_seconds)
+        if gap:
+            self.core_wait = _plus(self.core_wait, row.gap_wait_seconds)
         self.api_wait = _plus(self.api_wait, row.api_wait_seconds)
         if step.head is not None:
             self.waits[wait_name(step.head.reason)] += row.step_seconds

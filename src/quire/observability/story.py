@@ -14,7 +14,7 @@ from typing import Any
 from quire.core.facts import Fact, Kind, Loss, Wait
 from quire.observability.explain_text import Cause
 from quire.observability.lives import Life
-from quire.observability.records import Recording
+from quire.observability.records import STARVED_SECONDS, STARVED_SHARE, Recording
 from quire.observability.replay import Replay, Step
 
 _HELD = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
@@ -165,14 +165,19 @@ class Story:
                     return self._finish(fact)
         if not self._state or self._state == "finished":
             return
-        self._gap(step.row.start)
+        self._gap(step)
         self._spend(step)
         if ended is not None:
             self._finish(ended)
 
-    def _gap(self, start: float) -> None:
+    def _gap(self, step: Step) -> None:
         """The time before the step."""
+        start = step.row.start
         if self._state == "running":
+            waited = step.row.gap_wait_seconds
+            pause = start - (self.cursor if self.cursor is not None else start)
+            if waited >= max(STARVED_SECONDS, STARVED_SHARE * pause):
+                self._cut(start - pause + min(waited, pause), Cause.CORE_WAIT)
             self._cut(start, Cause.BETWEEN_STEPS)
         elif self._state == "waiting":
             piece = self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
