@@ -146,8 +146,9 @@ def test_reading_is_rare_where_it_is_dear() -> None:
     assert fake.reads == 2 and told[1:] == [None] * 89
     late = step(watch, fake, 0.9, 1.1 + LONGEST_PAUSE, 0.5)
     assert late.cpu_wait_seconds is not None and late.cpu_wait_seconds >= 0.5
-    # Too early to read at its beginning, after a pause; so nobody knows what it waited.
+    # Too early to read at its beginning, after a pause; it may have been waited in that.
     assert step(watch, fake, 2.9, 9.9, 0.1).cpu_wait_seconds is None
+    assert step(watch, fake, 10.4, 19.9, 2.0).cpu_wait_seconds == pytest.approx(1.5)
     assert step(watch, fake, 19.9, 29.9, 0.1).cpu_wait_seconds == 0.1
 
 

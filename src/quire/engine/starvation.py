@@ -181,7 +181,8 @@ class StarvationWatch:
         self._machine = machine or Machine()
         self._stepping = 0
         self._ended = self._after = self._list_after = self._machine_after = float("-inf")
-        self._is_stale = False
+        self._unread = 0.0
+        # seconds of pauses since the last reading, in which may have been waited, too
         self._usual = 0.0
         # seconds of a step, of late
         self._gap_wait: float | None = None
@@ -191,8 +192,10 @@ class StarvationWatch:
         pause = now - self._ended
         self._gap_wait = None
         if pause > GAP:
-            self._is_stale = now < self._after
-            if not self._is_stale:
+            if now < self._after:
+                self._unread += pause
+            else:
+                self._unread = 0.0
                 self._find_threads(now)
                 waited = self._waits.take()
                 self._gap_wait = None if waited is None else min(waited, pause)
@@ -207,9 +210,10 @@ class StarvationWatch:
         begun = time.thread_time()  # not wall time: who waits for a core is to read all the same
         self._find_threads(now)
         waited = self._waits.take()
-        if waited is not None and not self._is_stale:
-            stats.cpu_wait_seconds, stats.gap_wait_seconds = min(waited, seconds), self._gap_wait
-        self._is_stale = False
+        if waited is not None and (waited > self._unread or not self._unread):
+            stats.cpu_wait_seconds = min(waited - self._unread, seconds)
+            stats.gap_wait_seconds = self._gap_wait
+        self._unread = 0.0
         read = time.thread_time()
         self._after = now + min(LONGEST_PAUSE, (read - begun) / SHARE)
         if now >= self._machine_after:
