@@ -150,6 +150,8 @@ def test_rope_parameters_of_several_kinds_of_layers() -> None:
         ({"head_dim": 2.5}, "got 2.5"),
         ({"rms_norm_eps": -1}, "'rms_norm_eps' must be a number above 0, got -1"),
         ({"rope_theta": float("nan")}, "'rope_theta' must be a number above 0"),
+        ({"rope_theta": 1e-46}, "'rope_theta' must be from 1e-30 to 1e30, got 1e-46"),
+        ({"rope_theta": 10**400}, "must be from 1e-30 to 1e30, got an integer of 1329 bits"),
         ({"rope_theta": "much"}, "got 'much'"),
         ({"rope_scaling": [1]}, "'rope_scaling' must be an object"),
         ({"rope_parameters": [1]}, "'rope_parameters' must be an object"),

@@ -9,7 +9,13 @@ from quire.config import CacheConfig
 from quire.config.shape import LayerKV
 from quire.errors import NotEnoughMemory
 from quire.utils.host import ControlGroups, available_cores, available_memory
-from quire.worker.memory import MemoryFacts, check_weights, log_plan, plan_kv_cache
+from quire.worker.memory import (
+    MemoryFacts,
+    check_weights,
+    log_plan,
+    plan_kv_cache,
+    plan_without_cache,
+)
 
 GIB = 2**30
 PER_BLOCK = 2 * 4 * 2 * 16 * 2 * 16  # K and V, layers, heads, dim, bytes, tokens
@@ -198,3 +204,14 @@ class TestControlGroups:
     def test_this_machine(self):
         assert available_memory() > 0
         assert available_cores() >= 1
+
+
+def test_books_without_a_cache_stay_small():
+    wide = plan_without_cache(
+        16, max_num_batched_tokens=2**31 - 1, max_num_seqs=4, max_model_len=160
+    )
+    assert wide.num_blocks == 4 * 10 + 4 + 10 + 1, "as many as may run, whole"
+    widest = plan_without_cache(
+        16, max_num_batched_tokens=2**31 - 1, max_num_seqs=2**20, max_model_len=160
+    )
+    assert widest.num_blocks == 2**20 + 10 + 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from quire.bounds import show
 from quire.config.vocabulary import ALIASES, canonical, merged
 from quire.errors import ModelLoadError
 
@@ -227,13 +228,17 @@ class _Reader:
         return value
 
     def positive(self, name: str, default: float) -> float:
-        """A finite number above 0."""
+        """A number above 0 that float32 holds, and with it what is computed from it."""
         value = self.data.get(name)
         value = default if value is None else value
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise ModelLoadError(
                 f"{self.source}: {name!r} must be a number above 0, got {value!r:.60}"
+            )
+        if not 1e-30 <= value <= 1e30:
+            raise ModelLoadError(
+                f"{self.source}: {name!r} must be from 1e-30 to 1e30, got {show(value):.60}"
             )
         return float(value)
 

@@ -20,6 +20,8 @@ logger = get_logger(__name__)
 
 DEFAULT_SWAP_SPACE = 4.0
 """GiB of host memory behind the KV cache of a GPU."""
+MOST_IDLE_BLOCKS = 2**20
+"""Where nothing is kept of a token, a pool for more tokens than a step could compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def plan_without_cache(
     per_request = cdiv(max_model_len, block_size)
     # A step holds no more than its tokens, nor than as many whole requests as may run.
     most = min(max_num_batched_tokens // block_size, max_num_seqs * per_request)
-    num_blocks = most + max_num_seqs + per_request + 1
+    num_blocks = min(most + max_num_seqs, MOST_IDLE_BLOCKS) + per_request + 1
     groups = (KVGroup(()),)
     return KVCachePlan(num_blocks, block_size, 0, per_request, max_model_len, groups)
 
