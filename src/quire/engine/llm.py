@@ -303,14 +303,14 @@ class LLM(PoolingVerbs):
         them as text.
 
         Args:
-            request_id: `RequestOutput.request_id`.
+            request_id: `RequestOutput.request_id`, or as much of its beginning as no other has.
 
         Returns:
             One for each of the request's `n` completions.
 
         Raises:
             NotFound: the id is not in the records (`record_steps` keeps more).
-            InvalidRequest: `record_steps` is 0.
+            InvalidRequest: several ids begin so, or `record_steps` is 0.
         """
         return self.llm_engine.explain(request_id)
 
