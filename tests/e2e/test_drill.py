@@ -238,9 +238,11 @@ def test_spikes_explain_names_the_long_prompts(spikes: Any) -> None:
     assert beside["seconds"] / beside["steps"] > 3 * (
         parts["decode"]["seconds"] / parts["decode"]["steps"]
     )
-    slowest, slow = told["slowest_step"], beside["details"]["slowest_step"]
-    if slowest["step"] != slow["step"]:  # a starved machine can make any step the slowest
-        assert slowest["seconds"] >= slow["seconds"] and "core_wait" in parts
+    slowest = told["slowest_step"]
+    assert slowest["seconds"] >= beside["details"]["slowest_step"]["seconds"]
+    if slowest["core_wait_seconds"] > slowest["seconds"] / 2:
+        # On a busy machine the slowest step may be one that waited for a core.
+        assert slowest["because_of"] is None and "core_wait" in parts
         return
     assert slowest["because_of"].startswith("cmpl-long") and slowest["prompt_tokens"] >= 1000
     text = quire("explain", "chat0", url=server.url).stdout
