@@ -70,6 +70,22 @@ def test_an_aborted_request_leaves_the_tier(make_swap):
     assert bench.scheduler.kv.swap.usage == 0.0
 
 
+def test_nothing_is_swapped_into_a_block_that_has_a_new_holder(make_swap):
+    """Blocks that fall out of a window are given up in the step that brings them back, and may be
+    taken in it: what is copied into them then must not be overwritten."""
+    bench = make_swap(num_blocks=5, caching=False)
+    bench.add("a", [5] * 31, max_tokens=20)
+    b = bench.add("b", [6] * 31, max_tokens=30)
+    run_until(bench, lambda: b.num_preemptions)
+    bench.scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
+    kv = bench.scheduler.kv
+    kv.swap.swap_in(b)
+    kv.free(b)
+    taken = {block.block_id for block in kv.block_pool.get_new_blocks(4)}
+    assert len(taken) == 4, "all there are"
+    assert kv.swap.take_moves()[1] == []
+
+
 def test_an_evicted_prefix_is_demoted_and_promoted(make_swap):
     bench = make_swap(num_blocks=6)
     prompt = [7] * 33

@@ -20,6 +20,7 @@ from plain_text import FOLDER
 from quire import LLM, RequestOutput, SamplingParams
 from quire.config.kv_groups import blocks_per_request
 from quire.config.scheduler import POLICIES
+from quire.core.batch import ScheduledBatch
 from quire.errors import InvalidRequest
 
 CONTEXT = 256
@@ -143,10 +144,22 @@ class Mix:
     def __init__(self, rng: random.Random, llm: LLM) -> None:
         self.rng, self.engine = rng, llm.llm_engine
         self.count = rng.choice(CROWDS)
+        executor = self.engine.core.executor
+        executor.execute = self._watch(executor.execute)  # type: ignore[method-assign]
         self.asked: dict[str, tuple[list[int], dict[str, Any]]] = {}
         self.last: dict[str, RequestOutput] = {}
         self.aborted: set[str] = set()
         self.preemptions = 0
+
+    def _watch(self, execute: Callable[[ScheduledBatch], Any]) -> Callable[[ScheduledBatch], Any]:
+        """Every step: a block is filled once before the model runs."""
+
+        def watched(batch: ScheduledBatch) -> Any:
+            filled = [block for _, block in batch.swap_in] + [c[1] for c in batch.block_copies]
+            assert len(filled) == len(set(filled)), "a block is filled twice in one step"
+            return execute(batch)
+
+        return watched
 
     def run(self) -> None:
         """Until all requests have ended."""

@@ -94,6 +94,7 @@ class KVCacheManager:
         if num_swap_blocks:
             self.swap = SwapSpace(self, num_swap_blocks)
             self.block_pool.on_evict = self.swap.demote
+            self.block_pool.on_take = self.swap.stay_out
 
     @property
     def usage(self) -> float:

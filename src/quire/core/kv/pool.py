@@ -117,6 +117,8 @@ class BlockPool:
         self._children = [BlockIndex() for _ in range(num_groups)]
         self.on_evict: Callable[[KVBlock], None] | None = None
         """Called before the content of a cached block is given up."""
+        self.on_take: Callable[[list[KVBlock]], None] | None = None
+        """Called with blocks that are taken for new tokens."""
         self.evicted = EvictedContent(num_blocks)
         self.residency: BlockResidency | None = None
         """Told how long content stays, if somebody wants to know."""
@@ -162,6 +164,8 @@ class BlockPool:
             raise ValueError(f"{count} KV blocks wanted, {len(self._free)} free")
         taken = self._free.popleft(count)
         self.num_allocated += count
+        if self.on_take is not None:
+            self.on_take(taken)
         for block in taken:
             if block.parent is not None:
                 if self.on_evict is not None:

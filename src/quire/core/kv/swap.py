@@ -97,7 +97,8 @@ class SwapSpace:
         self._both = _BothTiers(self._pool, self._tier)
         self._swapped: dict[str, Swapped] = {}
         self._out: list[Move] = []
-        self._in: list[Move] = []
+        self._in: dict[int, int] = {}
+        # block of the pool to block of the tier
         self._moving: list[int] = []
         # pinned until the step that reads or writes them is over
         self.is_closed = False
@@ -142,13 +143,13 @@ class SwapSpace:
             swapped: From `mark`, of the requests that still come back.
         """
         self._swapped = swapped.copy()
-        self._out, self._in, self._moving = [], [], []
+        self._out, self._in, self._moving = [], {}, []
         self._tier.undo(Counter(b for place in swapped.values() for b in place.blocks))
 
     def take_moves(self) -> tuple[list[Move], list[Move]]:
         """The copies of this step: (pool to tier, tier to pool)."""
-        out, into = self._out, self._in
-        self._out, self._in = [], []
+        out, into = self._out, [(parked, block_id) for block_id, parked in self._in.items()]
+        self._out, self._in = [], {}
         return out, into
 
     # ---- out ---------------------------------------------------------------------------------
@@ -212,6 +213,13 @@ class SwapSpace:
 
     # ---- in ----------------------------------------------------------------------------------
 
+    def stay_out(self, taken: list[KVBlock]) -> None:
+        """Blocks have a new holder: what was to be copied into them in this step, for one who gave
+        them up again since, would overwrite what is copied there for the new one."""
+        if self._in:
+            for block in taken:
+                self._in.pop(block.block_id, None)
+
     def swap_in(self, request: Request) -> None:
         """Give a swapped-out request blocks of the pool again; there must be room."""
         swapped = self._swapped.pop(request.request_id)
@@ -221,7 +229,7 @@ class SwapSpace:
             blocks = self._pool.get_new_blocks(len(parked))
             held.tables[group].extend([self._pool.null_block] * held.num_unseen[group])
             held.tables[group].extend(blocks)
-            self._in += [(p, b.block_id) for p, b in zip(parked, blocks, strict=True)]
+            self._in |= {b.block_id: p for p, b in zip(parked, blocks, strict=True)}
         self._moving += swapped.blocks
         self._kv.hold(request.request_id, held)
         request.num_computed_tokens = swapped.num_computed_tokens
@@ -269,7 +277,7 @@ class SwapSpace:
         for index, block in enumerate(blocks):
             if isinstance(block, _Parked):
                 [own] = self._pool.get_new_blocks(1)
-                self._in.append((block.block_id, own.block_id))
+                self._in[own.block_id] = block.block_id
                 self._pool.cache(
                     [own],
                     [request.block_hashes[index]],
