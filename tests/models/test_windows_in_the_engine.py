@@ -44,14 +44,14 @@ def run(folder, prompts, **options):
     with LLM(model=str(folder), **options) as llm:
         core = llm.llm_engine.core
         held = []
-        step = core.step
+        step = core.step_into
 
-        def watched():
-            result = step()
+        def watched(take):
+            result = step(take)
             held.extend(core.kv.num_blocks_of(i) for i in core.scheduler.requests)
             return result
 
-        core.step = watched
+        core.step_into = watched
         params = SamplingParams(temperature=0.7, seed=3, max_tokens=24, ignore_eos=True, logprobs=2)
         answers = []
         for _ in range(2):  # the second time out of the prefix cache
