@@ -120,7 +120,9 @@ for line in sys.stdin:
     source, number, test, log = line.split()
     child = os.fork()
     if not child:
-        os.environ |= {"PYTHONPATH": source} | ({} if number == "None" else {"QUIRE_FUZZ_SEED": number})
+        os.environ["PYTHONPATH"] = source
+        if number != "None":
+            os.environ["QUIRE_FUZZ_SEED"] = number
         sys.path.insert(0, source)
         file = os.open(log, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, 1), os.dup2(file, 2)
