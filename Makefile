@@ -94,6 +94,7 @@ bench: install
 	$(BIN)/python benchmarks/cpu_engine.py --model build/bench/$(SHAPE)-random \
 	  $(if $(PEER_VLLM),--peer-vllm $(PEER_VLLM)) $(if $(PEER_LLAMA),--peer-llama $(PEER_LLAMA))
 	$(BIN)/python benchmarks/cpu_kernels.py --shape $(SHAPE)
+	$(BIN)/python benchmarks/cpu_leaves.py --shape $(SHAPE)
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/observe_cost.py

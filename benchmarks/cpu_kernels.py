@@ -24,6 +24,7 @@ import torch
 from make_model import SHAPES
 
 from quire.attention.metadata import AttentionMetadata
+from quire.config.leaves import head_leaves, inner_leaves
 from quire.kernels import native_attention, native_linear, native_sampling
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.compiled import choose_isa, set_num_threads
@@ -84,20 +85,21 @@ class Clock:
 
 def products(clock: Clock, shape: dict, layers: int) -> list[Row]:
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
-    dim = hidden // shape["num_attention_heads"]
-    qkv = hidden + 2 * dim * shape["num_key_value_heads"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    dim = hidden // heads
+    qkv = hidden + 2 * dim * kv_heads
     sizes = {
-        "qkv": (qkv, hidden, False),
-        "out": (hidden, hidden, False),
-        "gate_up": (2 * inner, hidden, True),
-        "down": (hidden, inner, False),
-        "head": (shape["vocab_size"], hidden, False),
+        "qkv": (qkv, hidden, False, 1),
+        "out": (hidden, hidden, False, head_leaves(heads, kv_heads, dim)),
+        "gate_up": (2 * inner, hidden, True, 1),
+        "down": (hidden, inner, False, inner_leaves(inner)),
+        "head": (shape["vocab_size"], hidden, False, 1),
     }
     found = []
-    for name, (n, k, gated) in sizes.items():
+    for name, (n, k, gated, leaves) in sizes.items():
         count = 1 if name == "head" else layers
         made = [torch.randn(n, k).bfloat16() for _ in range(count)]
-        weights = [native_linear.prepare_linear(w, gated=gated) for w in made]
+        weights = [native_linear.prepare_linear(w, gated=gated, leaves=leaves) for w in made]
         del made
         for rows in ROWS:
             if name == "head" and rows > 32:

@@ -10,6 +10,11 @@
 // bf16 weights on AVX512_BF16 take vdpbf16ps (two products per step, denormals count as zero);
 // everything else converts both sides to float32 exactly and takes fused multiply-adds (separate
 // products and sums on the portable path).
+//
+// A layer of several leaves has one such sequence for each of L equal parts of k, and their sums are
+// added as a binary tree of neighbours: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). Ranks that hold
+// neighbouring leaves each compute a branch of that tree, so its bits do not depend on their number.
+// Then bias, activation, residual, and one rounding.
 #pragma once
 #include "isa.h"
 #include "scalar.h"
@@ -57,6 +62,9 @@ struct Linear {
   int dtype;           // of the weight
   int64_t n, k;
   bool gated;  // each tile holds 32 gate columns and their 32 up columns: act(gate) * up
+  // A power of two; if more than one, k is a multiple of twice as many, so that none begins between
+  // the two of a pair.
+  int64_t leaves = 1;
 };
 
 struct GemmArgs {
@@ -71,6 +79,11 @@ struct GemmArgs {
   bool split;  // of a gated layer: all gates, then all ups, without activation: [m, n]
   const Linear* next = nullptr;  // what is multiplied next, if known: fetched betimes
   uint64_t* best = nullptr;      // [m] or nullptr: keys, see below; nothing is written to `out` then
+  // [m] or nullptr: the leaves stay apart. `out` is float32 [leaves, out_rows, n], and out[leaf][rows[i]]
+  // grows by shares[i] times the leaf's sums of row i, without bias; no row is named twice.
+  const int64_t* rows = nullptr;
+  const float* shares = nullptr;
+  int64_t out_rows = 0;
 };
 QUIRE_KERNEL(gemm, (const GemmArgs&))
 

@@ -3,8 +3,9 @@
 // Work is cut into panels of rows times tiles of 64 columns. Within a tile, k is cut into blocks
 // whose weights fit the second-level cache; for each block the rows pass by, a few at a time, with
 // their sums in registers. Between blocks the sums wait in memory, unrounded, so cuts change no
-// bit. While one block is computed the next one is fetched: weights stream from memory during
-// the arithmetic and not before it.
+// bit. No block reaches over the end of a leaf; there its sums join those of the leaves before. While
+// one block is computed the next one is fetched: weights stream from memory during the arithmetic and
+// not before it.
 #include "gemm.h"
 #include "math.h"
 #include "pool.h"
@@ -16,7 +17,7 @@ namespace {
 
 // Rows of a panel: activations of one block of k that stay in the second-level cache.
 constexpr int64_t kPanel = 192;
-// Longest block of k for many rows: weights of 128 KiB beside the panel's activations. Few rows are
+// Block of k for many rows, about: weights of 128 KiB beside the panel's activations. Few rows are
 // bound by memory, which must not rest while they pass by more than once: blocks of 8 KiB, fetched
 // into the first-level cache (measured: 1.3 to 1.4 times as fast as long blocks with 8 rows on Zen 4,
 // 1.1 to 1.2 times with 8 to 18 rows on Zen 5; with 24 rows long ones are faster).
@@ -32,10 +33,31 @@ struct Work {
   bool direct;  // bf16 rows and weights, vdpbf16ps
 };
 
+// What is multiplied while its weights are in a cache: some steps of one leaf.
+//
+// Sums of leaves that wait for their neighbour in the tree stand one behind the other, the oldest
+// first. As many wait as the number of leaves that are done has ones in binary: with eight leaves
+// three at most. The last block of a leaf joins its sums to those of which it completes a branch.
+struct Block {
+  const Work& work;
+  const char* weights;  // the tile
+  int64_t k0, k1;
+  bool fresh;           // begins its leaf
+  int64_t joins;        // how many of those that wait it joins
+  int64_t apart;        // from the sums of one that waits to the next
+  const char* next;     // what to fetch meanwhile
+  int64_t lines;        // of 64 bytes to fetch per four steps and pass
+};
+
+// Leaves that wait when so many are done.
+int64_t waiting(int64_t done) { return __builtin_popcountll(static_cast<uint64_t>(done)); }
+// Branches of the tree that a leaf completes.
+int64_t branches(int64_t leaf) { return __builtin_ctzll(~static_cast<uint64_t>(leaf)); }
+
 // ---- register tiles ----------------------------------------------------------------------------
 //
-// tile<R, P>: R rows times 64 columns over `count` steps of a block. sums[r][64] are read unless
-// `fresh`, then written. Every four steps P lines of the memory at `next` are fetched.
+// tile<R, P>: R rows times 64 columns over the steps of a block. sums[r][64] are read unless it is
+// fresh; then written, or joined. Every four steps P lines of the memory at `next` are fetched.
 
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
@@ -65,17 +87,23 @@ QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, 
 
 // Rows alone are bound by memory: they fetch their own weights, 16 steps ahead.
 template <int R, int P>
-void tile_bf16(const bf16* x, int64_t stride, const bf16* w, int64_t k0, int64_t k1, float* sums,
-               bool fresh, const char* next) {
+void tile_bf16(const Block& b, const bf16* x, float* sums, const char* next) {
+  const bf16* w = reinterpret_cast<const bf16*>(b.weights);
+  const int64_t stride = b.work.stride, k1 = b.k1;
   __m512 acc[R][4];
   QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
-    acc[r][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * 64 + j * 16);
-  int64_t k = k0;
+    acc[r][j] = b.fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * 64 + j * 16);
+  int64_t k = b.k0;
   for (; k + 8 <= k1; k += 8) {
     fetch<P>(next);
     QUIRE_UNROLL for (int s = 0; s < 4; ++s) step_bf16<R>(x, stride, w, k + 2 * s, acc);
   }
   for (; k < k1; k += 2) step_bf16<R>(x, stride, w, k, acc);
+  for (int64_t left = b.joins; left > 0; --left) {
+    sums -= b.apart;
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
+      acc[r][j] = _mm512_add_ps(_mm512_loadu_ps(sums + r * 64 + j * 16), acc[r][j]);
+  }
   QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
     _mm512_storeu_ps(sums + r * 64 + j * 16, acc[r][j]);
 }
@@ -123,62 +151,56 @@ QUIRE_INLINE void step_f32(const float* x, int64_t stride, const void* w, int64_
   }
 }
 
-template <int R, int D>
-void tile_f32(const float* x, int64_t stride, const void* w, int64_t k0, int64_t k1, float* sums,
-              bool fresh) {
+template <int R, int D> void tile_f32(const Block& b, const float* x, float* sums) {
+  const int64_t stride = b.work.stride;
   for (int64_t column = 0; column < kTile; column += kVectors * kLanes) {
     Vec acc[R][kVectors];
+    float* at = sums + column;
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kVectors; ++j)
-      acc[r][j] = fresh ? zero() : load(sums + r * 64 + column + j * kLanes);
+      acc[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     if constexpr (D == kBF16) {
-      for (int64_t k = k0; k < k1; k += 2) {
-        step_f32<R, D, false>(x + k, stride, w, k / 2 * 64 + column, acc);
-        step_f32<R, D, true>(x + k + 1, stride, w, k / 2 * 64 + column, acc);
+      for (int64_t k = b.k0; k < b.k1; k += 2) {
+        step_f32<R, D, false>(x + k, stride, b.weights, k / 2 * 64 + column, acc);
+        step_f32<R, D, true>(x + k + 1, stride, b.weights, k / 2 * 64 + column, acc);
       }
     } else {
-      for (int64_t k = k0; k < k1; ++k) step_f32<R, D, false>(x + k, stride, w, k * 64 + column, acc);
+      for (int64_t k = b.k0; k < b.k1; ++k)
+        step_f32<R, D, false>(x + k, stride, b.weights, k * 64 + column, acc);
+    }
+    for (int64_t left = b.joins; left > 0; --left) {
+      at -= b.apart;
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kVectors; ++j)
+        acc[r][j] = add(load(at + r * 64 + j * kLanes), acc[r][j]);
     }
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kVectors; ++j)
-      store(sums + r * 64 + column + j * kLanes, acc[r][j]);
+      store(at + r * 64 + j * kLanes, acc[r][j]);
   }
 }
 
-struct Block {
-  const Work& work;
-  const char* weights;  // the tile
-  int64_t k0, k1;
-  bool fresh;
-  const char* next;    // what to fetch meanwhile
-  int64_t lines;       // of 64 bytes to fetch per four steps and pass
-};
-
 template <int R, int D> void rows_f32(const Block& b, int64_t row, float* sums) {
-  const float* x = static_cast<const float*>(b.work.x) + row * b.work.stride;
-  tile_f32<R, D>(x, b.work.stride, b.weights, b.k0, b.k1, sums, b.fresh);
+  tile_f32<R, D>(b, static_cast<const float*>(b.work.x) + row * b.work.stride, sums);
 }
 
 template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pass) {
 #if QUIRE_LEVEL >= 3
   if (b.work.direct) {
     const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
-    const bf16* w = reinterpret_cast<const bf16*>(b.weights);
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
-    const int64_t s = b.work.stride;
     // A short block's passes go on: a longer lead did no harm there, and good with 16 rows.
     const bool fetched = pass * b.lines >= kLines && b.k1 - b.k0 > kShortBlock;
 #ifdef QUIRE_DEBUG  // sanitizers see nothing in fetching, but take minutes to compile each tile
     (void)fetched;
 #else
     switch (fetched ? 0 : b.lines) {
-      case 16: return tile_bf16<R, 16>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
-      case 8: return tile_bf16<R, 8>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
-      case 4: return tile_bf16<R, 4>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
-      case 3: return tile_bf16<R, 3>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
-      case 2: return tile_bf16<R, 2>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
-      case 1: return tile_bf16<R, 1>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
+      case 16: return tile_bf16<R, 16>(b, x, sums, next);
+      case 8: return tile_bf16<R, 8>(b, x, sums, next);
+      case 4: return tile_bf16<R, 4>(b, x, sums, next);
+      case 3: return tile_bf16<R, 3>(b, x, sums, next);
+      case 2: return tile_bf16<R, 2>(b, x, sums, next);
+      case 1: return tile_bf16<R, 1>(b, x, sums, next);
     }
 #endif
-    return tile_bf16<R, 0>(x, s, w, b.k0, b.k1, sums, b.fresh, next);
+    return tile_bf16<R, 0>(b, x, sums, next);
   }
 #endif
   (void)pass;
@@ -322,6 +344,34 @@ void finish_rows(const GemmArgs& a, int64_t row, int64_t count, int64_t tile, fl
   for (int64_t r = 0; r < count; ++r) finish_row(a, row + r, tile, sums + r * kTile);
 }
 
+// Where the weighed sums of one leaf go.
+float* leaf_row(const GemmArgs& a, int64_t leaf, int64_t row, int64_t tile) {
+  return static_cast<float*>(a.out) + (leaf * a.out_rows + a.rows[row]) * a.layer->n + tile * kTile;
+}
+
+// Fetches it before the product: the rows of a long prompt, of all leaves, fit no near cache.
+void fetch_leaf(const GemmArgs& a, int64_t leaf, int64_t row, int64_t count, int64_t tile) {
+  for (int64_t r = 0; r < count; ++r) {
+    const float* out = leaf_row(a, leaf, row + r, tile);
+    QUIRE_UNROLL for (int64_t i = 0; i < kTile; i += 16) __builtin_prefetch(out + i, 1);
+  }
+}
+
+// A product and a sum, each rounded.
+void add_leaf(const GemmArgs& a, int64_t leaf, int64_t row, int64_t count, int64_t tile,
+              const float* sums) {
+  const int64_t left = a.layer->n - tile * kTile;
+  for (int64_t r = 0; r < count; ++r, sums += kTile) {
+    const Vec share = splat(a.shares[row + r]);
+    float* out = leaf_row(a, leaf, row + r, tile);
+    for (int64_t i = 0; i < kTile && i < left; i += kLanes) {
+      const Vec said = mul(load(sums + i), share);
+      if (left - i >= kLanes) store(out + i, add(load(out + i), said));
+      else store_n(out + i, add(load_n(out + i, left - i), said), left - i);
+    }
+  }
+}
+
 // ---- one tile of a panel -----------------------------------------------------------------------
 
 // Lines to fetch per four steps, so that all passes together fetch a block, as evenly as can be (three
@@ -337,36 +387,54 @@ const char* tile_at(const Linear& layer, int64_t tile) {
   return static_cast<const char*>(layer.weight) + packed_bytes(tile * kTile, layer.k, layer.dtype);
 }
 
-// Steps of k that are multiplied at a time.
+// Steps of a leaf's k that are multiplied at a time.
 int64_t block_length(int64_t rows, int64_t k) {
-  const int64_t most = rows <= kRows ? k : rows <= kFewRows ? kShortBlock : kBlock;
-  const int64_t blocks = (k + most - 1) / most;
-  return ((k + blocks - 1) / blocks + 7) / 8 * 8;
+  if (rows <= kRows) return k;
+  // Few rows take no longer blocks, many rows the nearest number of blocks.
+  const int64_t blocks =
+      rows <= kFewRows ? (k + kShortBlock - 1) / kShortBlock : (k + kBlock / 2) / kBlock;
+  return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 7) / 8 * 8;
+}
+
+// All rows of a panel pass by one block of a leaf. `sums` are the oldest ones.
+void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int64_t leaf,
+               bool ends_leaf, float* sums) {
+  const GemmArgs& args = block.work.args;
+  const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
+  float* const mine = sums + (args.rows ? 0 : waiting(leaf) * block.apart);
+  // Passes of about equal size: four and four rows rather than six and two.
+  for (int64_t row = row0, pass = 0, count; row < row1; row += count, ++pass) {
+    const int64_t left = passes - pass, at = (row - row0) * kTile;
+    count = (row1 - row + left - 1) / left;
+    if (ends_leaf && args.rows) fetch_leaf(args, leaf, row, count, tile);
+    some_rows(block, row, count, mine + at, pass);
+    if (!ends_leaf) continue;
+    if (args.rows) add_leaf(args, leaf, row, count, tile, sums + at);
+    else if (leaf + 1 == args.layer->leaves) finish_rows(args, row, count, tile, sums + at);
+  }
 }
 
 // `after`: what the thread reads after this tile.
 void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const char* after,
               float* sums) {
   const Linear& layer = *work.args.layer;
-  const int64_t k = packed_k(layer.k, layer.dtype);
+  const int64_t k = packed_k(layer.k, layer.dtype), leaf_k = k / layer.leaves;
   const size_t item = item_size(layer.dtype);
   const char* weights = tile_at(layer, tile);
   const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
-  const int64_t length = block_length(row1 - row0, k);
-  for (int64_t k0 = 0; k0 < k; k0 += length) {
-    const int64_t k1 = k0 + length < k ? k0 + length : k;
-    // Steps of one pass read 256 bytes each: alone it fetches 4 KiB ahead of itself, among others
-    // its share of the next block.
-    const char* next = passes == 1 ? weights + k0 * kTile * item + 4096
-                       : k1 < k    ? weights + k1 * kTile * item
-                                   : after;
-    const Block block{work, weights, k0, k1, k0 == 0, next, lines_per_pass(passes)};
-    // Passes of about equal size: four and four rows rather than six and two.
-    for (int64_t row = row0, pass = 0, count; row < row1; row += count, ++pass) {
-      const int64_t left = passes - pass;
-      count = (row1 - row + left - 1) / left;
-      some_rows(block, row, count, sums + (row - row0) * kTile, pass);
-      if (k1 == k) finish_rows(work.args, row, count, tile, sums + (row - row0) * kTile);
+  const int64_t length = block_length(row1 - row0, leaf_k), apart = (row1 - row0) * kTile;
+  for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {
+    const int64_t begin = leaf * leaf_k, end = begin + leaf_k;
+    for (int64_t k0 = begin; k0 < end; k0 += length) {
+      const int64_t k1 = k0 + length < end ? k0 + length : end;
+      const int64_t joins = k1 == end && !work.args.rows ? branches(leaf) : 0;
+      // Steps of one pass read 256 bytes each: alone it fetches 4 KiB ahead of itself, among others
+      // its share of the next block.
+      const char* next = passes == 1 ? weights + k0 * kTile * item + 4096
+                         : k1 < k    ? weights + k1 * kTile * item
+                                     : after;
+      const Block block{work, weights, k0, k1, k0 == begin, joins, apart, next, lines_per_pass(passes)};
+      one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }
 }
@@ -446,8 +514,9 @@ void gemm(const GemmArgs& a) {
   const Work work{a, x, stride, direct};
   const Cut cut(layer, a.m);
   const Cut next = a.next ? Cut(*a.next, a.m) : cut;
+  const auto kept = static_cast<size_t>(waiting(layer.leaves - 1) + 1);
   parallel_for(cut.items, cut.grain, [&](int64_t from, int64_t to) {
-    auto* sums = static_cast<float*>(scratch(3, kPanel * kTile * sizeof(float)));
+    auto* sums = static_cast<float*>(scratch(3, kept * kPanel * kTile * sizeof(float)));
     for (int64_t i = from; i < to; ++i) {
       const int64_t row0 = i / cut.tiles * cut.height;
       const int64_t row1 = row0 + cut.height < a.m ? row0 + cut.height : a.m;

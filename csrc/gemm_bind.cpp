@@ -10,8 +10,9 @@ using namespace nb::literals;
 namespace quire {
 namespace {
 
-Linear make_linear(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64_t k, bool gated) {
-  return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated};
+Linear make_linear(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64_t k, bool gated,
+                   int64_t leaves) {
+  return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated, leaves};
 }
 
 Norm make_norm(int kind, uintptr_t weight, uintptr_t bias, int dtype, double eps, bool wide) {
@@ -30,6 +31,17 @@ void run_linear(const Linear& layer, uintptr_t x, int x_dtype, int64_t m, int64_
   nb::gil_scoped_release release;
   QUIRE_PICK(gemm)(GemmArgs{&layer, at<void>(x), x_dtype, m, x_stride, at<void>(residual),
                             at<void>(out), out_dtype, activation, split});
+}
+
+// Adds shares[i] times the sums of each leaf of row i to row rows[i] of total [leaves, total_rows, n].
+void run_add_leaves(const Linear& layer, uintptr_t x, int x_dtype, int64_t m, int64_t x_stride,
+                    uintptr_t total, int64_t total_rows, uintptr_t rows, uintptr_t shares) {
+  nb::gil_scoped_release release;
+  GemmArgs args{&layer, at<void>(x), x_dtype, m, x_stride, nullptr, at<void>(total), kF32, kNone, false};
+  args.rows = at<int64_t>(rows);
+  args.shares = at<float>(shares);
+  args.out_rows = total_rows;
+  QUIRE_PICK(gemm)(args);
 }
 
 // Column of the largest sum of each row, -1 where some sum is not finite.
@@ -70,10 +82,13 @@ void run_gather(const Linear& layer, uintptr_t ids, int64_t count, uintptr_t out
 void bind_gemm(nb::module_& m) {
   nb::class_<Norm>(m, "Norm", "Constants of a norm.");
   nb::class_<Linear>(m, "Linear", "Constants of a linear layer. Owns no memory.");
-  m.def("make_linear", &make_linear, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a);
+  m.def("make_linear", &make_linear, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a,
+        "leaves"_a);
   m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "wide"_a);
   m.def("linear", &run_linear, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "residual"_a,
         "out"_a, "out_dtype"_a, "activation"_a, "split"_a);
+  m.def("add_leaves", &run_add_leaves, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a,
+        "total"_a, "total_rows"_a, "rows"_a, "shares"_a);
   m.def("likeliest", &run_likeliest, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "ids"_a);
   m.def("norm", &run_norm, "norm"_a, "x"_a, "residual"_a, "sum"_a, "out"_a, "dtype"_a, "rows"_a,
         "size"_a, "x_stride"_a);

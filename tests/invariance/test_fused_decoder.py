@@ -26,6 +26,7 @@ KINDS = {
         "num_key_value_heads": 1,
         "vocab_size": 509,
     },
+    "leaves": {"intermediate_size": 512, "mlp_bias": True},
     "window": {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",

@@ -34,6 +34,7 @@ STYLES = {name: style(routing) for name, routing in ROUTINGS.items()} | {
     "correction bias": style(ROUTINGS["sigmoid, groups"], correction_bias=True),
     "shared": style(ROUTINGS["normalised"], shared_size=36),
     "shared and gated": style(ROUTINGS["normalised"], shared_size=36, shared_gate=True),
+    "leaves": MoEStyle(ROUTINGS["normalised"], 256, expert_bias=True, shared_size=128),
     "GPT-OSS": style(
         ROUTINGS["normalised"], expert_bias=True, router_bias=True, activation=gpt_oss
     ),
@@ -164,13 +165,17 @@ def test_extreme_logits_stay_finite():
 def test_experts_that_nobody_chose_are_not_computed(monkeypatch):
     layer, _ = build(STYLES["one"])
     x = torch.randn(1, HIDDEN).expand(9, -1)
-    rows, linear = [], ops.linear
+    rows = []
 
-    def counted(x, *rest):
-        rows.append(x.shape[0])
-        return linear(x, *rest)
+    def counted(product):
+        def call(x, *rest):
+            rows.append(x.shape[0])
+            return product(x, *rest)
 
-    monkeypatch.setattr(ops, "linear", counted)
+        return call
+
+    for name in ("linear", "add_leaves"):
+        monkeypatch.setattr(ops, name, counted(getattr(ops, name)))
     layer(x)
     assert rows == [9, 9, 9]  # the router, and both weights of one expert
 

@@ -36,6 +36,7 @@ class Ops:
 
     name: str
     """Name of the implementation."""
+    add_leaves: Callable[[Tensor, Any, Tensor, Tensor, Tensor], None]
     clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     embedding: Callable[[Tensor, Tensor], Tensor]
     embedding_of: Callable[[Tensor, Any, torch.dtype], Tensor]

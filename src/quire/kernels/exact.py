@@ -10,6 +10,7 @@ Knows nothing of models or attention.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -205,6 +206,17 @@ def tree_sum(x: Tensor, dim: int = -1) -> Tensor:
         y, upper = y.chunk(2, dim)
         y.add_(upper)
     return y.select(dim, 0)
+
+
+def sum_neighbours(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of 1, 2, 4, ... tensors of one shape: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+
+    Neighbours are added first, so a run of 2**n parts that starts at a multiple of 2**n is a
+    branch of its own. The parts may be overwritten.
+    """
+    while len(parts) > 1:
+        parts = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Mixture of experts: which experts a token goes to, and the sum of what they say.
 
 `Routing` is the choice as data. Experts of a token are always kept in ascending order and added
-in that order in float32, so a row's result depends on that row alone. Each expert multiplies the
-rows that chose it through the chosen kernels' `linear`, whose rows do not notice each other.
+in that order in float32, leaf by leaf of their down projections, so a row's result depends on that
+row alone and on no number of ranks. Each expert multiplies the rows that chose it through the
+chosen kernels' products, whose rows do not notice each other.
 
 Knows nothing of models.
 """
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import ops
-from quire.kernels.exact import exp, tree_sum
+from quire.kernels.exact import exp, sum_neighbours, tree_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +100,31 @@ def grouped_experts(
 ) -> Tensor:
     """Sum over a row's experts of weight * down(activation(gate_up(x))): float32 `[T, H]`.
 
-    `x` is `[T, H]`; `weights` and `experts` `[T, K]` are as `route_experts` gives them. The sum
-    starts at 0 and goes in ascending order of the experts. Experts that nobody chose cost nothing.
+    `x` is `[T, H]`; `weights` and `experts` `[T, K]` are as `route_experts` gives them. Each leaf
+    of the down projections has a sum of its own that starts at 0 and goes in ascending order of
+    the experts; these are added as `sum_neighbours` does, then the weighted biases, summed in the
+    same order. Experts that nobody chose cost nothing.
     """
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     order = experts.view(-1).argsort(stable=True)
     tokens = order // experts.shape[1]
-    shares = weights.view(-1, 1)[order]
+    shares = weights.view(-1)[order]
     counts = torch.bincount(experts.view(-1), minlength=len(layers)).tolist()
+    down = layers[0].down
+    total = torch.zeros(down.leaves, *x.shape, dtype=torch.float32, device=x.device)
+    shift = None if down.bias is None else torch.zeros_like(total[0])
     begin = 0
     for layer, count in zip(layers, counts, strict=True):
         if count:
-            mine = slice(begin, begin + count)
-            inner = activation(ops.linear(x[tokens[mine]], layer.gate_up))
-            said = ops.linear(inner, layer.down, torch.float32)
+            mine = tokens[begin : begin + count], shares[begin : begin + count]
+            inner = activation(ops.linear(x[mine[0]], layer.gate_up))
             # A token has an expert at most once, so no two rows are added to one.
-            out.index_add_(0, tokens[mine], said.mul_(shares[mine]))
+            ops.add_leaves(inner, layer.down, total, *mine)
+            if shift is not None:
+                bias = layer.down.bias[: x.shape[1]]
+                shift.index_add_(0, mine[0], bias * mine[1].unsqueeze(1))
             begin += count
-    return out
+    out = sum_neighbours(total.unbind())
+    return out if shift is None else out.add_(shift)
 
 
 def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:

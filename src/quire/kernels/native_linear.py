@@ -46,6 +46,8 @@ class PackedLinear:
     dtype: torch.dtype
     """Of the packed weight."""
     gated: bool
+    leaves: int
+    """Equal parts of K that are summed on their own."""
 
 
 def prepare_linear(
@@ -54,10 +56,12 @@ def prepare_linear(
     *,
     gated: bool = False,
     dtype: torch.dtype | None = None,
+    leaves: int = 1,
 ) -> PackedLinear:
     """See `reference.prepare_linear`. Reads the weight's parts where they are."""
     parts = (weight,) if isinstance(weight, Tensor) else weight
     n, k = sum(len(part) for part in parts), parts[0].shape[1]
+    assert leaves == 1 or k % (2 * leaves) == 0, "leaves are equally long, of whole pairs"
     kind = dtype or parts[0].dtype
     code = CODES[kind]
     memory = _allocate(lib.packed_bytes(n, k, code))
@@ -72,8 +76,8 @@ def prepare_linear(
     if bias is not None:
         bias = _tiled_bias(bias.to(kind), gated)
     shift = 0 if bias is None else bias.data_ptr()
-    handle = lib.make_linear(memory.data_ptr(), shift, code, n, k, gated)
-    return PackedLinear(handle, memory, bias, n, k, kind, gated)
+    handle = lib.make_linear(memory.data_ptr(), shift, code, n, k, gated, leaves)
+    return PackedLinear(handle, memory, bias, n, k, kind, gated, leaves)
 
 
 def _allocate(size: int) -> Tensor:
@@ -101,6 +105,26 @@ def linear(
     out = _output(x.shape[0], layer.out_features, kind, keep)
     _multiply(x, layer, 0, out, 0, layer.gated)
     return out
+
+
+def add_leaves(x: Tensor, layer: PackedLinear, total: Tensor, rows: Tensor, shares: Tensor) -> None:
+    """See `reference.add_leaves`."""
+    assert not layer.gated and total.is_contiguous() and total.dtype == torch.float32
+    assert total.shape[::2] == (layer.leaves, layer.out_features) and len(rows) == len(x)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, shares = rows.contiguous(), shares.contiguous()
+    lib.add_leaves(
+        layer.handle,
+        x.data_ptr(),
+        CODES[x.dtype],
+        x.shape[0],
+        x.stride(0),
+        total.data_ptr(),
+        total.shape[1],
+        rows.data_ptr(),
+        shares.data_ptr(),
+    )
 
 
 def likeliest(x: Tensor, layer: PackedLinear) -> Tensor:
@@ -231,6 +255,7 @@ def _normalize(x: Tensor, residual: Tensor | None, norm: Any) -> tuple[Tensor, T
 
 
 OPS: Final[dict[str, Callable[..., Any]]] = {
+    "add_leaves": add_leaves,
     "embedding_of": embedding_of,
     "gated_linear": gated_linear,
     "likeliest": likeliest,

@@ -16,7 +16,7 @@ from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
 from quire.kernels.rows import finite_rows, largest_columns
-from quire.kernels.tiles import PreparedLinear, linear, prepare_linear, wide_linear
+from quire.kernels.tiles import PreparedLinear, add_leaves, linear, prepare_linear, wide_linear
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
@@ -41,7 +41,10 @@ def likeliest(x: Tensor, layer: PreparedLinear) -> Tensor:
 
 
 def linear_add(x: Tensor, layer: PreparedLinear, residual: Tensor) -> Tensor:
-    """`residual + linear(x)`, rounded once: `[T, N]`, in the memory of `residual`."""
+    """`residual + linear(x)`, rounded once: `[T, N]`, in the memory of `residual`.
+
+    In this order: the sums of the leaves, their tree, bias, residual.
+    """
     return residual.copy_(wide_linear(x, layer).add_(residual))
 
 
@@ -208,6 +211,7 @@ def write_kv(
 
 
 OPS = {
+    "add_leaves": add_leaves,
     "clamped_swiglu": clamped_swiglu,
     "embedding": embedding,
     "embedding_of": embedding_of,

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from quire.kernels.exact import sum_neighbours
 from quire.logger import get_logger
 from quire.utils.math import align_up
 
@@ -33,17 +34,27 @@ _trials: dict[tuple[int, int, str, int], bool] = {}
 class PreparedLinear:
     """A weight in the layout that `linear` of the same implementation reads."""
 
-    weight: Tensor
-    """Contiguous float32 `[N, K]`."""
+    parts: tuple[Tensor, ...]
+    """L contiguous float32 `[N, K / L]`: consecutive parts of K, each summed on its own."""
     bias: Tensor | None
     """float32 `[N]`."""
     tiled: bool
     """Whether rows of a tile are interchangeable here; else each row is a call of its own."""
 
     @property
+    def weight(self) -> Tensor:
+        """`[N, K]`."""
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, 1)
+
+    @property
+    def leaves(self) -> int:
+        """L."""
+        return len(self.parts)
+
+    @property
     def out_features(self) -> int:
         """N."""
-        return self.weight.shape[0]
+        return self.parts[0].shape[0]
 
 
 def prepare_linear(
@@ -52,6 +63,7 @@ def prepare_linear(
     *,
     gated: bool = False,
     dtype: torch.dtype | None = None,
+    leaves: int = 1,
 ) -> PreparedLinear:
     """Copy a weight `[N, K]` (and bias `[N]`) of any float type for `linear`.
 
@@ -60,14 +72,21 @@ def prepare_linear(
         bias: The same.
         gated: The first half of the rows are gates of the second, for `gated_linear`.
         dtype: Round both to this type; by default they are taken exactly.
+        leaves: Equal parts of K that are summed on their own and then added as
+            `exact.sum_neighbours` does: 1, 2, 4 or 8 (`quire.config.leaves`).
     """
     del gated  # this layout is the same
     weight = weight if isinstance(weight, Tensor) else torch.cat(tuple(weight))
     if dtype is not None:
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-    matrix = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).copy_(weight)
+    assert weight.shape[1] % leaves == 0, "leaves are equally long"
+    parts = tuple(_copied(part) for part in weight.chunk(leaves, 1))
     shift = None if bias is None else bias.to(torch.float32, copy=True)
-    return PreparedLinear(matrix, shift, rows_interchangeable(matrix))
+    return PreparedLinear(parts, shift, rows_interchangeable(parts[0]))
+
+
+def _copied(weight: Tensor) -> Tensor:
+    return torch.empty(weight.shape, dtype=torch.float32, device=weight.device).copy_(weight)
 
 
 def linear(
@@ -83,12 +102,29 @@ def linear(
 
 
 def wide_linear(x: Tensor, layer: PreparedLinear) -> Tensor:
-    """`linear` as float32, not rounded."""
-    multiply = _by_tiles if layer.tiled else _by_rows
-    out = multiply(x, layer.weight)
+    """`linear` as float32, not rounded: the leaves' sums as a tree, then the bias."""
+    out = sum_neighbours(_products(x, layer))
     if layer.bias is not None:
         out.add_(layer.bias)
     return out
+
+
+def add_leaves(
+    x: Tensor, layer: PreparedLinear, total: Tensor, rows: Tensor, shares: Tensor
+) -> None:
+    """Add the weighed sums of each leaf to the rows that they belong to, without bias.
+
+    `total` is float32 `[L, R, N]`; its `rows` `[T]` (int64, each at most once) grow by `shares`
+    `[T]` (float32) times the sums for `x` `[T, K]`: a product and a sum, each rounded.
+    """
+    for part, piece in zip(total, _products(x, layer), strict=True):
+        part.index_add_(0, rows, piece.mul_(shares.unsqueeze(1)))
+
+
+def _products(x: Tensor, layer: PreparedLinear) -> list[Tensor]:
+    multiply = _by_tiles if layer.tiled else _by_rows
+    pieces = x.chunk(layer.leaves, 1)
+    return [multiply(piece, part) for piece, part in zip(pieces, layer.parts, strict=True)]
 
 
 def _by_tiles(x: Tensor, weight: Tensor) -> Tensor:

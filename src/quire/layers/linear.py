@@ -23,6 +23,7 @@ class Linear:
         *,
         gated: bool = False,
         keep: str | None = None,
+        leaves: int = 1,
     ) -> None:
         """Several `out_features` stand for layers whose rows are stacked in that order.
 
@@ -33,6 +34,8 @@ class Linear:
             gated: The two parts are gate and up, for `gated`.
             keep: Results live in memory of this name until the next layer of the name is
                 called. For what does not outlive its own layer of the model.
+            leaves: Parts of K that are summed on their own, then added as a tree: for a layer
+                whose K tensor-parallel ranks would cut (`quire.config.leaves`).
         """
         self._parts = (out_features,) if isinstance(out_features, int) else out_features
         self._shape = (sum(self._parts), in_features)
@@ -41,6 +44,7 @@ class Linear:
         self._bias: Tensor | None = None
         self._gated = gated
         self._keep = keep
+        self._leaves = leaves
         self._prepared: Any = None
 
     def __call__(
@@ -96,5 +100,7 @@ class Linear:
         if self._weight is None or (self._has_bias and self._bias is None):
             return
         parts, dtype = self._weight
-        self._prepared = ops.prepare_linear(parts, self._bias, gated=self._gated, dtype=dtype)
+        self._prepared = ops.prepare_linear(
+            parts, self._bias, gated=self._gated, dtype=dtype, leaves=self._leaves
+        )
         self._weight = self._bias = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.config.leaves import inner_leaves
 from quire.kernels.dispatch import ops
 from quire.kernels.moe import ExpertWeights, Routing
 from quire.layers.linear import Linear
@@ -47,7 +48,7 @@ class Expert:
 
     def __init__(self, size: int, inner: int, bias: bool) -> None:
         self._gate_up_proj = Linear(size, (inner, inner), bias)
-        self._down_proj = Linear(inner, size, bias)
+        self._down_proj = Linear(inner, size, bias, leaves=inner_leaves(inner))
 
     def weights(self) -> ExpertWeights:
         """Both weights, once they are loaded."""

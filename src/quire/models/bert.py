@@ -10,6 +10,7 @@ from typing import Final
 
 from torch import Tensor
 
+from quire.config.leaves import inner_leaves
 from quire.config.pooling import first_position
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
@@ -43,7 +44,8 @@ class BertLayer:
         size, inner = shape.hidden_size, shape.intermediate_size
         self._attention = EncoderAttention(shape, bias=True)
         self._attention_norm = LayerNorm(size, eps)
-        self._up, self._down = Linear(size, inner, True), Linear(inner, size, True)
+        self._up = Linear(size, inner, True)
+        self._down = Linear(inner, size, True, leaves=inner_leaves(inner))
         self._norm = LayerNorm(size, eps)
         self._act = act
 

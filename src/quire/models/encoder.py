@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.config.leaves import head_leaves
 from quire.config.shape import ModelShape
 from quire.kernels.dispatch import ops
 from quire.layers.activation import activation as plain_activation
@@ -84,7 +85,8 @@ class EncoderAttention:
         size = self._heads * self._dim
         self._window = window
         self.qkv = Linear(shape.hidden_size, (size, size, size), bias)
-        self.out = Linear(size, shape.hidden_size, bias)
+        leaves = head_leaves(self._heads, self._heads, self._dim)
+        self.out = Linear(size, shape.hidden_size, bias, leaves=leaves)
 
     def __call__(self, x: Tensor, step: EncoderInput, rope_table: Tensor | None = None) -> Tensor:
         """`[T, H] -> [T, H]`."""

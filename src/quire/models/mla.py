@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import KVCache
+from quire.config.leaves import head_leaves
 from quire.config.shape import LayerKV
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
@@ -89,7 +90,9 @@ class LatentAttention:
         self._kv_a_proj = Linear(hidden, rank + sizes.qk_rope_head_dim, sizes.bias)
         self._kv_a_layernorm = RMSNorm(rank, sizes.eps)
         self._into_latent, self._out_of_latent = PerHead(), PerHead()
-        self._o_proj = Linear(heads * sizes.v_head_dim, hidden, sizes.bias)
+        # Every rank keeps the latents: its heads share them as one KV head.
+        leaves = head_leaves(heads, 1, sizes.v_head_dim)
+        self._o_proj = Linear(heads * sizes.v_head_dim, hidden, sizes.bias, leaves=leaves)
 
     def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
         """`[T, H] -> [T, H]`; stores this step's latents."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from quire.config.leaves import inner_leaves
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 from quire.layers.embedding import Embedding
@@ -66,7 +67,8 @@ class ModernBertLayer:
         self._attn_norm = None if first else LayerNorm(size, _eps(raw), norm_bias)
         self._attn = EncoderAttention(shape, bool(raw.get("attention_bias", False)), window)
         self._mlp_norm = LayerNorm(size, _eps(raw), norm_bias)
-        self._wi, self._wo = Linear(size, 2 * inner, mlp_bias), Linear(inner, size, mlp_bias)
+        self._wi = Linear(size, 2 * inner, mlp_bias)
+        self._wo = Linear(inner, size, mlp_bias, leaves=inner_leaves(inner))
         self._act = activation(raw.get("hidden_activation", "gelu"))
 
     def __call__(self, x: Tensor, step: EncoderInput, rope_table: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import KVCache
+from quire.config.leaves import head_leaves, inner_leaves
 from quire.config.shape import LayerKV, ModelShape
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.decoder import AttentionParts
@@ -37,7 +38,8 @@ class Attention:
         self._rope, self._plain_rope, self._interleaved = _rope(style, index, dim)
         self._clip = style.clip_qkv
         self._qkv_proj = Linear(shape.hidden_size, self._split, style.qkv_bias, keep="qkv")
-        self._o_proj = Linear(q, shape.hidden_size, style.out_bias)
+        leaves = head_leaves(shape.num_heads, keeps.num_kv_heads, dim)
+        self._o_proj = Linear(q, shape.hidden_size, style.out_bias, leaves=leaves)
         self._norm_heads = style.qk_norm in ("head", "per_head")
         self._norms = _qk_norms(style, self._heads)
 
@@ -137,7 +139,7 @@ class GatedMLP:
         size, inner = shape.hidden_size, shape.intermediate_size
         self._act = gate(style.activation or shape.hidden_act)
         self._gate_up_proj = Linear(size, (inner, inner), style.mlp_bias, gated=True, keep="mlp")
-        self._down_proj = Linear(inner, size, style.mlp_bias)
+        self._down_proj = Linear(inner, size, style.mlp_bias, leaves=inner_leaves(inner))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, H] -> [T, H]`."""
@@ -161,7 +163,7 @@ class PlainMLP:
         size, inner = shape.hidden_size, shape.intermediate_size
         self._act = activation(style.activation or shape.hidden_act, gated=False)
         self._up_proj = Linear(size, inner, style.mlp_bias)
-        self._down_proj = Linear(inner, size, style.mlp_bias)
+        self._down_proj = Linear(inner, size, style.mlp_bias, leaves=inner_leaves(inner))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, H] -> [T, H]`."""
