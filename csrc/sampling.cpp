@@ -48,40 +48,12 @@ float nth_largest(const std::vector<float>& from, int64_t rank, std::vector<floa
   return space[static_cast<size_t>(rank - 1)];
 }
 
-// ---- Philox4x32-10 (Salmon et al. 2011), as quire/sampling/philox.py ----------------------------
-
-// 53 random bits of an output position.
-uint64_t random_bits(uint64_t seed, uint64_t position) {
-  uint32_t c[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0};
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t low = 0xD2511F53ull * c[0], high = 0xCD9E8D57ull * c[2];
-    const uint32_t c1 = c[1], c3 = c[3];
-    c[0] = static_cast<uint32_t>(high >> 32) ^ c1 ^ k0;
-    c[1] = static_cast<uint32_t>(high);
-    c[2] = static_cast<uint32_t>(low >> 32) ^ c3 ^ k1;
-    c[3] = static_cast<uint32_t>(low);
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-  return (static_cast<uint64_t>(c[0]) << 21) | (c[1] >> 11);
-}
-
-// The share `bits` / 2**53 of a total, rounded down: the token is the first whose running sum of
-// weights exceeds it.
-int64_t share_of(int64_t total, uint64_t bits) {
-#ifdef __SIZEOF_INT128__
-  return static_cast<int64_t>((static_cast<unsigned __int128>(total) * bits) >> 53);
-#else
-  const uint64_t t = static_cast<uint64_t>(total), low = 0xffffffffu;
-  const uint64_t a = (t >> 32) * (bits >> 32), b = (t >> 32) * (bits & low);
-  const uint64_t c = (t & low) * (bits >> 32), d = (t & low) * (bits & low);
-  const uint64_t middle = (d >> 32) + (b & low) + (c & low);
-  const uint64_t high = a + (b >> 32) + (c >> 32) + (middle >> 32);
-  return static_cast<int64_t>((high << 11) | (((middle << 32) | (d & low)) >> 53));
-#endif
-}
-
 // ---- one row -----------------------------------------------------------------------------------
+
+// Whose random numbers: a request's seed, and how many tokens it has put out.
+struct Place {
+  uint64_t seed, position;
+};
 
 class Row {
  public:
@@ -98,25 +70,20 @@ class Row {
     return id;
   }
 
-  int64_t random(float temperature, int64_t top_k, double top_p, float min_p, uint64_t bits) {
+  int64_t random(float temperature, int64_t top_k, double top_p, float min_p, Place place) {
     scale_ = {top_, temperature};
     floor_ = min_p;
     if (top_k > 0 && top_k < n_) {
       keep_first(top_k);
       if (top_p < 1.0) keep_mass(target(top_p, mass()));
-      return draw_found(bits);
+      return race_of_found(place);
     }
-    int64_t total = weigh_all({floor_, n_});
-    if (top_p >= 1.0) return draw_all({floor_, n_}, share_of(total, bits));
-    const int64_t wanted = target(top_p, total);
+    if (top_p >= 1.0) return race_of_all({floor_, n_}, place);
+    const int64_t wanted = target(top_p, weigh_all({floor_, n_}));
     find(std::max(bound_for(kNucleus), kNothing), kEverywhere);
-    if (mass() >= wanted) {
-      keep_mass(wanted);
-      return draw_found(bits);
-    }
-    const Edge edge = edge_of_mass(wanted);
-    total = weigh_all(edge);
-    return draw_all(edge, share_of(total, bits));
+    if (mass() < wanted) return race_of_all(edge_of_mass(wanted), place);
+    keep_mass(wanted);
+    return race_of_found(place);
   }
 
  private:
@@ -200,14 +167,20 @@ class Row {
     return {last.y, last.id};
   }
 
-  int64_t draw_found(uint64_t bits) {
-    const int64_t limit = share_of(mass(), bits);
-    std::sort(w_.found.begin(), w_.found.end(),
-              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-    int64_t sum = 0;
-    for (const Candidate& c : w_.found)
-      if ((sum += c.weight) > limit) return c.id;
-    return w_.found.back().id;
+  int64_t race_of_found(const Place& at) const {
+    Winner winner{std::numeric_limits<double>::infinity(), 0};
+    for (const Candidate& c : w_.found) {
+      const uint32_t word = random_word(at.seed, at.position, c.id, 0);
+      if (word >= least_word(winner, static_cast<double>(c.weight)))
+        enter(winner, c.id, c.weight, word, at.seed, at.position);
+    }
+    return winner.id;
+  }
+
+  int64_t race_of_all(const Edge& edge, const Place& at) const {
+    int64_t winner;
+    QUIRE_PICK(race)(x_, n_, w_.peaks.data(), scale_, edge, at.seed, at.position, &winner);
+    return winner;
   }
 
   int64_t weigh_all(const Edge& edge) {
@@ -216,22 +189,6 @@ class Row {
     int64_t total = 0;
     for (const int64_t sum : w_.sums) total += sum;
     return total;
-  }
-
-  int64_t draw_all(const Edge& edge, int64_t limit) const {
-    int64_t sum = 0;
-    for (size_t g = 0; g < w_.sums.size(); ++g) {
-      if (sum + w_.sums[g] <= limit) {
-        sum += w_.sums[g];
-        continue;
-      }
-      for (int64_t i = static_cast<int64_t>(g) * kGroup; i < n_; ++i) {
-        const float y = scale_(x_[i]);
-        const bool stays = y > edge.y || (y == edge.y && i <= edge.id);
-        if (stays && (sum += weight_of(y)) > limit) return i;
-      }
-    }
-    return n_ - 1;
   }
 };
 
@@ -246,7 +203,7 @@ void pick_row(const PickArgs& a, int64_t row) {
   a.tokens[row] = work_row.random(
       static_cast<float>(number[0]), static_cast<int64_t>(number[1]), number[2],
       static_cast<float>(number[3]),
-      random_bits(a.seeds[row], static_cast<uint64_t>(a.positions[row])));
+      Place{a.seeds[row], static_cast<uint64_t>(a.positions[row])});
 }
 
 void top_row(const TopArgs& a, int64_t row) {

@@ -7,6 +7,9 @@
 //   searched instead of sorted.
 // - y = (logit - largest logit) / temperature, float32, each step rounded.
 // - Order is by falling y, equal ones by rising token id.
+// - A random token is the winner of a race: the one that arrives first, at E / weight, where E is
+//   the exponential number of (seed, position, token id). Of equals the lowest id wins, and a
+//   token without weight never arrives. E is float64; its layout: quire/sampling/race.py.
 #pragma once
 #include "isa.h"
 #include "scalar.h"
@@ -41,6 +44,74 @@ static inline int64_t weight_of(float y) {
   return static_cast<int64_t>(exact_exp(y) * kWeightOne);
 }
 
+// ---- Random numbers ----------------------------------------------------------------------------
+
+// Philox4x32-10 (Salmon et al. 2011), as quire/sampling/philox.py.
+constexpr uint32_t kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u;
+constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
+constexpr int kPhiloxRounds = 10;
+
+// The token's word: of the first half (0) or the second half (1) of its 64 bits.
+static inline uint32_t random_word(uint64_t seed, uint64_t position, int64_t token, uint32_t half) {
+  uint32_t c[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
+                   static_cast<uint32_t>(token >> 2), half};
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t low = static_cast<uint64_t>(kPhiloxM0) * c[0];
+    const uint64_t high = static_cast<uint64_t>(kPhiloxM1) * c[2];
+    const uint32_t c1 = c[1], c3 = c[3];
+    c[0] = static_cast<uint32_t>(high >> 32) ^ c1 ^ k0;
+    c[1] = static_cast<uint32_t>(high);
+    c[2] = static_cast<uint32_t>(low >> 32) ^ c3 ^ k1;
+    c[3] = static_cast<uint32_t>(low);
+    k0 += kWeyl0, k1 += kWeyl1;
+  }
+  return c[token & 3];
+}
+
+// As exact.py's `log_wide`: of a positive normal number.
+static inline double exact_log(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, 8);
+  double exponent = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
+  const uint64_t mantissa_bits = (bits & ((1ull << 52) - 1)) | (1023ull << 52);
+  double mantissa;
+  std::memcpy(&mantissa, &mantissa_bits, 8);
+  if (mantissa > 1.4142135623730951) mantissa *= 0.5, exponent += 1.0;
+  const double f = (mantissa - 1.0) / (mantissa + 1.0), square = f * f;
+  double series = 1.0 / 19.0;
+  for (int odd = 17; odd > 0; odd -= 2) {
+    series = series * square;
+    series = series + 1.0 / odd;
+  }
+  return exponent * 0.6931471805599453 + series * f * 2.0;
+}
+
+// Who is first in a race so far; {infinity, 0} before it begins.
+struct Winner {
+  double time;
+  int64_t id;
+};
+
+// A token with one of its two words; the other is looked up only here.
+static inline void enter(Winner& first, int64_t token, int64_t weight, uint32_t word, uint64_t seed,
+                         uint64_t position) {
+  if (weight == 0) return;
+  const uint64_t bits =
+      static_cast<uint64_t>(word) << 20 | random_word(seed, position, token, 1) >> 12;
+  const double u = (static_cast<double>(bits) + 0.5) * 0x1p-52;
+  const double time = -exact_log(u) / static_cast<double>(weight);
+  if (time < first.time || (time == first.time && token < first.id)) first = {time, token};
+}
+
+// A first word below this one loses for certain, whatever the second is, if the weight is at most
+// `most`: E < time * weight takes 1 - u < time * weight. The spare 2 and the share of a millionth
+// are for the roundings.
+static inline uint32_t least_word(const Winner& first, double most) {
+  const double least = (1.0 - first.time * most * 1.000001) * 0x1p32 - 2.0;
+  return least > 0.0 ? static_cast<uint32_t>(least) : 0u;
+}
+
 // y of a logit.
 struct Scale {
   float top, temperature;
@@ -58,6 +129,10 @@ struct Edge {
 // Sum of the weights of each group's tokens up to an edge; peaks as above.
 QUIRE_KERNEL(sum_weights, (const float* x, int64_t n, const float* peaks, const Scale& scale,
                            const Edge& edge, int64_t* sums))
+
+// The race of the tokens up to an edge; peaks as above.
+QUIRE_KERNEL(race, (const float* x, int64_t n, const float* peaks, const Scale& scale,
+                    const Edge& edge, uint64_t seed, uint64_t position, int64_t* winner))
 
 // Tokens by about their y, likeliest first.
 constexpr int kBins = 1024;
@@ -82,7 +157,7 @@ struct PickArgs {
   // (-inf: off); nullptr: all rows take their likeliest token.
   const double* numbers;
   const uint64_t* seeds;      // [rows]
-  const int64_t* positions;   // [rows]: number of output tokens so far
+  const int64_t* positions;   // [rows]: number of output tokens so far; not negative
   int64_t* tokens;            // [rows]
 };
 void pick_tokens(const PickArgs& args);

@@ -9,25 +9,6 @@ namespace QUIRE_ISA {
 
 namespace {
 
-// As exact.py's `log`, for float32 in float64 steps.
-float exact_log(float x) {
-  const double wide = x;
-  uint64_t bits;
-  __builtin_memcpy(&bits, &wide, 8);
-  double exponent = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
-  const uint64_t mantissa_bits = (bits & ((1ull << 52) - 1)) | (1023ull << 52);
-  double mantissa;
-  __builtin_memcpy(&mantissa, &mantissa_bits, 8);
-  if (mantissa > 1.4142135623730951) mantissa *= 0.5, exponent += 1.0;
-  const double f = (mantissa - 1.0) / (mantissa + 1.0), square = f * f;
-  double series = 1.0 / 19.0;
-  for (int odd = 17; odd > 0; odd -= 2) {
-    series = series * square;
-    series = series + 1.0 / odd;
-  }
-  return static_cast<float>(exponent * 0.6931471805599453 + series * f * 2.0);
-}
-
 // Sum as a binary tree anchored at index 0, as exact.py's `tree_sum`; x is used up.
 float tree_sum(float* x, int64_t n) {
   int64_t half = 1;
@@ -69,6 +50,98 @@ float largest(const float* x, int64_t n) {
   float top = max_of(max(a, b));
   for (; at < n; ++at) top = x[at] > top ? x[at] : top;
   return top;
+}
+
+// ---- The race ----------------------------------------------------------------------------------
+
+constexpr int kCalls = kGroup / 4;  // of Philox for a group: each gives the words of four tokens
+
+// Philox words of kCalls counters at once, in as many vectors as it takes.
+#if QUIRE_LEVEL >= 2
+struct Words { __m512i v; };
+constexpr int kAtOnce = 16;
+QUIRE_INLINE Words all_of(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+QUIRE_INLINE Words count_from(uint32_t x) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return {_mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(x)), lanes)};
+}
+QUIRE_INLINE Words exclusive_or(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+QUIRE_INLINE void product(Words a, uint32_t by, Words* high, Words* low) {
+  const __m512i m = _mm512_set1_epi32(static_cast<int>(by));
+  const __m512i even = _mm512_mul_epu32(a.v, m);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), m);
+  high->v = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xAAAA, odd);
+  low->v = _mm512_mask_mov_epi32(even, 0xAAAA, _mm512_slli_epi64(odd, 32));
+}
+QUIRE_INLINE void put(uint32_t* p, Words a) { _mm512_storeu_si512(p, a.v); }
+#elif QUIRE_LEVEL == 1
+struct Words { __m256i v; };
+constexpr int kAtOnce = 8;
+QUIRE_INLINE Words all_of(uint32_t x) { return {_mm256_set1_epi32(static_cast<int>(x))}; }
+QUIRE_INLINE Words count_from(uint32_t x) {
+  return {_mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(x)),
+                           _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))};
+}
+QUIRE_INLINE Words exclusive_or(Words a, Words b) { return {_mm256_xor_si256(a.v, b.v)}; }
+QUIRE_INLINE void product(Words a, uint32_t by, Words* high, Words* low) {
+  const __m256i m = _mm256_set1_epi32(static_cast<int>(by));
+  const __m256i even = _mm256_mul_epu32(a.v, m);
+  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a.v, 32), m);
+  high->v = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  low->v = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+}
+QUIRE_INLINE void put(uint32_t* p, Words a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v);
+}
+#else
+constexpr int kAtOnce = 8;
+struct Words { uint32_t v[kAtOnce]; };
+#define QUIRE_WORDS for (int i = 0; i < kAtOnce; ++i)
+QUIRE_INLINE Words all_of(uint32_t x) { Words r; QUIRE_WORDS r.v[i] = x; return r; }
+QUIRE_INLINE Words count_from(uint32_t x) {
+  Words r;
+  QUIRE_WORDS r.v[i] = x + static_cast<uint32_t>(i);
+  return r;
+}
+QUIRE_INLINE Words exclusive_or(Words a, Words b) { QUIRE_WORDS a.v[i] ^= b.v[i]; return a; }
+QUIRE_INLINE void product(Words a, uint32_t by, Words* high, Words* low) {
+  QUIRE_WORDS {
+    const uint64_t p = static_cast<uint64_t>(by) * a.v[i];
+    high->v[i] = static_cast<uint32_t>(p >> 32), low->v[i] = static_cast<uint32_t>(p);
+  }
+}
+QUIRE_INLINE void put(uint32_t* p, Words a) { QUIRE_WORDS p[i] = a.v[i]; }
+#endif
+
+// First words of a group's tokens: words[j][i] is that of token 4 i + j.
+QUIRE_INLINE void group_words(uint64_t seed, uint64_t position, int64_t group,
+                              uint32_t words[4][kCalls]) {
+  for (int at = 0; at < kCalls; at += kAtOnce) {
+    Words c0 = all_of(static_cast<uint32_t>(position));
+    Words c1 = all_of(static_cast<uint32_t>(position >> 32));
+    Words c2 = count_from(static_cast<uint32_t>(group * kCalls + at)), c3 = all_of(0);
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      Words low_high, low, high_high, high;
+      product(c0, kPhiloxM0, &low_high, &low);
+      product(c2, kPhiloxM1, &high_high, &high);
+      c0 = exclusive_or(exclusive_or(high_high, c1), all_of(k0));
+      c1 = high;
+      c2 = exclusive_or(exclusive_or(low_high, c3), all_of(k1));
+      c3 = low;
+      k0 += kWeyl0, k1 += kWeyl1;
+    }
+    put(words[0] + at, c0), put(words[1] + at, c1);
+    put(words[2] + at, c2), put(words[3] + at, c3);
+  }
+}
+
+// Whether one of a group's words is at least `least`.
+QUIRE_INLINE bool any_from(const uint32_t words[4][kCalls], uint32_t least) {
+  uint32_t any = 0;
+  for (int j = 0; j < 4; ++j)
+    for (int i = 0; i < kCalls; ++i) any |= words[j][i] >= least ? 1u : 0u;
+  return any != 0;
 }
 
 // The numbers of one group, filled up with -inf.
@@ -132,6 +205,37 @@ void sum_bins(const float* x, int64_t n, const float* peaks, const Scale& scale,
   }
 }
 
+// Most tokens need no logarithm, and no weight of their own: who is to win must arrive before the
+// first so far, and the largest logit of a group says which words that takes there.
+void race(const float* x, int64_t n, const float* peaks, const Scale& scale, const Edge& edge,
+          uint64_t seed, uint64_t position, int64_t* winner) {
+  const float least = edge.y > kNothing ? edge.y : kNothing;
+  Winner first{__builtin_inf(), 0};
+  const auto run = [&](int64_t g, double most) {
+    uint32_t words[4][kCalls];
+    group_words(seed, position, g, words);
+    if (!any_from(words, least_word(first, most))) return;
+    const int64_t begin = g * kGroup, end = begin + kGroup < n ? begin + kGroup : n;
+    for (int64_t i = begin; i < end; ++i) {
+      const uint32_t word = words[i & 3][(i - begin) >> 2];
+      const float y = scale(x[i]);
+      const bool stays = y > least || (y == least && i <= edge.id);
+      if (stays && word >= least_word(first, most))
+        enter(first, i, weight_of(y), word, seed, position);
+    }
+  };
+  const int64_t groups = groups_of(n);
+  int64_t top = 0;
+  while (top + 1 < groups && peaks[top] != scale.top) ++top;
+  run(top, static_cast<double>(kWeightOne));  // who runs first, has the others stopped early
+  for (int64_t g = 0; g < groups; ++g) {
+    const float y = scale(peaks[g]);
+    if (g == top || !(y >= least)) continue;
+    run(g, static_cast<double>(quire::exact_exp(y) * kWeightOne) * 1.00001);
+  }
+  *winner = first.id;
+}
+
 void are_finite(const float* x, int64_t n, bool* answer) {
   uint32_t bad = 0;
   for (int64_t i = 0; i < n; ++i)
@@ -161,7 +265,8 @@ void log_softmax_row(const float* x, int64_t n, float* work, float* out) {
   }
   const float total = tree_sum(work, n);
   // The largest number adds 1. Less is no number: NaN in the row, or nothing finite.
-  const float shift = total >= 1.0f ? exact_log(total) : __builtin_nanf("");
+  const float log_total = static_cast<float>(exact_log(static_cast<double>(total)));
+  const float shift = total >= 1.0f ? log_total : __builtin_nanf("");
   for (int64_t i = 0; i < n; ++i) out[i] = out[i] - shift;
 }
 

@@ -5,8 +5,9 @@ and the ids that end a sequence. Given the model's logits and the output so far 
 tokens may come next, and given the logits alone what their log-probabilities are.
 
 Logits change in float32, one operation after the other, so ties and the greedy token are exact.
-Probabilities are float64 here and whole numbers of float32 weights there: a number within `EPS`
-of a boundary may fall on either side. Everything else has one answer.
+Probabilities are float64 here and whole numbers of float32 weights there: a token within `EPS` of
+a filter's boundary, or of the first to arrive, may fall on either side. Everything else has one
+answer.
 """
 
 from __future__ import annotations
@@ -19,30 +20,44 @@ from typing import Any
 import numpy as np
 
 EPS = 1e-6
-"""Share of the whole probability that sums of float32 exponentials may be wrong by."""
+"""Share that float32 exponentials, and of the whole their sums, may be wrong by."""
+WEIGHT_UNIT = 2.0**-43
+"""Weights are multiples of this, cut off; the likeliest token's is 1."""
 LOGPROB_ERROR = 3e-5
 
 GREEDY_BELOW = 1e-5
 LEAST_TEMPERATURE = 1e-2
 
 
-def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
-    """Philox4x32-10 as in Salmon et al. (2011), figure 2 and table 2: words lowest first."""
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> list[Any]:
+    """Philox4x32-10 as in Salmon et al. (2011), figure 2 and table 2: words lowest first, each a
+    whole number or an array of uint64."""
     r0, l0, r1, l1 = counter
     k0, k1 = key
     for number in range(10):
         if number:
             k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-        high0, low0 = divmod(r0 * 0xD2511F53, 2**32)
-        high1, low1 = divmod(r1 * 0xCD9E8D57, 2**32)
-        r0, l0, r1, l1 = high1 ^ l0 ^ k0, low1, high0 ^ l1 ^ k1, low0
+        product0, product1 = r0 * 0xD2511F53, r1 * 0xCD9E8D57
+        r0, l0 = (product1 >> 32) ^ l0 ^ k0, product1 & 0xFFFFFFFF
+        r1, l1 = (product0 >> 32) ^ l1 ^ k1, product0 & 0xFFFFFFFF
     return [r0, l0, r1, l1]
 
 
-def random_number(seed: int, position: int) -> float:
-    """The number in [0, 1) of an output position: 53 bits of the first two words."""
-    words = philox([position % 2**32, position >> 32, 0, 0], [seed % 2**32, (seed >> 32) % 2**32])
-    return float((words[0] * 2**32 + words[1]) >> 11) / 2.0**53
+def exponentials(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
+    """The exponential numbers of tokens at an output position: -ln(u), u from the middles of
+    2**52 equal parts of the unit interval.
+
+    A token's part is the upper 52 bits of two words, the higher one first. They are its id's
+    remainder by four among the words of counter (position, id / 4, 0 and 1) and the seed as key.
+    """
+    halves, ids = np.meshgrid(np.arange(2, dtype=np.uint64), tokens.astype(np.uint64))
+    words = philox(
+        [np.full_like(ids, position % 2**32), np.full_like(ids, position >> 32), ids >> 2, halves],
+        [seed % 2**32, (seed >> 32) % 2**32],
+    )
+    high, low = np.choose((ids & 3).astype(int), words).T
+    part = (high << 32 | low) >> 12
+    return np.asarray(-np.log((part.astype(np.float64) + 0.5) / 2.0**52))
 
 
 @dataclass
@@ -86,7 +101,7 @@ class Twin:
             likeliest = int(np.flatnonzero(logits == best)[0])
             return lambda token: token == likeliest
         scaled = (logits - best) / np.float32(max(temperature, LEAST_TEMPERATURE))
-        return self._drawn(scaled, random_number(self.seed, len(output)))
+        return self._drawn(scaled, len(output))
 
     def _masked(self, logits: np.ndarray, output: list[int]) -> np.ndarray:
         if "allowed_token_ids" in self.params:
@@ -120,8 +135,8 @@ class Twin:
         presence = np.float32(self.get("presence_penalty", 0.0))
         return np.asarray(logits - presence * (counts > 0).astype(np.float32), np.float32)
 
-    def _drawn(self, scaled: np.ndarray, number: float) -> Callable[[int | None], bool]:
-        """min-p, top-k, top-p, then the first token whose running sum passes the number."""
+    def _drawn(self, scaled: np.ndarray, position: int) -> Callable[[int | None], bool]:
+        """min-p, top-k, top-p, then the token that arrives first at E / weight."""
         alive, unclear = scaled > -np.inf, np.zeros(self.vocab, bool)
         if (min_p := self.get("min_p", 0.0)) > 0:
             least = np.float32(math.log(min_p))
@@ -139,14 +154,15 @@ class Twin:
             doubt = (EPS + weights[unclear].sum() / total) * total
             alive[rank[before > top_p * total + doubt]] = False
             unclear[rank[np.abs(before - top_p * total) <= doubt]] = True
-        weights = np.where(alive, weights, 0.0)
-        end = np.cumsum(weights)
-        doubt = EPS * end[-1] + 2 * weights[unclear].sum()
-        low, high = end - weights - doubt, end + doubt
-        place = number * end[-1]
-        return lambda token: (
-            token is not None and bool(alive[token] and low[token] <= place <= high[token])
-        )
+        ids = np.flatnonzero(alive)
+        weights = weights[ids]
+        numbers = exponentials(self.seed, position, ids)
+        with np.errstate(divide="ignore", over="ignore"):
+            earliest = numbers / (weights * (1 + EPS))
+            latest = numbers / np.maximum(weights * (1 - EPS) - WEIGHT_UNIT, 0.0)
+        latest[unclear[ids]] = np.inf  # if it is left at all
+        winners = set(ids[earliest <= latest.min()].tolist())
+        return lambda token: token in winners
 
     # ---- log-probabilities -------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
 """exp, log and sums: accurate, and equal bits for equal inputs wherever they stand."""
 
+import math
+
 import pytest
 import torch
 
 from quire.kernels import exact
-from quire.kernels.exact import erf, exp, log, log_softmax, tanh, tree_sum
+from quire.kernels.exact import erf, exp, log, log_softmax, log_wide, tanh, tree_sum
 
 
 def bits(x):
@@ -61,6 +63,16 @@ def test_log_is_correctly_rounded_and_right_at_the_edges():
     y = log(torch.tensor([0.0, torch.inf, 1.0, -1.0, torch.nan]))
     assert y[:3].tolist() == [-torch.inf, torch.inf, 0.0]
     assert y[3:].isnan().all()
+
+
+def test_log_wide_is_right_near_1_too():
+    u = torch.rand(50_000, dtype=torch.float64)
+    small = 2.0 ** -torch.arange(1.0, 53.0, dtype=torch.float64)
+    x = torch.cat([u, 1 - u * 1e-6, 1 - small, small, 1 + small[:-1], small * 1.7])
+    got, want = log_wide(x), torch.tensor([math.log(v) for v in x.tolist()], dtype=torch.float64)
+    spacing = torch.nextafter(want.abs(), torch.tensor(torch.inf, dtype=torch.float64)) - want.abs()
+    assert bool(((got - want).abs() <= 3 * spacing).all())
+    assert torch.equal(got, torch.cat([log_wide(part) for part in x.split(7)]))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 48, 64, 97, 1000])

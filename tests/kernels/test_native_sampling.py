@@ -13,7 +13,7 @@ from quire.kernels.dispatch import ops
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata
 from quire.sampling.logprobs import top_logprobs
-from quire.sampling.philox import uniforms
+from quire.sampling.race import arrivals, winners
 
 pytestmark = needs_native
 
@@ -106,16 +106,58 @@ def test_rows_do_not_feel_each_other():
         assert [picked(logits[i : i + 1], params[i : i + 1])[0] for i in range(23)] == together
 
 
-def test_random_numbers_are_those_of_philox():
-    """A token is the number itself when all weights are equal."""
+def test_words_of_seeds_and_positions_beyond_32_bits():
     seeds = [0, 1, 2**63, 2**64 - 1, *range(100, 160)]
     positions = [0, 2**32 + 5, 7, 2**31, *range(60)]
-    logits = torch.zeros(len(seeds), 4096)
+    logits = torch.randn(len(seeds), 4099, generator=torch.Generator().manual_seed(3))
     numbers = np.tile(np.array([1.0, 0.0, 1.0, -math.inf]), (len(seeds), 1))
     tokens = native_sampling.pick_tokens(
         logits, numbers, np.array(seeds, np.uint64), np.array(positions, np.int64)
     )
-    assert tokens.tolist() == [int(n * 4096) for n in uniforms(seeds, positions)]
+    want = winners(logits - logits.amax(1, keepdim=True), seeds, positions)
+    assert tokens.tolist() == want.tolist()
+
+
+def test_the_race_of_a_row_many_times():
+    """Every time someone else wins, far down the vocabulary and near its top."""
+    count, vocab = 1500, 1030
+    scores = -torch.arange(float(vocab)).log() * 1.2
+    scores[0] = 0.0
+    logits = scores[torch.randperm(vocab, generator=torch.Generator().manual_seed(4))]
+    logits = logits.expand(count, -1)
+    params = [SamplingParams(seed=0)] * count
+    found = picked(logits, params, list(range(count)))
+    assert found == picked(logits, params, list(range(count)), plain=True)
+    assert len(set(found)) > 200
+
+
+def test_the_second_word_counts_where_the_first_leaves_little():
+    """The smallest number of half a million: 13 bits of its first word are left. Weights that let
+    its token arrive just before another's, and just after."""
+    vocab, seed, position, other = 2**19, 1, 3, 100
+    places = torch.tensor([[position, 0, seed, 0]]).expand(vocab, -1)
+    exponential = arrivals(torch.zeros(vocab), places, torch.arange(vocab)) * 2.0**43
+    rare = int(exponential.argmin())
+    even = (exponential[rare] / exponential[other]).log()
+    numbers = np.array([[1.0, 0.0, 1.0, -math.inf]])
+    for nudge, winner in ((4e-6, rare), (-4e-6, other)):
+        logits = torch.full((1, vocab), -100.0)
+        logits[0, other], logits[0, rare] = 0.0, even + nudge
+        got = native_sampling.pick_tokens(
+            logits, numbers, np.array([seed], np.uint64), np.array([position])
+        )
+        assert got.tolist() == winners(logits, [seed], [position]).tolist() == [winner]
+
+
+def test_tokens_with_hardly_any_weight_and_with_none():
+    """Beside one of weight 2**43: weights of 1, and of 0."""
+    numbers = np.tile(np.array([1.0, 0.0, 1.0, -math.inf]), (4, 1))
+    seeds, positions = np.arange(4, dtype=np.uint64), np.zeros(4, np.int64)
+    for least in (-29.8, -29.9, -100.0):
+        logits = torch.full((4, 130), least)
+        logits[:, 70] = 0.0
+        got = native_sampling.pick_tokens(logits, numbers, seeds, positions)
+        assert got.tolist() == winners(logits, range(4), [0] * 4).tolist() == [70] * 4
 
 
 def test_greedy_takes_the_lowest_of_equals():

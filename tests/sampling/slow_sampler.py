@@ -3,7 +3,6 @@
 import math
 
 from quire.params import SamplingParams
-from quire.sampling.philox import uniform
 
 CLEAR = 1e-5
 """A decision closer than this to its limit may fall either way in float32."""
@@ -30,7 +29,7 @@ def sample(
         return by_rank(x)[0]
     best = max(x)
     x = filter_all([(v - best) / params.temperature for v in x], params)
-    return draw(x, uniform(params.seed, len(output)))
+    return draw(x, params.seed, len(output))
 
 
 def mask_and_bias(logits: list[float], params: SamplingParams, output: list[int]) -> list[float]:
@@ -83,17 +82,39 @@ def filter_all(x: list[float], params: SamplingParams) -> list[float]:
     return x
 
 
-def draw(x: list[float], number: float) -> int:
-    """First token, in order of id, whose running sum exceeds the number's share of the total."""
-    total = sum(map(math.exp, x))
-    running = 0.0
-    for i, v in enumerate(x):
-        running += math.exp(v)
-        if v > -math.inf:
-            _check(running / total - number)
-        if running > number * total:
-            return i
-    raise AssertionError("a uniform number is below 1")
+def draw(x: list[float], seed: int, position: int) -> int:
+    """The token that arrives first, at its exponential number over its weight."""
+    times = sorted(
+        (exponential(seed, position, i) / math.exp(v), i) for i, v in enumerate(x) if v > -math.inf
+    )
+    if len(times) > 1:
+        _check((times[1][0] - times[0][0]) / times[0][0])
+    return times[0][1]
+
+
+def exponential(seed: int, position: int, token: int) -> float:
+    """The exponential number of a token at an output position."""
+    high, low = (
+        philox(
+            (position % 2**32, position // 2**32, token // 4, half), (seed % 2**32, seed // 2**32)
+        )[token % 4]
+        for half in (0, 1)
+    )
+    return -math.log(((high * 2**32 + low) // 2**12 + 0.5) / 2**52)
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 (Salmon et al. 2011): words lowest first."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        (high0, low0), (high1, low1) = (
+            divmod(c0 * 0xD2511F53, 2**32),
+            divmod(c2 * 0xCD9E8D57, 2**32),
+        )
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return c0, c1, c2, c3
 
 
 def _check(*distances: float) -> None:

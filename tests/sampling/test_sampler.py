@@ -205,13 +205,15 @@ class TestEdges:
         few = [one(logits, temperature=1.0, top_p=0.1, seed=s) for s in range(60)]
         assert 500 < max(few) < 910
 
-    @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
-    def test_the_ends_of_the_unit_interval_pick_allowed_tokens(self, number, monkeypatch, kernels):
+    @pytest.mark.parametrize("word", [0, 2**32 - 1])
+    def test_the_ends_of_the_random_numbers_pick_allowed_tokens(self, word, monkeypatch, kernels):
         if kernels != "steps":
             pytest.skip("the compiled operation makes its own numbers")
-        monkeypatch.setattr("quire.sampling.sampler.uniforms", lambda s, p: [number] * len(s))
+        same = "quire.sampling.race.philox4x32"
+        monkeypatch.setattr(same, lambda counter, key: torch.full((len(counter), 4), word))
         token = one([9.0, 1.0, 1.0, 9.0], temperature=1.0, allowed_token_ids=[1, 2])
-        assert token == (1 if number == 0.0 else 2)
+        assert token == 1  # all arrive at once: the lowest id
+        assert one([9.0, 1.0, 1.0, 9.5], temperature=1.0, allowed_token_ids=[1, 2, 3]) == 3
 
     def test_top_k_larger_than_the_vocabulary(self):
         assert one([0.0, 9.0], temperature=1.0, top_k=2**31 - 1) in (0, 1)

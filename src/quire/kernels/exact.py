@@ -170,11 +170,21 @@ def _polynomial(coefficients: tuple[Tensor, ...], x: Tensor) -> Tensor:
 def log(x: Tensor) -> Tensor:
     """Natural logarithm of float32 of any shape, correctly rounded but for rare ties.
 
-    0 gives `-inf`, negative values and NaN give NaN, `inf` stays. Computed in float64 as
-    e ln 2 + 2 artanh((m - 1) / (m + 1)) with x = m 2**e.
+    0 gives `-inf`, negative values and NaN give NaN, `inf` stays. Computed in float64.
     """
     wide = x.to(torch.float64)
-    bits = wide.view(torch.int64)
+    result = log_wide(wide)
+    result.masked_fill_(wide == 0, -torch.inf).masked_fill_(wide == torch.inf, torch.inf)
+    return result.masked_fill_((wide < 0) | wide.isnan(), torch.nan).to(torch.float32)
+
+
+def log_wide(x: Tensor) -> Tensor:
+    """Natural logarithm of float64 of any shape: positive normal numbers, within 3 units in the
+    last place.
+
+    Computed as e ln 2 + 2 artanh((m - 1) / (m + 1)) with x = m 2**e; near 1, e is 0.
+    """
+    bits = x.view(torch.int64)
     exponent = bits.bitwise_right_shift(52).sub_(1023)
     mantissa = bits.bitwise_and((1 << 52) - 1).bitwise_or_(1023 << 52).view(torch.float64)
     large = mantissa > _SQRT2
@@ -185,9 +195,7 @@ def log(x: Tensor) -> Tensor:
     series = torch.full_like(f, 1.0 / 19.0)
     for odd in range(17, 0, -2):
         series.mul_(square).add_(1.0 / odd)
-    result = exponent.mul_(_LN2).add_(series.mul_(f).mul_(2.0))
-    result.masked_fill_(wide == 0, -torch.inf).masked_fill_(wide == torch.inf, torch.inf)
-    return result.masked_fill_((wide < 0) | wide.isnan(), torch.nan).to(torch.float32)
+    return exponent.mul_(_LN2).add_(series.mul_(f).mul_(2.0))
 
 
 def tree_sum(x: Tensor, dim: int = -1) -> Tensor:

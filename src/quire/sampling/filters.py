@@ -92,14 +92,15 @@ def cumulative(logits: Tensor) -> Tensor:
     alive = logits > -math.inf
     if int(torch.count_nonzero(alive)) * SPARSE < logits.numel():
         # A filter has been here. exp(-inf) is 0, so leaving it out changes nothing.
-        weights = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
-        weights[alive] = _weights(logits[alive])
+        each = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
+        each[alive] = weights(logits[alive])
     else:
-        weights = _weights(logits)
-    return torch.cumsum(weights, dim=1)
+        each = weights(logits)
+    return torch.cumsum(each, dim=1)
 
 
-def _weights(logits: Tensor) -> Tensor:
+def weights(logits: Tensor) -> Tensor:
+    """Weights of tokens by their logits, which are at most 0: int64 of the same shape."""
     return (ops.exp(logits) * WEIGHT_ONE).to(torch.int64)
 
 

@@ -1,8 +1,8 @@
 """The sampler: an ordered tuple of steps from logits to tokens.
 
 Every step does the same to a row whatever else is in the batch: it is elementwise, or its sums
-along the row are exact or in a fixed order. There is no generator: the random number of a position
-follows from the request's seed and the position alone.
+along the row are exact or in a fixed order. There is no generator: the random number of a token
+follows from the request's seed, the output position and the token's id alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from torch import Tensor
 
 from quire.errors import NOT_A_NUMBER
 from quire.kernels.dispatch import ops
-from quire.sampling.filters import cumulative, min_p, temperature, top_k, top_p
+from quire.sampling.filters import min_p, temperature, top_k, top_p
 from quire.sampling.logprobs import LogprobRow, gather_logprobs
 from quire.sampling.metadata import SamplerState, SamplingMetadata
 from quire.sampling.penalties import frequency_penalty, presence_penalty, repetition_penalty
-from quire.sampling.philox import uniforms
 from quire.sampling.processors import (
     allowed_token_ids,
     bad_words,
@@ -29,6 +28,7 @@ from quire.sampling.processors import (
     logit_bias,
     min_tokens,
 )
+from quire.sampling.race import winners
 
 Step = Callable[[SamplerState], None]
 
@@ -96,21 +96,12 @@ def greedy_pick(state: SamplerState) -> None:
 
 
 def random_pick(state: SamplerState) -> None:
-    """Inverse CDF in order of token id, with the random number of the row's output position.
-
-    The token is the first whose running sum of weights exceeds the number times the row's total:
-    all whole numbers, with the number in multiples of 2**-53.
-    """
+    """The winner of an exponential race among the tokens that are left: see `race`."""
     meta = state.meta
     for rows, logits in state.slabs("temperature"):
         seeds = [meta.requests[row].seed for row in rows]
-        numbers = uniforms(seeds, [len(meta.outputs[row]) for row in rows])
-        cdf = cumulative(logits)
-        totals = cdf[:, -1].tolist()
-        shares = [t * int(n * 2**53) >> 53 for t, n in zip(totals, numbers, strict=True)]
-        target = state.column(shares, torch.int64)
-        found = torch.searchsorted(cdf, target, right=True).flatten()
-        state.token_ids[rows] = found.clamp_(max=cdf.shape[1] - 1)
+        positions = [len(meta.outputs[row]) for row in rows]
+        state.token_ids[rows] = winners(logits, seeds, positions)
 
 
 def pick(state: SamplerState) -> None:
