@@ -1,6 +1,10 @@
-"""The sampler once more, slowly: one row, lists, float64, no torch. Tests compare against it."""
+"""The sampler once more, slowly: one row, lists, no torch. Tests compare against it.
+
+Float64, but for the penalties: what float32 makes equal must be equal here, and nothing else.
+"""
 
 import math
+import struct
 
 from quire.params import SamplingParams
 
@@ -54,11 +58,17 @@ def penalise(
     x: list[float], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
     for i in set(prompt) | set(output):
-        x[i] = x[i] / params.repetition_penalty if x[i] > 0 else x[i] * params.repetition_penalty
+        penalty = params.repetition_penalty
+        x[i] = float32(x[i] / penalty if x[i] > 0 else x[i] * penalty)
     for i in set(output):
-        x[i] -= params.frequency_penalty * output.count(i)
-        x[i] -= params.presence_penalty
+        x[i] = float32(x[i] - params.frequency_penalty * output.count(i))
+        x[i] = float32(x[i] - params.presence_penalty)
     return x
+
+
+def float32(x: float) -> float:
+    """Rounded: of one operation on float32 numbers, what float32 gives at once."""
+    return struct.unpack("f", struct.pack("f", x))[0]
 
 
 def filter_all(x: list[float], params: SamplingParams) -> list[float]:
