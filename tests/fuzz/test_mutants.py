@@ -27,15 +27,15 @@ MUTANTS = {
         "sampling/counts.py",
         "np.concatenate((self._counts, np.zeros_like(self._counts)))",
         "np.zeros(2 * len(self._counts), dtype=np.float32)",
-        "test_sampling.py::test_large_vocabularies",
-        19,
+        "test_sampling.py::test_real_logits",
+        2,
     ),
     "a frequency counts as a presence": (
         "sampling/penalties.py",
         "-= penalty * counts\n",
         "-= penalty * (counts > 0)\n",
         "test_sampling.py::test_large_vocabularies",
-        4,
+        5,
     ),
     "the prompt counts as output": (
         "sampling/counts.py",
@@ -56,7 +56,7 @@ MUTANTS = {
         "if length <= len(output):",
         "if length < len(output):",
         "test_sampling.py::test_large_vocabularies",
-        12,
+        25,
     ),
     "random numbers do not know their position": (
         "sampling/sampler.py",
