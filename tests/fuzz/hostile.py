@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from typing import Any
 
 
@@ -85,9 +86,10 @@ def spoil(rng: random.Random, good: dict[str, Any]) -> bytes:
     """A good body with up to three values replaced, added, dropped or repeated; now and then the
     bytes are cut or changed as well."""
     body = json.loads(json.dumps(good))
+    # Of each value a copy: the next change may go into it.
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.5:
-            body[rng.choice(FIELDS)] = rng.choice(VALUES)
+            body[rng.choice(FIELDS)] = deepcopy(rng.choice(VALUES))
             continue
         paths = places(body)
         if paths:
@@ -96,7 +98,7 @@ def spoil(rng: random.Random, good: dict[str, Any]) -> bytes:
             for step in way:
                 parent = parent[step]
             if rng.random() < 0.8:
-                parent[last] = rng.choice(VALUES)
+                parent[last] = deepcopy(rng.choice(VALUES))
             else:
                 del parent[last]
     data = dump(body)
