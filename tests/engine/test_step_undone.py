@@ -325,3 +325,37 @@ def test_an_alarm_is_no_fault_of_a_request(monkeypatch: pytest.MonkeyPatch) -> N
     while engine.has_unfinished_requests:
         outputs += engine.step()
     assert outputs[-1].outputs[0].token_ids == list(range(400, 412))
+
+
+def test_questions_of_another_thread_disturb_no_step(llm: LLM) -> None:
+    """They go through the same books, so they wait for the step to end."""
+    expected = texts(llm)
+    resets = llm.llm_engine.core.executor.reset
+    undone: list[int] = []
+
+    def noticed() -> None:
+        undone.append(1)
+        resets()
+
+    llm.llm_engine.core.executor.reset = noticed  # type: ignore[method-assign]
+    done, failures = threading.Event(), []
+
+    def ask() -> None:
+        try:
+            while not done.is_set():
+                llm.explain_prefix("The capital of France is")
+                llm.reset_prefix_cache()
+                llm.timeline(10)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        assert [texts(llm) for _ in range(5)] == [expected] * 5
+    finally:
+        done.set()
+        thread.join(timeout=120)
+        llm.llm_engine.core.executor.reset = resets  # type: ignore[method-assign]
+    assert not failures and not undone
+    assert llm.llm_engine.core.kv.usage == 0.0

@@ -8,6 +8,8 @@ from quire.engine.foreign import check_request_options
 from quire.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
+    from threading import RLock
+
     from quire.config import EngineConfig
     from quire.config.model import ModelConfig
     from quire.engine.core import EngineCore
@@ -22,10 +24,15 @@ class EngineVerbs:
 
     config: EngineConfig
     core: EngineCore
+    lock: RLock
     output: OutputProcessor
     tokenizer: Tokenizer
     sinks: StatSinks
     prometheus: PrometheusSink
+
+    def call(self, verb: str, args: dict[str, Any]) -> Any:
+        """Run a control verb of the core."""
+        raise NotImplementedError
 
     @classmethod
     def from_engine_args(
@@ -92,7 +99,7 @@ class EngineVerbs:
         """
         if reset_running_requests and self.get_num_unfinished_requests():
             raise NotAvailable("reset_running_requests is not available: wait, or abort them.")
-        return self.core.kv.reset_prefix_cache()
+        return bool(self.call("reset_prefix_cache", {}))
 
     def reset_mm_cache(self) -> None:
         """Forget cached images: there are none."""
@@ -118,11 +125,13 @@ class EngineVerbs:
             delay_iterations=delay_iterations,
             max_iterations=max_iterations,
         )
-        self.core.executor.start_profile()
+        with self.lock:
+            self.core.executor.start_profile()
 
     def stop_profile(self) -> None:
         """Stop the profiler and write its trace into `QUIRE_TORCH_PROFILER_DIR`."""
-        self.core.executor.stop_profile()
+        with self.lock:
+            self.core.executor.stop_profile()
 
     def is_sleeping(self) -> bool:
         """Never: an engine is there or not."""

@@ -18,7 +18,7 @@ from quire.engine.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.llm_pooling import PoolingVerbs, as_prompts, one_for_each
 from quire.engine.progress import GenerateProgress
-from quire.errors import ConfigError, InvalidRequest
+from quire.errors import InvalidRequest
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, RequestOutputKind, SamplingParams
@@ -266,9 +266,7 @@ class LLM(PoolingVerbs):
         Raises:
             ConfigError: statistics are off (`disable_log_stats=True`, the default here).
         """
-        if self.llm_engine.config.observability.disable_log_stats:
-            raise ConfigError("get_metrics() needs LLM(..., disable_log_stats=False)")
-        return self.llm_engine.prometheus.snapshot()
+        return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -296,7 +294,7 @@ class LLM(PoolingVerbs):
         ids = self.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
         self.llm_engine.input.check_prefix(ids, cache_salt)
         args = {"prompt_token_ids": ids, "cache_salt": cache_salt}
-        return dict(self.llm_engine.core.call("explain_prefix", args))
+        return dict(self.llm_engine.call("explain_prefix", args))
 
     def explain(self, request_id: str) -> list[Explanation]:
         """Where the time of a request went, as causes that add up to its latency; `print()` shows
@@ -335,16 +333,13 @@ class LLM(PoolingVerbs):
             ConfigError: `QUIRE_TORCH_PROFILER_DIR` is not set.
             InvalidRequest: a name or a part of the steps is asked for.
         """
-        check_request_options(
-            profile_prefix=profile_prefix,
-            delay_iterations=delay_iterations,
-            max_iterations=max_iterations,
+        self.llm_engine.start_profile(
+            profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations
         )
-        self.llm_engine.core.executor.start_profile()
 
     def stop_profile(self) -> None:
         """Stop the profiler and write its trace into `QUIRE_TORCH_PROFILER_DIR`."""
-        self.llm_engine.core.executor.stop_profile()
+        self.llm_engine.stop_profile()
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Processes that run the model: one."""

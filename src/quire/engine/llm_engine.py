@@ -261,7 +261,18 @@ class LLMEngine(EngineVerbs):
         Raises:
             InvalidRequest: no records are kept.
         """
-        return Question(self.records, self.output.active(), self.clock.now(), self.config)
+        with self.lock:
+            return Question(self.records, self.output.active(), self.clock.now(), self.config)
+
+    def call(self, verb: str, args: dict[str, Any]) -> Any:
+        """Run a control verb of the core, between the steps of other threads.
+
+        Raises:
+            InvalidRequest: there is no such verb, or its arguments do not fit.
+        """
+        with self.lock:
+            self._recover()
+            return self.core.call(verb, args)
 
     def explain(self, request_id: str) -> list[Explanation]:
         """Where the time of a request went: one explanation for each of its completions.
@@ -270,18 +281,19 @@ class LLMEngine(EngineVerbs):
             NotFound: the id is in no record; some that are get named.
             InvalidRequest: no records are kept.
         """
-        told = self.question().explain(request_id)
-        request = waiting_request(told, self.output)
-        if request is not None:
-            answer = None
-            if request.sampling_params.reads_prefix_cache:
-                args = {
-                    "prompt_token_ids": request.prompt_token_ids,
-                    "cache_salt": request.cache_salt,
-                }
-                answer = self.core.call("explain_prefix", args)
-            tell_prefix(told, request, answer, self.config.cache.block_size)
-        return told
+        with self.lock:
+            told = self.question().explain(request_id)
+            request = waiting_request(told, self.output)
+            if request is not None:
+                answer = None
+                if request.sampling_params.reads_prefix_cache:
+                    args = {
+                        "prompt_token_ids": request.prompt_token_ids,
+                        "cache_salt": request.cache_salt,
+                    }
+                    answer = self.call("explain_prefix", args)
+                tell_prefix(told, request, answer, self.config.cache.block_size)
+            return told
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -290,8 +302,9 @@ class LLMEngine(EngineVerbs):
 
     def shutdown(self) -> None:
         """Let go of the model, and send what traces there are. Safe to call twice."""
-        if self._ended:
-            return
-        self._ended = True
-        self.core.shutdown()
-        self.sinks.close()
+        with self.lock:
+            if self._ended:
+                return
+            self._ended = True
+            self.core.shutdown()
+            self.sinks.close()
