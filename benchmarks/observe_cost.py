@@ -30,10 +30,10 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.stats import FinishedRequestStats, StepStats
 from quire.engine.starvation import StarvationWatch
-from quire.observability.otlp_wire import request_bytes, span_bytes
-from quire.observability.records import StepRecords
-from quire.observability.spans import Span
-from quire.observability.trace_builder import Accepted, TraceBuilder
+from quire.observability.recorder.ring import StepRecords
+from quire.observability.traces.builder import Accepted, TraceBuilder
+from quire.observability.traces.otlp_wire import request_bytes, span_bytes
+from quire.observability.traces.spans import Span
 from quire.params import SamplingParams
 
 RUNNING = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from metric_sections import grouped, series
-from quire.observability.metrics import Kind, Metric
+from quire.observability.metrics.table import Kind, Metric
 
 WINDOW = "$__rate_interval"
 """Grafana's own: at least four scrapes."""

@@ -21,9 +21,9 @@ from quire.cli.main import COMMANDS, overview
 from quire.cli.parser import Parser
 from quire.config import EngineConfig, ServerConfig, neutral
 from quire.config.cli import ALIASES, RENAMED, flags, sections, show
-from quire.observability.http_metrics import HTTP_METRICS
-from quire.observability.metric_store import buckets_1_2_5
-from quire.observability.metrics import CACHE_INFO, CACHE_INFO_HELP, Kind, Metric
+from quire.observability.metrics.http_metrics import HTTP_METRICS
+from quire.observability.metrics.store import buckets_1_2_5
+from quire.observability.metrics.table import CACHE_INFO, CACHE_INFO_HELP, Kind, Metric
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GENERATED = "<!-- Written by tools/gen_docs.py: change the source, then run it. -->"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from quire.observability.metrics import METRICS, Kind, Metric
+from quire.observability.metrics.table import METRICS, Kind, Metric
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "quire"
 FILES = sorted(SOURCE.rglob("*.py"))
 WALL_CLOCK = {
-    "engine/tracing.py",  # wall time of spans
-    "observability/tensorboard.py",  # wall time of points
-    "serving/state.py",  # `created` of models
+    "engine/frontend/request_tracing.py",  # wall time of spans
+    "observability/metrics/tensorboard.py",  # wall time of points
+    "serving/server_state.py",  # `created` of models
     "serving/openai/reply.py",  # `created` of replies
     "tokenizer/chat_template.py",  # strftime_now() in templates
 }

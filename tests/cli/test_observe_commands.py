@@ -27,8 +27,8 @@ from quire.cli.explain import BAR, draw
 from quire.cli.target import server_target
 from quire.cli.top import Pace, waits_for
 from quire.config import EngineConfig
-from quire.engine.records import Question
-from quire.observability.diagnosis import diagnose
+from quire.engine.frontend.questions import Question
+from quire.observability.explain.diagnosis import diagnose
 from record_rig import Rig
 
 METRICS = b"""\

@@ -14,7 +14,7 @@ import promql
 from deploy_tables import RULES
 from metric_sections import SECTIONS, section_of, series, series_names
 from prometheus_server import PROMTOOL
-from quire.observability.metrics import METRICS, Kind
+from quire.observability.metrics.table import METRICS, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

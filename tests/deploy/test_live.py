@@ -12,7 +12,7 @@ from live_server import serving
 from metric_sections import series
 from patience import PATIENCE
 from prometheus_server import PROMETHEUS, scraping
-from quire.observability.metrics import METRICS
+from quire.observability.metrics.table import METRICS
 from test_deploy import DEPLOY, board_expressions
 
 BODY = {"model": "quire-demo", "prompt": "The capital of France is", "max_tokens": 12}

@@ -16,7 +16,7 @@ import pytest
 from live_server import QUIRE
 from patience import PATIENCE, wait_for
 from quire.core.stats import StepStats
-from quire.observability.tensorboard import TensorBoardSink
+from quire.observability.metrics.tensorboard import TensorBoardSink
 from quire.worker.profile import make_profiler
 
 FULL = Path("/dev/full")
@@ -78,7 +78,7 @@ def test_function_traces() -> None:
 def test_tensorboard(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.observability.tensorboard.logger.propagate", True)
+    monkeypatch.setattr("quire.observability.metrics.tensorboard.logger.propagate", True)
     sink = TensorBoardSink(str(tmp_path))
     assert sink._file is not None
     sink._file.close()

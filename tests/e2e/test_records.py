@@ -15,7 +15,7 @@ from live_server import QUIRE, Server, serving
 from patience import PATIENCE, wait_for
 from quire import LLM, SamplingParams
 from quire.errors import NotFound
-from quire.observability.diagnosis import Finding, diagnose
+from quire.observability.explain.diagnosis import Finding, diagnose
 from witness import Witness
 
 

@@ -7,7 +7,7 @@ import pytest
 from otlp_receivers import GrpcReceiver
 from patience import PATIENCE
 from quire import LLM, SamplingParams
-from quire.observability import tracing
+from quire.observability.traces import tracer as tracing
 
 
 def test_a_swapped_request_has_its_span_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.death import MemoryWatch, describe
+from quire.engine.cores.death import MemoryWatch, describe
 from quire.engine.messages import Failure
 from quire.errors import EngineDead, ModelLoadError, told
 from quire.utils.host import ControlGroups

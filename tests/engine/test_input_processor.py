@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config import ModelConfig, ModelShape
-from quire.engine.input_processor import (
+from quire.engine.frontend.input_processor import (
     MAX_BAD_WORDS_CHARS,
     InputProcessor,
     ProcessedInput,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.output import EngineCoreOutput
-from quire.engine.journal import Journal
+from quire.engine.frontend.journal import Journal
 from quire.engine.messages import EngineCoreRequest
 from quire.outputs import FinishReason
 from quire.params import SamplingParams

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.engine.load_progress import LoadProgress
+from quire.engine.frontend.load_progress import LoadProgress
 from quire.utils.timing import ManualClock
 
 GIB = 2**30
@@ -22,7 +22,7 @@ def lines() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             found.append(record.getMessage())
 
-    logger, handler = logging.getLogger("quire.engine.load_progress"), Keep()
+    logger, handler = logging.getLogger("quire.engine.frontend.load_progress"), Keep()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -9,9 +9,9 @@ import pytest
 from quire.config import EngineConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.output import EngineCoreOutput
+from quire.engine.frontend.queue_limits import QueueLimits
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.messages import EngineCoreRequest
-from quire.engine.queue_limits import QueueLimits
 from quire.errors import ConfigError, TooManyRequests
 from quire.params import SamplingParams
 

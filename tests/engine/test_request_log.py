@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config.observability import ObservabilityConfig
-from quire.engine.request_log import RequestLog
+from quire.engine.frontend.request_log import RequestLog
 from quire.errors import ConfigError
 from quire.params import SamplingParams
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.seeds import MAX_DRAWN, choice_seed, draw_seed, prompt_seed
+from quire.engine.frontend.seeds import MAX_DRAWN, choice_seed, draw_seed, prompt_seed
 from quire.params import MAX_SEED
 
 

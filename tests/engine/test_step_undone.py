@@ -20,9 +20,9 @@ from quire.core.facts import Kind, Loss, unpack
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.core import EngineCore
+from quire.engine.cores.core_process import EngineCoreProcess
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.messages import EngineCoreRequest, Outputs
-from quire.engine.process import EngineCoreProcess
 from quire.errors import InvalidRequest
 from quire.params import RequestOutputKind
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
-from quire.engine import wire
+from quire.engine.cores import wire
 from quire.engine.messages import AddRequests, EngineCoreRequest, FromCore, Outputs, ToCore
 from quire.outputs import FinishReason
 from quire.params import SamplingParams

@@ -31,7 +31,7 @@ from quire.config import ServerConfig
 from quire.config.cli import engine_config, flags, server_config
 from quire.errors import QuireError
 from quire.serving.app import build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 NAN, INF, HUGE = math.nan, math.inf, 10**30
 TINY = 5e-324

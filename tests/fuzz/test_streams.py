@@ -19,12 +19,12 @@ from quire import AsyncLLM, EngineConfig, RequestOutput, SamplingParams
 from quire.config import ModelConfig, ServerConfig
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
-from quire.engine.input_processor import InputProcessor
-from quire.engine.output_processor import OutputProcessor
+from quire.engine.frontend.input_processor import InputProcessor
+from quire.engine.frontend.output_processor import OutputProcessor
 from quire.outputs import FinishReason
 from quire.params import RequestOutputKind
 from quire.serving.app import build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 from quire.tokenizer import Tokenizer
 from quire.utils.timing import ManualClock
 

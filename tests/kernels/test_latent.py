@@ -4,7 +4,7 @@ import torch
 
 from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
 from quire.attention.metadata import AttentionMetadata
-from quire.attention.reference import ReferenceAttention
+from quire.attention.paged import ReferenceAttention
 from quire.config.shape import LayerKV
 from quire.kernels.attention_spec import AttentionSpec
 

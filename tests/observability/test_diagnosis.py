@@ -8,8 +8,8 @@ import json
 import pytest
 
 from quire.core.stats import MachineStats, StepStats
-from quire.observability.diagnosis import DRILL, diagnose, read_trio
-from quire.observability.signals import (
+from quire.observability.explain.diagnosis import DRILL, diagnose, read_trio
+from quire.observability.explain.signals import (
     Signals,
     metric_signals,
     parse_metrics,

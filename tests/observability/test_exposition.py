@@ -10,8 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.stats import FinishedRequestStats, IterationStats
-from quire.observability.exposition import render
-from quire.observability.prometheus import PrometheusSink
+from quire.observability.metrics.exposition import render
+from quire.observability.metrics.prometheus import PrometheusSink
 
 
 def families(text: str) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
-from quire.observability.log_line import BatchSizeLog, IterationLog, LogLine
+from quire.observability.metrics.log_line import BatchSizeLog, IterationLog, LogLine
 from quire.utils.timing import ManualClock
 
 

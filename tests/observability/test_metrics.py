@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.stats import FinishedRequestStats, IterationStats, MachineStats, StepStats
-from quire.observability.metric_store import (
+from quire.observability.metrics.prometheus import MAX_AGE, PrometheusSink
+from quire.observability.metrics.store import (
     Counter,
     Gauge,
     Histogram,
@@ -18,8 +19,7 @@ from quire.observability.metric_store import (
     Vector,
     buckets_1_2_5,
 )
-from quire.observability.metrics import METRICS, Kind
-from quire.observability.prometheus import MAX_AGE, PrometheusSink
+from quire.observability.metrics.table import METRICS, Kind
 from quire.utils.timing import ManualClock
 
 DONE = FinishedRequestStats(

@@ -10,8 +10,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from quire.observability.otlp_wire import request_bytes, span_bytes, varint
-from quire.observability.spans import Alike, Event, Span, SpanId
+from quire.observability.traces.otlp_wire import request_bytes, span_bytes, varint
+from quire.observability.traces.spans import Alike, Event, Span, SpanId
 
 OFFSET = 1_700_000_000_000_000_000
 

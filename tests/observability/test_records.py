@@ -8,11 +8,11 @@ from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.facts import RECORD_BYTES
 from quire.core.stats import StepStats
-from quire.engine.output_processor import ActiveCompletion
-from quire.engine.records import Question
+from quire.engine.frontend.output_processor import ActiveCompletion
+from quire.engine.frontend.questions import Question
 from quire.errors import ConfigError, InvalidRequest, NotFound
-from quire.observability.records import FACT_BYTES_PER_STEP, StepRecords
-from quire.observability.replay import Replay
+from quire.observability.recorder.replay import Replay
+from quire.observability.recorder.ring import FACT_BYTES_PER_STEP, StepRecords
 from record_rig import Rig
 
 

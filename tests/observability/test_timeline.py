@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config import EngineConfig
-from quire.engine.records import Question
+from quire.engine.frontend.questions import Question
 from quire.errors import InvalidRequest
 from record_rig import Rig
 

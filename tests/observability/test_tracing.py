@@ -16,7 +16,7 @@ from patience import PATIENCE, wait_for
 from quire.config import EngineConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, InvalidRequest
-from quire.observability import tracing
+from quire.observability.traces import tracer as tracing
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock
 
@@ -401,7 +401,7 @@ def test_bad_options(options: dict[str, object], words: str) -> None:
 
 
 def test_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.observability.otel import protocol
+    from quire.observability.traces.otel import protocol
 
     assert protocol("http://h:4317") == "grpc" and protocol("http://h:4318") == "http"
     assert protocol("http://h:80/v1/traces") == "http"

@@ -17,7 +17,7 @@ import tiny
 from quire import LLM, AsyncLLM, EngineConfig, PoolingParams
 from quire.config import ServerConfig
 from quire.serving.app import build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FOLDERS = {

@@ -16,8 +16,8 @@ from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
-from quire.observability.diagnosis import diagnose
-from quire.observability.signals import metric_signals, parse_metrics, read_signals
+from quire.observability.explain.diagnosis import diagnose
+from quire.observability.explain.signals import metric_signals, parse_metrics, read_signals
 from quire.utils.timing import ManualClock
 from record_rig import Rig
 from watched import Watched

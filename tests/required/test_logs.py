@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE
-from quire.observability.log_line import Interval, render
+from quire.observability.metrics.log_line import Interval, render
 from watched import PROMPT, Watched
 
 LINE = re.compile(

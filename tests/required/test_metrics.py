@@ -6,7 +6,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
-from quire.observability.metric_store import Gauge, Histogram
+from quire.observability.metrics.store import Gauge, Histogram
 from watched import PROMPT, TOKENS, Watched
 
 

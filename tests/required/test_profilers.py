@@ -22,7 +22,7 @@ from quire import LLM, SamplingParams
 from quire.errors import ConfigError, Conflict, InvalidRequest
 from quire.kernels import scopes
 from quire.kernels.dispatch import ops
-from quire.observability.tensorboard import crc32c
+from quire.observability.metrics.tensorboard import crc32c
 from quire.profiler import LayerwiseProfiler
 from quire.worker.profile import make_profiler
 

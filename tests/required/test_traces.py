@@ -16,8 +16,8 @@ from patience import PATIENCE
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.observability import tracing
-from quire.observability.otel import protocol
+from quire.observability.traces import tracer as tracing
+from quire.observability.traces.otel import protocol
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

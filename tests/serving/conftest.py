@@ -10,7 +10,7 @@ import pytest
 from fake_engine import FakeEngine
 from quire.config import ServerConfig
 from quire.serving.app import build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
 from quire.core.kv.answer import PrefixAnswer
-from quire.engine.checked import CheckedParams
-from quire.engine.records import Question
+from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.questions import Question
 from quire.errors import Conflict, ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
-from quire.observability.records import StepRecords
+from quire.observability.recorder.ring import StepRecords
 from quire.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
 

@@ -17,7 +17,7 @@ from quire.errors import ConfigError
 from quire.serving.app import ROUTES, build_app
 from quire.serving.auth import Role
 from quire.serving.server import _adopt_uvicorn_logs
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 
 async def logged(caplog: pytest.LogCaptureFixture, config: ServerConfig) -> set[str]:
@@ -25,12 +25,12 @@ async def logged(caplog: pytest.LogCaptureFixture, config: ServerConfig) -> set[
     app = build_app(ServerState(config, FakeEngine()))
     transport = httpx.ASGITransport(app)
     paths = [spec.path.replace("{id:path}", "x") for spec in ROUTES]
-    caplog.set_level(logging.INFO, logger="quire.serving.gate")
+    caplog.set_level(logging.INFO, logger="quire.serving.middleware")
     caplog.clear()
     async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
         for path in (*paths, "/nothing"):
             await client.get(path)
-    lines = [r.getMessage() for r in caplog.records if r.name == "quire.serving.gate"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "quire.serving.middleware"]
     return {line.split('"')[1].split()[1] for line in lines}
 
 
@@ -66,10 +66,10 @@ async def test_requests_are_info(caplog: pytest.LogCaptureFixture, level: str) -
 async def test_a_mounted_probe_is_a_probe(caplog: pytest.LogCaptureFixture) -> None:
     app = build_app(ServerState(ServerConfig(root_path="/llm"), FakeEngine()))
     transport = httpx.ASGITransport(app)
-    caplog.set_level(logging.INFO, logger="quire.serving.gate")
+    caplog.set_level(logging.INFO, logger="quire.serving.middleware")
     async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
         assert (await client.get("/llm/health")).status_code == 200
-    assert not [r for r in caplog.records if r.name == "quire.serving.gate"]
+    assert not [r for r in caplog.records if r.name == "quire.serving.middleware"]
 
 
 @pytest.mark.parametrize(

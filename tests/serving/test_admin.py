@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from quire.config import ServerConfig
 from quire.errors import ConfigError, InvalidRequest
 from quire.serving.app import build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 from silent_core import silent_engine
 
 DEFAULTS = {

@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FakeEngine
 from quire.errors import EngineDead
 from quire.params import RequestOutputKind, SamplingParams
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 USER = {"role": "user", "content": "hi"}
 

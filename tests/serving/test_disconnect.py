@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine, FakeStream
 from patience import PATIENCE
 from quire.serving.app import build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 
 class Caller:

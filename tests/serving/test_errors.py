@@ -21,7 +21,7 @@ from quire.serving.openai.schema import (
     ChatRequest,
     CompletionRequest,
 )
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}

@@ -10,7 +10,7 @@ from quire import __version__
 from quire.config import PoolerSpec, ServerConfig
 from quire.serving import home
 from quire.serving.app import ROUTES, build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import ServerConfig
 from quire.serving.app import build_app
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 from quire.utils.timing import ManualClock
 from silent_core import silent_engine
 

@@ -22,7 +22,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.serving import limits
 from quire.serving.app import build_app
 from quire.serving.openai import completions
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 from silent_core import SilentCore, silent_engine
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

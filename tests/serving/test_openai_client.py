@@ -17,7 +17,7 @@ from patience import PATIENCE, wait_for
 from quire.config import ServerConfig
 from quire.serving.app import build_app
 from quire.serving.server import _adopt_uvicorn_logs, _HttpServer, _Protocol, bind
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

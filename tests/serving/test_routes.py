@@ -15,7 +15,7 @@ from patience import PATIENCE
 from quire.config import ServerConfig
 from quire.serving.app import ROUTES, Endpoint, build_app
 from quire.serving.auth import Role
-from quire.serving.state import STALLED_AFTER, ServerState
+from quire.serving.server_state import STALLED_AFTER, ServerState
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/ping", "/version"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -267,7 +267,7 @@ async def test_metrics_load_version(client: httpx.AsyncClient) -> None:
 
 
 def test_the_server_never_imports_torch() -> None:
-    code = "import sys, quire.serving.server, quire.observability.prometheus; "
+    code = "import sys, quire.serving.server, quire.observability.metrics.prometheus; "
     code += "print([m for m in ('torch', 'pydantic') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE

@@ -15,17 +15,17 @@ import torch
 
 from gguf_files import write_model
 from paged_run import load, serve
-from quire.attention.reference import ReferenceAttention
+from quire.attention.paged import ReferenceAttention
 from quire.config import ModelConfig
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
-from quire.models.llama import LlamaForCausalLM
+from quire.models.families.llama import LlamaForCausalLM
 from quire.models.registry import load_model
 from quire.weights import loader
-from quire.weights.checkpoint import open_checkpoint
 from quire.weights.count import count_weights, estimated_weights
 from quire.weights.dummy import TINY, random_checkpoint, random_tensors
 from quire.weights.files import SafetensorsCheckpoint
+from quire.weights.formats import open_checkpoint
 from quire.weights.torch_files import INDEX, TorchCheckpoint
 
 PROMPT = [[1, 2, 3, 4, 5]]

@@ -25,9 +25,9 @@ from quire.config import ModelConfig
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 from quire.models.registry import load_model
-from quire.weights.checkpoint import open_checkpoint
 from quire.weights.dummy import TINY, random_checkpoint, random_tensors
 from quire.weights.files import write_safetensors
+from quire.weights.formats import open_checkpoint
 from quire.weights.gguf import DEQUANTISE, GGUFCheckpoint, dequantise
 
 WIDE = {**TINY, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}

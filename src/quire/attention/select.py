@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 from quire.registry import Registry
 
 BACKENDS: Final[Registry[type[AttentionBackend]]] = Registry(
-    "attention backend", {"reference": "quire.attention.reference:ReferenceAttention"}
+    "attention backend", {"reference": "quire.attention.paged:ReferenceAttention"}
 )
 """Best first."""
 

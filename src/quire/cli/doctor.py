@@ -1,8 +1,8 @@
 """`quire doctor`: checks of this machine, or with a URL the on-call drill on a running server.
 
 The drill reads `/metrics` twice and the server's records, applies the table of
-`quire.observability.diagnosis`, and prints the likely causes with their evidence and the flag to
-change. Exit code 1 if something is wrong.
+`quire.observability.explain.diagnosis`, and prints the likely causes with their evidence and the
+flag to change. Exit code 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
     Raises:
         QuireError: the server cannot be reached.
     """
-    from quire.observability.diagnosis import read_trio
-    from quire.observability.signals import metric_signals, parse_metrics
+    from quire.observability.explain.diagnosis import read_trio
+    from quire.observability.explain.signals import metric_signals, parse_metrics
 
     before = parse_metrics(client.get("/metrics").decode())
     time.sleep(watch)
@@ -111,7 +111,7 @@ def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
 
 def seen(signals: dict[str, Any]) -> str:
     """Which steps count, and why none before them."""
-    from quire.observability.explain_text import plural, seconds
+    from quire.observability.explain.wording import plural, seconds
 
     back = seconds(signals["seen_seconds"])
     text = _SEEN[signals["seen_since"]].format(back)
@@ -128,7 +128,7 @@ _SEEN: Final = {
 
 def nothing_found(signals: dict[str, Any]) -> str:
     """What it means that there is no finding."""
-    from quire.observability.diagnosis import MIN_STEPS
+    from quire.observability.explain.diagnosis import MIN_STEPS
 
     if signals["steps"] < MIN_STEPS:
         return f"too few steps to judge (at least {MIN_STEPS})"

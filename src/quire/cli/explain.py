@@ -68,8 +68,8 @@ def show(completions: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from quire.observability.explain import Explanation
-    from quire.observability.explain_text import slowest_sentence, summary
+    from quire.observability.explain.explanation import Explanation
+    from quire.observability.explain.wording import slowest_sentence, summary
 
     console = Console(soft_wrap=True, highlight=False)
     for data in completions:
@@ -86,7 +86,7 @@ def show(completions: list[dict[str, Any]]) -> None:
 
 def waterfall(told: Any) -> Iterator[tuple[str, str, str]]:
     """(bar, cause, text) for each part, in the order in which they began."""
-    from quire.observability.explain_text import seconds
+    from quire.observability.explain.wording import seconds
 
     for part in told.parts:
         line = f"{seconds(part.seconds):>8} {part.share:>4.0%}  {part.text}"

@@ -110,8 +110,8 @@ def _kv_layers(shape: ModelShape) -> tuple[LayerKV, ...]:
 
 
 def _weights(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
-    from quire.weights.checkpoint import open_checkpoint
     from quire.weights.count import estimated_weights
+    from quire.weights.formats import open_checkpoint
 
     model = config.model
     if model.load_format == "dummy":

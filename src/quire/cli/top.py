@@ -17,7 +17,7 @@ from quire.cli.keys import Keys
 from quire.cli.parser import Parser
 from quire.cli.running import add_running_flags, running_client
 from quire.errors import ConfigError, QuireError, RequestError
-from quire.observability.explain_text import seconds
+from quire.observability.explain.wording import seconds
 
 ROWS: Final = 20
 STATES: Final = {"running": "green", "preempted": "red", "swapped": "red", "waiting": "yellow"}
@@ -97,7 +97,7 @@ class Pace:
         Returns:
             Signals; `step_seconds` is there while a step runs that had begun by the last look.
         """
-        from quire.observability.signals import metric_signals
+        from quire.observability.explain.signals import metric_signals
 
         before, since = self._before, self._since
         signals = metric_signals(before or {}, samples, now - since if before is not None else 0.0)
@@ -140,7 +140,7 @@ class View:
         """
         from rich.console import Group
 
-        from quire.observability.signals import parse_metrics
+        from quire.observability.explain.signals import parse_metrics
 
         samples = parse_metrics(self._client.get("/metrics").decode())
         states = self._states()

@@ -32,8 +32,8 @@ _ASYNC = {
 }
 _ARGUMENTS = _of("quire.compat.engine_args", "EngineArgs", "AsyncEngineArgs")
 _PROMPTS = {
-    **_of("quire.engine.input_processor", "TextPrompt", "TokensPrompt", "PromptType"),
-    "SingletonPrompt": "quire.engine.input_processor:PromptType",
+    **_of("quire.engine.frontend.input_processor", "TextPrompt", "TokensPrompt", "PromptType"),
+    "SingletonPrompt": "quire.engine.frontend.input_processor:PromptType",
     **_of("quire.compat.refused", "EmbedsPrompt", "ExplicitEncoderDecoderPrompt"),
 }
 _PARAMS = {
@@ -51,8 +51,8 @@ _LOGPROBS = {
     "PromptLogprobs": "quire.compat.types:PromptLogprobs",
 }
 _METRICS = {
-    **_of("quire.observability.metric_store", "Counter", "Gauge", "Histogram", "Vector"),
-    "Metric": "quire.observability.metric_store:Sample",
+    **_of("quire.observability.metrics.store", "Counter", "Gauge", "Histogram", "Vector"),
+    "Metric": "quire.observability.metrics.store:Sample",
 }
 _PARSER = _of("quire.compat.arguments", "FlexibleArgumentParser")
 _UTILS = _of(

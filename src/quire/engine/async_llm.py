@@ -18,15 +18,21 @@ from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.core.admission import check_changes
 from quire.core.stats import IterationStats
-from quire.engine.calls import PendingCalls
-from quire.engine.checked import CheckedParams
-from quire.engine.client import CoreProcess
-from quire.engine.death import Death
-from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
-from quire.engine.gate import make_input_processor
-from quire.engine.input_processor import PromptType
-from quire.engine.journal import Journal
-from quire.engine.load_progress import LoadProgress
+from quire.engine.cores.death import Death
+from quire.engine.cores.process_handle import CoreProcess
+from quire.engine.frontend.calls import PendingCalls
+from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.input_gate import make_input_processor
+from quire.engine.frontend.input_processor import PromptType
+from quire.engine.frontend.journal import Journal
+from quire.engine.frontend.load_progress import LoadProgress
+from quire.engine.frontend.output_processor import OutputProcessor
+from quire.engine.frontend.questions import Question, accept, explain_live, make_records
+from quire.engine.frontend.queue_limits import QueueLimits
+from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
+from quire.engine.frontend.request_log import RequestLog
+from quire.engine.frontend.request_tracing import Tracing
+from quire.engine.frontend.stream import RequestStream
 from quire.engine.messages import (
     AbortRequests,
     AddRequests,
@@ -37,16 +43,10 @@ from quire.engine.messages import (
     Ready,
     Reply,
 )
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.queue_limits import QueueLimits
-from quire.engine.records import Question, accept, explain_live, make_records
-from quire.engine.request_log import RequestLog
 from quire.engine.starvation import ApiWaits
-from quire.engine.stream import RequestStream
-from quire.engine.tracing import Tracing
 from quire.errors import EngineDead, NotFound, QuireError, StepFailed
 from quire.logger import get_logger
-from quire.observability.tracing import PhaseLog
+from quire.observability.traces.tracer import PhaseLog
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.fit import check_fit
@@ -54,7 +54,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
-    from quire.observability.explain import Explanation
+    from quire.observability.explain.explanation import Explanation
 
 logger = get_logger(__name__)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from quire.config import EngineConfig
     from quire.config.model import ModelConfig
     from quire.engine.core import EngineCore
-    from quire.engine.output_processor import OutputProcessor
-    from quire.observability.prometheus import PrometheusSink
+    from quire.engine.frontend.output_processor import OutputProcessor
+    from quire.observability.metrics.prometheus import PrometheusSink
     from quire.observability.sinks import StatSinks
     from quire.tokenizer.tokenizer import Tokenizer
 

@@ -12,9 +12,9 @@ from quire.bounds import show
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
 from quire.config.neutral import beyond_defaults, taken
-from quire.engine.checked import CheckedParams
 from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
-from quire.engine.input_processor import PromptType
+from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.input_processor import PromptType
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.llm_pooling import PoolingVerbs, as_prompts, one_for_each
 from quire.engine.progress import GenerateProgress
@@ -25,7 +25,7 @@ from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.observability.explain import Explanation
+    from quire.observability.explain.explanation import Explanation
 
 logger = get_logger(__name__)
 

@@ -12,22 +12,28 @@ from quire.config.engine import read_generation_config
 from quire.config.locate import located
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
-from quire.engine.checked import CheckedParams
 from quire.engine.core import EngineCore, ProgressCallback
 from quire.engine.engine_verbs import EngineVerbs
-from quire.engine.facts import add_log_sinks, cache_facts, make_sinks
 from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
-from quire.engine.gate import make_input_processor
-from quire.engine.input_processor import ProcessedInput, PromptType
-from quire.engine.load_progress import LoadProgress
-from quire.engine.output_processor import OutputProcessor, ProcessedOutputs
-from quire.engine.records import Question, accept, make_records, tell_prefix, waiting_request
-from quire.engine.request_log import RequestLog
-from quire.engine.tracing import Tracing
+from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.input_gate import make_input_processor
+from quire.engine.frontend.input_processor import ProcessedInput, PromptType
+from quire.engine.frontend.load_progress import LoadProgress
+from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
+from quire.engine.frontend.questions import (
+    Question,
+    accept,
+    make_records,
+    tell_prefix,
+    waiting_request,
+)
+from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
+from quire.engine.frontend.request_log import RequestLog
+from quire.engine.frontend.request_tracing import Tracing
 from quire.errors import ConfigError, EngineDead, QuireError
 from quire.executor.base import Executor
 from quire.logger import get_logger
-from quire.observability.tracing import PhaseLog
+from quire.observability.traces.tracer import PhaseLog
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.fit import check_fit
@@ -36,7 +42,7 @@ from quire.utils.function_trace import trace_functions
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
-    from quire.observability.explain import Explanation
+    from quire.observability.explain.explanation import Explanation
 
 logger = get_logger(__name__)
 

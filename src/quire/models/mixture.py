@@ -14,9 +14,9 @@ from quire.errors import ModelLoadError
 from quire.kernels.moe import Routing
 from quire.layers.activation import activation
 from quire.layers.moe import MoE, MoEStyle
-from quire.models.entries import number, whole
-from quire.models.parts import GatedMLP
-from quire.models.style import DecoderStyle, MLPBlock
+from quire.models.config_entries import number, whole
+from quire.models.decoder_style import DecoderStyle, MLPBlock
+from quire.models.sublayers import GatedMLP
 from quire.weights.names import NameRules
 
 

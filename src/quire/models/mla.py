@@ -24,7 +24,7 @@ from quire.kernels.dispatch import ops
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import Parameter, Parameters, prefixed
-from quire.models.style import StepInput
+from quire.models.decoder_style import StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class PerHead:
 
 
 class LatentAttention:
-    """Stands at the place of `quire.models.blocks.Attention`."""
+    """Stands at the place of `quire.models.decoder.Attention`."""
 
     def __init__(self, sizes: MLASizes) -> None:
         self._sizes = sizes

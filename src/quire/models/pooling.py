@@ -22,7 +22,7 @@ from quire.errors import ConfigError, ModelLoadError
 from quire.kernels.dtypes import torch_dtype
 from quire.layers.linear import Linear
 from quire.layers.parameter import Parameters, prefixed
-from quire.models.blocks import DecoderForCausalLM
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.encoder import Encoder, EncoderInput
 from quire.models.pooler import Pooler
 from quire.models.registry import MODELS, build_model, kv_layers, resolve_device, resolve_dtype
@@ -30,13 +30,13 @@ from quire.registry import Registry
 from quire.weights.loader import load_weights
 from quire.weights.names import NameRules
 
-_ROBERTA: Final = "quire.models.bert:RobertaEncoder"
+_ROBERTA: Final = "quire.models.families.bert:RobertaEncoder"
 FAMILIES: Final[Registry[type[Encoder]]] = Registry(
     "encoder family",
     {
-        "Bert": "quire.models.bert:BertEncoder",
+        "Bert": "quire.models.families.bert:BertEncoder",
         "Camembert": _ROBERTA,
-        "ModernBert": "quire.models.modernbert:ModernBertEncoder",
+        "ModernBert": "quire.models.families.modernbert:ModernBertEncoder",
         "Roberta": _ROBERTA,
         "XLMRoberta": _ROBERTA,
     },

@@ -22,10 +22,10 @@ from quire.serving import admin, home, observe, probes
 from quire.serving.auth import Role
 from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import KEY, Exchange, Scope
-from quire.serving.gate import Gate
+from quire.serving.middleware import Gate
 from quire.serving.openai import chat, completions, models, tokenize
 from quire.serving.pooling import classify, embeddings, score
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 Handler = Callable[[Exchange], Awaitable[None]]
 

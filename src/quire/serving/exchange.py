@@ -15,7 +15,7 @@ from typing import Any, Final
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
 from quire.serving import errors
 from quire.serving.errors import RequestTimeout, UnsupportedMediaType
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 Scope = MutableMapping[str, Any]
 KEY: Final = "quire.exchange"

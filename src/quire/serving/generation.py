@@ -12,14 +12,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quire.engine.checked import CheckedParams
-from quire.engine.seeds import prompt_seed
+from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.seeds import prompt_seed
 from quire.errors import StepFailed
 from quire.logger import get_logger
 from quire.outputs import PositionLogprobs, RequestOutput
 from quire.params import SamplingParams
-from quire.serving.engine_api import EngineClient, OutputStream
-from quire.serving.state import ServerState
+from quire.serving.engine_protocol import EngineClient, OutputStream
+from quire.serving.server_state import ServerState
 
 logger = get_logger(__name__)
 

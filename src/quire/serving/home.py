@@ -13,7 +13,7 @@ import msgspec
 from quire import __version__
 from quire.errors import Unauthorized
 from quire.serving.exchange import Exchange
-from quire.serving.state import ServerState
+from quire.serving.server_state import ServerState
 
 ABOUT: Final = "An LLM inference and serving engine with OpenAI's API"
 GENERATING: Final = {

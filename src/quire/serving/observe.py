@@ -86,7 +86,7 @@ async def timeline(exchange: Exchange) -> None:
 
 async def diagnosis(exchange: Exchange) -> None:
     """Figures of the last `seconds`, and the likely causes they speak for."""
-    from quire.observability.diagnosis import diagnose
+    from quire.observability.explain.diagnosis import diagnose
 
     given = _parameters(exchange, "seconds").get("seconds")
     window = _number(given, WINDOW_SECONDS, "seconds")

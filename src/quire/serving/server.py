@@ -26,8 +26,8 @@ from quire.config.server import LOG_LEVELS
 from quire.errors import EngineDead, QuireError, StartupError, told
 from quire.logger import get_logger
 from quire.serving.app import build_app
-from quire.serving.engine_api import EngineClient
-from quire.serving.state import ServerState
+from quire.serving.engine_protocol import EngineClient
+from quire.serving.server_state import ServerState
 from quire.utils.process import GROUP_SIGNALS
 
 logger = get_logger(__name__)

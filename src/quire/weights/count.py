@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.config.shape import ModelShape
-from quire.weights.checkpoint import open_checkpoint
+from quire.weights.formats import open_checkpoint
 
 
 def count_weights(model: Path, load_format: str, shape: ModelShape) -> int:

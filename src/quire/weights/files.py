@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.checkpoint.safetensors import broken, read_header
 from quire.errors import ModelLoadError
-from quire.weights.checkpoint import Stored
+from quire.weights.formats import Stored
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -63,7 +63,7 @@ def _indexed(folder: Path) -> list[Path]:
 
 
 class SafetensorsCheckpoint(contextlib.ExitStack):
-    """The safetensors of a folder: a `quire.weights.checkpoint.Checkpoint`.
+    """The safetensors of a folder: a `quire.weights.formats.Checkpoint`.
 
     Raises:
         ModelLoadError: a file is missing, truncated or corrupt, or two files hold the same name.

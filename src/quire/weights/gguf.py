@@ -24,7 +24,7 @@ from quire.checkpoint.gguf import TYPES, read_header
 from quire.checkpoint.gguf_model import gguf_file, hf_name, layout_of, parts_of
 from quire.checkpoint.safetensors import TensorEntry
 from quire.errors import ModelLoadError
-from quire.weights.checkpoint import Stored
+from quire.weights.formats import Stored
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -33,7 +33,7 @@ ROWS_AT_ONCE: Final = 2**15
 
 
 class GGUFCheckpoint(contextlib.ExitStack):
-    """A GGUF model under Hugging Face's names: a `quire.weights.checkpoint.Checkpoint`.
+    """A GGUF model under Hugging Face's names: a `quire.weights.formats.Checkpoint`.
 
     Raises:
         ModelLoadError: there is no such file, it is broken, or its architecture is unknown.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
-from quire.weights.checkpoint import Checkpoint, Stored, open_checkpoint
+from quire.weights.formats import Checkpoint, Stored, open_checkpoint
 from quire.weights.names import NameRules
 from quire.weights.noise import fill_with_noise
 from quire.weights.pages import MappedPages

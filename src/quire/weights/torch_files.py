@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
-from quire.weights.checkpoint import Stored
+from quire.weights.formats import Stored
 
 SINGLE: Final = "pytorch_model.bin"
 INDEX: Final = "pytorch_model.bin.index.json"
@@ -23,7 +23,7 @@ NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F1
 
 
 class TorchCheckpoint(contextlib.ExitStack):
-    """The `*.bin` files of a folder: a `quire.weights.checkpoint.Checkpoint`.
+    """The `*.bin` files of a folder: a `quire.weights.formats.Checkpoint`.
 
     Raises:
         ModelLoadError: there are none, one is broken, or one holds more than tensors.

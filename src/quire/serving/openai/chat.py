@@ -12,7 +12,7 @@ from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.serving.decode import decode, show
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Call, Generation, generate
 from quire.serving.limits import check_prompts
@@ -26,8 +26,8 @@ from quire.serving.openai.prompts import encode, off_loop, render_chat
 from quire.serving.openai.reply import Chunks, Head, Usage
 from quire.serving.openai.sampling import build_params, check_common, truncate
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
+from quire.serving.server_state import require_runner
 from quire.serving.sse import send_stream
-from quire.serving.state import require_runner
 
 
 @dataclass(frozen=True, slots=True)

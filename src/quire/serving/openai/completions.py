@@ -12,7 +12,7 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from quire.serving.decode import decode
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Call, Generation, generate
 from quire.serving.limits import PROMPTS, check_prompts
@@ -27,8 +27,8 @@ from quire.serving.openai.prompts import check_ids, encode_all, off_loop
 from quire.serving.openai.reply import Chunks, Head, Usage
 from quire.serving.openai.sampling import build_params, check_common, truncate
 from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
+from quire.serving.server_state import require_runner
 from quire.serving.sse import send_stream
-from quire.serving.state import require_runner
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default on this endpoint."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from quire.outputs import Logprob, PositionLogprobs, RequestOutput
-from quire.serving.engine_api import TokenizerLike
+from quire.serving.engine_protocol import TokenizerLike
 
 FLOOR: Final = -9999.0
 

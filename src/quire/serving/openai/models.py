@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 
 

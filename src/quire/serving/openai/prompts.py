@@ -11,7 +11,7 @@ import msgspec
 
 from quire.errors import ContextLengthExceeded, InvalidRequest
 from quire.serving.decode import show
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.openai.schema import ChatMessage
 from quire.tokenizer.chat_template import check_template_kwargs
 

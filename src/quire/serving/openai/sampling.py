@@ -11,7 +11,7 @@ from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.params import RequestOutputKind, SamplingParams
 from quire.serving.decode import show
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.limits import COMPLETIONS, LIST_IDS, check_lists
 from quire.serving.openai.schema import GenerateRequest
 

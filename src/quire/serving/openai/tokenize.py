@@ -6,7 +6,7 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.serving.decode import decode
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.openai.prompts import check_ids, encode, off_loop, render_chat
 from quire.serving.openai.schema import (

@@ -11,7 +11,7 @@ from quire.bounds import read_field
 from quire.config import PoolerSpec
 from quire.errors import ContextLengthExceeded, InvalidRequest
 from quire.params import PoolingParams
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.limits import INPUTS
 from quire.serving.openai.prompts import (
     TEXT_MARGIN,
@@ -23,7 +23,7 @@ from quire.serving.openai.prompts import (
 from quire.serving.openai.sampling import check_labels, check_priority
 from quire.serving.pooling.run import Prompt
 from quire.serving.pooling.schema import InputRequest, PoolingBase
-from quire.serving.state import require_runner
+from quire.serving.server_state import require_runner
 
 
 def check_base(request: PoolingBase, engine: EngineClient) -> PoolerSpec:

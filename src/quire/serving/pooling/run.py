@@ -14,7 +14,7 @@ from quire.errors import StepFailed
 from quire.logger import get_logger
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams
-from quire.serving.engine_api import EngineClient, OutputStream
+from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.exchange import Exchange
 from quire.serving.generation import BREATHE_EVERY
 from quire.serving.pooling.schema import PoolingBase

@@ -15,7 +15,7 @@ from quire.errors import InvalidRequest
 from quire.outputs import cosine
 from quire.params import PoolingParams
 from quire.serving.decode import decode
-from quire.serving.engine_api import EngineClient
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.openai.prompts import check_text_length, off_loop
 from quire.serving.pooling.embeddings import list_reply

@@ -1,0 +1,1 @@
+"""Cores and how a front end holds one: in a process of its own, or in this one."""

@@ -1,0 +1,545 @@
+"""From core outputs to what callers get: text, stop strings, log-probabilities, timings.
+
+Holds one record per active request and one per completion of it, and nothing once a request has
+ended. Knows nothing of how outputs reach their callers, of scheduling, or of the core beyond its
+`EngineCoreOutput`s: it returns the ids the core must end because a stop string matched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from quire.core.batch import TokenLogprobs
+from quire.core.output import EngineCoreOutput
+from quire.core.stats import FinishedRequestStats, IterationStats
+from quire.engine.frontend.input_processor import ProcessedInput
+from quire.engine.messages import EngineCoreRequest
+from quire.errors import NOT_A_NUMBER, InvalidRequest
+from quire.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    Pooled,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
+from quire.params import RequestOutputKind
+from quire.tokenizer import IncrementalDetokenizer, Tokenizer
+from quire.utils.signals import pass_on_signals
+from quire.utils.timing import Clock
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ProcessedOutputs:
+    """What one batch of core outputs came to."""
+
+    request_outputs: list[RequestOutput]
+    """At most one per request, in the order in which the core named them."""
+    aborts: list[str]
+    """Internal ids that the core must end: a stop string matched."""
+    iteration: IterationStats
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveCompletion:
+    """A completion that has not ended, for listings."""
+
+    external_id: str
+    index: int
+    internal_id: str
+    arrival_time: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Completion:
+    """One of a request's `n` completions."""
+
+    request: _Request
+    core_request: EngineCoreRequest
+    detokenizer: IncrementalDetokenizer
+    logprobs: list[PositionLogprobs] | None
+    cumulative_logprob: float | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    delivered: int = 0
+    """Tokens that earlier deltas contained."""
+    seen: bool = False
+    """Whether the core has told when it was scheduled."""
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_cached_tokens: int = 0
+    num_promoted_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def internal_id(self) -> str:
+        """What the core calls it."""
+        return self.core_request.request_id
+
+    @property
+    def index(self) -> int:
+        """Its place among the request's completions."""
+        return self.core_request.index
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the output so far."""
+        return len(self.detokenizer.token_ids)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One active request."""
+
+    processed: ProcessedInput
+    completions: list[_Completion]
+    metrics: RequestMetrics
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs_delivered: bool = False
+    num_cached_tokens: int | None = None
+    error: str | None = None
+    pooled: Pooled | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Completions that have not ended."""
+        return sum([c.finish_reason is None for c in self.completions])
+
+    @property
+    def first(self) -> EngineCoreRequest:
+        """What all its completions have in common can be read here."""
+        return self.processed.requests[0]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one call of `process` has gathered."""
+
+    outputs: list[EngineCoreOutput]
+    ended: list[_Completion] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    news: dict[str, list[_Completion]] = field(default_factory=dict)
+    """By external id: the completions that have something new, each once."""
+
+    def add(self, completion: _Completion) -> None:
+        touched = self.news.setdefault(completion.request.first.external_id, [])
+        if completion not in touched:
+            touched.append(completion)
+
+
+class OutputProcessor:
+    """Turns core outputs into `RequestOutput`s; one per frontend.
+
+    `tokenizer` may be `None`: then outputs hold ids and no text. `clock` times aborts; all other
+    times are given by the caller. `second_tier` is what statistics call the second KV tier: `host`
+    or `disk`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, clock: Clock, second_tier: str = "host"
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._second_tier = second_tier
+        self._requests: dict[str, _Request] = {}
+        self._completions: dict[str, _Completion] = {}
+        self._stats = IterationStats()
+        self._latest = _Batch([])
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def is_active(self, external_id: str) -> bool:
+        """Whether a request of this id has not ended."""
+        return external_id in self._requests
+
+    def add(self, processed: ProcessedInput) -> None:
+        """Register an admitted request; call it before the core gets it.
+
+        Raises:
+            InvalidRequest: a request of the same id is active.
+        """
+        first = processed.requests[0]
+        if first.external_id in self._requests:
+            raise InvalidRequest(
+                f"request_id {first.external_id!r} is in use by a request that has not ended; "
+                "choose another or wait for its end.",
+                param="request_id",
+            )
+        metrics = RequestMetrics(arrival_time=first.arrival_time)
+        request = _Request(processed, [], metrics)
+        request.completions += [self._completion(request, r) for r in processed.requests]
+        completions = {c.internal_id: c for c in request.completions}
+        # The request first: whatever interrupts this, `abort` finds all that there is.
+        self._requests[first.external_id] = request
+        self._completions |= completions
+
+    def process(self, outputs: Iterable[EngineCoreOutput], now: float) -> ProcessedOutputs:
+        """Take in what a step produced; `now` is when it reached the frontend.
+
+        Outputs of ids that are not active (ended by a stop string, aborted) are ignored.
+        """
+        batch = self._latest = _Batch(list(outputs))
+        for output in batch.outputs:
+            completion = self._completions.get(output.request_id)
+            if completion is not None:
+                self._take_in_alone(completion, output, now, batch)
+        delivered = (self._deliver(self._requests[i], news) for i, news in batch.news.items())
+        request_outputs = [output for output in delivered if output is not None]
+        for external_id in batch.news:
+            self._forget_if_ended(external_id)
+        return ProcessedOutputs(request_outputs, batch.aborts, self.take_stats())
+
+    def rewind(self, num_tokens: Mapping[str, int]) -> None:
+        """Undo the last `process`, however far it got: the step has not happened. What it has
+        touched is made again from the tokens before it, of which all is a function.
+
+        Args:
+            num_tokens: By internal id, of what the core still works on: tokens before that step.
+        """
+        touched = {c.internal_id: c for c in self._latest.ended}
+        touched |= self._completions
+        requests: dict[str, _Request] = {}
+        for output in self._latest.outputs:
+            completion = touched.get(output.request_id)
+            if completion is not None and output.request_id in num_tokens:
+                self._rewind(completion, num_tokens[output.request_id])
+                requests[completion.request.first.external_id] = completion.request
+        for external_id, request in requests.items():
+            _rewind_request(request)
+            self._requests[external_id] = request
+        self._stats = IterationStats()
+
+    def _rewind(self, completion: _Completion, num_tokens: int) -> None:
+        fresh = self._completion(completion.request, completion.core_request)
+        fresh.detokenizer.update(completion.detokenizer.token_ids[:num_tokens])
+        kind = completion.request.processed.params.output_kind
+        # What had been computed had been delivered, unless only the end is.
+        completion.delivered = 0 if kind is RequestOutputKind.FINAL_ONLY else num_tokens
+        if kind is RequestOutputKind.DELTA:
+            fresh.detokenizer.take(finished=False, delta=True)
+        if completion.logprobs is not None:
+            del completion.logprobs[num_tokens:]
+            completion.cumulative_logprob = 0.0
+            for position in completion.logprobs:
+                # The first is the sampled one.
+                completion.cumulative_logprob += next(iter(position.values())).logprob
+        completion.detokenizer = fresh.detokenizer
+        completion.finish_reason = completion.stop_reason = None
+        completion.seen &= num_tokens > 0
+        self._completions[completion.internal_id] = completion
+
+    def internal_ids(self, external_id: str) -> list[str]:
+        """The completions of a request that have not ended; none if the id is unknown."""
+        request = self._requests.get(external_id)
+        completions = request.completions if request else []
+        return [c.internal_id for c in completions if c.finish_reason is None]
+
+    def active(self) -> Iterator[ActiveCompletion]:
+        """All completions that have not ended, oldest first."""
+        for completion in self._completions.values():
+            first = completion.request.first
+            yield ActiveCompletion(
+                first.external_id,
+                completion.index,
+                completion.internal_id,
+                first.arrival_time,
+                len(first.prompt_token_ids),
+                completion.num_tokens,
+            )
+
+    def request_of(self, internal_id: str) -> EngineCoreRequest | None:
+        """What a completion that has not ended was asked for."""
+        completion = self._completions.get(internal_id)
+        return completion.request.first if completion else None
+
+    def abort(self, external_id: str) -> tuple[list[str], RequestOutput | None]:
+        """End a request from outside: its internal ids that the core still works on, and its last
+        output, with `finish_reason` "abort" where a completion had not ended.
+
+        An unknown or ended id gives `([], None)`. The end is counted with the next statistics.
+        """
+        request = self._requests.get(external_id)
+        if request is None:
+            return [], None
+        now = self._clock.now()
+        aborted = [c for c in request.completions if c.finish_reason is None]
+        for completion in aborted:
+            self._end(completion, str(FinishReason.ABORT), None, now)
+        output = self._deliver(request, aborted)
+        self._forget_if_ended(external_id)
+        return [c.internal_id for c in aborted], output
+
+    def take_stats(self) -> IterationStats:
+        """Statistics gathered since the last call; `process` calls it, so this is for aborts
+        while the core is idle."""
+        stats, self._stats = self._stats, IterationStats()
+        return stats
+
+    def check_integrity(self) -> None:
+        """Check that the two tables agree and that nothing of an ended request is left.
+
+        Raises:
+            AssertionError: they do not; a bug in this module.
+        """
+        completions = [c for r in self._requests.values() for c in r.completions]
+        running = {c.internal_id for c in completions if c.finish_reason is None}
+        assert set(self._completions) == running, "known completions are not the running ones"
+        for external_id, request in self._requests.items():
+            assert request.num_open, f"{external_id} ended, but is still known"
+
+    def _completion(self, request: _Request, core_request: EngineCoreRequest) -> _Completion:
+        params = core_request.sampling_params
+        scored = params.logprobs is not None
+        return _Completion(
+            request=request,
+            core_request=core_request,
+            detokenizer=IncrementalDetokenizer(
+                self._tokenizer, params, core_request.prompt_token_ids
+            ),
+            logprobs=[] if scored else None,
+            cumulative_logprob=0.0 if scored else None,
+        )
+
+    def _take_in_alone(
+        self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
+    ) -> None:
+        """Take one output in; if that fails, only its completion ends."""
+        try:
+            self._take_in(completion, output, now, batch)
+        except Exception as error:  # whatever went wrong belongs to this completion alone
+            pass_on_signals(error)
+            logger.exception("output of request %s could not be processed", output.request_id)
+            if completion.finish_reason is None:
+                completion.request.error = "the output of this request could not be processed"
+                self._end(completion, str(FinishReason.ERROR), None, now)
+                batch.aborts.append(completion.internal_id)
+            batch.add(completion)
+
+    def _take_in(
+        self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
+    ) -> None:
+        request = completion.request
+        self._note_scheduling(completion, output)
+        if output.new_prompt_logprobs is not None and request.prompt_logprobs is None:
+            request.prompt_logprobs = [self._position(p) for p in output.new_prompt_logprobs]
+        if output.error is not None:
+            request.error = output.error
+        if output.pooled is not None:
+            request.pooled = output.pooled
+            self._time_prompt(completion, now)
+        stop = self._append_tokens(completion, output, now)
+        if stop is not None:
+            self._end(completion, str(FinishReason.STOP), stop, now)
+            if output.finish_reason is None:
+                batch.aborts.append(completion.internal_id)
+        elif output.finish_reason is not None:
+            self._end(completion, str(output.finish_reason), output.stop_reason, now)
+        batch.add(completion)
+
+    def _note_scheduling(self, completion: _Completion, output: EngineCoreOutput) -> None:
+        """First values stand: after a replay into a new core the request is still the same."""
+        if not completion.seen:
+            completion.seen = True
+            completion.queued_ts = output.queued_ts
+            completion.scheduled_ts = output.scheduled_ts
+            completion.num_cached_tokens = output.num_cached_tokens
+            completion.num_promoted_tokens = output.num_promoted_tokens
+        completion.num_preemptions = max(completion.num_preemptions, output.num_preemptions)
+        request, metrics = completion.request, completion.request.metrics
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = output.num_cached_tokens
+            metrics.queued_ts, metrics.scheduled_ts = output.queued_ts, output.scheduled_ts
+        metrics.num_preemptions = sum(c.num_preemptions for c in request.completions)
+
+    def _append_tokens(
+        self, completion: _Completion, output: EngineCoreOutput, now: float
+    ) -> str | None:
+        """Text, log-probabilities and timings of new tokens; the stop string they hit, if any."""
+        before = completion.num_tokens
+        stop = completion.detokenizer.update(output.new_token_ids, output.finish_reason)
+        kept = completion.num_tokens - before
+        if kept:
+            self._time_tokens(completion, kept, now, first=not before)
+        if completion.logprobs is not None:
+            self._append_logprobs(completion, (output.new_logprobs or [])[:kept])
+        return stop
+
+    def _time_tokens(self, completion: _Completion, count: int, now: float, first: bool) -> None:
+        """One sample per output event: to the first token, or since the last event."""
+        stats, metrics = self._stats, completion.request.metrics
+        stats.num_generation_tokens += count
+        if first:
+            self._time_prompt(completion, now)
+        else:
+            stats.inter_token_latency.append(now - completion.last_token_ts)
+        if not metrics.num_generation_tokens:
+            metrics.first_token_ts = now
+        completion.last_token_ts = metrics.last_token_ts = now
+        metrics.num_generation_tokens += count
+
+    def _time_prompt(self, completion: _Completion, now: float) -> None:
+        """The prompt has its result: a first token, or what was pooled."""
+        shared, stats = completion.request.first, self._stats
+        completion.first_token_ts = completion.last_token_ts = now
+        stats.time_to_first_token.append(now - shared.arrival_time)
+        stats.num_prompt_tokens += len(shared.prompt_token_ids)
+        stats.num_cached_tokens += completion.num_cached_tokens
+        if completion.num_promoted_tokens:
+            before = stats.promoted_tokens.get(self._second_tier, 0)
+            promoted = before + completion.num_promoted_tokens
+            stats.promoted_tokens = {self._second_tier: promoted}
+
+    def _append_logprobs(self, completion: _Completion, new: list[TokenLogprobs]) -> None:
+        assert completion.logprobs is not None and completion.cumulative_logprob is not None
+        for position in new:
+            completion.logprobs.append(self._candidates(position))
+            completion.cumulative_logprob += position.logprobs[0]
+
+    def _position(self, position: TokenLogprobs | None) -> PositionLogprobs | None:
+        return None if position is None else self._candidates(position)
+
+    def _candidates(self, position: TokenLogprobs) -> PositionLogprobs:
+        """The sampled token with its own rank, then the likeliest, ranked 1, 2, ..."""
+        candidates: PositionLogprobs = {}
+        pairs = zip(position.token_ids, position.logprobs, strict=True)
+        for rank, (token_id, logprob) in enumerate(pairs):
+            if token_id not in candidates:
+                text = self._tokenizer.id_to_text(token_id) if self._tokenizer else None
+                candidates[token_id] = Logprob(logprob, rank or position.rank, text)
+        return candidates
+
+    def _end(
+        self, completion: _Completion, reason: str, stop_reason: int | str | None, now: float
+    ) -> None:
+        # In this order, and without a count of its own, an interrupted end can be made again.
+        self._latest.ended.append(completion)
+        self._completions.pop(completion.internal_id, None)
+        completion.finish_reason, completion.stop_reason = reason, stop_reason
+        request = completion.request
+        if not request.num_open:
+            request.metrics.finished_ts = now
+        self._stats.finished.append(_finished_stats(completion, now))
+
+    def _forget_if_ended(self, external_id: str) -> None:
+        if not self._requests[external_id].num_open:
+            del self._requests[external_id]
+
+    def _deliver(self, request: _Request, news: list[_Completion]) -> RequestOutput | None:
+        """The request's next output, if its kind wants one now."""
+        kind = request.processed.params.output_kind
+        ended = not request.num_open
+        if kind is RequestOutputKind.FINAL_ONLY and not ended:
+            return None
+        delta = kind is RequestOutputKind.DELTA
+        scores = request.prompt_logprobs
+        fresh_scores = scores is not None and not request.prompt_logprobs_delivered
+        shown = sorted(news, key=lambda c: c.index) if delta else request.completions
+        if delta:
+            shown = [c for c in shown if _has_news(c)]
+            scores = scores if fresh_scores else None
+        if not (ended or fresh_scores or any(map(_has_news, news))):
+            return None
+        request.prompt_logprobs_delivered |= fresh_scores
+        first = request.first
+        return RequestOutput(
+            request_id=first.external_id,
+            prompt=request.processed.prompt_text,
+            prompt_token_ids=first.prompt_token_ids,
+            outputs=[_completion_output(c, delta) for c in shown],
+            finished=ended,
+            prompt_logprobs=scores,
+            metrics=_snapshot(request.metrics),
+            num_cached_tokens=request.num_cached_tokens or 0,
+            seed=request.processed.seed,
+            error=request.error,
+            pooled=request.pooled,
+        )
+
+
+def _rewind_request(request: _Request) -> None:
+    """What its completions have in common follows from them again."""
+    request.error = request.pooled = None
+    metrics = request.metrics
+    metrics.finished_ts = 0.0
+    metrics.num_generation_tokens = sum(c.num_tokens for c in request.completions)
+    if not metrics.num_generation_tokens:
+        request.prompt_logprobs, request.prompt_logprobs_delivered = None, False
+        request.num_cached_tokens = None
+        metrics.first_token_ts = metrics.last_token_ts = 0.0
+
+
+def _has_news(completion: _Completion) -> bool:
+    undelivered = completion.num_tokens > completion.delivered
+    return undelivered or completion.finish_reason is not None
+
+
+def _completion_output(completion: _Completion, delta: bool) -> CompletionOutput:
+    """The completion as its caller sees it: all of it, or what no earlier delta contained."""
+    detokenizer = completion.detokenizer
+    start = completion.delivered if delta else 0
+    completion.delivered = completion.num_tokens
+    logprobs = completion.logprobs
+    return CompletionOutput(
+        index=completion.index,
+        text=detokenizer.take(finished=completion.finish_reason is not None, delta=delta),
+        token_ids=detokenizer.token_ids[start:],
+        cumulative_logprob=completion.cumulative_logprob,
+        logprobs=None if logprobs is None else logprobs[start:],
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+    )
+
+
+def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats:
+    """Times of phases that were never reached are zero."""
+    request, params = completion.request, completion.request.processed.params
+    scheduled, first_token = completion.scheduled_ts, completion.first_token_ts
+    return FinishedRequestStats(
+        finish_reason=completion.finish_reason or "",
+        e2e_time=_span(request.first.arrival_time, now),
+        queue_time=_span(completion.queued_ts, scheduled) if scheduled else 0.0,
+        prefill_time=_span(scheduled, first_token) if first_token else 0.0,
+        decode_time=_span(first_token, completion.last_token_ts),
+        inference_time=_span(scheduled, completion.last_token_ts) if first_token else 0.0,
+        num_prompt_tokens=len(request.first.prompt_token_ids),
+        num_generation_tokens=completion.num_tokens,
+        num_cached_tokens=completion.num_cached_tokens,
+        num_preemptions=completion.num_preemptions,
+        n=params.n,
+        max_tokens=params.max_tokens,
+        request_id=completion.internal_id,
+        corrupted=request.error == NOT_A_NUMBER,
+        longest=None if request.num_open else max(c.num_tokens for c in request.completions),
+        finished_ts=now,
+        first_token_ts=first_token,
+    )
+
+
+def _snapshot(now: RequestMetrics) -> RequestMetrics:
+    """A copy for one output; field by field, as it is made for every one of them."""
+    return RequestMetrics(
+        now.arrival_time,
+        now.queued_ts,
+        now.scheduled_ts,
+        now.first_token_ts,
+        now.last_token_ts,
+        now.finished_ts,
+        now.num_generation_tokens,
+        now.num_preemptions,
+    )
+
+
+def _span(start: float, end: float) -> float:
+    return max(0.0, end - start)

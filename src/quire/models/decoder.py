@@ -1,0 +1,383 @@
+"""The decoder that families share: layer, model, language-model head.
+
+What a family does differently is declared in `DecoderStyle`; the blocks read that and the sizes,
+never a family's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.attention.base import AttentionBackend, KVCache
+from quire.attention.metadata import AttentionMetadata
+from quire.config.shape import LayerKV, ModelShape
+from quire.errors import ModelLoadError
+from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
+from quire.kernels.dispatch import ops
+from quire.kernels.rows import largest_columns
+from quire.kernels.scopes import names_are_on
+from quire.layers.embedding import Embedding, TiedEmbedding
+from quire.layers.linear import Linear
+from quire.layers.norm import NORMS
+from quire.layers.parameter import Parameters, prefixed
+from quire.layers.rotary import cos_sin_table
+from quire.models.decoder_style import PLACEMENTS, AttentionBlock, DecoderStyle, MLPBlock, StepInput
+from quire.models.sublayers import Attention, GatedMLP, PlainMLP
+from quire.weights.names import GATE_UP, QKV, NameRules
+
+__all__ = [
+    "AttentionBlock",
+    "DecoderForCausalLM",
+    "DecoderLayer",
+    "DecoderModel",
+    "DecoderStyle",
+    "MLPBlock",
+    "StepInput",
+]
+
+
+class DecoderLayer:
+    """Attention and MLP around a residual stream, with norms placed as the style says."""
+
+    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int, keeps: LayerKV) -> None:
+        make = NORMS[style.norm]
+        self._norm_names = PLACEMENTS[style.placement]
+        self._norms = {place: make(shape.hidden_size, style.eps) for place in self._norm_names}
+        self._self_attn: AttentionBlock = (
+            style.attention(index) if style.attention else Attention(shape, style, index, keeps)
+        )
+        usual = GatedMLP if style.gated else PlainMLP
+        self._mlp: MLPBlock = style.mlp(index) if style.mlp else usual(shape, style)
+        self._parallel = style.placement.startswith("parallel")
+        self._plain = style.placement == "pre" and not style.residual_is_normed
+        self._residual_is_normed = style.residual_is_normed
+        self._scale = style.residual_scale
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, kv_cache: KVCache, step: StepInput
+    ) -> tuple[Tensor, Tensor | None]:
+        """`(x, residual)`, both `[T, H]`: their sum is the residual stream after this layer."""
+        if self._plain:
+            return self._pre_norm(x, residual, kv_cache, step)
+        stream = x if residual is None else x + residual
+        if self._parallel:
+            return self._side_by_side(stream, kv_cache, step)
+        return self._one_by_one(stream, kv_cache, step)
+
+    def fused(self, step: StepInput) -> LayerParts | None:
+        """The loaded layer as data, if it is of the most common kind."""
+        attention, mlp = self._self_attn, self._mlp
+        if not self._plain or self._scale != 1.0:
+            return None
+        if type(attention) is not Attention or type(mlp) is not GatedMLP:
+            return None
+        parts = attention.fused(step)
+        if parts is None:
+            return None
+        before, between = self._norms["attention_in"], self._norms["mlp_in"]
+        return LayerParts(before.parts(), between.parts(), parts, *mlp.fused())
+
+    def _pre_norm(
+        self, x: Tensor, residual: Tensor | None, kv_cache: KVCache, step: StepInput
+    ) -> tuple[Tensor, Tensor]:
+        """The most common placement, with sums and norms in one operation."""
+        before, between = self._norms["attention_in"], self._norms["mlp_in"]
+        x, residual = (before(x), x) if residual is None else before.add(x, residual)
+        x = self._scaled(self._self_attn(x, kv_cache, step))
+        x, residual = between.add(x, residual)
+        return self._scaled(self._mlp(x)), residual
+
+    def _side_by_side(
+        self, stream: Tensor, kv_cache: KVCache, step: StepInput
+    ) -> tuple[Tensor, Tensor]:
+        x = self._norms["attention_in"](stream)
+        y = self._norms["mlp_in"](stream) if "mlp_in" in self._norms else x
+        return self._scaled(self._self_attn(x, kv_cache, step) + self._mlp(y)), stream
+
+    def _one_by_one(
+        self, stream: Tensor, kv_cache: KVCache, step: StepInput
+    ) -> tuple[Tensor, Tensor | None]:
+        x = self._normed("attention_in", stream)
+        stream = x if self._residual_is_normed else stream
+        x = self._normed("attention_out", self._self_attn(x, kv_cache, step))
+        stream = self._normed("attention_sum", stream + self._scaled(x))
+        x = self._normed("mlp_in", stream)
+        stream = x if self._residual_is_normed else stream
+        x = self._scaled(self._normed("mlp_out", self._mlp(x)))
+        if "mlp_sum" in self._norms:
+            return self._norms["mlp_sum"](stream + x), None
+        return x, stream
+
+    def _normed(self, place: str, x: Tensor) -> Tensor:
+        norm = self._norms.get(place)
+        return x if norm is None else norm(x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._scale == 1.0 else x * self._scale
+
+    def parameters(self) -> Parameters:
+        """All parameters of the layer under Hugging Face's names."""
+        found = prefixed("self_attn", self._self_attn.parameters())
+        for place, norm in self._norms.items():
+            found |= prefixed(self._norm_names[place], norm.parameters())
+        return found | prefixed("mlp", self._mlp.parameters())
+
+
+class DecoderModel:
+    """Embedding, layers, final norm."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        style: DecoderStyle,
+        kv_layers: Sequence[LayerKV],
+        embedding: Embedding | TiedEmbedding,
+    ) -> None:
+        make, size, eps = NORMS[style.norm], shape.hidden_size, style.eps
+        width = style.embedding_size or size
+        self._embed_tokens = embedding
+        self._scale, self._offset = style.embedding_scale, style.position_offset
+        rows = style.learned_positions
+        self._embed_positions = Embedding(rows, size) if rows else None
+        self._embed_norm = make(width, eps) if style.embedding_norm else None
+        self._project_in = None if width == size else Linear(width, size, bias=False)
+        self._project_out = None if width == size else Linear(size, width, bias=False)
+        self._layers = [DecoderLayer(shape, style, i, kv) for i, kv in enumerate(kv_layers)]
+        self._norm = make(size, eps) if style.final_norm else None
+        self._fused_for: tuple[Sequence[KVCache] | None, DecoderRun | None] = (None, None)
+        self.layer_by_layer = False
+        """Never all layers in one call; the bits are the same. For clocks around layers."""
+
+    def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
+        """Ids `[T]` to hidden states `[W, H]`, or `[W, embedding_size]`."""
+        x, residual = self._embedded(input_ids, step.positions), None
+        run = self._fused(x, kv_caches, step)
+        if run is not None:
+            return run(x, step.positions, step.metadata)
+        for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
+            x, residual = layer(x, residual, kv_cache, step.of_layer(index))
+        x = step.metadata.select(x)
+        residual = None if residual is None else step.metadata.select(residual)
+        if self._norm is None:
+            x = x if residual is None else x + residual
+        else:
+            x = self._norm(x) if residual is None else self._norm.add(x, residual)[0]
+        return x if self._project_out is None else self._project_out(x)
+
+    def _fused(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
+        """All layers in one call, if layers and kernels are made for it. Tried once per cache.
+
+        Not while a profiler records, which is to see the operations by their names.
+        """
+        if self.layer_by_layer or names_are_on():
+            return None
+        known, run = self._fused_for
+        if known is not kv_caches:
+            run = self._fuse(x, kv_caches, step)
+            self._fused_for = (kv_caches, run)
+        return run
+
+    def _fuse(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
+        plain = self._norm is not None and self._project_out is None
+        if not plain or step.attention.name != "reference":
+            return None
+        found = [layer.fused(step) for layer in self._layers]
+        layers = [layer for layer in found if layer is not None]
+        if len(layers) < len(found):
+            return None
+        assert self._norm is not None, "checked above"
+        parts = DecoderParts(layers, self._norm.parts(), x.shape[1], x.dtype, kv_caches)
+        return ops.fuse_decoder(parts)
+
+    def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self._embed_tokens(input_ids)
+        if self._scale != 1.0:
+            x = x * torch.tensor(self._scale, dtype=x.dtype, device=x.device)
+        if self._embed_norm is not None:
+            x = self._embed_norm(x)
+        if self._project_in is not None:
+            x = self._project_in(x)
+        if self._embed_positions is not None:
+            x = x + self._embed_positions(positions + self._offset)
+        return x
+
+    def parameters(self) -> Parameters:
+        """All parameters under Hugging Face's names."""
+        children = {
+            "embed_tokens": self._embed_tokens,
+            "embed_positions": self._embed_positions,
+            "embed_norm": self._embed_norm,
+            "project_in": self._project_in,
+            "project_out": self._project_out,
+            **{f"layers.{i}": layer for i, layer in enumerate(self._layers)},
+            "norm": self._norm,
+        }
+        found: Parameters = {}
+        for name, child in children.items():
+            if child is not None:
+                found |= prefixed(name, child.parameters())
+        return found
+
+
+class DecoderForCausalLM:
+    """Decoder and language-model head: a `CausalLM` once its parameters are loaded.
+
+    A family sets `style` and, where checkpoints use other names, `NAME_RULES` or `rules`; see
+    docs/adding-a-model.md.
+    """
+
+    NAME_RULES: ClassVar[NameRules] = NameRules(
+        merges=(QKV, GATE_UP), ignore=(r".*\.rotary_emb\.inv_freq",)
+    )
+    TIED: ClassVar[bool] = False
+    """Whether the head is the embedding if the configuration does not say."""
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """Positions a token sees in each layer, itself included; `None`: all before it."""
+        return (None,) * shape.num_layers
+
+    @classmethod
+    def kv_layers(cls, shape: ModelShape) -> tuple[LayerKV, ...]:
+        """What each layer keeps of a token, known before weights are read."""
+        heads, dim = shape.num_kv_heads, shape.head_dim
+        return tuple(LayerKV(heads, dim, dim, window) for window in cls.windows(shape))
+
+    @classmethod
+    def attention_features(cls, shape: ModelShape) -> frozenset[str]:
+        """What the family asks of attention, of `quire.attention.base.FEATURES`."""
+        layers, style = cls.kv_layers(shape), cls.style(shape)
+        found = {
+            "window": any(layer.window is not None for layer in layers),
+            "value_dim": any(layer.value_dim not in (0, layer.key_dim) for layer in layers),
+            "latent": any(layer.value_dim == 0 for layer in layers),
+            "softcap": bool(style.attention_softcap),
+            "alibi": bool(style.alibi),
+            "sinks": style.sinks,
+        }
+        return frozenset(name for name, needed in found.items() if needed)
+
+    @classmethod
+    def style(cls, shape: ModelShape) -> DecoderStyle:
+        """The family's differences.
+
+        Raises:
+            ModelLoadError: the configuration asks for something the family does not have here.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def rules(cls, shape: ModelShape) -> NameRules:
+        """How checkpoints name and lay out the parameters, where it depends on the sizes."""
+        return cls.NAME_RULES
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: str,
+        attention: AttentionBackend,
+        max_model_len: int | None = None,
+    ) -> None:
+        """Weights are loaded afterwards, through `parameters()`.
+
+        `max_model_len` is the greatest length served; `None`: what the model was made for.
+
+        Raises:
+            ModelLoadError: the sizes contradict each other or ask for something unknown.
+        """
+        _check_sizes(shape)
+        self.shape = shape
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.num_parameters = 0
+        self._attention = attention
+        self._style = style = self.style(shape).settled(shape)
+        self._rope_tables = {
+            name: cos_sin_table(replace(rope, length=max_model_len), device)
+            for name, rope in (style.ropes or {}).items()
+        }
+        width = style.embedding_size or shape.hidden_size
+        self._lm_head = Linear(width, shape.vocab_size, style.head_bias)
+        tied = TiedEmbedding(self._lm_head, dtype)
+        embedding = tied if self.is_tied else Embedding(shape.vocab_size, width)
+        self._model = DecoderModel(shape, style, self.kv_layers(shape), embedding)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """See `CausalLM.forward`."""
+        step = StepInput(positions, metadata, self._rope_tables, self._attention)
+        return self._model(input_ids, kv_caches, step)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor, keep: str | None = None) -> Tensor:
+        """See `CausalLM.compute_logits`."""
+        logits = self._lm_head(hidden, torch.float32, keep)
+        if self._style.logit_scale != 1.0:
+            logits = logits * self._style.logit_scale
+        cap = self._style.logit_softcap
+        return ops.tanh(logits / cap) * cap if cap else logits
+
+    @torch.inference_mode()
+    def compute_likeliest(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM.compute_likeliest`."""
+        # Rounding may make equal what the head's own sums tell apart.
+        if self._style.logit_scale != 1.0 or self._style.logit_softcap:
+            return largest_columns(self.compute_logits(hidden, keep="logits"))
+        return self._lm_head.likeliest(hidden)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head is the embedding."""
+        unsaid = self.shape.raw.get("tie_word_embeddings") is None
+        return self.shape.tie_word_embeddings or (self.TIED and unsaid)
+
+    def parameters(self) -> Parameters:
+        """All parameters under Hugging Face's names; a tied head's weight is the embedding's."""
+        found = prefixed("model", self._model.parameters())
+        head = prefixed("lm_head", self._lm_head.parameters())
+        if self.is_tied:
+            del head["lm_head.weight"]
+        return found | head
+
+    def name_rules(self) -> NameRules:
+        """`rules`, and that a tied head's copy in the checkpoint is skipped."""
+        rules = self.rules(self.shape)
+        if not self.is_tied:
+            return rules
+        return replace(rules, ignore=(*rules.ignore, r"lm_head\.weight"))
+
+
+def windows_by_type(shape: ModelShape, period: int = 0) -> tuple[int | None, ...]:
+    """The configuration's `sliding_window` where `layer_types` says so.
+
+    Without `layer_types`, in all layers but every `period`-th; with a period of 0 in none.
+    """
+    window, count = shape.raw.get("sliding_window"), shape.num_layers
+    types = shape.raw.get("layer_types")
+    if types is None:
+        slides = [period > 0 and (i + 1) % period != 0 for i in range(count)]
+    else:
+        slides = [kind == "sliding_attention" for kind in types]
+    if len(slides) != count:
+        raise ModelLoadError(f"layer_types must have {count} entries, got {len(slides)}")
+    return tuple(window if slide else None for slide in slides)
+
+
+def _check_sizes(shape: ModelShape) -> None:
+    if shape.num_heads % shape.num_kv_heads:
+        raise ModelLoadError(
+            f"num_attention_heads must be a multiple of num_key_value_heads, got "
+            f"{shape.num_heads} and {shape.num_kv_heads}"
+        )

@@ -1,0 +1,75 @@
+"""GPT-OSS: attention sinks, a window in every other layer, mixtures with a clamped activation.
+
+Checkpoints keep all experts' weights in one tensor, to be multiplied from the left, the columns
+of gate and up in turns. The weights in MXFP4 are refused until quantised ones are read.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from quire.config.shape import ModelShape
+from quire.kernels.dispatch import ops
+from quire.models.config_entries import number
+from quire.models.decoder import DecoderForCausalLM, windows_by_type
+from quire.models.decoder_style import DecoderStyle
+from quire.models.mixture import mixture, routing
+from quire.weights.names import (
+    QKV,
+    NameRules,
+    Stack,
+    transposed,
+    transposed_uninterleaved,
+    uninterleaved,
+)
+
+
+class GptOssForCausalLM(DecoderForCausalLM):
+    """Hugging Face's `GptOssForCausalLM`."""
+
+    NAME_RULES: ClassVar[NameRules] = NameRules(
+        merges=(QKV,),
+        substitutions=((r"\.mlp\.router\.", ".mlp.gate."),),
+        stacks=(
+            Stack(
+                "experts.gate_up_proj", "experts.{}.gate_up_proj.weight", transposed_uninterleaved
+            ),
+            Stack("experts.gate_up_proj_bias", "experts.{}.gate_up_proj.bias", uninterleaved, 2),
+            Stack("experts.down_proj", "experts.{}.down_proj.weight", transposed),
+            Stack("experts.down_proj_bias", "experts.{}.down_proj.bias", None, 2),
+        ),
+        ignore=(r".*\.rotary_emb\.inv_freq",),
+    )
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """In the first layer and every second after it, unless `layer_types` say otherwise."""
+        return windows_by_type(shape, period=2)
+
+    @classmethod
+    def style(cls, shape: ModelShape) -> DecoderStyle:
+        """Every layer has a mixture; the softmax goes over the chosen experts."""
+        alpha = number(shape, "swiglu_alpha", 1.702)
+        limit = number(shape, "swiglu_limit", 7.0)
+
+        def activation(x: Tensor) -> Tensor:
+            return ops.clamped_swiglu(x, alpha, limit)
+
+        mlp = mixture(
+            shape,
+            routing(shape, normalise=True),
+            shape.intermediate_size,
+            expert_bias=True,
+            router_bias=True,
+            activation=activation,
+        )
+        bias = bool(shape.raw.get("attention_bias", True))
+        return DecoderStyle(
+            norm="rms_wide",
+            qkv_bias=bias,
+            out_bias=bias,
+            sinks=True,
+            mlp=mlp,
+        )

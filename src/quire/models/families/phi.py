@@ -1,0 +1,64 @@
+"""Phi 1, 1.5, 2 (attention and MLP side by side behind one norm) and Phi-3, Phi-3.5, Phi-4 (merged
+weights, long contexts by LongRoPE)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from quire.config.shape import ModelShape
+from quire.layers.rotary import Rope
+from quire.models.decoder import DecoderForCausalLM, DecoderStyle
+from quire.models.decoder_style import FULL
+from quire.weights.names import QKV, NameRules
+
+
+class PhiForCausalLM(DecoderForCausalLM):
+    """Hugging Face's `PhiForCausalLM`."""
+
+    NAME_RULES: ClassVar[NameRules] = NameRules(
+        merges=(QKV,),
+        substitutions=(
+            (r"^model\.final_layernorm\.", "model.norm."),
+            (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+            (r"\.(q|k)_layernorm\.", r".\1_norm."),
+            (r"\.fc1\.", ".up_proj."),
+            (r"\.fc2\.", ".down_proj."),
+        ),
+        ignore=(r".*\.rotary_emb\.inv_freq",),
+    )
+
+    @classmethod
+    def style(cls, shape: ModelShape) -> DecoderStyle:
+        """Half of each head is rotated unless the configuration says otherwise."""
+        raw = shape.raw
+        rope = raw.get("rope_parameters") or {}
+        part = raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 0.5
+        return DecoderStyle(
+            norm="layer",
+            norm_eps=raw.get("rms_norm_eps", 1e-5),
+            placement="parallel",
+            qkv_bias=True,
+            out_bias=True,
+            qk_norm="head" if raw.get("qk_layernorm") else "",
+            ropes={FULL: Rope.of(shape, dim=int(shape.head_dim * part))},
+            gated=False,
+            activation=raw.get("hidden_act", "gelu_new"),
+            mlp_bias=True,
+            head_bias=True,
+        )
+
+
+class Phi3ForCausalLM(DecoderForCausalLM):
+    """Hugging Face's `Phi3ForCausalLM`."""
+
+    NAME_RULES: ClassVar[NameRules] = NameRules(ignore=(r".*\.rotary_emb\.inv_freq",))
+
+    @classmethod
+    def style(cls, shape: ModelShape) -> DecoderStyle:
+        """Llama but for its names and rotary scaling."""
+        return DecoderStyle(norm_eps=shape.raw.get("rms_norm_eps", 1e-5))
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """`sliding_window` in every layer."""
+        return (shape.raw.get("sliding_window"),) * shape.num_layers

@@ -1,0 +1,1 @@
+"""Explanations: where the time of a request went, and what is wrong with an engine."""

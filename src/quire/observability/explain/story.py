@@ -1,0 +1,327 @@
+"""The life of one completion, cut into pieces with one cause each.
+
+From its arrival at the frontend to the end that the frontend saw, time is cut at the beginnings
+and ends of steps. A piece is what the request did, or why it could do nothing. The pieces touch,
+so their sum is the measured latency whatever happened. `explain.py` makes a report of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.core.facts import Fact, Kind, Loss, Wait
+from quire.observability.explain.wording import Cause
+from quire.observability.recorder.lives import Life
+from quire.observability.recorder.replay import Replay, Step
+from quire.observability.recorder.ring import STARVED_SECONDS, STARVED_SHARE, Recording
+
+_HELD = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
+"""Waits for what running requests hold, whatever they compute."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part while it is being gathered."""
+
+    cause: Cause
+    reason: int = 0
+    seconds: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    steps: set[int] = field(default_factory=set)
+    blamed: Counter[int] = field(default_factory=Counter)
+    """Other requests: prompt tokens they computed meanwhile (0: they were ahead)."""
+    holders: Counter[int] = field(default_factory=Counter)
+    """Other requests that had the places or blocks it waited for: steps."""
+    tokens: int = 0
+    """Of the request itself."""
+    batches: list[int] = field(default_factory=list)
+    behind_others: float = 0.0
+    """Seconds in which others stood before it in the queue."""
+    slowest: tuple[float, int] = (0.0, 0)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the sentence needs besides."""
+
+
+class Story:
+    """Cuts the time of one completion into pieces, step by step.
+
+    Args:
+        recording: Decides what things are called.
+        number: The request's number in the core of `epoch`.
+        arrival: When the frontend got it; None: when it was queued.
+        end: When the frontend saw its end, or now; None: when the core ended it.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        keys: set[tuple[int, int]],
+        arrival: float | None,
+        end: float | None,
+    ) -> None:
+        self.recording = recording
+        self.keys = keys
+        self.epoch = recording.epoch
+        self.number = next((n for e, n in keys if e == self.epoch), 0)
+        self.arrival, self.end = arrival, end
+        self.pieces: dict[tuple[Any, ...], Piece] = {}
+        self.cursor = arrival
+        self.life: Life | None = None
+        self.first_token: float | None = None
+        self.slowest: tuple[float, Step] | None = None
+        self.evicted: int | None = None
+        """Cached blocks evicted before its admission; None if the records do not reach back."""
+        self._evicted = 0
+        self._state = ""
+        self._lost = 0
+        self._now_waits = (0, False)
+        # reason of the wait, and whether it is at the head
+        self._step: Step | None = None
+
+    # ---- the cuts ----------------------------------------------------------------------------
+
+    def _cut(self, until: float, cause: Cause, *key: Any, reason: int = 0) -> Piece:
+        """Give the time up to `until` to a cause."""
+        piece = self.pieces.get((cause, reason, *key))
+        if piece is None:
+            piece = self.pieces[(cause, reason, *key)] = Piece(cause, reason)
+        start = self.cursor if self.cursor is not None else until
+        until = max(start, until if self.end is None else min(until, self.end))
+        self.cursor = until
+        if until > start:
+            piece.seconds.append(until - start)
+            if piece.spans and piece.spans[-1][1] == start:
+                piece.spans[-1] = (piece.spans[-1][0], until)
+            else:
+                piece.spans.append((start, until))
+        return piece
+
+    def tell(self) -> None:
+        """Read the recording."""
+        replay = Replay(self.recording)
+        self._begin(replay.lives.lives.get(self.number))
+        for step in replay:
+            if step.row.epoch != self.epoch:
+                self._next_core(step.row.epoch)
+            before = self.life is None or self.life.admitted is None
+            self._take(step)
+            self._evicted += step.row.num_blocks_evicted
+            if self.life is not None:
+                known = (replay.lives.lives.get(self.number), *step.ended)
+                self.life = next((i for i in known if i and i.number == self.number), self.life)
+            if before and self.life is not None and self.life.admitted is not None:
+                self._admitted()
+            self._step = step
+            if self._state == "finished":
+                break
+        self._close()
+
+    def _admitted(self) -> None:
+        """The prefix cache has just been asked."""
+        first = self.recording.row(0)
+        if first.step == 1 and first.epoch == self.epoch:
+            self.evicted = self._evicted
+        elif self._evicted:
+            self.evicted = self._evicted  # at least
+
+    def _begin(self, life: Life | None) -> None:
+        """What happened before the oldest record."""
+        if life is None or not len(self.recording):
+            return
+        self._queued(life.queued, life)
+        if life.admitted is not None:
+            self._cut(life.admitted, Cause.QUEUED)
+            self._cut(self.recording.row(0).start, Cause.EARLIER)
+            self._state = life.state
+
+    def _queued(self, time: float, life: Life | None) -> None:
+        if self.cursor is None:
+            self.arrival = self.cursor = time
+        cause = Cause.RESTART if self._state else Cause.INTAKE
+        self._cut(time, cause)
+        self._state, self.life = "waiting", life
+        self._now_waits = (0, False)
+
+    def _next_core(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.number = next((n for e, n in self.keys if e == epoch), 0)
+
+    # ---- one step ----------------------------------------------------------------------------
+
+    def _take(self, step: Step) -> None:
+        me = self.number
+        begun = False
+        ended: Fact | None = None
+        for fact in step.facts:
+            if fact.kind == Kind.STEP:
+                begun = True
+            elif fact.request == me and fact.kind == Kind.QUEUED:
+                self._queued(fact.time, _life_of(fact))
+            elif fact.request == me and fact.kind == Kind.FINISHED:
+                ended = fact
+                if not begun:
+                    return self._finish(fact)
+        if not self._state or self._state == "finished":
+            return
+        self._gap(step)
+        self._spend(step)
+        if ended is not None:
+            self._finish(ended)
+
+    def _gap(self, step: Step) -> None:
+        """The time before the step."""
+        start = step.row.start
+        if self._state == "running":
+            waited = step.row.gap_wait_seconds
+            pause = start - (self.cursor if self.cursor is not None else start)
+            if waited >= max(STARVED_SECONDS, STARVED_SHARE * pause):
+                self._cut(start - pause + min(waited, pause), Cause.CORE_WAIT)
+            self._cut(start, Cause.BETWEEN_STEPS)
+        elif self._state == "waiting":
+            piece = self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
+            if not self._now_waits[0] and self._step is not None:
+                self._blame(piece, self._step)
+        else:
+            self._cut(start, Cause.PREEMPTED, self._lost)
+
+    def _spend(self, step: Step) -> None:
+        """The time of the step itself."""
+        me = self.number
+        for fact in step.facts:
+            if fact.request != me:
+                continue
+            if fact.kind == Kind.PREEMPTED:
+                self._preempted(fact, step)
+            elif fact.kind == Kind.ADMITTED:
+                self._state = "running"
+        end = step.row.end
+        if me in step.scheduled:
+            self._starve(step)
+            self._work(step, end)
+        elif self._state == "running":
+            piece = self._cut(end, Cause.STALLED, reason=step.stalled)
+            self._note(piece, step)
+        elif self._state == "waiting":
+            self._wait(step, end)
+        else:
+            self._note(self._cut(end, Cause.PREEMPTED, self._lost), step)
+
+    def _starve(self, step: Step) -> None:
+        """What of the step was waiting for a core. Where in it that was is not known: it is told
+        as its beginning."""
+        if starved := step.row.starved_seconds:
+            piece = self._cut(step.row.start + starved, Cause.CORE_WAIT)
+            piece.steps.add(step.row.step)
+
+    def _preempted(self, fact: Fact, step: Step) -> None:
+        self._lost += 1
+        piece = self._cut(self.cursor or 0.0, Cause.PREEMPTED, self._lost)
+        piece.facts = {
+            "step": step.row.step,
+            "for": fact.other,
+            "loss": fact.reason,
+            "tokens": fact.a,
+            "swapped": bool(fact.c),
+        }
+        if fact.reason != Loss.FAILURE:
+            self._state = "preempted"
+            if fact.other:
+                piece.blamed[fact.other] += 0
+
+    def _wait(self, step: Step, end: float) -> None:
+        head = step.head
+        reason = head.reason if head is not None else 0
+        piece = self._cut(end, Cause.QUEUED, reason=reason)
+        if reason in _HELD:
+            self._count(piece, step)
+            piece.holders.update(step.scheduled)
+        else:
+            self._note(piece, step)
+        if head is not None:
+            piece.facts |= {"needed": head.needed, "available": head.available}
+            if head.number != self.number:
+                piece.behind_others += step.row.step_seconds
+                piece.facts.setdefault("ahead", set()).add(head.number)
+        self._now_waits = (reason, head is not None and head.number == self.number)
+
+    def _work(self, step: Step, end: float) -> None:
+        me = self.number
+        chunk = step.chunks.get(me)
+        if chunk is not None and chunk.again:
+            piece = self._cut(end, Cause.RECOMPUTED, self._lost)
+            lost = self.pieces.get((Cause.PREEMPTED, 0, self._lost))
+            piece.facts |= {k: v for k, v in lost.facts.items() if k != "tokens"} if lost else {}
+        elif chunk is not None:
+            piece = self._cut(end, Cause.PREFILL)
+        else:
+            piece = self._cut(end, _beside(step))
+        self._note(piece, step)
+        piece.tokens += step.scheduled[me]
+        if self.slowest is None or step.row.step_seconds > self.slowest[0]:
+            self.slowest = (step.row.step_seconds, step)
+        if self.first_token is None and (chunk is None or chunk.last):
+            self.first_token = end if self._reaches_back else None
+        if any(f.kind == Kind.PREEMPTED and f.request == me for f in step.facts):
+            self._state = "preempted"  # after the step, by a failure of another
+
+    @property
+    def _reaches_back(self) -> bool:
+        """Whether the records reach back to before the first token."""
+        return (Cause.EARLIER, 0) not in self.pieces
+
+    def _note(self, piece: Piece, step: Step) -> None:
+        """Remember who else was in the step."""
+        self._count(piece, step)
+        self._blame(piece, step)
+
+    def _count(self, piece: Piece, step: Step) -> None:
+        piece.steps.add(step.row.step)
+        piece.batches.append(len(step.scheduled))
+        worked = step.row.step_seconds - step.row.starved_seconds
+        if worked > piece.slowest[0]:
+            piece.slowest = (worked, step.row.step)
+
+    def _blame(self, piece: Piece, step: Step) -> None:
+        for number, chunk in step.chunks.items():
+            if number != self.number:
+                piece.blamed[number] += chunk.tokens
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def _finish(self, fact: Fact) -> None:
+        self._rest(fact.time)
+        self._state = "finished"
+        if self.life is not None:
+            self.life.status, self.life.num_output_tokens = fact.reason, fact.a
+
+    def _rest(self, until: float) -> None:
+        """The time up to an end that lies between steps, or after the last recorded one."""
+        if self.cursor is None or self.cursor >= until:
+            return
+        if self._state == "finished":
+            self._cut(until, Cause.DELIVERY)
+        elif self._state == "running":
+            self._cut(until, Cause.UNDER_WAY)
+        elif self._state == "waiting":
+            self._cut(until, Cause.QUEUED, reason=self._now_waits[0])
+        elif self._state:
+            self._cut(until, Cause.PREEMPTED, self._lost)
+        else:
+            self._cut(until, Cause.INTAKE)
+
+    def _close(self) -> None:
+        if self.end is not None:
+            self._rest(self.end)
+
+
+def _beside(step: Step) -> Cause:
+    """What a decode in this step is called: a few prompt tokens do not make a step slow."""
+    prompt = sum(chunk.tokens for chunk in step.chunks.values())
+    mostly = prompt > len(step.scheduled) - len(step.chunks)
+    return Cause.DECODE_BESIDE_PREFILL if mostly else Cause.DECODE
+
+
+def _life_of(fact: Fact) -> Life:
+    return Life(fact.request, fact.time, fact.a, fact.b, fact.c)

@@ -1,0 +1,272 @@
+"""Causes in words: one sentence per part of an explanation, and the whole as text.
+
+Knows the numbers of a part, not how they were found. One row per cause in `_SENTENCES`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from quire.core.facts import Loss
+
+if TYPE_CHECKING:
+    from quire.observability.explain.explanation import Explanation, Part
+
+
+class Cause(enum.StrEnum):
+    """What a stretch of a request's life went to."""
+
+    INTAKE = "intake"
+    """Arrival at the frontend to the core's queue."""
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    RECOMPUTED = "recomputed"
+    """Computing again what a preemption, or a dead core, had thrown away."""
+    PREEMPTED = "preempted"
+    """Waiting to come back after a preemption."""
+    STALLED = "stalled"
+    """Running, but the step had no tokens or blocks for it."""
+    DECODE = "decode"
+    DECODE_BESIDE_PREFILL = "decode_beside_prefill"
+    """Decode steps that also computed prompts of others."""
+    CORE_WAIT = "core_wait"
+    """In a step whose threads were ready to run and got no core: other processes had them."""
+    BETWEEN_STEPS = "between_steps"
+    """From the end of a step to the beginning of the next."""
+    DELIVERY = "delivery"
+    """From the core's end of it to the frontend's."""
+    UNDER_WAY = "under_way"
+    """In a step that is not over, or that was running when it was aborted."""
+    RESTART = "restart"
+    """From the last step of a core that died to the queue of the next one."""
+    EARLIER = "earlier"
+    """Before the oldest record."""
+
+
+def seconds(value: float) -> str:
+    """A duration for reading: `2.3 s`, `212 ms`, `85 µs`."""
+    if value >= 1:
+        return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`, `2,048 tokens`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _ids(part: Part, only: Callable[[int], bool] = lambda tokens: True) -> str:
+    chosen = [b for b in part.requests if only(b.tokens)]
+    names = [f"{b.id} ({plural(b.tokens, 'token')})" if b.tokens else b.id for b in chosen]
+    more = part.details["num_blamed"] - len(part.requests)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+def _behind(part: Part) -> str:
+    """` behind 3 prefills (a, b, c)`, or nothing."""
+    prefills = sum(b.tokens > 0 for b in part.requests)
+    more = part.details["num_blamed"] - len(part.requests)
+    if prefills:
+        return f" behind {plural(prefills + more, 'prefill')} ({_ids(part, lambda t: t > 0)})"
+    return ""
+
+
+_WAITS: Final[dict[str, str]] = {
+    "budget": "the step's token budget was used up (--max-num-batched-tokens)",
+    "blocks": (
+        "too few free KV blocks ({whose} {needed} and {available} were free), held by {holders}"
+    ),
+    "max_num_seqs": "all {available} --max-num-seqs places were taken, by {holders}",
+    "preemption": "a running request was being preempted, and then none is admitted",
+    "policy": "the scheduling policy or --scheduler-delay-factor held it back",
+    "adapter": "there was no free place for its LoRA adapter",
+    "grammar": "its grammar was being compiled",
+    "transfer": "its KV blocks were still being copied",
+    "step": "it arrived while a step was running",
+}
+
+
+def _queued(part: Part) -> str:
+    why = _WAITS[part.reason or "step"].format(
+        whose=_whose(part),
+        needed=part.details.get("needed", "?"),
+        available=part.details.get("available", "?"),
+        holders=_ids(part) or "others",
+    )
+    ahead = part.details["num_ahead"]
+    turns = f" ({ahead:,} of them in turn)" if ahead > 1 else ""
+    line = f"; it was blocked by the request at the head of the queue{turns}" if ahead else ""
+    return f"queued{_behind(part)}: {why}{line}"
+
+
+def _whose(part: Part) -> str:
+    """Whose need it was: numbers are those of the head of the queue, when it was last asked."""
+    return "the head of the queue needed" if part.details["num_ahead"] else "it needed"
+
+
+def _stalled(part: Part) -> str:
+    what = "token budget" if part.reason == "budget" else "KV blocks"
+    return f"running, but {plural(part.steps, 'step')} had no {what} left for it{_behind(part)}"
+
+
+def _preemption(part: Part) -> str:
+    """`preempted at step 812 for request Y`."""
+    details = part.details
+    if "step" not in details:
+        return "restart of the engine core"
+    step = f"preemption at step {details['step']}"
+    if details.get("itself"):
+        return f"{step}, where it gave way itself, as the last of the running requests"
+    return f"{step} for request {details['for']}" if details["for"] else step
+
+
+_LOSSES: Final = {
+    Loss.BLOCKS: "KV blocks had run out",
+    Loss.URGENCY: "the other request has priority",
+    Loss.FAILURE: "it shared blocks with a request that failed",
+    Loss.UNDONE: "the step it was in was interrupted and is done again",
+}
+
+
+def _preempted(part: Part) -> str:
+    details = part.details
+    why = _LOSSES.get(details.get("loss", 0), "")
+    how = "swapped out" if details.get("swapped") else f"{plural(details['tokens'], 'token')} lost"
+    return f"waited to be admitted again after the {_preemption(part)} ({how}; {why})"
+
+
+def _recomputed(part: Part) -> str:
+    return f"computed {plural(part.details['tokens'], 'token')} again after the {_preemption(part)}"
+
+
+def _prefill(part: Part) -> str:
+    text = f"prefill of {plural(part.details['tokens'], 'token')} in {plural(part.steps, 'step')}"
+    shared = _ids(part, lambda tokens: tokens > 0)
+    return f"{text}, together with {shared}" if shared else text
+
+
+def _decode(part: Part) -> str:
+    slowest = part.details["slowest_step"]
+    return (
+        f"decode, {plural(part.steps, 'step')} at mean batch {part.details['mean_batch']:g}, "
+        f"slowest {seconds(slowest['seconds'])} (step {slowest['step']})"
+    )
+
+
+def _beside(part: Part) -> str:
+    return f"{_decode(part)} because of prompt tokens of {_ids(part)} in the same steps"
+
+
+_SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
+    Cause.INTAKE: lambda part: "from its arrival to the queue of the engine core",
+    Cause.QUEUED: _queued,
+    Cause.PREFILL: _prefill,
+    Cause.RECOMPUTED: _recomputed,
+    Cause.PREEMPTED: _preempted,
+    Cause.STALLED: _stalled,
+    Cause.DECODE: _decode,
+    Cause.DECODE_BESIDE_PREFILL: _beside,
+    Cause.CORE_WAIT: lambda part: (
+        "waiting for a core, which other work on this machine had, in "
+        + (plural(part.steps, "step") if part.steps else "pauses between steps")
+    ),
+    Cause.BETWEEN_STEPS: lambda part: (
+        "between steps, while the engine received requests and sent tokens"
+    ),
+    Cause.DELIVERY: lambda part: "from its last step to the end of the response",
+    Cause.UNDER_WAY: lambda part: "in a step that has not ended, or was cut short",
+    Cause.RESTART: lambda part: "until a new engine core had it in the queue",
+    Cause.EARLIER: lambda part: "running before the oldest record (--record-steps keeps more)",
+}
+
+
+def sentence(part: Part) -> str:
+    """What a part says, without its duration."""
+    return _SENTENCES[part.cause](part)
+
+
+def prefix_sentence(
+    total: int, hit: int, blocks: int, block_size: int, whole: bool, evicted: int | None = None
+) -> str:
+    """Why the prefix cache gave what it gave.
+
+    Args:
+        total: Tokens looked up.
+        hit: Tokens found.
+        blocks: Whole blocks found.
+        block_size: Tokens per block.
+        whole: Everything that can be reused was found: the last token is always computed.
+        evicted: Cached blocks that were evicted before; None if that is not known.
+    """
+    if whole and hit:
+        return f"all of the prefix was cached: {hit:,} of {total:,} tokens"
+    if hit > blocks * block_size:
+        return (
+            f"{hit:,} of {total:,} tokens were cached; at token {hit}, inside block {blocks}, the "
+            "prompt differs from what is cached"
+        )
+    if hit:
+        return (
+            f"{hit:,} of {total:,} tokens were cached; no cached block continues them (block "
+            f"{blocks}): {_or_evicted('what follows was never computed', evicted)}"
+        )
+    never = "no earlier prompt with its cache_salt begins like this one"
+    return f"nothing was cached: {_or_evicted(never, evicted)}"
+
+
+def _or_evicted(never: str, evicted: int | None) -> str:
+    """Why a block is not there: both causes, or the one that is left."""
+    if evicted == 0:
+        return f"{never} (no block has been evicted)"
+    since = f"evicted since ({plural(evicted, 'block')} were)" if evicted else "evicted since"
+    return f"{never}, or it was {since}"
+
+
+def expected_sentence(said: str, first_difference: int | None) -> str:
+    """The same for a request that waits.
+
+    Args:
+        said: By `prefix_sentence`.
+        first_difference: The first token that differs from the nearest cached content, if any.
+    """
+    where = f"; the nearest cached content differs at token {first_difference}"
+    return f"if it came in now: {said}{where if first_difference is not None else ''}"
+
+
+def summary(e: Explanation) -> str:
+    """The first line: what was measured."""
+    end = f"ended ({e.finish_reason})" if e.finish_reason else f"{e.state}, so far"
+    name = f"{e.id}[{e.index}]" if e.index else e.id
+    first = f", first token after {seconds(e.ttft)}" if e.ttft is not None else ""
+    return (
+        f"request {name}: {seconds(e.seconds)}, {end}{first}; "
+        f"{plural(e.num_prompt_tokens, 'prompt token')}, "
+        f"{plural(e.num_output_tokens, 'output token')}, "
+        f"{plural(e.num_preemptions, 'preemption')}"
+    )
+
+
+def slowest_sentence(step: dict[str, Any]) -> str:
+    """What made its slowest step slow."""
+    text = (
+        f"slowest step {step['step']}: {seconds(step['seconds'])} with "
+        f"{plural(step['num_requests'], 'request')} and {plural(step['num_tokens'], 'token')}"
+    )
+    if step.get("core_wait_seconds"):
+        text += f", {seconds(step['core_wait_seconds'])} of it waiting for a core"
+    if step["because_of"] is None:
+        return text
+    return f"{text}, because of a {step['prompt_tokens']:,}-token prefill of {step['because_of']}"
+
+
+def lines(e: Explanation) -> Iterable[str]:
+    """The explanation as text: the largest parts first."""
+    yield summary(e)
+    for part in sorted(e.parts, key=lambda part: -part.seconds):
+        yield f"  {seconds(part.seconds):>8}  {part.share:>4.0%}  {part.text}"
+    if e.slowest_step is not None:
+        yield "  " + slowest_sentence(e.slowest_step)
+    if e.prefix is not None:
+        yield f"  prefix: {e.prefix.text}"

@@ -1,0 +1,1 @@
+"""Metrics: the table that names them, their values, and the ways they leave."""

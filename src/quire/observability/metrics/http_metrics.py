@@ -1,0 +1,135 @@
+"""What the HTTP side counts: requests, their duration and sizes, under the names that the common
+instrumentation of Python servers gives them.
+
+Each metric is a row of `HTTP_METRICS`; `prometheus.py` prints the values. Knows no HTTP library:
+the server tells of each request that is over. Handlers are routes as they stand in the server's
+table, never paths, and unknown methods are one label, so that no caller can make series.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from quire.observability.metrics.store import Bins, Counter, Histogram, Sample, Summary
+from quire.observability.metrics.table import Kind
+
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+NO_ROUTE: Final = "none"
+"""Handler of requests that no route took."""
+CLIENT_GONE: Final = 499
+"""Status counted for a caller that went away before it got one."""
+
+# fmt: off
+DURATION_BUCKETS: Final = (0.1, 0.5, 1.0)
+FINE_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0,
+    7.5, 10.0, 30.0, 60.0,
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class HttpMetric:
+    """One row."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+REQUESTS: Final = HttpMetric(
+    "http_requests",
+    Kind.COUNTER,
+    "HTTP requests by method, status and route.",
+    ("method", "status", "handler"),
+)
+REQUEST_SIZE: Final = HttpMetric(
+    "http_request_size_bytes", Kind.SUMMARY, "Bytes of the bodies that came in.", ("handler",)
+)
+RESPONSE_SIZE: Final = HttpMetric(
+    "http_response_size_bytes", Kind.SUMMARY, "Bytes of the bodies that went out.", ("handler",)
+)
+FINE_DURATION: Final = HttpMetric(
+    "http_request_duration_highr_seconds",
+    Kind.HISTOGRAM,
+    "From a request's headers to the end of its reply, in many buckets.",
+    buckets=FINE_BUCKETS,
+)
+DURATION: Final = HttpMetric(
+    "http_request_duration_seconds",
+    Kind.HISTOGRAM,
+    "From a request's headers to the end of its reply, by method and route.",
+    ("method", "handler"),
+    DURATION_BUCKETS,
+)
+HTTP_METRICS: Final = (REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION)
+
+
+class HttpMetrics:
+    """The values. Told on the event loop, read on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: dict[tuple[str, str, str], int] = {}
+        self._sizes: dict[str, dict[str, tuple[int, int]]] = {
+            REQUEST_SIZE.name: {},
+            RESPONSE_SIZE.name: {},
+        }
+        self._fine = Bins(FINE_BUCKETS)
+        self._durations: dict[tuple[str, str], Bins] = {}
+
+    def observe(
+        self,
+        handler: str,
+        method: str,
+        status: int | None,
+        seconds: float,
+        bytes_in: int,
+        bytes_out: int,
+    ) -> None:
+        """Count a request that is over.
+
+        Args:
+            handler: The route, or `NO_ROUTE`.
+            method: As sent.
+            status: Of the reply; `None` if the caller went away before it began.
+            seconds: From its headers to the end of its reply.
+            bytes_in: Body bytes that were read.
+            bytes_out: Body bytes that were sent.
+        """
+        known = method if method in METHODS else "other"
+        group = f"{(status or CLIENT_GONE) // 100}xx"
+        with self._lock:
+            key = (known, group, handler)
+            self._requests[key] = self._requests.get(key, 0) + 1
+            for row, size in ((REQUEST_SIZE, bytes_in), (RESPONSE_SIZE, bytes_out)):
+                count, total = self._sizes[row.name].get(handler, (0, 0))
+                self._sizes[row.name][handler] = count + 1, total + size
+            self._fine.observe(seconds)
+            self._durations.setdefault((known, handler), Bins(DURATION_BUCKETS)).observe(seconds)
+
+    def snapshot(self) -> list[Sample]:
+        """All values, consistent with one another."""
+        with self._lock:
+            return list(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        for key, count in self._requests.items():
+            yield Counter(REQUESTS.name, dict(zip(REQUESTS.labels, key, strict=True)), count)
+        for name, sizes in self._sizes.items():
+            for handler, (count, total) in sizes.items():
+                yield Summary(name, {"handler": handler}, count, total)
+        yield _histogram(FINE_DURATION, (), self._fine)
+        for labels, bins in self._durations.items():
+            yield _histogram(DURATION, labels, bins)
+
+
+def _histogram(row: HttpMetric, labels: tuple[str, ...], bins: Bins) -> Histogram:
+    counts = bins.cumulative()
+    named = dict(zip(row.labels, labels, strict=True))
+    return Histogram(row.name, named, counts["+Inf"], bins.total, counts)

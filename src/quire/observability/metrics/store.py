@@ -1,0 +1,230 @@
+"""The values of the metrics: `MetricStore` walks the table of `metrics.py` for each step.
+
+`prometheus.py` prints its snapshot, `LLM.get_metrics()` returns it. Knows nothing of single
+metrics, except for the two ratios of speculative decoding, and nothing of Prometheus or HTTP.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire.core.stats import IterationStats, StepStats
+from quire.observability.metrics.table import CACHE_INFO, METRICS, Kind, Metric, Source
+from quire.observability.sinks import HitRate
+
+_INFO_NAMES: Final = {"num_blocks": "num_gpu_blocks"}
+
+
+def buckets_1_2_5(limit: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
+    series = (float(m * 10**e) for e in range(len(str(limit))) for m in (1, 2, 5))
+    return tuple(bound for bound in series if bound <= limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A value that only grows."""
+
+    name: str
+    labels: dict[str, str]
+    value: int | float
+    """Whole, except for counters of seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Values that only grow, by position."""
+
+    name: str
+    labels: dict[str, str]
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A value of this moment."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Observations by upper bound."""
+
+    name: str
+    labels: dict[str, str]
+    count: int
+    sum: float
+    buckets: dict[str, int]
+    """Cumulative counts by upper bound as text; the last is `+Inf`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Observations without buckets."""
+
+    name: str
+    labels: dict[str, str]
+    count: int
+    sum: float
+
+
+Sample = Counter | Vector | Gauge | Histogram | Summary
+
+
+class Bins:
+    """Observations of one histogram."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> dict[str, int]:
+        """By upper bound as text, the smaller ones included; `+Inf` last."""
+        running, result = 0, {}
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            result[bound] = running
+        return result
+
+
+class Tally:
+    """Counts on one thread what another one collects."""
+
+    def __init__(self) -> None:
+        self._counts: deque[int] = deque()
+
+    def add(self, count: int) -> None:
+        """Count."""
+        self._counts.append(count)
+
+    def take(self) -> int:
+        """What was counted since the last call."""
+        return sum(self._counts.popleft() for _ in range(len(self._counts)))
+
+
+class MetricStore:
+    """The values of all metrics of one engine. A `StatSink`.
+
+    Args:
+        model_name: Value of the label `model_name`.
+        engine: Value of the label `engine`.
+        max_model_len: Last bucket of the histograms that count tokens per request.
+        options: Those that are on; rows that need another are absent.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        engine: str = "0",
+        max_model_len: int = 32768,
+        options: Collection[str] = (),
+    ) -> None:
+        self.labels: Final = {"model_name": model_name, "engine": engine}
+        self.hit_rate = HitRate()
+        self.dropped_spans = Tally()
+        self._engine = engine
+        self._info: dict[str, str] = {}
+        # Recording happens on the engine's thread, collecting on any: one short critical section.
+        self._lock = threading.Lock()
+        self._tokens = buckets_1_2_5(max_model_len)
+        self._values: dict[str, dict[Any, float]] = {}
+        self._bins: dict[str, Bins] = {}
+        self.rows: Final = tuple(m for m in METRICS if m.option is None or m.option in options)
+        self._by_source: Final = {
+            source: tuple(row for row in self.rows if row.source is source) for source in Source
+        }
+        for metric in self.rows:
+            if metric.kind is Kind.HISTOGRAM:
+                self._bins[metric.name] = Bins(metric.buckets or self._tokens)
+            else:
+                children = metric.label_values or (() if metric.label else ("",))
+                self._values[metric.name] = dict.fromkeys(children, 0)
+
+    def set_cache_config(self, config: Mapping[str, object]) -> None:
+        """Labels of `vllm:cache_config_info`: the fields of the KV cache's configuration.
+
+        `num_blocks` is shown as `num_gpu_blocks`, the name that routers look for.
+        """
+        self._info = {_INFO_NAMES.get(key, key): str(value) for key, value in config.items()}
+
+    def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
+        """Read every row that the given facts feed."""
+        with self._lock:
+            if step is not None:
+                self.hit_rate.extend(step.prefix_lookups)
+                self._feed(Source.STEP, step)
+            if iteration is not None:
+                self._feed(Source.ITERATION, iteration)
+                for finished in iteration.finished:
+                    self._feed(Source.FINISHED, finished)
+
+    def _feed(self, source: Source, facts: object) -> None:
+        for metric in self._by_source[source]:
+            read = metric.read(facts)
+            if metric.kind is Kind.HISTOGRAM:
+                bins = self._bins[metric.name]
+                for value in read:
+                    bins.observe(value)
+                continue
+            values = self._values[metric.name]
+            for label, value in (read if metric.label else {"": read}).items():
+                grows = metric.kind is not Kind.GAUGE
+                values[label] = values.get(label, 0) + value if grows else value
+
+    def snapshot(self) -> list[Sample]:
+        """All values, consistent with one another."""
+        with self._lock:
+            self._feed(Source.STORE, self)
+            samples = [sample for metric in self.rows for sample in self._samples(metric)]
+        if self._info:
+            samples.append(Gauge(CACHE_INFO, {"engine": self._engine, **self._info}, 1.0))
+        return samples
+
+    def _samples(self, metric: Metric) -> Iterable[Sample]:
+        if metric.kind is Kind.HISTOGRAM:
+            bins, counts = self._bins[metric.name], self._bins[metric.name].cumulative()
+            yield Histogram(metric.name, dict(self.labels), counts["+Inf"], bins.total, counts)
+            return
+        values = self._values[metric.name]
+        if metric.kind is Kind.VECTOR:
+            positions = [int(values[key]) for key in sorted(values)]
+            yield Vector(metric.name, dict(self.labels), positions)
+            return
+        for label, value in values.items():
+            labels = {**self.labels, metric.label: label} if metric.label else dict(self.labels)
+            if metric.kind is Kind.COUNTER:
+                yield Counter(metric.name, labels, value)
+            else:
+                yield Gauge(metric.name, labels, float(value))
+
+    # ---- rows that are made of other rows ----------------------------------------------------
+
+    def share_accepted(self) -> float:
+        """Accepted by drafted tokens, 0 to 1; 0 without drafts."""
+        return self._spec("accepted_tokens") / (self._spec("draft_tokens") or 1)
+
+    def spec_efficiency(self) -> float:
+        """Tokens that verified drafts gave, by those they would have given at best, 0 to 1: a
+        draft of k tokens gives k + 1 if all of them are right. 0 without drafts."""
+        drafts = self._spec("drafts")
+        at_best = self._spec("draft_tokens") + drafts
+        return (self._spec("accepted_tokens") + drafts) / (at_best or 1)
+
+    def _spec(self, what: str) -> float:
+        return self._values[f"vllm:spec_decode_num_{what}"][""]

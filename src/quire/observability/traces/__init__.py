@@ -1,0 +1,1 @@
+"""Traces: facts become spans, spans leave over OTLP."""

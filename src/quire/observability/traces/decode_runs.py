@@ -1,0 +1,142 @@
+"""The decode steps of one request, compactly, and which of them a trace shows one by one.
+
+10,000 tokens are 10,000 steps. A trace that shows each is of no use, so beyond `MAX_SPANS`, or on
+demand, only the slow ones are shown and the others come together in one span per stretch.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from quire.observability.traces.spans import Alike
+
+MAX_SPANS: Final = 1000
+"""Decode spans of one completion."""
+NEIGHBOURS: Final = 64
+"""A step is compared with the others of its group of so many consecutive steps."""
+QUANTILE: Final = 0.95
+
+
+class Mark(msgspec.Struct, gc=False):
+    """One engine step, for all requests that it gave tokens to."""
+
+    step: int
+    end: float
+    requests: int
+    """In the batch."""
+    alike: Alike | None = None
+    """What their spans have alike, once one was made."""
+
+
+class Stretch(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive decode steps that are shown as one span."""
+
+    start: float
+    first: Mark
+    last: Mark
+    count: int
+    tokens: int
+    longest: float
+    """Seconds of the slowest step in it."""
+    slow: bool
+
+
+class DecodeRun:
+    """Decode steps of one request without anything else in between.
+
+    Args:
+        start: When the event before ended.
+    """
+
+    __slots__ = ("_marks", "_tokens", "start")
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        self._marks: list[Mark] = []
+        self._tokens = array("i")
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def add(self, mark: Mark, tokens: int) -> None:
+        """One step gave the request `tokens`."""
+        self._marks.append(mark)
+        self._tokens.append(tokens)
+
+    def cut(self, limit: float) -> None:
+        """Forget the steps that ended after `limit`: nobody got their tokens."""
+        while self._marks and self._marks[-1].end > limit:
+            self._marks.pop()
+            self._tokens.pop()
+
+    @property
+    def end(self) -> float:
+        """When the last step ended."""
+        return self._marks[-1].end if self._marks else self.start
+
+    def durations(self) -> list[float]:
+        """From the event before to the end of each step: what the caller waited for it."""
+        ends = [mark.end for mark in self._marks]
+        return [end - before for before, end in zip((self.start, *ends), ends, strict=False)]
+
+    def stretches(self, mode: str, room: int = MAX_SPANS) -> Iterator[Stretch]:
+        """The steps as spans: each its own if `mode` is `all` and there is room; else the slow
+        ones (`slow`) or none (`none`), and what lies between them together.
+
+        Args:
+            mode: `all`, `slow` or `none`.
+            room: Most spans; at least 1.
+        """
+        seconds = self.durations()
+        slow = set(slow_ones(seconds)) if mode != "none" else set()
+        if mode == "all" and len(self) <= room:
+            single: set[int] = set(range(len(self)))
+        else:
+            # Each shown step may need one more span for what comes before it.
+            single = set(sorted(slow, key=lambda i: -seconds[i])[: (room - 1) // 2])
+        first = 0
+        for index in range(len(self)):
+            if index in single:
+                if first < index:
+                    yield self._together(first, index, seconds)
+                yield self._single(index, seconds, index in slow)
+                first = index + 1
+        if first < len(self):
+            yield self._together(first, len(self), seconds)
+
+    def _single(self, i: int, seconds: Sequence[float], slow: bool) -> Stretch:
+        """One step; a server that traces everything makes one of these per token."""
+        mark = self._marks[i]
+        start = self._marks[i - 1].end if i else self.start
+        return Stretch(start, mark, mark, 1, self._tokens[i], seconds[i], slow)
+
+    def _together(self, first: int, end: int, seconds: Sequence[float]) -> Stretch:
+        return Stretch(
+            start=self._marks[first - 1].end if first else self.start,
+            first=self._marks[first],
+            last=self._marks[end - 1],
+            count=end - first,
+            tokens=sum(self._tokens[first:end]),
+            longest=max(seconds[first:end]),
+            slow=False,
+        )
+
+
+def slow_ones(seconds: Sequence[float]) -> Iterator[int]:
+    """Indices of what took longer than 95 % of its neighbours: the others of its group of 64."""
+    for first in range(0, len(seconds), NEIGHBOURS):
+        group = seconds[first : first + NEIGHBOURS]
+        if len(group) < 2:
+            continue
+        limit = quantile_of_others(sorted(group))
+        yield from (first + i for i, value in enumerate(group) if value > limit)
+
+
+def quantile_of_others(ordered: Sequence[float]) -> float:
+    """What a value must exceed to lie beyond the 95th percentile (nearest rank) of the others."""
+    return ordered[math.ceil(QUANTILE * (len(ordered) - 1)) - 1]

@@ -1,0 +1,245 @@
+"""What the server needs of an engine and its tokenizer, as protocols.
+
+`quire.engine.async_llm.AsyncLLM` has this shape, and so has the fake of the tests. Nothing here
+knows HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quire.config import EngineConfig, PoolerSpec
+from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.questions import Question
+from quire.errors import QuireError
+from quire.outputs import RequestOutput
+from quire.params import PoolingParams, SamplingParams
+from quire.tokenizer.pairs import EncodedPair
+
+if TYPE_CHECKING:
+    from quire.observability.explain.explanation import Explanation
+
+
+class TokenizerLike(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def encode_within(
+        self, text: str, max_tokens: int, side: str = "right", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text, cut to `max_tokens` with the special tokens left whole."""
+        ...
+
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        max_tokens: int | None = None,
+        max_first: int | None = None,
+        max_second: int | None = None,
+    ) -> EncodedPair:
+        """Two texts as one prompt of a cross-encoder."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        ...
+
+    def id_to_text(self, token_id: int) -> str:
+        """Text of one token."""
+        ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """Render a conversation as a prompt.
+
+        Raises:
+            InvalidRequest: the template refuses the conversation, or there is none.
+        """
+        ...
+
+
+class OutputStream(Protocol):
+    """The outputs of one submitted request."""
+
+    @property
+    def checked(self) -> CheckedParams:
+        """Its parameters, to submit further prompts with."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The seed in force."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has finished. May be called again."""
+        ...
+
+
+class EngineClient(Protocol):
+    """The engine as the server sees it."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """With everything settled that the model's shape settles."""
+        ...
+
+    @property
+    def tokenizer(self) -> TokenizerLike:
+        """The model's tokenizer."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output, in tokens."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits: ids below it are valid."""
+        ...
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What holds where a request says nothing."""
+        ...
+
+    @property
+    def pooler(self) -> PoolerSpec | None:
+        """How the model pools; `None` if it generates text."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready` or `dead`."""
+        ...
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why the engine is dead; `None` while it is not."""
+        ...
+
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """While loading: phase, done, total."""
+        ...
+
+    async def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams | PoolingParams | CheckedParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str = "",
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> OutputStream:
+        """Admit a request.
+
+        Raises:
+            RequestError: the request is invalid or a queue limit is reached.
+            EngineDead: the engine cannot take it.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early; its stream yields a last output. Unknown ids are ignored."""
+        ...
+
+    async def set_limits(
+        self, priorities: Mapping[str, int] | None = None, **limits: Any
+    ) -> dict[str, Any]:
+        """Change scheduler limits, and priorities of requests by id, while they run; says what
+        holds.
+
+        Raises:
+            QuireError: something is bad or unknown; nothing has changed.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while requests run."""
+        ...
+
+    async def start_profile(self) -> None:
+        """Start the profiler.
+
+        Raises:
+            ConfigError: none is configured.
+            Conflict: it runs already.
+        """
+        ...
+
+    async def stop_profile(self) -> None:
+        """Stop the profiler and write its trace.
+
+        Raises:
+            Conflict: it does not run.
+        """
+        ...
+
+    async def explain_prefix(
+        self, prompt_token_ids: list[int], cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """How far the prefix cache follows a prompt, and where and why it stops.
+
+        Raises:
+            InvalidRequest: the prompt is empty, not of this model or too long, or the salt is bad.
+        """
+        ...
+
+    def last_step_age(self) -> float | None:
+        """Seconds since a busy core last proved progress; `None` while it has nothing to do."""
+        ...
+
+    def question(self) -> Question:
+        """A copy of the records, to be asked on any thread.
+
+        Raises:
+            InvalidRequest: no records are kept.
+        """
+        ...
+
+    async def explain(self, request_id: str) -> list[Explanation]:
+        """Where the time of a request went, by completion.
+
+        Raises:
+            NotFound: the id is in no record.
+            InvalidRequest: no records are kept.
+        """
+        ...
+
+    def metrics_text(self) -> bytes:
+        """Prometheus text."""
+        ...
+
+    async def wait_ready(self) -> None:
+        """Return when the model is loaded.
+
+        Raises:
+            StartupError: it cannot be loaded.
+        """
+        ...
+
+    async def shutdown(self) -> None:
+        """Stop the core and free everything."""
+        ...

@@ -1,0 +1,120 @@
+"""The outermost layer: keys, request id, mount path, access log, and every error's last stop.
+
+Denies by default: a path that is not on the open list needs a key before it is even routed, so an
+unknown path answers 401 and not 404 to a caller without one. Decides on the raw ASGI path; the
+Host header plays no part. Knows no handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Any
+from urllib.parse import quote
+
+from quire.errors import QuireError
+from quire.logger import get_logger
+from quire.observability.metrics.http_metrics import NO_ROUTE
+from quire.serving.auth import Role
+from quire.serving.errors import InternalError
+from quire.serving.exchange import KEY, ClientDisconnect, Exchange, Scope
+from quire.serving.server_state import ServerState
+
+logger = get_logger(__name__)
+
+
+class Gate:
+    """ASGI middleware around all routes.
+
+    Args:
+        app: What is behind the gate.
+        state: The server's state.
+        open_paths: Paths that need no key.
+    """
+
+    def __init__(self, app: Any, state: ServerState, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._state = state
+        self._open = open_paths
+        self._root = state.config.root_path.rstrip("/")
+        self._logs = state.config.logs_access
+        self._quiet = state.config.unlogged_paths
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        exchange = Exchange(self._unmounted(scope), receive, send, self._state)
+        exchange.scope[KEY] = exchange
+        exchange.before_end = lambda: self._count(exchange, time.monotonic() - started)
+        try:
+            await self._serve(exchange, receive, send)
+        except ClientDisconnect:
+            pass
+        finally:
+            self._log(exchange)
+            if exchange.before_end is not None:  # the caller went away before the end
+                exchange.before_end()
+
+    async def _serve(self, exchange: Exchange, receive: Any, send: Any) -> None:
+        try:
+            if exchange.scope["path"] not in self._open:
+                exchange.adopt_request_id()
+                self._state.keys.check(exchange.scope["headers"])
+            await self._app(exchange.scope, receive, send)
+        except ClientDisconnect:
+            raise
+        except QuireError as error:
+            await self._fail(exchange, error)
+        except Exception:
+            error_id = uuid.uuid4().hex[:12]
+            logger.exception("request %s failed, error id %s", exchange.request_id, error_id)
+            await self._fail(exchange, InternalError(error_id))
+
+    async def _fail(self, exchange: Exchange, error: QuireError) -> None:
+        if exchange.status is None:
+            await exchange.fail(error)
+        elif not exchange.finished:
+            # Too late for a status, and only streams can carry an error: cut the connection.
+            raise error
+
+    def _unmounted(self, scope: Scope) -> Scope:
+        """The scope as seen from inside the mount path, if a proxy left that path in place."""
+        path = scope["path"]
+        if self._root and path.startswith(self._root + "/"):
+            path = path[len(self._root) :]
+        return {**scope, "path": path, "root_path": ""}
+
+    def _count(self, exchange: Exchange, seconds: float) -> None:
+        """For the metrics. Probes and scrapes are left out: they would drown the rest."""
+        endpoint = exchange.scope.get("endpoint")
+        if getattr(endpoint, "role", Role.USER) in (Role.OPEN, Role.METRICS):
+            return
+        self._state.http.observe(
+            getattr(endpoint, "path", NO_ROUTE),
+            exchange.scope["method"],
+            exchange.status,
+            seconds,
+            exchange.bytes_in,
+            exchange.bytes_out,
+        )
+
+    def _log(self, exchange: Exchange) -> None:
+        if not self._logs:
+            return
+        scope = exchange.scope
+        client = scope.get("client") or ("local", 0)
+        logger.log(
+            logging.DEBUG if scope["path"] in self._quiet else logging.INFO,
+            '%s:%d - "%s %s HTTP/%s" %s %s',
+            client[0],
+            client[1],
+            scope["method"],
+            quote(scope["path"]),
+            scope.get("http_version", "1.1"),
+            exchange.status or "disconnected",
+            exchange.request_id,
+        )
