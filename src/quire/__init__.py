@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.version import __version__
+
 if TYPE_CHECKING:
     from quire.config import EngineConfig as EngineConfig
     from quire.engine.async_llm import AsyncLLM as AsyncLLM
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from quire.params import PoolingParams as PoolingParams
     from quire.params import RequestOutputKind as RequestOutputKind
     from quire.params import SamplingParams as SamplingParams
-
-__version__ = "0.1.0"
 
 _EXPORTS = {
     "AsyncLLM": "quire.engine.async_llm",

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from quire import __version__
 from quire.errors import Unauthorized
 from quire.serving.exchange import Exchange
 from quire.serving.server_state import ServerState
+from quire.version import __version__
 
 ABOUT: Final = "An LLM inference and serving engine with OpenAI's API"
 GENERATING: Final = {

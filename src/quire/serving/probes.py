@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from quire import __version__
 from quire.errors import EngineDead
 from quire.serving.errors import EngineLoading, EngineStalled, ServiceUnavailable, ShuttingDown
 from quire.serving.exchange import Exchange
+from quire.version import __version__
 
 _VERSION: Final = msgspec.json.encode({"version": __version__})
 _METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"

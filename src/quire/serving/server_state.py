@@ -10,7 +10,6 @@ import time
 import uuid
 from typing import Final
 
-from quire import __version__
 from quire.config import PoolerSpec, ServerConfig
 from quire.errors import EngineDead, NotFound, UnsupportedTask
 from quire.observability.metrics.http_metrics import HttpMetrics
@@ -18,6 +17,7 @@ from quire.observability.metrics.prometheus import HttpText
 from quire.serving.auth import KeyRing
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.errors import EngineLoading, ShuttingDown
+from quire.version import __version__
 
 STALLED_AFTER: Final = 60.0
 """Seconds without a sign of progress after which a busy core counts as wedged: it speaks once per

@@ -42,7 +42,7 @@ def make_tracer(
             f"--otlp-traces-endpoint needs OpenTelemetry ({error.name} is missing): "
             "pip install 'quire[otel]'"
         ) from None
-    from quire import __version__
+    from quire.version import __version__
 
     offset = time.time_ns() - int(clock.now() * 1e9)
     exporter = OtlpExporter(
