@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 from make_model import SHAPES
 
-from quire.attention.metadata import AttentionMetadata
 from quire.config.leaves import head_leaves, inner_leaves
 from quire.kernels import native_attention, native_linear, native_sampling
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.compiled import choose_isa, set_num_threads
 from quire.kernels.probe import Probe, Rates

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from paged_run import load, serve
 from quire.attention.kv_cache import allocate_kv_cache
-from quire.attention.metadata import AttentionMetadata
 from quire.kernels import scopes
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.dispatch import ops
 from quire.weights.dummy import random_checkpoint
 from quire.weights.files import SINGLE, write_safetensors

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quire.attention.base import FEATURES, AttentionNeed
-from quire.attention.metadata import AttentionMetadata
 from quire.attention.select import select_backend
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 

@@ -3,9 +3,9 @@
 import torch
 
 from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
-from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import ReferenceAttention
 from quire.config.shape import LayerKV
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 
 HEADS, LATENT, ROPE, TOKENS = 4, 20, 8, 90

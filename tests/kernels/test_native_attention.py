@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernel_kit import SANITIZED, error, on_every_isa, same
-from quire.attention.metadata import AttentionMetadata
 from quire.kernels import compiled, native_attention, reference, rope
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 
 pytestmark = on_every_isa

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kernel_kit import same
-from quire.attention.metadata import AttentionMetadata
 from quire.kernels import paged
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 

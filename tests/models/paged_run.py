@@ -3,8 +3,8 @@
 import torch
 
 from quire.attention.kv_cache import allocate_kv_cache
-from quire.attention.metadata import AttentionMetadata
 from quire.config.shape import ModelShape
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.models.registry import load_model
 
 

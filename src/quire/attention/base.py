@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from quire.attention.metadata import AttentionMetadata
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 
 KVCache = tuple[Tensor, Tensor]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.attention.base import FEATURES, Capabilities, KVCache
-from quire.attention.metadata import AttentionMetadata
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.dispatch import ops
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.kernels.attention_spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from quire.attention.metadata import AttentionMetadata
+    from quire.kernels.attention_metadata import AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True, eq=False)

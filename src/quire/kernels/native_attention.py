@@ -17,7 +17,7 @@ from quire.kernels.native_linear import CODES
 from quire.kernels.rope import Rotation
 
 if TYPE_CHECKING:
-    from quire.attention.metadata import AttentionMetadata
+    from quire.kernels.attention_metadata import AttentionMetadata
 
 _STEP: Final = "native step"
 _MOST_LAYERS: Final = 4096

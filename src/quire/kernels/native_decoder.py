@@ -14,7 +14,7 @@ from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, NormPart
 from quire.kernels.native_linear import ACTIVATIONS, CODES, PackedLinear, make_norm
 
 if TYPE_CHECKING:
-    from quire.attention.metadata import AttentionMetadata
+    from quire.kernels.attention_metadata import AttentionMetadata
 
 
 def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:

@@ -39,7 +39,7 @@ from quire.logger import get_logger
 from quire.utils.math import align_up
 
 if TYPE_CHECKING:
-    from quire.attention.metadata import AttentionMetadata
+    from quire.kernels.attention_metadata import AttentionMetadata
 
 logger = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.utils.math import align_up, cdiv
 
 if TYPE_CHECKING:
-    from quire.attention.metadata import AttentionMetadata
+    from quire.kernels.attention_metadata import AttentionMetadata
 
 SPAN: Final = 64
 """Positions per key matrix."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import KVCache
-from quire.attention.metadata import AttentionMetadata
 from quire.config.shape import ModelShape
+from quire.kernels.attention_metadata import AttentionMetadata
 
 
 class CausalLM(Protocol):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import AttentionBackend, KVCache
-from quire.attention.metadata import AttentionMetadata
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
 from quire.kernels.dispatch import ops
 from quire.kernels.rows import largest_columns

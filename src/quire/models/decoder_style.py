@@ -9,8 +9,8 @@ from typing import Final, Literal, Protocol
 from torch import Tensor
 
 from quire.attention.base import AttentionBackend, KVCache
-from quire.attention.metadata import AttentionMetadata
 from quire.config.shape import ModelShape
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.layers.parameter import Parameters
 from quire.layers.rotary import Rope
 

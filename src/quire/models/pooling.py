@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import KVCache
-from quire.attention.metadata import AttentionMetadata
 from quire.config.pooling import PoolerSpec
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ConfigError, ModelLoadError
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.dtypes import torch_dtype
 from quire.layers.linear import Linear
 from quire.layers.parameter import Parameters, prefixed

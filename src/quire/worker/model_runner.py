@@ -20,9 +20,9 @@ from torch import Tensor
 
 from quire import envs
 from quire.attention.base import KVCache
-from quire.attention.metadata import AttentionMetadata
 from quire.core.batch import BatchResult, BlockIds, ScheduledBatch, TokenLogprobs
 from quire.errors import NOT_A_NUMBER
+from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.dispatch import ops
 from quire.kernels.scopes import follow, scope
 from quire.logger import get_logger
