@@ -31,7 +31,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.stats import FinishedRequestStats, StepStats
 from quire.engine.starvation import StarvationWatch
 from quire.observability.recorder.ring import StepRecords
-from quire.observability.traces.builder import Accepted, TraceBuilder
+from quire.observability.traces.builder import TraceBuilder, TracedRequest
 from quire.observability.traces.otlp_wire import request_bytes, span_bytes
 from quire.observability.traces.spans import Span
 from quire.params import SamplingParams
@@ -126,7 +126,7 @@ def trace_us(traced: bool) -> tuple[float, float]:
         begun = time.thread_time()
         for number, name in step.names:
             names[number] = name
-            builder.accept(Accepted(name, (name,), step.start, {"gen_ai.request.model": "m"}))
+            builder.accept(TracedRequest(name, (name,), step.start, {"gen_ai.request.model": "m"}))
         spans = builder.step(step) + builder.end(_ended(step, names))
         _write(spans)
         spent += time.thread_time() - begun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from metric_sections import grouped, series
-from quire.observability.metrics.table import Kind, Metric
+from quire.observability.metrics.table import Metric, MetricKind
 
 WINDOW = "$__rate_interval"
 """Grafana's own: at least four scrapes."""
@@ -99,7 +99,7 @@ def panel_of(metric: Metric) -> Panel:
     unit = "s" if name.endswith("_seconds") else "ms" if name.endswith("_milliseconds") else "short"
     legend = f"{{{{{metric.label}}}}}" if metric.label else "{{instance}}"
     by = metric.label or "instance"
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         targets = {
             f"p{100 * share:g}": quantile(share, metric.name, WINDOW, _MODEL)
             for share in (0.5, 0.95, 0.99)
@@ -109,7 +109,7 @@ def panel_of(metric: Metric) -> Panel:
             f"sum(rate({metric.name}_count{_MODEL}[{WINDOW}]))"
         )
         return Panel(name, targets, unit, metric.help)
-    if metric.kind is Kind.GAUGE:
+    if metric.kind is MetricKind.GAUGE:
         share = name.endswith(("_perc", "_rate", "_efficiency"))
         return Panel(
             name,

@@ -23,7 +23,7 @@ from quire.config import EngineConfig, ServerConfig, neutral
 from quire.config.cli import ALIASES, RENAMED, flags, sections, show
 from quire.observability.metrics.http_metrics import HTTP_METRICS
 from quire.observability.metrics.store import buckets_1_2_5
-from quire.observability.metrics.table import CACHE_INFO, CACHE_INFO_HELP, Kind, Metric
+from quire.observability.metrics.table import CACHE_INFO, CACHE_INFO_HELP, Metric, MetricKind
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GENERATED = "<!-- Written by tools/gen_docs.py: change the source, then run it. -->"
@@ -113,7 +113,7 @@ def neutral_part() -> Iterator[str]:
     yield f"\nShort forms: {', '.join(forms)}."
 
 
-def neutral_cell(row: neutral.Row) -> str:
+def neutral_cell(row: neutral.NeutralOption) -> str:
     also = neutral.ALSO.get(row.name, ())
     empty = row.default is None or row.kind is neutral.JSON
     values = [*([] if empty else [row.default]), *also]
@@ -185,7 +185,7 @@ def metrics_page() -> Iterator[str]:
         yield section.prose + "\n"
         yield "| Metric | Kind | Meaning |\n| --- | --- | --- |"
         for metric in metrics:
-            kind = "counter" if metric.kind is Kind.VECTOR else metric.kind.value
+            kind = "counter" if metric.kind is MetricKind.VECTOR else metric.kind.value
             yield f"| `{series(metric)}`{label_part(metric)} | {kind} | {cell(metric.help)} |"
         yield ""
     yield "## HTTP\n"
@@ -199,7 +199,7 @@ def metrics_page() -> Iterator[str]:
     )
     yield "| Metric | Kind | Meaning |\n| --- | --- | --- |"
     for row in HTTP_METRICS:
-        name = f"{row.name}_total" if row.kind is Kind.COUNTER else row.name
+        name = f"{row.name}_total" if row.kind is MetricKind.COUNTER else row.name
         by = f" by {', '.join(f'`{label}`' for label in row.labels)}" if row.labels else ""
         yield f"| `{name}`{by} | {row.kind.value} | {cell(row.help)} |"
     yield "\n## Configuration\n"
@@ -237,14 +237,14 @@ def label_part(metric: Metric) -> str:
     if metric.label is None:
         return ""
     values = ", ".join(metric.label_values)
-    values = values or ("0, 1, ..." if metric.kind is Kind.VECTOR else "")
+    values = values or ("0, 1, ..." if metric.kind is MetricKind.VECTOR else "")
     return f" by `{metric.label}`" + (f" ({values})" if values else "")
 
 
 def bucket_rows(metrics: list[Metric]) -> Iterator[str]:
     families: dict[tuple[float, ...], list[str]] = {}
     for metric in metrics:
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             families.setdefault(metric.buckets, []).append(f"`{metric.name}`")
     for bounds, names in families.items():
         shown = ", ".join(f"{bound:g}" for bound in bounds or buckets_1_2_5(50))

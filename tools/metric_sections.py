@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from quire.observability.metrics.table import METRICS, Kind, Metric
+from quire.observability.metrics.table import METRICS, Metric, MetricKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def grouped() -> list[tuple[Section, list[Metric]]]:
 
 def series(metric: Metric) -> str:
     """The name a query asks for: counters end in `_total`."""
-    counts = metric.kind in (Kind.COUNTER, Kind.VECTOR)
+    counts = metric.kind in (MetricKind.COUNTER, MetricKind.VECTOR)
     return f"{metric.name}_total" if counts else metric.name
 
 
@@ -202,7 +202,7 @@ def series_names() -> dict[str, frozenset[str]]:
     names: dict[str, frozenset[str]] = {}
     for metric in METRICS:
         labels = frozenset([metric.label] if metric.label else [])
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             names[f"{metric.name}_bucket"] = labels | {"le"}
             names[f"{metric.name}_sum"] = names[f"{metric.name}_count"] = labels
         else:

@@ -16,8 +16,8 @@ import pytest
 from quire.cli import main as cli
 from quire.cli.chat import Chat
 from quire.cli.engine_talker import EngineTalker
-from quire.cli.messages import read_messages
 from quire.cli.talkers import Turn
+from quire.cli.user_input import read_messages
 from quire.config import EngineConfig
 from quire.errors import EngineDead, InvalidRequest, StartupError
 from quire.outputs import CompletionOutput, RequestOutput

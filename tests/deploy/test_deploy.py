@@ -14,7 +14,7 @@ import promql
 from deploy_tables import RULES
 from metric_sections import SECTIONS, section_of, series, series_names
 from prometheus_server import PROMTOOL
-from quire.observability.metrics.table import METRICS, Kind
+from quire.observability.metrics.table import METRICS, MetricKind
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -70,7 +70,9 @@ def test_the_full_board_shows_every_metric():
     shown = "\n".join(board_expressions())
     for metric in METRICS:
         if not metric.help.startswith("Old name of "):
-            name = f"{metric.name}_bucket" if metric.kind is Kind.HISTOGRAM else series(metric)
+            name = (
+                f"{metric.name}_bucket" if metric.kind is MetricKind.HISTOGRAM else series(metric)
+            )
             assert f"{name}{{" in shown, metric.name
 
 

@@ -16,8 +16,8 @@ import pytest
 from hub_server import COMMIT, Hub
 from patience import PATIENCE
 from quire import LLM
-from quire.checkpoint import cache, manifest
 from quire.checkpoint import hub as door
+from quire.checkpoint import hub_cache, manifest
 from quire.checkpoint.hub import RemoteFile, choose, fetch
 from quire.config import EngineConfig, ModelConfig
 from quire.config.locate import located
@@ -51,11 +51,11 @@ def test_a_model_by_name_answers(hub: Hub, caplog: Any) -> None:
 
 def test_only_what_is_missing_is_fetched(hub: Hub) -> None:
     fetch("org/tiny")
-    folder = cache.snapshot("org/tiny", None)
+    folder = hub_cache.snapshot("org/tiny", None)
     assert folder is not None and folder.name == COMMIT
     (folder / "model.safetensors").resolve().unlink()
     (folder / "model.safetensors").unlink()
-    assert not cache.is_complete(folder)
+    assert not hub_cache.is_complete(folder)
     hub.log.clear()
     config = located(EngineConfig.from_options(model="org/tiny"))
     assert hub.downloads() == ["model.safetensors"] * len(hub.downloads()) != []
@@ -69,7 +69,7 @@ def test_a_broken_connection_is_resumed(hub: Hub, monkeypatch: Any) -> None:
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 2**16)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
     fetch("org/tiny")
-    folder = cache.snapshot("org/tiny", None)
+    folder = hub_cache.snapshot("org/tiny", None)
     assert folder is not None
     assert (folder / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
     ranges = [line.split()[2] for line in hub.log
@@ -84,8 +84,8 @@ def test_a_download_that_never_comes_through(hub: Hub, monkeypatch: Any) -> None
     message = refused()
     assert "cannot download 'org/tiny' from http://127.0.0.1" in message
     assert "Try again, or give the folder of a model" in message
-    folder = cache.snapshot("org/tiny", None)
-    assert folder is None or not cache.is_complete(folder)
+    folder = hub_cache.snapshot("org/tiny", None)
+    assert folder is None or not hub_cache.is_complete(folder)
     hub.break_after.clear()
     located(EngineConfig.from_options(model="org/tiny"))
 
@@ -121,7 +121,7 @@ def test_no_such_revision(hub: Hub) -> None:
     assert "has no revision 'v9' of 'org/tiny'" in refused(revision="v9")
     for bad in ("../x", "-x", "a..b", ""):
         with pytest.raises(ModelLoadError, match="--revision must be") if bad else _nothing():
-            cache.snapshot("org/tiny", bad)
+            hub_cache.snapshot("org/tiny", bad)
 
 
 def _nothing() -> Any:
@@ -134,8 +134,8 @@ def test_revisions_are_pinned_to_their_commit(hub: Hub) -> None:
     hub.branches["v1"] = COMMIT
     config = located(EngineConfig.from_options(model="org/tiny", revision="v1"))
     assert config.model.revision == COMMIT
-    assert cache.snapshot("org/tiny", "v1") == config.model.folder
-    assert cache.snapshot("org/tiny", "main") is None
+    assert hub_cache.snapshot("org/tiny", "v1") == config.model.folder
+    assert hub_cache.snapshot("org/tiny", "main") is None
     seen = len(hub.log)
     assert located(config) == config
     assert located(EngineConfig.from_options(model="org/tiny", revision="v1")) == config
@@ -236,7 +236,7 @@ def test_which_files_are_chosen() -> None:
     ],
 )  # fmt: skip
 def test_what_is_a_repository_name(name: str, is_one: bool) -> None:
-    assert cache.is_repo_id(name) is is_one
+    assert hub_cache.is_repo_id(name) is is_one
 
 
 def quire(*args: str) -> subprocess.CompletedProcess[str]:
@@ -333,7 +333,7 @@ def test_the_manifest_is_sha256sums_format(folder: Path) -> None:
 
 def test_cached_models_are_checked_by_the_names_of_their_blobs(hub: Hub) -> None:
     fetch("org/tiny")
-    folder = cache.snapshot("org/tiny", None)
+    folder = hub_cache.snapshot("org/tiny", None)
     assert folder is not None and manifest.verify(folder) == len(WANTED)
     blob = (folder / "model.safetensors").resolve()
     flip(blob)

@@ -19,7 +19,7 @@ from quire.observability.metrics.store import (
     Vector,
     buckets_1_2_5,
 )
-from quire.observability.metrics.table import METRICS, Kind
+from quire.observability.metrics.table import METRICS, MetricKind
 from quire.utils.timing import ManualClock
 
 DONE = FinishedRequestStats(
@@ -388,8 +388,8 @@ def test_snapshot_as_objects(sink: PrometheusSink) -> None:
     by_name = {}
     for sample in sink.snapshot():
         by_name.setdefault(sample.name, []).append(sample)
-    kinds = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge, Kind.HISTOGRAM: Histogram}
-    kinds[Kind.VECTOR] = Vector
+    kinds = {MetricKind.COUNTER: Counter, MetricKind.GAUGE: Gauge, MetricKind.HISTOGRAM: Histogram}
+    kinds[MetricKind.VECTOR] = Vector
     for metric in METRICS:
         assert all(isinstance(s, kinds[metric.kind]) for s in by_name.get(metric.name, ()))
     assert {m.name for m in METRICS} - set(by_name) == {f"vllm:{name}" for name in ABSENT}

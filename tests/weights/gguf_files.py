@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire.checkpoint.gguf import TYPES
+from quire.checkpoint.gguf_header import TYPES
 from quire.checkpoint.gguf_model import _BLOCK, _SINGLE
 from quire.weights.dummy import random_tensors
 

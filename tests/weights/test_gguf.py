@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gguf_files import TYPE_NUMBERS, write_model
 from paged_run import load, serve
 from quire import LLM, SamplingParams
-from quire.checkpoint.gguf import TYPES, read_header
+from quire.checkpoint.gguf_header import TYPES, read_header
 from quire.checkpoint.gguf_model import ARCHITECTURES, _llama3_factor, gguf_file
 from quire.config import ModelConfig
 from quire.config.shape import ModelShape

@@ -1,7 +1,7 @@
 """GGUF's words in Hugging Face's: the configuration, and the names and layout of tensors.
 
 A row of `ARCHITECTURES` per architecture of llama.cpp. `config_of` makes the `config.json` that
-the file stands for; `hf_name` and `Layout` say what each tensor is called there and what
+the file stands for; `hf_name` and `GGUFLayout` say what each tensor is called there and what
 llama.cpp's converter did to it. Knows no tensor values except the rotary factors, which exist
 only as a tensor.
 """
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from quire.checkpoint.gguf import GGUFHeader, is_gguf, read_header
+from quire.checkpoint.gguf_header import GGUFHeader, is_gguf, read_header
 from quire.errors import ModelLoadError
 from quire.registry import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GGUFLayout:
     """What llama.cpp's converter does to a family's tensors, to be undone."""
 
     architecture: str
@@ -36,16 +36,16 @@ class Layout:
     """Further entries of config.json."""
 
 
-ARCHITECTURES: Final[dict[str, Layout]] = {
-    "llama": Layout("LlamaForCausalLM", "llama", permuted=True),
-    "qwen2": Layout("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": Layout("Qwen3ForCausalLM", "qwen3"),
-    "gemma": Layout(
+ARCHITECTURES: Final[dict[str, GGUFLayout]] = {
+    "llama": GGUFLayout("LlamaForCausalLM", "llama", permuted=True),
+    "qwen2": GGUFLayout("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": GGUFLayout("Qwen3ForCausalLM", "qwen3"),
+    "gemma": GGUFLayout(
         "GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_act": "gelu_pytorch_tanh"}
     ),
-    "mpt": Layout("MptForCausalLM", "mpt"),
-    "olmo": Layout("OlmoForCausalLM", "olmo", permuted=True),
-    "starcoder": Layout("GPTBigCodeForCausalLM", "gpt_bigcode"),
+    "mpt": GGUFLayout("MptForCausalLM", "mpt"),
+    "olmo": GGUFLayout("OlmoForCausalLM", "olmo", permuted=True),
+    "starcoder": GGUFLayout("GPTBigCodeForCausalLM", "gpt_bigcode"),
 }
 
 _SINGLE: Final = {
@@ -132,7 +132,7 @@ def _part(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def layout_of(metadata: Mapping[str, Any], source: str) -> Layout:
+def layout_of(metadata: Mapping[str, Any], source: str) -> GGUFLayout:
     """The row of a file's architecture.
 
     Raises:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from quire.checkpoint.cache import cache_folder
+from quire.checkpoint.hub_cache import cache_folder
 from quire.errors import ModelLoadError
 from quire.utils.math import human_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from quire.checkpoint.cache import cached_models
+from quire.checkpoint.hub_cache import cached_models
 from quire.registry import nearest
 
 EXAMPLES: Final = {

@@ -1,7 +1,7 @@
 """`quire chat [MODEL]`: talk to a model in the terminal, here or at a running server.
 
 The commands inside a chat live here; where replies come from is `quire.cli.talkers`, what is said
-`quire.cli.conversation`, how it is typed and shown `quire.cli.messages` and `quire.cli.wrap`.
+`quire.cli.conversation`, how it is typed and shown `quire.cli.user_input` and `quire.cli.wrap`.
 On a terminal it prompts; with piped input each line is one turn and only replies reach stdout.
 """
 
@@ -14,12 +14,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from quire.cli import sampling
+from quire.cli import sampling_flags
 from quire.cli.conversation import Conversation, load, save
-from quire.cli.messages import piped, read_messages, typed
 from quire.cli.parser import Parser
 from quire.cli.talkers import ServerTalker, Talker, Turn
 from quire.cli.target import add_target_flags, engine_target, quiet_logs, server_target
+from quire.cli.user_input import piped, read_messages, typed
 from quire.cli.wrap import terminal_width, writer
 from quire.config.model import EMBEDDED_MODEL
 from quire.errors import EngineDead, InvalidRequest, QuireError, told
@@ -47,7 +47,7 @@ def build_parser() -> Parser:
         "--stats", action="store_true", default=False, help="Print speed and TTFT after replies."
     )
     parser.add_config_flag()
-    sampling.add_sampling_flags(parser)
+    sampling_flags.add_sampling_flags(parser)
     add_target_flags(parser, positional=True)
     return parser
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     namespace = build_parser().parse(arguments)
     quiet_logs()
     talker = _talker(namespace)
-    chat = Chat(talker, sampling.given(namespace), namespace.system_prompt, namespace.stats)
+    chat = Chat(talker, sampling_flags.given(namespace), namespace.system_prompt, namespace.stats)
     with contextlib.closing(talker):
         if namespace.quick is not None:
             return chat.turn(namespace.quick)
@@ -199,13 +199,13 @@ class Chat:
         if value.strip() == "default":
             self._options.pop(name.replace("-", "_").lower(), None)
         elif name:
-            key, parsed = sampling.parse_value(name, value.strip())
+            key, parsed = sampling_flags.parse_value(name, value.strip())
             self._options[key] = parsed
         self._show_options()
 
     def _params(self, text: str) -> None:
         self._options.update(
-            sampling.parse_value(*(word.partition("=")[::2])) for word in text.split()
+            sampling_flags.parse_value(*(word.partition("=")[::2])) for word in text.split()
         )
         self._show_options()
 
@@ -236,7 +236,7 @@ class Chat:
 
     def _load(self, path: str) -> None:
         talk, options, model = load(_file(path, "/load"))
-        known = dict(sampling.checked(name, value) for name, value in options.items())
+        known = dict(sampling_flags.checked(name, value) for name, value in options.items())
         self._talk, self._options = talk, known
         other = f", which were with {model}" if model not in ("", self._talker.model) else ""
         _say(f"loaded {len(talk.messages)} messages{other}")

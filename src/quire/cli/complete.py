@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from quire.cli import sampling
+from quire.cli import sampling_flags
 from quire.cli.parser import Parser
 from quire.cli.target import (
     Server,
@@ -35,7 +35,7 @@ def build_parser() -> Parser:
     parser.add_argument("-q", "--quick", metavar="TEXT", default=None, help="The prompt.")
     parser.add_argument("--stats", action="store_true", default=False, help="Print the timing.")
     parser.add_config_flag()
-    sampling.add_sampling_flags(parser, **DEFAULTS)
+    sampling_flags.add_sampling_flags(parser, **DEFAULTS)
     add_target_flags(parser, positional=False)
     return parser
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     """Complete one prompt; returns the exit code."""
     namespace = build_parser().parse(arguments)
     prompt = _prompt(namespace)
-    options = {**DEFAULTS, **sampling.given(namespace)}
+    options = {**DEFAULTS, **sampling_flags.given(namespace)}
     server = server_target(namespace)
     if server is not None:
         pieces = _remote(server, prompt, options)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from quire.checkpoint import cache
+from quire.checkpoint import hub_cache
 from quire.cli.parser import Parser
 from quire.config.model import EMBEDDED_FOLDER, LOAD_FORMATS, ModelConfig
 from quire.errors import ConfigError
@@ -53,7 +53,7 @@ def pull_parser() -> Parser:
 def pull(arguments: Sequence[str]) -> int:
     """Download a model; prints its folder."""
     given = _parsed(pull_parser(), arguments)
-    if not cache.is_repo_id(given.model):
+    if not hub_cache.is_repo_id(given.model):
         from quire.checkpoint.short_names import EXAMPLES, family
 
         like = EXAMPLES.get(family(given.model), "org/name")
@@ -61,7 +61,7 @@ def pull(arguments: Sequence[str]) -> int:
     from quire.checkpoint.hub import fetch
 
     commit = fetch(given.model, given.revision, given.download_dir, given.load_format, _say)
-    print(cache.snapshot(given.model, commit, given.download_dir))
+    print(hub_cache.snapshot(given.model, commit, given.download_dir))
     return 0
 
 
@@ -106,7 +106,7 @@ def _cached(download_dir: str | None) -> list[dict[str, Any]]:
             "where": ", ".join(model.revisions) or "no revision",
             "folder": str(model.folder),
         }
-        for model in cache.cached_models(download_dir)
+        for model in hub_cache.cached_models(download_dir)
     ]
 
 
@@ -120,7 +120,7 @@ def rm_parser() -> Parser:
 def rm(arguments: Sequence[str]) -> int:
     """Delete a cached model."""
     given = _parsed(rm_parser(), arguments)
-    freed = cache.remove(given.model, given.download_dir)
+    freed = hub_cache.remove(given.model, given.download_dir)
     print(f"deleted {given.model}: {human_bytes(freed)}")
     return 0
 

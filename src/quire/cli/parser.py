@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from quire.config import neutral
-from quire.config.cli import Listed, Merge, MergeForeign, load_yaml, unknown_flag
+from quire.config.cli import Listed, MergeFields, MergeForeignFields, load_yaml, unknown_flag
 from quire.config.spelling import normalised
 from quire.errors import ConfigError
 from quire.registry import Registry, did_you_mean
@@ -213,9 +213,9 @@ def _from_yaml(action: argparse.Action, value: Any) -> Any:
         if not isinstance(value, bool):
             raise argparse.ArgumentTypeError(f"expected true or false, got {value!r}")
         return value
-    if isinstance(action, Merge) and isinstance(value, dict):
+    if isinstance(action, MergeFields) and isinstance(value, dict):
         return value
-    if isinstance(action, Listed | MergeForeign):
+    if isinstance(action, Listed | MergeForeignFields):
         return value
     if action.nargs == "+":
         values = value if isinstance(value, list) else [value]

@@ -94,7 +94,7 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-class Merge(argparse.Action):
+class MergeFields(argparse.Action):
     """A JSON object; given more than once (or as `--flag.key value`), keys come together."""
 
     def __call__(
@@ -108,7 +108,7 @@ class Merge(argparse.Action):
         setattr(namespace, self.dest, _merged(getattr(namespace, self.dest, {}), values))
 
 
-class MergeForeign(Merge):
+class MergeForeignFields(MergeFields):
     """The same for a flag without a field, whose text need not be an object."""
 
 
@@ -163,7 +163,7 @@ _KINDS: Final[dict[str, dict[str, Any]]] = {
     "list[str]": {"nargs": "+", "action": "extend", "metavar": "TEXT"},
     "dict[str, Any]": {
         "type": _checked(_json_object, "a JSON object"),
-        "action": Merge,
+        "action": MergeFields,
         "metavar": "JSON",
     },
 }
@@ -181,7 +181,7 @@ _FOREIGN: Final[dict[neutral.Unset, dict[str, Any]]] = {
     neutral.FLOAT: {"type": _optional(json_or_text)},
     neutral.TEXT: {"type": _optional(str)},
     neutral.LIST: {"action": Listed, "nargs": "*"},
-    neutral.JSON: {"type": _optional(json_or_text), "action": MergeForeign},
+    neutral.JSON: {"type": _optional(json_or_text), "action": MergeForeignFields},
 }
 """How argparse reads flags without a field. It refuses none: the table has the better sentence."""
 
@@ -305,7 +305,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_neutral(
     parser: argparse.ArgumentParser,
-    rows: Mapping[str, neutral.Row],
+    rows: Mapping[str, neutral.NeutralOption],
     root: type,
     without: Sequence[str] = (),
 ) -> None:
@@ -345,7 +345,9 @@ def given_options(namespace: argparse.Namespace, root: type) -> dict[str, Any]:
     return {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
 
 
-def given_neutral(namespace: argparse.Namespace, rows: Mapping[str, neutral.Row]) -> dict[str, Any]:
+def given_neutral(
+    namespace: argparse.Namespace, rows: Mapping[str, neutral.NeutralOption]
+) -> dict[str, Any]:
     """What was given of flags without a field, by name."""
     return {name: getattr(namespace, name) for name in rows if hasattr(namespace, name)}
 

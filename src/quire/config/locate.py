@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from quire.checkpoint import cache
+from quire.checkpoint import hub_cache
 from quire.logger import get_logger
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def _pinned(model: ModelConfig, name: str, revision: str | None, load_format: st
     """The commit to read; the revision as it was for a folder."""
     if not model.is_remote(name):
         return revision
-    folder = cache.snapshot(name, revision, model.download_dir)
-    if folder is not None and cache.is_complete(folder, load_format):
+    folder = hub_cache.snapshot(name, revision, model.download_dir)
+    if folder is not None and hub_cache.is_complete(folder, load_format):
         return folder.name
     from quire.checkpoint.hub import fetch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bounds import check_section
-from quire.checkpoint.cache import is_repo_id, snapshot
+from quire.checkpoint.hub_cache import is_repo_id, snapshot
 from quire.config.pooling import TASKS
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError

@@ -365,7 +365,7 @@ SHORT: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NeutralOption:
     """One option of vLLM without a field here."""
 
     name: str
@@ -412,35 +412,35 @@ _KIND_OF: Final = {
 }  # fmt: skip
 
 
-def _rows(groups: Mapping[str, Mapping[str, Any]], server: bool) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+def _rows(groups: Mapping[str, Mapping[str, Any]], server: bool) -> dict[str, NeutralOption]:
+    found: dict[str, NeutralOption] = {}
     for remedy, options in groups.items():
         for name, value in options.items():
             bare = isinstance(value, Unset)
             kind = value if bare else _KIND_OF[type(value)]
             assert name not in found, f"{name} has two rows"
-            found[name] = Row(name, kind, None if bare else value, remedy, server)
+            found[name] = NeutralOption(name, kind, None if bare else value, remedy, server)
     return found
 
 
 @functools.cache
-def engine_rows() -> dict[str, Row]:
+def engine_rows() -> dict[str, NeutralOption]:
     """Options of an engine, by name."""
     return _rows(ENGINE, server=False)
 
 
 @functools.cache
-def server_rows() -> dict[str, Row]:
+def server_rows() -> dict[str, NeutralOption]:
     """Options of the server alone, by name."""
     return _rows(SERVER, server=True)
 
 
-def row(name: str) -> Row | None:
+def row(name: str) -> NeutralOption | None:
     """The row of an option, or None: then quire has a field for it, or nobody knows it."""
     return engine_rows().get(name) or server_rows().get(name)
 
 
-def check(row: Row, value: Any) -> None:
+def check(row: NeutralOption, value: Any) -> None:
     """Take a value that asks for nothing.
 
     Raises:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from quire.config.cli import RENAMED, Merge, json_or_text
+from quire.config.cli import RENAMED, MergeFields, json_or_text
 from quire.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def normalised(arguments: Sequence[str], known: Mapping[str, argparse.Action]) -
             name = "--" + name[2:].replace("_", "-")
             name = RENAMED.get(name, name)
         head, dot, key = name.partition(".")
-        if not (dot and head.startswith("-") and isinstance(known.get(head), Merge)):
+        if not (dot and head.startswith("-") and isinstance(known.get(head), MergeFields)):
             yield name + equals + value if token.startswith("--") else token
             continue
         text = value if equals else next(tokens, None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from quire.checkpoint.gguf import read_header
+from quire.checkpoint.gguf_header import read_header
 from quire.checkpoint.gguf_model import gguf_file
 from quire.errors import ModelLoadError
 from quire.tokenizer import byte_bpe, sentencepiece

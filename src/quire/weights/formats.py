@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from quire.checkpoint.gguf import is_gguf
+from quire.checkpoint.gguf_header import is_gguf
 from quire.checkpoint.gguf_model import gguf_file
 from quire.errors import ConfigError
 from quire.registry import Registry

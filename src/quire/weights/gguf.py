@@ -2,7 +2,7 @@
 
 The layouts of blocks are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h);
 each formula is evaluated in float32 in ggml's order, so values agree with its own bit for bit.
-What llama.cpp's converter did to a family's tensors (`Layout`) is undone, so that names, shapes
+What llama.cpp's converter did to a family's tensors (`GGUFLayout`) is undone, so that names, shapes
 and values are those of the original checkpoint. Knows no model class.
 """
 
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.checkpoint.gguf import TYPES, read_header
+from quire.checkpoint.gguf_header import TYPES, read_header
 from quire.checkpoint.gguf_model import gguf_file, hf_name, layout_of, parts_of
 from quire.checkpoint.safetensors import TensorEntry
 from quire.errors import ModelLoadError

@@ -244,7 +244,7 @@ class Question:
         Raises:
             InvalidRequest: `steps` is no positive number.
         """
-        from quire.observability.recorder.timeline import timeline
+        from quire.observability.recorder.chrome_trace import timeline
 
         self._recording.keep_last(read_field("steps", steps))
         return timeline(self._recording)

@@ -14,7 +14,7 @@ from quire.config import EngineConfig
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import ConfigError, QuireError
-from quire.observability.traces.builder import Accepted, TraceBuilder
+from quire.observability.traces.builder import TraceBuilder, TracedRequest
 from quire.observability.traces.spans import Attributes, parse_traceparent
 from quire.observability.traces.tracer import PhaseLog, Tracer
 from quire.params import PoolingParams, SamplingParams
@@ -72,7 +72,7 @@ def describe(
     arrival: float,
     params: SamplingParams | PoolingParams | CheckedParams,
     trace_headers: Mapping[str, str] | None,
-) -> Accepted:
+) -> TracedRequest:
     """A request as the tracer wants it. Cheap: it runs where requests are accepted."""
     about: Attributes = {**_about_model(config), "gen_ai.request.id": request_id}
     about["gen_ai.response.model"] = config.model.names[0]
@@ -81,7 +81,7 @@ def describe(
     if isinstance(params, SamplingParams):
         about |= _sampling(params)
     parent = parse_traceparent(trace_headers)
-    return Accepted(request_id, internal_ids, arrival, about, parent)
+    return TracedRequest(request_id, internal_ids, arrival, about, parent)
 
 
 def _sampling(params: SamplingParams) -> Attributes:

@@ -51,7 +51,7 @@ class Finding(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DrillRow:
     """One entry of the drill."""
 
     name: str
@@ -243,7 +243,7 @@ def _budget_remedy(s: Signals) -> str:
 
 
 DRILL: Final = (
-    Row(
+    DrillRow(
         "machine_starved",
         "everything is slow now and then, whatever the requests are",
         "the machine is starved: other work has the cores that the engine needs",
@@ -252,7 +252,7 @@ DRILL: Final = (
         _starved_remedy,
         needs=("core_wait_seconds",),
     ),
-    Row(
+    DrillRow(
         "kv_pool_too_small",
         "first tokens are late, requests are preempted, KV cache usage near 100 %",
         "the KV cache is too small for the requests that run at once",
@@ -261,7 +261,7 @@ DRILL: Final = (
         _pool_remedy,
         limits=_as_many_as_ran,
     ),
-    Row(
+    DrillRow(
         "long_prefills_stall_decodes",
         "p99 time between tokens spikes while its median is fine",
         "long prompts share steps with decodes",
@@ -271,7 +271,7 @@ DRILL: Final = (
         needs=("itl_p99",),
         limits=_spike_limits,
     ),
-    Row(
+    DrillRow(
         "too_few_seats",
         "first tokens are late, time between tokens is fine, as many run as --max-num-seqs allows",
         "all --max-num-seqs places are taken",
@@ -280,7 +280,7 @@ DRILL: Final = (
         _seats_remedy,
         limits=_twice_the_seats,
     ),
-    Row(
+    DrillRow(
         "budget_used_up_by_prompts",
         "first tokens are late although there are free places and KV blocks",
         "prompts use up the token budget of each step (--max-num-batched-tokens)",
@@ -289,7 +289,7 @@ DRILL: Final = (
         _budget_remedy,
         limits=lambda s: {"max_num_batched_tokens": 2 * s["max_num_batched_tokens"]},
     ),
-    Row(
+    DrillRow(
         "held_back_by_policy",
         "requests wait although there is room",
         "--scheduling-policy or --scheduler-delay-factor holds them back",
@@ -298,7 +298,7 @@ DRILL: Final = (
         lambda s: f"--scheduler-delay-factor, --scheduling-policy (now {s['scheduling_policy']})",
         limits=lambda s: {"scheduling_policy": "fcfs"},
     ),
-    Row(
+    DrillRow(
         "prefixes_evicted",
         "prompts that were cached are computed again",
         "cached prefixes are evicted before they are asked for again",
@@ -313,7 +313,7 @@ DRILL: Final = (
             "which keeps what is evicted"
         ),
     ),
-    Row(
+    DrillRow(
         "scheduler_bound",
         "the processor is busy, steps are short, throughput is low",
         "scheduling and bookkeeping take a large part of each step",
@@ -321,7 +321,7 @@ DRILL: Final = (
         lambda s: f"{_percent(s['overhead_share'])} of the time of steps is not the model's",
         lambda s: "larger batches make its share smaller; quire timeline shows each phase",
     ),
-    Row(
+    DrillRow(
         "clients_give_up",
         "requests end with finish_reason abort",
         "callers leave before the end: timeouts, or cancelled generations",
@@ -329,7 +329,7 @@ DRILL: Final = (
         lambda s: f"{s['aborted']} of {s['finished']} requests were aborted",
         lambda s: "the callers' timeouts, and what makes them wait (the other findings)",
     ),
-    Row(
+    DrillRow(
         "requests_fail",
         "requests end with finish_reason error",
         "steps fail for some requests",
@@ -337,7 +337,7 @@ DRILL: Final = (
         lambda s: f"{s['failed']} of {s['finished']} requests failed",
         lambda s: "the log of the engine core names each request and its error",
     ),
-    Row(
+    DrillRow(
         "drafts_rejected",
         "speculative decoding does not make it faster",
         "most draft tokens are rejected",
@@ -363,7 +363,7 @@ def diagnose(signals: Signals) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.weight)
 
 
-def _finding(row: Row, signals: Signals, weight: float) -> Finding:
+def _finding(row: DrillRow, signals: Signals, weight: float) -> Finding:
     limits = {name: v for name, v in row.limits(signals).items() if signals[name] != v}
     remedy = row.remedy(signals)
     if limits:
@@ -375,7 +375,7 @@ def _finding(row: Row, signals: Signals, weight: float) -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class AlertRule:
     """One of the figures that on-call looks at first."""
 
     name: str
@@ -385,16 +385,18 @@ class Gate:
 
 
 TRIO: Final = (
-    Gate("ttft_metric_p95", 0.5, lambda v: f"p95 TTFT {seconds(v)}", "first tokens are late"),
-    Gate("waiting", 10, lambda v: f"{v:.0f} waiting", "the queue grows: not enough capacity"),
-    Gate("kv_usage", 0.9, lambda v: f"KV cache usage {_percent(v)}", "the KV cache is nearly full"),
-    Gate(
+    AlertRule("ttft_metric_p95", 0.5, lambda v: f"p95 TTFT {seconds(v)}", "first tokens are late"),
+    AlertRule("waiting", 10, lambda v: f"{v:.0f} waiting", "the queue grows: not enough capacity"),
+    AlertRule(
+        "kv_usage", 0.9, lambda v: f"KV cache usage {_percent(v)}", "the KV cache is nearly full"
+    ),
+    AlertRule(
         "preemptions_per_second",
         0.5,
         lambda v: f"{v:.1f} preemptions/s",
         "requests lose their blocks and are computed again",
     ),
-    Gate("failed_now", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
+    AlertRule("failed_now", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
 )
 """Three metrics, then two more; each with the limit that the usual alert rules have."""
 
@@ -411,7 +413,7 @@ def read_trio(signals: Signals) -> list[tuple[str, bool, str]]:
     ]
 
 
-def _read(gate: Gate, value: float, signals: Signals) -> tuple[str, bool, str]:
+def _read(gate: AlertRule, value: float, signals: Signals) -> tuple[str, bool, str]:
     text = gate.text(value)
     if gate.name.rsplit("_p", 1)[0] in signals.get("old", ()):
         return f"{text} since the start, none just now", False, gate.meaning

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.core.request import FINISH_REASONS, RequestStatus
-from quire.observability.explain.story import Piece, Story
+from quire.observability.explain.story import Episode, Story
 from quire.observability.explain.wording import (
     Cause,
     expected_sentence,
@@ -57,7 +57,7 @@ class Part(msgspec.Struct):
     details: dict[str, Any]
 
 
-class Prefix(msgspec.Struct):
+class PrefixReport(msgspec.Struct):
     """What the prefix cache gave, or would give to a request that waits."""
 
     num_tokens: int
@@ -90,7 +90,7 @@ class Explanation(msgspec.Struct):
     """In the order in which they began; their seconds add up to `seconds`."""
     slowest_step: dict[str, Any] | None
     """Of the steps in which it computed."""
-    prefix: Prefix | None
+    prefix: PrefixReport | None
 
     def __str__(self) -> str:
         return "\n".join(lines(self))
@@ -154,7 +154,7 @@ def _status_name(status: int) -> str:
     return str(FINISH_REASONS.get(RequestStatus(status), "")) if status else ""
 
 
-def _part(story: Story, piece: Piece, arrival: float, total: float) -> Part:
+def _part(story: Story, piece: Episode, arrival: float, total: float) -> Part:
     recording = story.recording
     seconds = math.fsum(piece.seconds)
     ahead = piece.facts.pop("ahead", set())
@@ -220,13 +220,13 @@ def _slowest(story: Story) -> dict[str, Any] | None:
     }
 
 
-def _prefix(life: Life | None, recording: Recording, evicted: int | None) -> Prefix | None:
+def _prefix(life: Life | None, recording: Recording, evicted: int | None) -> PrefixReport | None:
     if life is None or life.admitted is None:
         return None
     block_size = recording.block_size
     total = life.num_prompt_tokens + life.num_prior_outputs
     whole = life.num_cached_tokens >= total - 1
-    return Prefix(
+    return PrefixReport(
         num_tokens=total,
         num_cached_tokens=life.num_cached_tokens,
         first_missing_block=None if whole else life.num_cached_blocks,
@@ -238,7 +238,7 @@ def _prefix(life: Life | None, recording: Recording, evicted: int | None) -> Pre
     )
 
 
-def expected_prefix(answer: Mapping[str, Any], block_size: int) -> Prefix:
+def expected_prefix(answer: Mapping[str, Any], block_size: int) -> PrefixReport:
     """What a request that waits would find if it came in now.
 
     Args:
@@ -248,7 +248,7 @@ def expected_prefix(answer: Mapping[str, Any], block_size: int) -> Prefix:
     total, cached = answer["num_tokens"], answer["num_cached_tokens"]
     block, whole = answer["block_index"], cached >= total - 1
     said = prefix_sentence(total, cached, block, block_size, whole)
-    return Prefix(
+    return PrefixReport(
         num_tokens=total,
         num_cached_tokens=cached,
         first_missing_block=None if whole else block,
@@ -258,9 +258,9 @@ def expected_prefix(answer: Mapping[str, Any], block_size: int) -> Prefix:
     )
 
 
-def unread_prefix(num_tokens: int) -> Prefix:
+def unread_prefix(num_tokens: int) -> PrefixReport:
     """A request that waits and will not look: its prompt is to be scored whole."""
     text = (
         "it does not use the prefix cache: prompt_logprobs needs every token of the prompt computed"
     )
-    return Prefix(num_tokens, 0, 0, text, expected=True)
+    return PrefixReport(num_tokens, 0, 0, text, expected=True)

@@ -22,7 +22,7 @@ _HELD = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
 
 
 @dataclass(slots=True)
-class Piece:
+class Episode:
     """A part while it is being gathered."""
 
     cause: Cause
@@ -66,7 +66,7 @@ class Story:
         self.epoch = recording.epoch
         self.number = next((n for e, n in keys if e == self.epoch), 0)
         self.arrival, self.end = arrival, end
-        self.pieces: dict[tuple[Any, ...], Piece] = {}
+        self.pieces: dict[tuple[Any, ...], Episode] = {}
         self.cursor = arrival
         self.life: Life | None = None
         self.first_token: float | None = None
@@ -82,11 +82,11 @@ class Story:
 
     # ---- the cuts ----------------------------------------------------------------------------
 
-    def _cut(self, until: float, cause: Cause, *key: Any, reason: int = 0) -> Piece:
+    def _cut(self, until: float, cause: Cause, *key: Any, reason: int = 0) -> Episode:
         """Give the time up to `until` to a cause."""
         piece = self.pieces.get((cause, reason, *key))
         if piece is None:
-            piece = self.pieces[(cause, reason, *key)] = Piece(cause, reason)
+            piece = self.pieces[(cause, reason, *key)] = Episode(cause, reason)
         start = self.cursor if self.cursor is not None else until
         until = max(start, until if self.end is None else min(until, self.end))
         self.cursor = until
@@ -271,19 +271,19 @@ class Story:
         """Whether the records reach back to before the first token."""
         return (Cause.EARLIER, 0) not in self.pieces
 
-    def _note(self, piece: Piece, step: Step) -> None:
+    def _note(self, piece: Episode, step: Step) -> None:
         """Remember who else was in the step."""
         self._count(piece, step)
         self._blame(piece, step)
 
-    def _count(self, piece: Piece, step: Step) -> None:
+    def _count(self, piece: Episode, step: Step) -> None:
         piece.steps.add(step.row.step)
         piece.batches.append(len(step.scheduled))
         worked = step.row.step_seconds - step.row.starved_seconds
         if worked > piece.slowest[0]:
             piece.slowest = (worked, step.row.step)
 
-    def _blame(self, piece: Piece, step: Step) -> None:
+    def _blame(self, piece: Episode, step: Step) -> None:
         for number, chunk in step.chunks.items():
             if number != self.number:
                 piece.blamed[number] += chunk.tokens

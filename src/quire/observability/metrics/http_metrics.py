@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.observability.metrics.store import Bins, Counter, Histogram, Sample, Summary
-from quire.observability.metrics.table import Kind
+from quire.observability.metrics.table import MetricKind
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 NO_ROUTE: Final = "none"
@@ -36,7 +36,7 @@ class HttpMetric:
     """One row."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
@@ -44,25 +44,28 @@ class HttpMetric:
 
 REQUESTS: Final = HttpMetric(
     "http_requests",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "HTTP requests by method, status and route.",
     ("method", "status", "handler"),
 )
 REQUEST_SIZE: Final = HttpMetric(
-    "http_request_size_bytes", Kind.SUMMARY, "Bytes of the bodies that came in.", ("handler",)
+    "http_request_size_bytes", MetricKind.SUMMARY, "Bytes of the bodies that came in.", ("handler",)
 )
 RESPONSE_SIZE: Final = HttpMetric(
-    "http_response_size_bytes", Kind.SUMMARY, "Bytes of the bodies that went out.", ("handler",)
+    "http_response_size_bytes",
+    MetricKind.SUMMARY,
+    "Bytes of the bodies that went out.",
+    ("handler",),
 )
 FINE_DURATION: Final = HttpMetric(
     "http_request_duration_highr_seconds",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "From a request's headers to the end of its reply, in many buckets.",
     buckets=FINE_BUCKETS,
 )
 DURATION: Final = HttpMetric(
     "http_request_duration_seconds",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "From a request's headers to the end of its reply, by method and route.",
     ("method", "handler"),
     DURATION_BUCKETS,

@@ -36,7 +36,7 @@ from quire.observability.metrics.store import (
     Summary,
     Vector,
 )
-from quire.observability.metrics.table import CACHE_INFO, CACHE_INFO_HELP, Kind
+from quire.observability.metrics.table import CACHE_INFO, CACHE_INFO_HELP, MetricKind
 from quire.utils.timing import Clock, RealClock
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -115,7 +115,7 @@ class _StoreCollector(Collector):
         for row in self._store.rows:
             yield _family(row.name, row.kind, row.help, found.get(row.name, []), row.label)
         if CACHE_INFO in found:
-            yield _family(CACHE_INFO, Kind.GAUGE, CACHE_INFO_HELP, found[CACHE_INFO])
+            yield _family(CACHE_INFO, MetricKind.GAUGE, CACHE_INFO_HELP, found[CACHE_INFO])
 
 
 class _HttpCollector(Collector):
@@ -143,11 +143,11 @@ class HttpText:
 
 
 _FAMILIES: Final = {
-    Kind.COUNTER: CounterMetricFamily,
-    Kind.VECTOR: CounterMetricFamily,
-    Kind.GAUGE: GaugeMetricFamily,
-    Kind.HISTOGRAM: HistogramMetricFamily,
-    Kind.SUMMARY: SummaryMetricFamily,
+    MetricKind.COUNTER: CounterMetricFamily,
+    MetricKind.VECTOR: CounterMetricFamily,
+    MetricKind.GAUGE: GaugeMetricFamily,
+    MetricKind.HISTOGRAM: HistogramMetricFamily,
+    MetricKind.SUMMARY: SummaryMetricFamily,
 }
 
 
@@ -159,7 +159,7 @@ def _by_name(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 
 def _family(
-    name: str, kind: Kind, help: str, samples: list[Sample], position: str | None = None
+    name: str, kind: MetricKind, help: str, samples: list[Sample], position: str | None = None
 ) -> Family:
     """One metric with all its label combinations; without any it is still announced.
 
@@ -169,7 +169,7 @@ def _family(
         position: Label of the places in a vector.
     """
     labels = list(samples[0].labels) if samples else []
-    if kind is Kind.VECTOR:
+    if kind is MetricKind.VECTOR:
         labels.append(position or "")
     family: Any = _FAMILIES[kind](name, help, labels=labels)
     for sample in samples:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire.core.stats import IterationStats, StepStats
-from quire.observability.metrics.table import CACHE_INFO, METRICS, Kind, Metric, Source
+from quire.observability.metrics.table import CACHE_INFO, METRICS, Metric, MetricKind, Source
 from quire.observability.sinks import HitRate
 
 _INFO_NAMES: Final = {"num_blocks": "num_gpu_blocks"}
@@ -150,7 +150,7 @@ class MetricStore:
             source: tuple(row for row in self.rows if row.source is source) for source in Source
         }
         for metric in self.rows:
-            if metric.kind is Kind.HISTOGRAM:
+            if metric.kind is MetricKind.HISTOGRAM:
                 self._bins[metric.name] = Bins(metric.buckets or self._tokens)
             else:
                 children = metric.label_values or (() if metric.label else ("",))
@@ -177,14 +177,14 @@ class MetricStore:
     def _feed(self, source: Source, facts: object) -> None:
         for metric in self._by_source[source]:
             read = metric.read(facts)
-            if metric.kind is Kind.HISTOGRAM:
+            if metric.kind is MetricKind.HISTOGRAM:
                 bins = self._bins[metric.name]
                 for value in read:
                     bins.observe(value)
                 continue
             values = self._values[metric.name]
             for label, value in (read if metric.label else {"": read}).items():
-                grows = metric.kind is not Kind.GAUGE
+                grows = metric.kind is not MetricKind.GAUGE
                 values[label] = values.get(label, 0) + value if grows else value
 
     def snapshot(self) -> list[Sample]:
@@ -197,18 +197,18 @@ class MetricStore:
         return samples
 
     def _samples(self, metric: Metric) -> Iterable[Sample]:
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             bins, counts = self._bins[metric.name], self._bins[metric.name].cumulative()
             yield Histogram(metric.name, dict(self.labels), counts["+Inf"], bins.total, counts)
             return
         values = self._values[metric.name]
-        if metric.kind is Kind.VECTOR:
+        if metric.kind is MetricKind.VECTOR:
             positions = [int(values[key]) for key in sorted(values)]
             yield Vector(metric.name, dict(self.labels), positions)
             return
         for label, value in values.items():
             labels = {**self.labels, metric.label: label} if metric.label else dict(self.labels)
-            if metric.kind is Kind.COUNTER:
+            if metric.kind is MetricKind.COUNTER:
                 yield Counter(metric.name, labels, value)
             else:
                 yield Gauge(metric.name, labels, float(value))

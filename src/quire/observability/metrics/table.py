@@ -19,7 +19,7 @@ from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
 from quire.outputs import FinishReason
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """What a metric is to Prometheus."""
 
     COUNTER = "counter"
@@ -49,7 +49,7 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     source: Source
     read: Callable[[Any], Any]
@@ -99,7 +99,7 @@ def _sum(value: float | None, more: float | None) -> float | None:
     return value if more is None else (value or 0.0) + more
 
 
-_C, _G, _H, _V = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.VECTOR
+_C, _G, _H, _V = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM, MetricKind.VECTOR
 _STEP, _ITER, _DONE, _STORE = Source.STEP, Source.ITERATION, Source.FINISHED, Source.STORE
 
 METRICS: Final = (

@@ -40,7 +40,7 @@ class Life:
     """Known at the end."""
 
 
-class Head(NamedTuple):
+class QueueHead(NamedTuple):
     """Why the queue does not move."""
 
     number: int
@@ -57,7 +57,7 @@ class Lives:
         self.lives: dict[int, Life] = {}
         self.running: dict[int, None] = {}
         """In order of admission."""
-        self.head: Head | None = None
+        self.head: QueueHead | None = None
         self.ended: list[Life] = []
         """Those whose end was read; the reader empties it."""
 
@@ -83,7 +83,7 @@ class Lives:
         if known is None:  # its beginning was lost with an engine core
             return
         if kind == Kind.WAITS:
-            self.head = Head(fact.request, fact.reason, fact.a, fact.b)
+            self.head = QueueHead(fact.request, fact.reason, fact.a, fact.b)
         elif kind == Kind.ADMITTED:
             self._admit(known, fact)
         elif kind == Kind.CHUNK:

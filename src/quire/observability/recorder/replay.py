@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.core.facts import Fact, Follower, Kind, unpack
-from quire.observability.recorder.lives import Head, Life, Lives
-from quire.observability.recorder.ring import Recording, Row
+from quire.observability.recorder.lives import Life, Lives, QueueHead
+from quire.observability.recorder.ring import Recording, StepRow
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Part of a prompt (or of what a preempted request has to compute again) in one step."""
 
     tokens: int
@@ -32,16 +32,16 @@ class Chunk(NamedTuple):
 class Step:
     """One recorded step."""
 
-    row: Row
+    row: StepRow
     scheduled: dict[int, int]
     """Tokens by request number."""
-    chunks: dict[int, Chunk]
+    chunks: dict[int, PromptChunk]
     """Of those scheduled, the ones that did not simply decode."""
     verified: dict[int, tuple[int, int]]
     """Draft tokens and accepted ones, by request number."""
     facts: list[Fact]
     """All records of the step, and those since the one before."""
-    head: Head | None
+    head: QueueHead | None
     """Why the queue did not move, after the step was put together."""
     stalled: int
     """The `Wait` for which running requests got nothing; 0 if all got something."""
@@ -72,7 +72,7 @@ class Replay:
                 epoch, self.lives, follower = row.epoch, Lives(), Follower()
             yield self._step(row, recording.facts[index], follower)
 
-    def _step(self, row: Row, records: bytes, follower: Follower) -> Step:
+    def _step(self, row: StepRow, records: bytes, follower: Follower) -> Step:
         lives = self.lives
         step = Step(row, follower.follow(records), {}, {}, list(unpack(records)), None, 0)
         for fact in step.facts:
@@ -93,7 +93,7 @@ class Replay:
         return step
 
 
-def _chunk(fact: Fact, life: Life | None) -> Chunk | None:
+def _chunk(fact: Fact, life: Life | None) -> PromptChunk | None:
     """What a record says of a chunk; None for a decode: one that verifies drafts, or the first
     one after a swap."""
     tokens, before = fact.a, fact.b
@@ -102,8 +102,8 @@ def _chunk(fact: Fact, life: Life | None) -> Chunk | None:
         if tokens == 1 and fact.c:
             return None
     if life is None:
-        return Chunk(tokens, before, False, False)
+        return PromptChunk(tokens, before, False, False)
     prompt, again = life.num_prompt_tokens + life.num_prior_outputs, life.num_computed_before
     if tokens == 1 and before >= max(prompt, again):
         return None  # back from the second tier with all it had, it simply goes on
-    return Chunk(tokens, before, before < again, before + tokens >= max(prompt, again))
+    return PromptChunk(tokens, before, before < again, before + tokens >= max(prompt, again))

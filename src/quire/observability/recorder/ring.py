@@ -31,7 +31,7 @@ FACT_BYTES_PER_STEP: Final = 2048
 """Decision records are kept up to this many bytes per step of the ring, on average."""
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """One step in the ring. Seconds on the core's clock; counts as in `StepStats`."""
 
     epoch: int
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedCompletion:
     """One completion as the frontend knows it."""
 
     external_id: str
@@ -86,7 +86,7 @@ class Accepted:
     """Seconds on the monotonic clock, like all times here."""
 
 
-class Seen(NamedTuple):
+class CompletionEnd(NamedTuple):
     """The end of a completion as the frontend saw it."""
 
     time: float
@@ -118,8 +118,8 @@ class Recording:
         before: Lives,
         epoch: int,
         names: dict[tuple[int, int], str],
-        accepted: dict[str, Accepted],
-        seen: dict[str, Seen],
+        accepted: dict[str, AcceptedCompletion],
+        seen: dict[str, CompletionEnd],
         block_size: int,
         prefix_caching: bool = True,
         limits_changed: float | None = None,
@@ -141,11 +141,11 @@ class Recording:
     def __len__(self) -> int:
         return len(self.facts)
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> StepRow:
         """The row of a step, 0 being the oldest; negative ones count from the end."""
         index += len(self.facts) if index < 0 else 0
         slot = (self._first + index) % self._slots
-        return Row._make(_ROW.unpack_from(self._rows, slot * _ROW.size))
+        return StepRow._make(_ROW.unpack_from(self._rows, slot * _ROW.size))
 
     def skip(self, count: int) -> None:
         """Let go of the oldest steps; they are folded into what was before."""
@@ -198,8 +198,8 @@ class StepRecords:
         self._epoch = self._before_epoch = 0
         self._last_step = 0
         self._names: dict[tuple[int, int], str] = {}
-        self._accepted: dict[str, Accepted] = {}
-        self._seen: dict[str, Seen] = {}
+        self._accepted: dict[str, AcceptedCompletion] = {}
+        self._seen: dict[str, CompletionEnd] = {}
         self._limits_changed: float | None = None
         self._machine: deque[MachineStats] = deque(maxlen=MACHINE_READINGS)
 
@@ -211,7 +211,7 @@ class StepRecords:
     def accept(self, external_id: str, index: int, internal_id: str, arrival: float) -> None:
         """The frontend took a completion on; call it before the core gets it."""
         if self.num_steps:
-            self._accepted[internal_id] = Accepted(external_id, index, arrival)
+            self._accepted[internal_id] = AcceptedCompletion(external_id, index, arrival)
 
     def change_limits(self, time: float) -> None:
         """The limits are others since `time`. The core's record of it comes with its next step."""
@@ -228,7 +228,7 @@ class StepRecords:
                 known = self._accepted.get(ended.request_id)
                 if known is not None:
                     end = known.arrival + ended.e2e_time
-                    self._seen[ended.request_id] = Seen(end, ended.finish_reason)
+                    self._seen[ended.request_id] = CompletionEnd(end, ended.finish_reason)
 
     def _add(self, s: StepStats) -> None:
         if s.step <= self._last_step:

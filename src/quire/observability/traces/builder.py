@@ -36,7 +36,7 @@ REMEMBERED_STEPS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class TracedRequest:
     """A request that the frontend has taken in, or refused."""
 
     external_id: str
@@ -74,7 +74,7 @@ class TraceBuilder:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def accept(self, request: Accepted) -> list[Span]:
+    def accept(self, request: TracedRequest) -> list[Span]:
         """Begin a trace, if the request is chosen for one. No span is complete by that."""
         trace = self._begin(request)
         if trace is None:
@@ -84,7 +84,7 @@ class TraceBuilder:
             self._requests[internal] = trace
         return []
 
-    def refuse(self, request: Accepted, now: float, error: tuple[str, str]) -> list[Span]:
+    def refuse(self, request: TracedRequest, now: float, error: tuple[str, str]) -> list[Span]:
         """The trace of a request that was not taken in. `error`: type and text."""
         trace = self._begin(request)
         if trace is None:
@@ -92,7 +92,7 @@ class TraceBuilder:
         trace.ended_at, trace.error = now, error
         return list(trace.spans(self._mode, self._steps.find))
 
-    def _begin(self, request: Accepted) -> RequestTrace | None:
+    def _begin(self, request: TracedRequest) -> RequestTrace | None:
         parent = request.parent
         trace = RequestTrace(request.external_id, request.arrival, request.attributes, parent)
         chosen = parent.sampled if parent else is_chosen(trace.id.trace_id, self._rate)

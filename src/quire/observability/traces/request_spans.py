@@ -32,7 +32,7 @@ StepIds = Callable[[int], SpanId | None]
 
 
 @dataclass(slots=True)
-class Piece:
+class Phase:
     """One span of a completion in the making."""
 
     name: str
@@ -61,8 +61,8 @@ class CompletionTrace:
         """Of the steps it was part of, in the model and in the worker; with detailed traces."""
         self.core_done = False
         """The core has let go of it."""
-        self._pieces: list[Piece | DecodeRun] = []
-        self._open = Piece("queue_wait", arrival, arrival)
+        self._pieces: list[Phase | DecodeRun] = []
+        self._open = Phase("queue_wait", arrival, arrival)
         self._is_open = True
         self._mark = arrival
         self._computed = self._target = 0
@@ -77,7 +77,7 @@ class CompletionTrace:
         if self._is_open:
             self._open.events.append(Event("queued", fact.time, {"quire.prompt_tokens": fact.a}))
             return
-        self._open_piece(Piece("recovered", self._mark, fact.time, {"quire.tokens_kept": fact.b}))
+        self._open_piece(Phase("recovered", self._mark, fact.time, {"quire.tokens_kept": fact.b}))
 
     def waits(self, fact: Fact) -> None:
         """It is the head of the queue and cannot come in."""
@@ -119,7 +119,7 @@ class CompletionTrace:
         about["quire.computed_before"] = self._computed
         if self._sampled_at is not None:
             about["quire.recomputed"] = True
-        self._pieces.append(Piece("prefill", self._mark, mark.end, about, step=mark.step))
+        self._pieces.append(Phase("prefill", self._mark, mark.end, about, step=mark.step))
         self._computed += count
         if new and self._computed >= self._target:
             self._decoding = True
@@ -130,12 +130,12 @@ class CompletionTrace:
     def stalled(self, step: int, end: float, reason: int) -> None:
         """It runs, but a step had nothing for it."""
         last = self._pieces[-1] if self._pieces else None
-        if isinstance(last, Piece) and last.name == "stalled":
+        if isinstance(last, Phase) and last.name == "stalled":
             last.end = end
             last.attributes["quire.steps"] = int(str(last.attributes["quire.steps"])) + 1
         else:
             about: Attributes = {"quire.reason": wait_name(reason), "quire.steps": 1}
-            self._pieces.append(Piece("stalled", self._mark, end, about, step=step))
+            self._pieces.append(Phase("stalled", self._mark, end, about, step=step))
         self._mark = end
 
     def preempted(self, fact: Fact, winner: str | None) -> None:
@@ -149,7 +149,7 @@ class CompletionTrace:
         }
         if winner is not None:
             about["quire.preempted_for"] = winner
-        piece = Piece("swapped_out" if swapped else "preempted", self._mark, fact.time, about)
+        piece = Phase("swapped_out" if swapped else "preempted", self._mark, fact.time, about)
         piece.events.append(Event("preempted", fact.time, {"quire.step": fact.step}))
         self._open_piece(piece)
 
@@ -161,7 +161,7 @@ class CompletionTrace:
         self._pieces.append(run)
         return run
 
-    def _open_piece(self, piece: Piece) -> None:
+    def _open_piece(self, piece: Phase) -> None:
         self._open, self._is_open = piece, True
         self._decoding = False
 
@@ -185,7 +185,7 @@ class CompletionTrace:
         self._settle(end)
         room = MAX_SPANS
         for piece in self._pieces:
-            if isinstance(piece, Piece):
+            if isinstance(piece, Phase):
                 yield self._span(piece, parent, step_ids)
                 if piece.name == "prefill" and piece.end == self._sampled_at:
                     yield self._first_token(parent, piece.end)
@@ -205,7 +205,7 @@ class CompletionTrace:
                 piece.cut(end)
         self._pieces = [piece for piece in self._pieces if _is_kept(piece, end)]
 
-    def _span(self, piece: Piece, parent: SpanId, step_ids: StepIds) -> Span:
+    def _span(self, piece: Phase, parent: SpanId, step_ids: StepIds) -> Span:
         link = step_ids(piece.step) if piece.step else None
         if piece.step:
             piece.attributes["quire.step"] = piece.step
@@ -277,7 +277,7 @@ _SLOW: Final[Attributes] = {"quire.slow": True}
 """Shared by many spans, not to be changed."""
 
 
-def _is_kept(piece: Piece | DecodeRun, end: float) -> bool:
+def _is_kept(piece: Phase | DecodeRun, end: float) -> bool:
     return len(piece) > 0 if isinstance(piece, DecodeRun) else piece.end <= end
 
 

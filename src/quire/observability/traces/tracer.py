@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
 from quire.logger import get_logger
-from quire.observability.traces.builder import Accepted, TraceBuilder
+from quire.observability.traces.builder import TraceBuilder, TracedRequest
 from quire.observability.traces.spans import (
     Attributes,
     Span,
@@ -100,11 +100,11 @@ class Tracer:
         if step is not None or ended:
             self._inbox.append(lambda: self._take(step, ended))
 
-    def accept(self, request: Accepted) -> None:
+    def accept(self, request: TracedRequest) -> None:
         """A request was taken in. To be told before the core gets it."""
         self._inbox.append(lambda: self._builder.accept(request))
 
-    def refuse(self, request: Accepted, now: float, error: BaseException) -> None:
+    def refuse(self, request: TracedRequest, now: float, error: BaseException) -> None:
         """A request was refused."""
         told = (type(error).__name__, str(error))
         self._inbox.append(lambda: self._builder.refuse(request, now, told))
