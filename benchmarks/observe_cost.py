@@ -24,7 +24,7 @@ import observe_server
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.batch import BatchResult
-from quire.core.facts import Kind, unpack
+from quire.core.facts import FactKind, unpack
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
@@ -142,7 +142,7 @@ def _ended(step: StepStats, names: dict[int, str]) -> list[FinishedRequestStats]
             request_id=names[fact.request], finished_ts=now,
         )
         for fact in unpack(step.facts)
-        if fact.kind == Kind.FINISHED
+        if fact.kind == FactKind.FINISHED
     ]  # fmt: skip
 
 

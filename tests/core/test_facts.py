@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.batch import BatchResult
-from quire.core.facts import RECORD_BYTES, Kind, Loss, Wait, unpack
+from quire.core.facts import RECORD_BYTES, FactKind, Loss, Wait, unpack
 from quire.core.request import RequestStatus
 
 
@@ -25,9 +25,9 @@ class Told:
         facts = list(unpack(stats.facts))
         self.all += facts
         return [
-            (Kind(f.kind), self.names[f.request], f.reason, f.a, f.b)
+            (FactKind(f.kind), self.names[f.request], f.reason, f.a, f.b)
             for f in facts
-            if f.kind != Kind.STEP
+            if f.kind != FactKind.STEP
         ]
 
     def of(self, kind):
@@ -39,13 +39,13 @@ def test_a_request_from_queue_to_end(make):
     told = Told(bench)
     bench.add("a", 40, max_tokens=2)
     assert told.step() == [
-        (Kind.QUEUED, "a", 0, 40, 0),
-        (Kind.ADMITTED, "a", 0, 16, 0),
+        (FactKind.QUEUED, "a", 0, 40, 0),
+        (FactKind.ADMITTED, "a", 0, 16, 0),
     ]
-    assert told.step() == [(Kind.CHUNK, "a", 0, 16, 16)]
-    assert told.step() == [(Kind.CHUNK, "a", 0, 8, 32)]
-    assert told.step() == [(Kind.FINISHED, "a", RequestStatus.FINISHED_LENGTH_CAPPED, 2, 3)]
-    steps = told.of(Kind.STEP)
+    assert told.step() == [(FactKind.CHUNK, "a", 0, 16, 16)]
+    assert told.step() == [(FactKind.CHUNK, "a", 0, 8, 32)]
+    assert told.step() == [(FactKind.FINISHED, "a", RequestStatus.FINISHED_LENGTH_CAPPED, 2, 3)]
+    steps = told.of(FactKind.STEP)
     assert [f.step for f in steps] == [1, 2, 3, 4]
     assert {(f.a) for f in steps} == {16}
 
@@ -57,7 +57,7 @@ def test_a_change_of_limits(make):
     told.step()
     bench.scheduler.set_limits(max_num_batched_tokens=12, max_num_seqs=3)
     bench.scheduler.set_limits(max_num_seqs=3)  # that is no change
-    assert told.step() == [(Kind.LIMITS, None, 0, 3, 12)]
+    assert told.step() == [(FactKind.LIMITS, None, 0, 3, 12)]
 
 
 def test_decodes_need_no_records(make):
@@ -70,7 +70,7 @@ def test_decodes_need_no_records(make):
 
 
 def wait_of(told):
-    [said] = [f for f in told.step() if f[0] is Kind.WAITS]
+    [said] = [f for f in told.step() if f[0] is FactKind.WAITS]
     return said[1], Wait(said[2]), said[3], said[4]
 
 
@@ -94,7 +94,7 @@ def test_why_the_head_of_the_queue_waits(make, limits, prompts, expected):
     for name, prompt in zip("ab", prompts, strict=True):
         bench.add(name, prompt, max_tokens=9)
     assert wait_of(told) == expected
-    again = [f for f in told.step() if f[0] is Kind.WAITS]
+    again = [f for f in told.step() if f[0] is FactKind.WAITS]
     assert not again or again[0][2] != expected[1], "the same reason is said once"
 
 
@@ -113,12 +113,12 @@ def test_who_was_preempted_for_whom(make):
     told = Told(bench)
     bench.add("a", 31, max_tokens=30)
     bench.add("b", 31, max_tokens=30)
-    while not told.of(Kind.PREEMPTED):
+    while not told.of(FactKind.PREEMPTED):
         told.step()
-    [fact] = told.of(Kind.PREEMPTED)
+    [fact] = told.of(FactKind.PREEMPTED)
     assert (told.names[fact.request], told.names[fact.other]) == ("b", "a")
     assert (fact.reason, fact.a, fact.b) == (Loss.BLOCKS, 32, 2)
-    assert told.of(Kind.WAITS)[-1].reason == Wait.PREEMPTION
+    assert told.of(FactKind.WAITS)[-1].reason == Wait.PREEMPTION
 
 
 def test_who_has_to_give_way_to_a_more_urgent_one(make):
@@ -128,11 +128,11 @@ def test_who_has_to_give_way_to_a_more_urgent_one(make):
     told.step()
     bench.add("b", 8, priority=1, max_tokens=1)
     told.step()
-    [fact] = told.of(Kind.PREEMPTED)
+    [fact] = told.of(FactKind.PREEMPTED)
     assert (told.names[fact.request], told.names[fact.other]) == ("a", "b")
     assert fact.reason == Loss.URGENCY
     told.step()
-    assert told.of(Kind.ADMITTED)[-1].reason == 1, "it came back"
+    assert told.of(FactKind.ADMITTED)[-1].reason == 1, "it came back"
 
 
 def test_who_got_nothing_of_the_budget(make):
@@ -142,7 +142,7 @@ def test_who_got_nothing_of_the_budget(make):
         bench.add(f"r{i}", 1, max_tokens=9)
     told.step()
     bench.scheduler.set_limits(max_num_batched_tokens=3, max_num_seqs=3)
-    assert (Kind.STALLED, None, Wait.BUDGET, 1, 0) in told.step()
+    assert (FactKind.STALLED, None, Wait.BUDGET, 1, 0) in told.step()
 
 
 def test_block_traffic_adds_up(make):
@@ -173,11 +173,11 @@ def test_counters_beyond_32_bits_and_what_is_beyond_64(make):
     bench.add("a", 4, max_tokens=2, priority=-(2**63))
     bench.add("b", 4, max_tokens=2, priority=2**63 - 1)
     told.step()
-    assert [(f.request, f.c) for f in told.of(Kind.QUEUED)] == [
+    assert [(f.request, f.c) for f in told.of(FactKind.QUEUED)] == [
         (2**32 + 5, -(2**63)),
         (2**32 + 6, 2**63 - 1),
     ]
-    assert {f.step for f in told.of(Kind.STEP)} == {2**32 + 6}
-    scheduler.facts.add(Kind.QUEUED, 1, a=2**63, c=-(2**70))
+    assert {f.step for f in told.of(FactKind.STEP)} == {2**32 + 6}
+    scheduler.facts.add(FactKind.QUEUED, 1, a=2**63, c=-(2**70))
     (fact,) = unpack(scheduler.facts.take()[0])
     assert (fact.a, fact.c) == (2**63 - 1, -(2**63 - 1)), "told as the largest that can be"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.batch import BatchResult
-from quire.core.facts import Kind, unpack
+from quire.core.facts import FactKind, unpack
 from quire.core.kv.tier import HostTier
 from quire.core.request import RequestStatus
 from quire.core.swap_cost import SwapCost
@@ -167,13 +167,13 @@ def test_the_record_of_a_swap(make_swap):
     b = bench.add("b", [6] * 31, max_tokens=6)
     run_until(bench, lambda: b.num_preemptions)
     stats = bench.scheduler.make_stats(bench.last, BatchResult({}), [])
-    [fact] = [f for f in unpack(stats.facts) if f.kind == Kind.PREEMPTED]
+    [fact] = [f for f in unpack(stats.facts) if f.kind == FactKind.PREEMPTED]
     assert (fact.a, fact.b, fact.c) == (32, 2, 1)
     assert (stats.num_swapped, stats.num_blocks_swapped_out) == (1, 2)
     assert stats.swap_usage == 0.02
     bench.drain()
     stats = bench.scheduler.make_stats(bench.last, BatchResult({}), [])
-    back = [f for f in unpack(stats.facts) if f.kind == Kind.ADMITTED][-1]
+    back = [f for f in unpack(stats.facts) if f.kind == FactKind.ADMITTED][-1]
     assert (back.reason, back.b) == (2, 32)
 
 

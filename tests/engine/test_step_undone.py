@@ -16,7 +16,7 @@ import pytest
 from fake_executor import FakeExecutor
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
-from quire.core.facts import Kind, Loss, unpack
+from quire.core.facts import FactKind, Loss, unpack
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.core import EngineCore
@@ -137,8 +137,8 @@ def test_the_records_tell_it(core: EngineCore) -> None:
     with pytest.raises(MemoryError):
         core.step()
     facts = list(unpack(core.step()[1].facts))
-    assert [f.kind for f in facts if f.kind != Kind.WAITS] == [
-        Kind.PREEMPTED, Kind.STEP, Kind.ADMITTED,
+    assert [f.kind for f in facts if f.kind != FactKind.WAITS] == [
+        FactKind.PREEMPTED, FactKind.STEP, FactKind.ADMITTED,
     ]  # fmt: skip
     assert facts[0].reason == Loss.UNDONE
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 
-class Kind(enum.IntEnum):
+class FactKind(enum.IntEnum):
     """What a record says. `a` to `d` by kind; blocks and tokens are counts."""
 
     STEP = 0
@@ -140,7 +140,7 @@ class FactLog:
 
     def add(
         self,
-        kind: Kind,
+        kind: FactKind,
         request: int,
         reason: int = 0,
         other: int = 0,
@@ -166,12 +166,12 @@ class FactLog:
         """Write why the head of the queue waits, unless that was said last time."""
         if self._waiting != (request, reason):
             self._waiting = (request, reason)
-            self.add(Kind.WAITS, request, reason, a=needed, b=available)
+            self.add(FactKind.WAITS, request, reason, a=needed, b=available)
 
     def limits(self, time: float, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         """Write that limits have changed, and what holds now."""
         self.at(time)
-        self.add(Kind.LIMITS, 0, a=max_num_seqs, b=max_num_batched_tokens)
+        self.add(FactKind.LIMITS, 0, a=max_num_seqs, b=max_num_batched_tokens)
 
     def mark(self) -> FactMark:
         """What there is, for `restore`."""
@@ -217,22 +217,22 @@ class Follower:
         new: set[int] = set()
         in_schedule = False
         for fact in unpack(records):
-            if fact.kind == Kind.STEP:
+            if fact.kind == FactKind.STEP:
                 in_schedule = True
                 scheduled = dict.fromkeys(self.running, 1)
-            elif fact.kind == Kind.ADMITTED:
+            elif fact.kind == FactKind.ADMITTED:
                 new.add(fact.request)
                 self.running[fact.request] = None
                 scheduled[fact.request] = fact.a
-            elif fact.kind == Kind.CHUNK:
+            elif fact.kind == FactKind.CHUNK:
                 scheduled[fact.request] = fact.a
-            elif fact.kind == Kind.STALLED:
+            elif fact.kind == FactKind.STALLED:
                 known = [number for number in self.running if number not in new]
                 for number in known[len(known) - fact.a :]:
                     del scheduled[number]
-            elif fact.kind in (Kind.PREEMPTED, Kind.FINISHED):
+            elif fact.kind in (FactKind.PREEMPTED, FactKind.FINISHED):
                 self.running.pop(fact.request, None)
                 # What ends after the step was put together was still part of it.
-                if in_schedule and fact.kind == Kind.PREEMPTED and fact.reason != Loss.FAILURE:
+                if in_schedule and fact.kind == FactKind.PREEMPTED and fact.reason != Loss.FAILURE:
                     scheduled.pop(fact.request, None)
         return {number: count for number, count in scheduled.items() if count}

@@ -18,9 +18,9 @@ from quire.core.batch import (
     ScheduledBatch,
     ScheduledNewRequest,
 )
-from quire.core.facts import FactLog, Kind, Loss, Wait
+from quire.core.facts import FactKind, FactLog, Loss, Wait
 from quire.core.integrity import check_books
-from quire.core.kv.manager import KVCacheManager, Prefix
+from quire.core.kv.manager import KVCacheManager, PrefixMatch
 from quire.core.output import EngineCoreOutput
 from quire.core.plan import StepPlan
 from quire.core.policy_loader import make_policy, move_waiting
@@ -125,7 +125,7 @@ class Scheduler:
         request.number = self.facts.name(request.request_id)
         self.facts.at(now)
         self.facts.add(
-            Kind.QUEUED,
+            FactKind.QUEUED,
             request.number,
             a=request.num_prompt_tokens,
             b=request.num_output_tokens,
@@ -209,7 +209,7 @@ class Scheduler:
         now = self.clock.now()
         self.facts.begin_step(self.step, now)
         budget = self.config.max_num_batched_tokens
-        self.facts.add(Kind.STEP, 0, a=budget, b=len(self.running), c=len(self.waiting))
+        self.facts.add(FactKind.STEP, 0, a=budget, b=len(self.running), c=len(self.waiting))
         self.kv.begin_step()
         plan = StepPlan(budget, now)
         if self._delay is not None:
@@ -243,7 +243,7 @@ class Scheduler:
                 num_new = self._take_drafts(request, num_new, plan)
             if num_new != 1 or computed < request.num_prompt_tokens:
                 drafts = len(plan.drafts.get(request.request_id, ()))
-                self.facts.add(Kind.CHUNK, request.number, a=num_new, b=computed, c=drafts)
+                self.facts.add(FactKind.CHUNK, request.number, a=num_new, b=computed, c=drafts)
             if num_new == 0:
                 continue
             new_blocks: BlockIds = ()
@@ -264,7 +264,7 @@ class Scheduler:
             plan.take(request, num_new)
         if index < end:
             why = Wait.BUDGET if plan.budget <= 0 else Wait.BLOCKS
-            self.facts.add(Kind.STALLED, 0, why, a=end - index)
+            self.facts.add(FactKind.STALLED, 0, why, a=end - index)
 
     def _take_drafts(self, request: Request, num_new: int, plan: StepPlan) -> int:
         """Have a request's drafts verified, as many as fit and could still become output.
@@ -325,7 +325,7 @@ class Scheduler:
         recomputed: its blocks are freed, its output tokens are kept."""
         swapped = why is not Loss.FAILURE and self._swap_out(request)
         self.facts.add(
-            Kind.PREEMPTED,
+            FactKind.PREEMPTED,
             request.number,
             why,
             winner.number if winner else 0,
@@ -448,12 +448,17 @@ class Scheduler:
         return True
 
     def _admit(
-        self, request: Request, prefix: Prefix, num_new: int, plan: StepPlan, block_ids: BlockIds
+        self,
+        request: Request,
+        prefix: PrefixMatch,
+        num_new: int,
+        plan: StepPlan,
+        block_ids: BlockIds,
     ) -> None:
         again, num_hit = request.status is not RequestStatus.WAITING, prefix.num_tokens
         found = self.kv.num_blocks_in(prefix.hits)
         self.facts.add(
-            Kind.ADMITTED,
+            FactKind.ADMITTED,
             request.number,
             2 if prefix.is_swapped else int(again),
             a=num_new,
@@ -510,7 +515,7 @@ class Scheduler:
     def free_request(self, request: Request) -> None:
         """Let go of everything an ended request holds, except its place in `running`."""
         self.facts.add(
-            Kind.FINISHED,
+            FactKind.FINISHED,
             request.number,
             request.status,
             a=request.num_output_tokens,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from quire.core.facts import FactMark, Kind, Loss
+from quire.core.facts import FactKind, FactMark, Loss
 from quire.core.policy_loader import make_policy
 from quire.core.request import Request, RequestStatus
 
@@ -116,10 +116,10 @@ def _tell(
     facts = scheduler.facts
     facts.at(scheduler.clock.now())
     for request in returning:
-        facts.add(Kind.PREEMPTED, request.number, Loss.UNDONE, a=request.num_tokens)
+        facts.add(FactKind.PREEMPTED, request.number, Loss.UNDONE, a=request.num_tokens)
     for request in ended:
         request.status = change.ended[request.request_id]
-        facts.add(Kind.FINISHED, request.number, request.status, a=request.num_output_tokens)
+        facts.add(FactKind.FINISHED, request.number, request.status, a=request.num_output_tokens)
 
 
 def _queue(scheduler: Scheduler, returning: list[Request]) -> None:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from quire.core.batch import BatchResult, ScheduledBatch
-from quire.core.facts import Kind, Loss
+from quire.core.facts import FactKind, Loss
 from quire.core.output import EngineCoreOutput, output_of
 from quire.core.request import Request, RequestStatus
 from quire.core.stop import check_stop
@@ -76,7 +76,7 @@ def _judge_drafts(scheduler: Scheduler, request: Request, count: int, accepted: 
     """What was computed for rejected drafts does not count."""
     assert 0 <= accepted <= count, f"{accepted} of {count} drafts of {request} accepted"
     request.num_computed_tokens -= count - accepted
-    scheduler.facts.add(Kind.VERIFIED, request.number, a=count, b=accepted)
+    scheduler.facts.add(FactKind.VERIFIED, request.number, a=count, b=accepted)
 
 
 def _append_tokens(

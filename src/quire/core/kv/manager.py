@@ -31,7 +31,7 @@ MIN_COPIED_TOKENS = 4
 """Fewer tokens are computed again: copying them takes as long."""
 
 
-class Prefix(NamedTuple):
+class PrefixMatch(NamedTuple):
     """What of a request need not be computed."""
 
     hits: GroupBlocks
@@ -143,22 +143,26 @@ class KVCacheManager:
         held = self._held.get(request_id)
         return 0 if held is None else len(held) * self.block_size
 
-    def find_prefix(self, request: Request) -> Prefix:
+    def find_prefix(self, request: Request) -> PrefixMatch:
         """What of a waiting request need not be computed: its own KV in the second tier, or what
         the prefix cache has. Only content that has room is moved; nothing is held yet."""
         swap = self.swap
         if swap is not None and (kept := swap.num_tokens_of(request.request_id)):
-            return Prefix((), kept, [], 0, is_swapped=True)
+            return PrefixMatch((), kept, [], 0, is_swapped=True)
         hits, num_hit = self.get_computed_blocks(request)
         promoted = 0
         if swap is not None and hits:
             hits, promoted = swap.promote(request, hits)
             num_hit = len(hits[0]) * self.block_size
         sources, copied = self.find_partial_block(request, num_hit)
-        return Prefix(hits, num_hit, sources, copied, num_promoted=promoted * self.block_size)
+        return PrefixMatch(hits, num_hit, sources, copied, num_promoted=promoted * self.block_size)
 
     def admit(
-        self, request: Request, prefix: Prefix, num_new_tokens: int, num_lookahead_tokens: int = 0
+        self,
+        request: Request,
+        prefix: PrefixMatch,
+        num_new_tokens: int,
+        num_lookahead_tokens: int = 0,
     ) -> tuple[BlockIds, list[tuple[int, int, int]]]:
         """Give a waiting request its blocks; there must be room.
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.admission import LIVE_LIMITS
-from quire.core.facts import Kind
+from quire.core.facts import FactKind
 from quire.core.request import RequestStatus
 from quire.observability.recorder.lives import wait_name
 from quire.observability.recorder.replay import Replay, Step
@@ -90,16 +90,16 @@ class _Window:
 
     def _lives(self, step: Step, inside: bool) -> None:
         for fact in step.facts:
-            if fact.kind == Kind.QUEUED:
+            if fact.kind == FactKind.QUEUED:
                 self._queued[fact.request] = fact.time
-            elif fact.kind == Kind.ADMITTED and not fact.reason and inside:
+            elif fact.kind == FactKind.ADMITTED and not fact.reason and inside:
                 if fact.request in self._queued:
                     self.queue.append(max(0.0, fact.time - self._queued[fact.request]))
-            elif fact.kind == Kind.FINISHED:
+            elif fact.kind == FactKind.FINISHED:
                 self._queued.pop(fact.request, None)
                 if inside:
                     self.ends[fact.reason] += 1
-            elif fact.kind == Kind.PREEMPTED and inside:
+            elif fact.kind == FactKind.PREEMPTED and inside:
                 self.preemptions += 1
         for number, chunk in step.chunks.items():
             if chunk.last and not chunk.again and number in self._queued and inside:
@@ -241,7 +241,7 @@ def read_signals(
     gathered = _Window(recording)
     changed = -math.inf if recording.limits_changed is None else recording.limits_changed
     for step in Replay(recording):
-        told = [fact.time for fact in step.facts if fact.kind == Kind.LIMITS]
+        told = [fact.time for fact in step.facts if fact.kind == FactKind.LIMITS]
         if told:
             # Nothing from before tells what the limits of now do; nor do the waits of those who
             # came before.

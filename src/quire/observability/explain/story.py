@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.core.facts import Fact, Kind, Loss, Wait
+from quire.core.facts import Fact, FactKind, Loss, Wait
 from quire.observability.explain.wording import Cause
 from quire.observability.recorder.lives import Life
 from quire.observability.recorder.replay import Replay, Step
@@ -155,11 +155,11 @@ class Story:
         begun = False
         ended: Fact | None = None
         for fact in step.facts:
-            if fact.kind == Kind.STEP:
+            if fact.kind == FactKind.STEP:
                 begun = True
-            elif fact.request == me and fact.kind == Kind.QUEUED:
+            elif fact.request == me and fact.kind == FactKind.QUEUED:
                 self._queued(fact.time, _life_of(fact))
-            elif fact.request == me and fact.kind == Kind.FINISHED:
+            elif fact.request == me and fact.kind == FactKind.FINISHED:
                 ended = fact
                 if not begun:
                     return self._finish(fact)
@@ -192,9 +192,9 @@ class Story:
         for fact in step.facts:
             if fact.request != me:
                 continue
-            if fact.kind == Kind.PREEMPTED:
+            if fact.kind == FactKind.PREEMPTED:
                 self._preempted(fact, step)
-            elif fact.kind == Kind.ADMITTED:
+            elif fact.kind == FactKind.ADMITTED:
                 self._state = "running"
         end = step.row.end
         if me in step.scheduled:
@@ -263,7 +263,7 @@ class Story:
             self.slowest = (step.row.step_seconds, step)
         if self.first_token is None and (chunk is None or chunk.last):
             self.first_token = end if self._reaches_back else None
-        if any(f.kind == Kind.PREEMPTED and f.request == me for f in step.facts):
+        if any(f.kind == FactKind.PREEMPTED and f.request == me for f in step.facts):
             self._state = "preempted"  # after the step, by a failure of another
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-from quire.core.facts import Kind
+from quire.core.facts import FactKind
 from quire.observability.recorder.lives import wait_name
 from quire.observability.recorder.replay import Replay, Step
 from quire.observability.recorder.ring import Recording
@@ -129,15 +129,15 @@ class _Trace:
         self._engine(step)
         ended = []
         for fact in step.facts:
-            if fact.kind == Kind.QUEUED:
+            if fact.kind == FactKind.QUEUED:
                 self._state(fact.request, fact.time, "queue", prompt_tokens=fact.a)
-            elif fact.kind == Kind.PREEMPTED:
+            elif fact.kind == FactKind.PREEMPTED:
                 winner = self._recording.name(row.epoch, fact.other) if fact.other else None
                 name = "swapped" if fact.c else "preempted"
                 self._state(fact.request, row.start, name, by=winner)
-            elif fact.kind == Kind.FINISHED:
+            elif fact.kind == FactKind.FINISHED:
                 ended.append(fact)
-            elif fact.kind == Kind.WAITS:
+            elif fact.kind == FactKind.WAITS:
                 self._track(fact.request).args["wait"] = wait_name(fact.reason)
         self._batch(step)
         for fact in ended:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from quire.core.facts import Fact, Kind, Wait
+from quire.core.facts import Fact, FactKind, Wait
 
 
 @dataclass(slots=True)
@@ -72,9 +72,9 @@ class Lives:
     def apply(self, fact: Fact) -> None:
         """Read one record."""
         kind = fact.kind
-        if kind == Kind.STEP or kind == Kind.STALLED:
+        if kind == FactKind.STEP or kind == FactKind.STALLED:
             return
-        if kind == Kind.QUEUED:
+        if kind == FactKind.QUEUED:
             life = Life(fact.request, fact.time, fact.a, fact.b, fact.c)
             life.num_computed_before = fact.a + fact.b if fact.b else 0
             self.lives[fact.request] = life
@@ -82,15 +82,15 @@ class Lives:
         known = self.lives.get(fact.request)
         if known is None:  # its beginning was lost with an engine core
             return
-        if kind == Kind.WAITS:
+        if kind == FactKind.WAITS:
             self.head = QueueHead(fact.request, fact.reason, fact.a, fact.b)
-        elif kind == Kind.ADMITTED:
+        elif kind == FactKind.ADMITTED:
             self._admit(known, fact)
-        elif kind == Kind.CHUNK:
+        elif kind == FactKind.CHUNK:
             known.computed = fact.a + fact.b
-        elif kind == Kind.PREEMPTED:
+        elif kind == FactKind.PREEMPTED:
             self._preempt(known, fact)
-        elif kind == Kind.FINISHED:
+        elif kind == FactKind.FINISHED:
             self._finish(known, fact)
 
     def _admit(self, life: Life, fact: Fact) -> None:

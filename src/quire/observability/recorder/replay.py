@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.core.facts import Fact, Follower, Kind, unpack
+from quire.core.facts import Fact, FactKind, Follower, unpack
 from quire.observability.recorder.lives import Life, Lives, QueueHead
 from quire.observability.recorder.ring import Recording, StepRow
 
@@ -77,12 +77,12 @@ class Replay:
         step = Step(row, follower.follow(records), {}, {}, list(unpack(records)), None, 0)
         for fact in step.facts:
             kind = fact.kind
-            if kind == Kind.STALLED:
+            if kind == FactKind.STALLED:
                 step.stalled = fact.reason
-            elif kind == Kind.VERIFIED:
+            elif kind == FactKind.VERIFIED:
                 step.verified[fact.request] = (fact.a, fact.b)
             elif (
-                kind in (Kind.CHUNK, Kind.ADMITTED)
+                kind in (FactKind.CHUNK, FactKind.ADMITTED)
                 and fact.request in step.scheduled
                 and (chunk := _chunk(fact, lives.lives.get(fact.request))) is not None
             ):
@@ -97,7 +97,7 @@ def _chunk(fact: Fact, life: Life | None) -> PromptChunk | None:
     """What a record says of a chunk; None for a decode: one that verifies drafts, or the first
     one after a swap."""
     tokens, before = fact.a, fact.b
-    if fact.kind == Kind.CHUNK:
+    if fact.kind == FactKind.CHUNK:
         tokens -= fact.c
         if tokens == 1 and fact.c:
             return None

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from quire.core.facts import RECORD_BYTES, Kind, unpack
+from quire.core.facts import RECORD_BYTES, FactKind, unpack
 from quire.core.stats import IterationStats, MachineStats, StepStats
 from quire.observability.recorder.lives import Lives
 
@@ -267,7 +267,7 @@ class StepRecords:
         if epoch != self._before_epoch:
             self._drop_core(self._before_epoch)
             self._before, self._before_epoch = Lives(), epoch
-        if len(records) == RECORD_BYTES and records[0] == Kind.STEP:
+        if len(records) == RECORD_BYTES and records[0] == FactKind.STEP:
             return  # a step of nothing but decodes
         lives = self._before
         for fact in unpack(records):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from quire.core.facts import Fact, Follower, Kind, Loss, unpack
+from quire.core.facts import Fact, FactKind, Follower, Loss, unpack
 from quire.core.request import RequestStatus
 from quire.core.stats import FinishedRequestStats, StepStats
 from quire.observability.traces.decode_runs import NEIGHBOURS, Mark, quantile_of_others
@@ -155,7 +155,7 @@ class TraceBuilder:
 
     def _before_work(self, fact: Fact) -> None:
         """What was decided before the step ran."""
-        if fact.kind == Kind.QUEUED:
+        if fact.kind == FactKind.QUEUED:
             name = self._names.get(fact.request, "")
             trace = self._requests.get(name)
             if trace is not None:
@@ -163,17 +163,17 @@ class TraceBuilder:
         completion = self._tracked.get(fact.request)
         if completion is None:
             return
-        if fact.kind == Kind.QUEUED:
+        if fact.kind == FactKind.QUEUED:
             completion.queued(fact)
-        elif fact.kind == Kind.WAITS:
+        elif fact.kind == FactKind.WAITS:
             completion.waits(fact)
-        elif fact.kind == Kind.ADMITTED:
+        elif fact.kind == FactKind.ADMITTED:
             completion.admitted(fact)
-        elif fact.kind == Kind.PREEMPTED and fact.reason != Loss.FAILURE:
+        elif fact.kind == FactKind.PREEMPTED and fact.reason != Loss.FAILURE:
             completion.preempted(fact, self._external(fact.other))
 
     def _work(self, step: StepStats, facts: list[Fact], scheduled: dict[int, int]) -> None:
-        right = {fact.request: fact.b for fact in facts if fact.kind == Kind.VERIFIED}
+        right = {fact.request: fact.b for fact in facts if fact.kind == FactKind.VERIFIED}
         lost = {fact.request for fact in facts if _is_lost(fact)}
         end = step.start + step.step_seconds
         mark = Mark(step.step, end, len(scheduled))
@@ -186,7 +186,7 @@ class TraceBuilder:
                 if step.layer_times:
                     completion.forward_seconds += step.forward_seconds
                 completion.execute_seconds += step.worker_seconds
-        reason = next((f.reason for f in facts if f.kind == Kind.STALLED), 0)
+        reason = next((f.reason for f in facts if f.kind == FactKind.STALLED), 0)
         for number, completion in self._tracked.items():
             if number in self._follower.running and number not in scheduled:
                 completion.stalled(step.step, end, reason)
@@ -194,12 +194,16 @@ class TraceBuilder:
     def _after_work(self, fact: Fact) -> None:
         """What the step's results meant."""
         completion = self._tracked.get(fact.request)
-        if fact.kind == Kind.FINISHED:
+        if fact.kind == FactKind.FINISHED:
             self._names.pop(fact.request, None)
             self._tracked.pop(fact.request, None)
             if completion is not None:
                 completion.core_done = True
-        elif completion is not None and fact.kind == Kind.PREEMPTED and fact.reason == Loss.FAILURE:
+        elif (
+            completion is not None
+            and fact.kind == FactKind.PREEMPTED
+            and fact.reason == Loss.FAILURE
+        ):
             completion.preempted(fact, None)
 
     def _external(self, number: int) -> str | None:
@@ -212,9 +216,9 @@ class TraceBuilder:
         self, step: StepStats, facts: list[Fact], scheduled: dict[int, int]
     ) -> list[Span]:
         roots = self._roots(scheduled)
-        preempted = [f for f in facts if f.kind == Kind.PREEMPTED]
+        preempted = [f for f in facts if f.kind == FactKind.PREEMPTED]
         slow = self._steps.is_slow(step.step_seconds)
-        decides = step.num_prefills or preempted or any(f.kind == Kind.FINISHED for f in facts)
+        decides = step.num_prefills or preempted or any(f.kind == FactKind.FINISHED for f in facts)
         wanted = self._mode == "all" or decides or (slow and self._mode == "slow")
         if not roots or not wanted:
             return []
@@ -235,10 +239,10 @@ class TraceBuilder:
 
 def _is_lost(fact: Fact) -> bool:
     """The step gave the request no token: it failed, or pools."""
-    if fact.kind == Kind.PREEMPTED:
+    if fact.kind == FactKind.PREEMPTED:
         return fact.reason == Loss.FAILURE
     failed = fact.reason == RequestStatus.FINISHED_ERROR
-    return fact.kind == Kind.FINISHED and (failed or fact.a == 0)
+    return fact.kind == FactKind.FINISHED and (failed or fact.a == 0)
 
 
 class _StepMemory:
