@@ -359,22 +359,6 @@ class DecoderForCausalLM:
         return replace(rules, ignore=(*rules.ignore, r"lm_head\.weight"))
 
 
-def windows_by_type(shape: ModelShape, period: int = 0) -> tuple[int | None, ...]:
-    """The configuration's `sliding_window` where `layer_types` says so.
-
-    Without `layer_types`, in all layers but every `period`-th; with a period of 0 in none.
-    """
-    window, count = shape.raw.get("sliding_window"), shape.num_layers
-    types = shape.raw.get("layer_types")
-    if types is None:
-        slides = [period > 0 and (i + 1) % period != 0 for i in range(count)]
-    else:
-        slides = [kind == "sliding_attention" for kind in types]
-    if len(slides) != count:
-        raise ModelLoadError(f"layer_types must have {count} entries, got {len(slides)}")
-    return tuple(window if slide else None for slide in slides)
-
-
 def _check_sizes(shape: ModelShape) -> None:
     if shape.num_heads % shape.num_kv_heads:
         raise ModelLoadError(

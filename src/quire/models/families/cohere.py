@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from quire.config.shape import ModelShape
 from quire.layers.rotary import Rope
-from quire.models.decoder import DecoderForCausalLM, DecoderStyle, windows_by_type
+from quire.models.decoder import DecoderForCausalLM, DecoderStyle
 from quire.models.decoder_style import FULL
+from quire.models.shared_styles import windows_by_type
 
 
 class CohereForCausalLM(DecoderForCausalLM):

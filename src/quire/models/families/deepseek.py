@@ -1,6 +1,6 @@
 """DeepSeek V2 and V3 (also R1 and V2-Lite): latent attention, grouped routing, shared experts.
 
-Differences over `blocks.py`: attention by `mla.py`, and from layer `first_k_dense_replace` on a
+Differences: attention by `models/mla.py`, and from layer `first_k_dense_replace` on a
 mixture whose router scores by softmax (V2) or by sigmoid with a correction bias (V3).
 """
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 from quire.layers.rotary import Rope
-from quire.models.decoder import DecoderForCausalLM, DecoderStyle, windows_by_type
+from quire.models.decoder import DecoderForCausalLM, DecoderStyle
 from quire.models.decoder_style import FULL
+from quire.models.shared_styles import windows_by_type
 from quire.weights.names import GATE_UP, QKV, NameRules
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 from quire.models.decoder import DecoderForCausalLM, DecoderStyle
+from quire.models.shared_styles import GPT2_NAMES
 from quire.weights.names import Layout, NameRules, grouped_qkv
 
 
@@ -44,18 +45,7 @@ class GPTBigCodeForCausalLM(DecoderForCausalLM):
         and value of each head stand together."""
         by_head = Layout(r".*\.qkv_proj\..*", grouped_qkv(shape.num_heads, 1))
         return NameRules(
-            substitutions=(
-                (r"^(transformer\.)?wte\.", "model.embed_tokens."),
-                (r"^(transformer\.)?wpe\.", "model.embed_positions."),
-                (r"^(transformer\.)?ln_f\.", "model.norm."),
-                (r"^(transformer\.)?h\.", "model.layers."),
-                (r"\.ln_1\.", ".input_layernorm."),
-                (r"\.ln_2\.", ".post_attention_layernorm."),
-                (r"\.attn\.c_attn\.", ".self_attn.qkv_proj."),
-                (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
-                (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
-                (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
-            ),
+            substitutions=GPT2_NAMES,
             layouts=() if shape.raw.get("multi_query", True) else (by_head,),
             ignore=(r".*\.attn\.(masked_)?bias",),
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from quire.config.shape import ModelShape
-from quire.layers.rotary import Rope
 from quire.models.decoder import DecoderForCausalLM, DecoderStyle
-from quire.models.decoder_style import FULL
+from quire.models.shared_styles import part_rope
 from quire.weights.names import Layout, NameRules, grouped_qkv
 
 
@@ -16,8 +15,6 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
     def style(cls, shape: ModelShape) -> DecoderStyle:
         """A quarter of each head is rotated unless the configuration says otherwise."""
         raw = shape.raw
-        rope = raw.get("rope_parameters") or {}
-        part = raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 0.25
         bias = bool(raw.get("attention_bias", True))
         return DecoderStyle(
             norm="layer",
@@ -25,7 +22,7 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
             placement="parallel_two" if raw.get("use_parallel_residual", True) else "pre",
             qkv_bias=bias,
             out_bias=bias,
-            ropes={FULL: Rope.of(shape, dim=int(shape.head_dim * part))},
+            ropes=part_rope(shape, 0.25),
             gated=False,
             activation=raw.get("hidden_act", "gelu"),
             mlp_bias=True,

@@ -13,9 +13,10 @@ from torch import Tensor
 from quire.config.shape import ModelShape
 from quire.kernels.dispatch import ops
 from quire.models.config_entries import number
-from quire.models.decoder import DecoderForCausalLM, windows_by_type
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.decoder_style import DecoderStyle
 from quire.models.mixture import mixture, routing
+from quire.models.shared_styles import windows_by_type
 from quire.weights.names import (
     QKV,
     NameRules,

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.config.shape import ModelShape
-from quire.models.decoder import DecoderStyle
-from quire.models.families.llama import LlamaForCausalLM
+from quire.models.decoder import DecoderForCausalLM, DecoderStyle
+from quire.models.shared_styles import granite_style
 
 
-class GraniteForCausalLM(LlamaForCausalLM):
+class GraniteForCausalLM(DecoderForCausalLM):
     """Hugging Face's `GraniteForCausalLM`."""
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """Logits are divided by `logits_scaling`."""
-        raw = shape.raw
-        return replace(
-            super().style(shape),
-            embedding_scale=raw.get("embedding_multiplier", 1.0),
-            residual_scale=raw.get("residual_multiplier", 1.0),
-            attention_scale=raw.get("attention_multiplier", 1.0),
-            logit_scale=1.0 / raw.get("logits_scaling", 1.0),
-        )
+        """Llama's with multipliers."""
+        return granite_style(shape)

@@ -9,13 +9,14 @@ import dataclasses
 from typing import ClassVar
 
 from quire.config.shape import ModelShape
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.decoder_style import DecoderStyle
-from quire.models.families.granite import GraniteForCausalLM
 from quire.models.mixture import mixture, routing
+from quire.models.shared_styles import granite_style
 from quire.weights.names import EXPERT_STACKS, QKV, NameRules
 
 
-class GraniteMoeForCausalLM(GraniteForCausalLM):
+class GraniteMoeForCausalLM(DecoderForCausalLM):
     """Hugging Face's `GraniteMoeForCausalLM`."""
 
     NAME_RULES: ClassVar[NameRules] = NameRules(
@@ -34,4 +35,4 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
     def style(cls, shape: ModelShape) -> DecoderStyle:
         """Every layer has a mixture."""
         mlp = mixture(shape, routing(shape, normalise=True), shape.intermediate_size)
-        return dataclasses.replace(super().style(shape), mlp=mlp)
+        return dataclasses.replace(granite_style(shape), mlp=mlp)

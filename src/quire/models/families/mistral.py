@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from quire.config.shape import ModelShape
-from quire.models.decoder import windows_by_type
-from quire.models.families.llama import LlamaForCausalLM
+from quire.models.decoder import DecoderForCausalLM, DecoderStyle
+from quire.models.shared_styles import llama_style, mistral_windows
 
 
-class MistralForCausalLM(LlamaForCausalLM):
+class MistralForCausalLM(DecoderForCausalLM):
     """Hugging Face's `MistralForCausalLM`."""
+
+    @classmethod
+    def style(cls, shape: ModelShape) -> DecoderStyle:
+        """Llama's."""
+        return llama_style(shape)
 
     @classmethod
     def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
         """`sliding_window`, unless `layer_types` names the layers that have it."""
-        if shape.raw.get("layer_types"):
-            return windows_by_type(shape)
-        return (shape.raw.get("sliding_window"),) * shape.num_layers
+        return mistral_windows(shape)

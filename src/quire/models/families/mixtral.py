@@ -6,13 +6,14 @@ import dataclasses
 from typing import ClassVar
 
 from quire.config.shape import ModelShape
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.decoder_style import DecoderStyle
-from quire.models.families.mistral import MistralForCausalLM
 from quire.models.mixture import mixture, routing
+from quire.models.shared_styles import llama_style, mistral_windows
 from quire.weights.names import EXPERT_STACKS, GATE_UP, QKV, NameRules
 
 
-class MixtralForCausalLM(MistralForCausalLM):
+class MixtralForCausalLM(DecoderForCausalLM):
     """Hugging Face's `MixtralForCausalLM`."""
 
     NAME_RULES: ClassVar[NameRules] = NameRules(
@@ -31,4 +32,9 @@ class MixtralForCausalLM(MistralForCausalLM):
     def style(cls, shape: ModelShape) -> DecoderStyle:
         """Every layer has a mixture."""
         mlp = mixture(shape, routing(shape, normalise=True), shape.intermediate_size)
-        return dataclasses.replace(super().style(shape), mlp=mlp)
+        return dataclasses.replace(llama_style(shape), mlp=mlp)
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """Mistral's."""
+        return mistral_windows(shape)

@@ -9,15 +9,14 @@ from quire.errors import ModelLoadError
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.decoder_style import DecoderStyle
 from quire.models.mixture import mixture, routing
-from quire.weights.names import EXPERT_STACKS, GATE_UP, QKV, NameRules
+from quire.models.shared_styles import EXPERT_RULES
+from quire.weights.names import NameRules
 
 
 class OlmoeForCausalLM(DecoderForCausalLM):
     """Hugging Face's `OlmoeForCausalLM`."""
 
-    NAME_RULES: ClassVar[NameRules] = NameRules(
-        merges=(QKV, GATE_UP), stacks=EXPERT_STACKS, ignore=(r".*\.rotary_emb\.inv_freq",)
-    )
+    NAME_RULES: ClassVar[NameRules] = EXPERT_RULES
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from quire.config.shape import ModelShape
-from quire.layers.rotary import Rope
 from quire.models.decoder import DecoderForCausalLM, DecoderStyle
-from quire.models.decoder_style import FULL
+from quire.models.shared_styles import part_rope, same_windows
 from quire.weights.names import QKV, NameRules
 
 
@@ -31,8 +30,6 @@ class PhiForCausalLM(DecoderForCausalLM):
     def style(cls, shape: ModelShape) -> DecoderStyle:
         """Half of each head is rotated unless the configuration says otherwise."""
         raw = shape.raw
-        rope = raw.get("rope_parameters") or {}
-        part = raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 0.5
         return DecoderStyle(
             norm="layer",
             norm_eps=raw.get("rms_norm_eps", 1e-5),
@@ -40,7 +37,7 @@ class PhiForCausalLM(DecoderForCausalLM):
             qkv_bias=True,
             out_bias=True,
             qk_norm="head" if raw.get("qk_layernorm") else "",
-            ropes={FULL: Rope.of(shape, dim=int(shape.head_dim * part))},
+            ropes=part_rope(shape, 0.5),
             gated=False,
             activation=raw.get("hidden_act", "gelu_new"),
             mlp_bias=True,
@@ -61,4 +58,4 @@ class Phi3ForCausalLM(DecoderForCausalLM):
     @classmethod
     def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
         """`sliding_window` in every layer."""
-        return (shape.raw.get("sliding_window"),) * shape.num_layers
+        return same_windows(shape)

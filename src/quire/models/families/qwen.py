@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.config.shape import ModelShape
-from quire.models.decoder import DecoderForCausalLM, DecoderStyle, windows_by_type
+from quire.models.decoder import DecoderForCausalLM, DecoderStyle
+from quire.models.shared_styles import qwen3_style, qwen_windows
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
@@ -16,21 +17,19 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
-        """Windows, if at all, from layer `max_window_layers` on."""
-        raw = shape.raw
-        if not raw.get("use_sliding_window") or raw.get("sliding_window") is None:
-            return (None,) * shape.num_layers
-        if raw.get("layer_types"):
-            return windows_by_type(shape)
-        full = min(raw.get("max_window_layers", shape.num_layers), shape.num_layers)
-        return (None,) * full + (raw["sliding_window"],) * (shape.num_layers - full)
+        """Only if the configuration uses them."""
+        return qwen_windows(shape)
 
 
-class Qwen3ForCausalLM(Qwen2ForCausalLM):
+class Qwen3ForCausalLM(DecoderForCausalLM):
     """Hugging Face's `Qwen3ForCausalLM`."""
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """`attention_bias` covers all four projections."""
-        bias = shape.attention_bias
-        return DecoderStyle(qkv_bias=bias, out_bias=bias, qk_norm="head")
+        """Norms on the heads of queries and keys."""
+        return qwen3_style(shape)
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """Only if the configuration uses them."""
+        return qwen_windows(shape)

@@ -8,20 +8,17 @@ from typing import ClassVar
 from quire.config.shape import ModelShape
 from quire.kernels.moe import Routing
 from quire.models.config_entries import integers, whole
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.decoder_style import DecoderStyle
-from quire.models.families.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
 from quire.models.mixture import mixture, routing
-from quire.weights.names import EXPERT_STACKS, GATE_UP, QKV, NameRules
-
-RULES = NameRules(
-    merges=(QKV, GATE_UP), stacks=EXPERT_STACKS, ignore=(r".*\.rotary_emb\.inv_freq",)
-)
+from quire.models.shared_styles import EXPERT_RULES, qwen3_style, qwen_windows
+from quire.weights.names import NameRules
 
 
-class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+class Qwen2MoeForCausalLM(DecoderForCausalLM):
     """Hugging Face's `Qwen2MoeForCausalLM`: beside the routed experts a gated shared one."""
 
-    NAME_RULES: ClassVar[NameRules] = RULES
+    NAME_RULES: ClassVar[NameRules] = EXPERT_RULES
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
@@ -34,21 +31,30 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
             shared_size=whole(shape, "shared_expert_intermediate_size"),
             shared_gate=True,
         )
-        bias = bool(shape.raw.get("qkv_bias", True))
-        return dataclasses.replace(super().style(shape), qkv_bias=bias, mlp=mlp)
+        return DecoderStyle(qkv_bias=bool(shape.raw.get("qkv_bias", True)), mlp=mlp)
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """Only if the configuration uses them."""
+        return qwen_windows(shape)
 
 
-class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+class Qwen3MoeForCausalLM(DecoderForCausalLM):
     """Hugging Face's `Qwen3MoeForCausalLM`."""
 
-    NAME_RULES: ClassVar[NameRules] = RULES
+    NAME_RULES: ClassVar[NameRules] = EXPERT_RULES
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
         """A mixture in every `decoder_sparse_step`-th layer but `mlp_only_layers`."""
         size = whole(shape, "moe_intermediate_size")
         mlp = mixture(shape, _routing(shape), size, _dense(shape))
-        return dataclasses.replace(super().style(shape), mlp=mlp)
+        return dataclasses.replace(qwen3_style(shape), mlp=mlp)
+
+    @classmethod
+    def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
+        """Only if the configuration uses them."""
+        return qwen_windows(shape)
 
 
 def _routing(shape: ModelShape) -> Routing:

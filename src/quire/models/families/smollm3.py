@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
-from quire.models.decoder import DecoderStyle, windows_by_type
+from quire.models.decoder import DecoderForCausalLM, DecoderStyle
 from quire.models.decoder_style import FULL
-from quire.models.families.llama import LlamaForCausalLM
+from quire.models.shared_styles import llama_style, windows_by_type
 
 
-class SmolLM3ForCausalLM(LlamaForCausalLM):
+class SmolLM3ForCausalLM(DecoderForCausalLM):
     """Hugging Face's `SmolLM3ForCausalLM`."""
 
     TIED: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
         if len(rotated) != count:
             raise ModelLoadError(f"no_rope_layers must have {count} entries, got {len(rotated)}")
         ropes = tuple(FULL if yes else None for yes in rotated)
-        return replace(super().style(shape), layer_ropes=ropes)
+        return replace(llama_style(shape), layer_ropes=ropes)
 
     @classmethod
     def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from quire.config.shape import ModelShape
-from quire.layers.rotary import Rope
 from quire.models.decoder import DecoderForCausalLM, DecoderStyle
-from quire.models.decoder_style import FULL
+from quire.models.shared_styles import part_rope
 from quire.weights.names import GATE_UP, QKV, Layout, Merge, NameRules, as_row
 
 
@@ -16,8 +15,6 @@ class StableLmForCausalLM(DecoderForCausalLM):
     def style(cls, shape: ModelShape) -> DecoderStyle:
         """A quarter of each head is rotated unless the configuration says otherwise."""
         raw = shape.raw
-        rope = raw.get("rope_parameters") or {}
-        part = raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 0.25
         return DecoderStyle(
             norm="layer",
             norm_eps=raw.get("rms_norm_eps", 1e-5),
@@ -25,7 +22,7 @@ class StableLmForCausalLM(DecoderForCausalLM):
             qkv_bias=bool(raw.get("use_qkv_bias")),
             qk_norm="per_head" if raw.get("qk_layernorm") else "",
             qk_norm_kind="layer_no_bias",
-            ropes={FULL: Rope.of(shape, dim=int(shape.head_dim * part))},
+            ropes=part_rope(shape, 0.25),
         )
 
     @classmethod

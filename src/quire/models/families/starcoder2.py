@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from quire.config.shape import ModelShape
 from quire.models.decoder import DecoderForCausalLM, DecoderStyle
+from quire.models.shared_styles import same_windows
 from quire.weights.names import QKV, NameRules
 
 
@@ -40,4 +41,4 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
     @classmethod
     def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
         """`sliding_window` in every layer."""
-        return (shape.raw.get("sliding_window"),) * shape.num_layers
+        return same_windows(shape)
