@@ -11,7 +11,8 @@ from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.core.stats import FinishedRequestStats, IterationStats
-from quire.observability.explain.explanation import Explanation, explain
+from quire.observability.explain.assemble import explain
+from quire.observability.explain.explanation import Explanation
 from quire.observability.recorder.ring import StepRecords
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock

@@ -8,14 +8,9 @@ import json
 import pytest
 
 from quire.core.stats import MachineStats, StepStats
-from quire.observability.explain.diagnosis import DRILL, diagnose, read_trio
-from quire.observability.explain.signals import (
-    Signals,
-    metric_signals,
-    parse_metrics,
-    quantile,
-    read_signals,
-)
+from quire.observability.explain.diagnosis import DRILL, diagnose
+from quire.observability.explain.metric_alerts import check_alerts, metric_figures, parse_metrics
+from quire.observability.explain.record_signals import Signals, quantile, read_signals
 from record_rig import Rig, cost
 
 
@@ -280,10 +275,10 @@ vllm:request_success_total{engine="0",finished_reason="error"} 0
 def test_the_usual_figures_from_metrics() -> None:
     before = parse_metrics(METRICS % (0, 10, 5, 5, 5))
     after = parse_metrics(METRICS % (20, 14, 5, 15, 15))
-    read = metric_signals(before, after, 2.0)
+    read = metric_figures(before, after, 2.0)
     assert read["waiting"] == 20 and read["preemptions_per_second"] == 2
     assert read["ttft_metric_p50"] == pytest.approx(0.75)
-    above = {figure: is_above for figure, is_above, _ in read_trio(read)}
+    above = {figure: is_above for figure, is_above, _ in check_alerts(read)}
     assert above == {
         "p95 TTFT 975 ms": True,
         "20 waiting": True,
@@ -297,12 +292,12 @@ def test_what_is_over_is_no_warning() -> None:
     """Late first tokens and failures of long ago are told, but not as if they happened now."""
     text = METRICS.replace('error"} 0', 'error"} 3')
     before = parse_metrics(text % (0, 10, 5, 5, 15))
-    read = read_trio(metric_signals(before, parse_metrics(text % (0, 10, 5, 5, 15)), 2.0))
+    read = check_alerts(metric_figures(before, parse_metrics(text % (0, 10, 5, 5, 15)), 2.0))
     above = {figure: is_above for figure, is_above, _ in read}
     assert above["p95 TTFT 1.00 s since the start, none just now"] is False
     assert above["0 requests failed just now, 3 since the start"] is False
     after = text.replace('error"} 3', 'error"} 5') % (0, 10, 5, 15, 25)
-    read = read_trio(metric_signals(before, parse_metrics(after), 2.0))
+    read = check_alerts(metric_figures(before, parse_metrics(after), 2.0))
     above = {figure: is_above for figure, is_above, _ in read}
     assert above["2 requests failed just now, 5 since the start"] is True
     assert above["p95 TTFT 975 ms"] is True

@@ -13,7 +13,7 @@ from quire import SamplingParams
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.observability.explain.explanation import Explanation
-from quire.observability.explain.wording import Cause
+from quire.observability.explain.parts import Cause
 from record_rig import Rig
 
 WORK = {Cause.PREFILL, Cause.RECOMPUTED, Cause.DECODE, Cause.DECODE_BESIDE_PREFILL}

@@ -17,7 +17,8 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
 from quire.observability.explain.diagnosis import diagnose
-from quire.observability.explain.signals import metric_signals, parse_metrics, read_signals
+from quire.observability.explain.metric_alerts import metric_figures, parse_metrics
+from quire.observability.explain.record_signals import read_signals
 from quire.utils.timing import ManualClock
 from record_rig import Rig
 from watched import Watched
@@ -385,7 +386,7 @@ def test_b22_wrong_output_is_compared_with_transformers() -> None:
 def test_b21_the_on_call_trio(seen: Watched) -> None:
     """Time to first token, waiting and KV usage from one scrape; then explanation, trace and
     profiler for what they show."""
-    found = metric_signals({}, parse_metrics(seen.text), 1.0)
+    found = metric_figures({}, parse_metrics(seen.text), 1.0)
     assert found["ttft_metric_p95"] > 0
     assert (found["waiting"], found["kv_usage"]) == (0, 0), "the load is over"
     assert seen.value("vllm:num_requests_waiting", peak=True) >= 1

@@ -90,13 +90,16 @@ def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
     Raises:
         QuireError: the server cannot be reached.
     """
-    from quire.observability.explain.diagnosis import read_trio
-    from quire.observability.explain.signals import metric_signals, parse_metrics
+    from quire.observability.explain.metric_alerts import (
+        check_alerts,
+        metric_figures,
+        parse_metrics,
+    )
 
     before = parse_metrics(client.get("/metrics").decode())
     time.sleep(watch)
     after = parse_metrics(client.get("/metrics").decode())
-    metrics = metric_signals(before, after, watch)
+    metrics = metric_figures(before, after, watch)
     try:
         told = client.get_json(f"/v1/diagnosis?seconds={window:g}")
     except RequestError as error:
@@ -104,7 +107,7 @@ def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
         told = {"signals": None, "findings": [], "no_records": error.message}
     trio = [
         {"figure": figure, "above_limit": above, "meaning": meaning}
-        for figure, above, meaning in read_trio(metrics)
+        for figure, above, meaning in check_alerts(metrics)
     ]
     return {"seconds": window, "metrics": metrics, "trio": trio, **told}
 

@@ -68,8 +68,7 @@ def show(completions: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from quire.observability.explain.explanation import Explanation
-    from quire.observability.explain.wording import slowest_sentence, summary
+    from quire.observability.explain.explanation import Explanation, slowest_sentence, summary
 
     console = Console(soft_wrap=True, highlight=False)
     for data in completions:

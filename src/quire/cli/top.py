@@ -97,10 +97,10 @@ class Pace:
         Returns:
             Signals; `step_seconds` is there while a step runs that had begun by the last look.
         """
-        from quire.observability.explain.signals import metric_signals
+        from quire.observability.explain.metric_alerts import metric_figures
 
         before, since = self._before, self._since
-        signals = metric_signals(before or {}, samples, now - since if before is not None else 0.0)
+        signals = metric_figures(before or {}, samples, now - since if before is not None else 0.0)
         ended = before is not None and _work(samples) > _work(before)
         if before is None or ended or not busy:
             self._before, self._since = samples, now
@@ -140,7 +140,7 @@ class View:
         """
         from rich.console import Group
 
-        from quire.observability.explain.signals import parse_metrics
+        from quire.observability.explain.metric_alerts import parse_metrics
 
         samples = parse_metrics(self._client.get("/metrics").decode())
         states = self._states()

@@ -23,7 +23,7 @@ from quire.observability.recorder.ring import StepRecords
 
 if TYPE_CHECKING:
     from quire.observability.explain.explanation import Explanation
-    from quire.observability.explain.signals import Signals
+    from quire.observability.explain.record_signals import Signals
 
 NAMED_IDS = 10
 """Ids that a refusal names."""
@@ -91,7 +91,7 @@ def tell_prefix(
         answer: Of the verb `explain_prefix`; `None` if the request does not read the cache.
         block_size: Tokens per KV block.
     """
-    from quire.observability.explain.explanation import expected_prefix, unread_prefix
+    from quire.observability.explain.assemble import expected_prefix, unread_prefix
 
     for explanation in told:
         if explanation.prefix is None and explanation.finish_reason is None:
@@ -172,7 +172,7 @@ class Question:
             NotFound: the id is in no record; some that are get named.
             InvalidRequest: it is the beginning of several ids; they get named.
         """
-        from quire.observability.explain.explanation import explain
+        from quire.observability.explain.assemble import explain
 
         if not isinstance(request_id, str):
             raise InvalidRequest(f"request_id must be text, got {show(request_id)}")
@@ -282,7 +282,7 @@ class Question:
 
     def signals(self, window: float) -> Signals:
         """Figures of the last `window` seconds, for the doctor."""
-        from quire.observability.explain.signals import read_signals
+        from quire.observability.explain.record_signals import read_signals
 
         blocks = self._config.cache.num_gpu_blocks_override
         return read_signals(self._recording, self._config.scheduler, window, self._now, blocks)

@@ -3,7 +3,7 @@
 Each row of `DRILL` is one sentence of the runbooks that people use with vLLM: what to look at when
 first tokens are late, when output stutters, when the cache is full, when nothing moves. `weigh`
 gives the share of time, 0 to 1, that a cause costs; below its threshold a row is silent, so a
-healthy server has no findings. Figures come from `signals.py`.
+healthy server has no findings. Figures come from `record_signals.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from quire.observability.explain.signals import Signals
+from quire.observability.explain.record_signals import Signals
 from quire.observability.explain.wording import plural, seconds
 
 NOTABLE: Final = 0.05
@@ -369,55 +369,3 @@ def _finding(row: DrillRow, signals: Signals, weight: float) -> Finding:
     if limits:
         remedy += f"; without a restart: POST /limits {json.dumps(limits)}"
     return Finding(row.name, row.symptom, row.cause, row.evidence(signals), remedy, weight, limits)
-
-
-# ------------------------------------------------------------------------------ from metrics alone
-
-
-@dataclass(frozen=True, slots=True)
-class AlertRule:
-    """One of the figures that on-call looks at first."""
-
-    name: str
-    limit: float
-    text: Callable[[float], str]
-    meaning: str
-
-
-TRIO: Final = (
-    AlertRule("ttft_metric_p95", 0.5, lambda v: f"p95 TTFT {seconds(v)}", "first tokens are late"),
-    AlertRule("waiting", 10, lambda v: f"{v:.0f} waiting", "the queue grows: not enough capacity"),
-    AlertRule(
-        "kv_usage", 0.9, lambda v: f"KV cache usage {_percent(v)}", "the KV cache is nearly full"
-    ),
-    AlertRule(
-        "preemptions_per_second",
-        0.5,
-        lambda v: f"{v:.1f} preemptions/s",
-        "requests lose their blocks and are computed again",
-    ),
-    AlertRule("failed_now", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
-)
-"""Three metrics, then two more; each with the limit that the usual alert rules have."""
-
-
-def read_trio(signals: Signals) -> list[tuple[str, bool, str]]:
-    """(figure, whether it is above its limit, what that means) for each that is known.
-
-    What has ended is no warning: a figure since the start is told, but never above its limit.
-    """
-    return [
-        _read(gate, value, signals)
-        for gate in TRIO
-        if (value := signals.get(gate.name)) is not None
-    ]
-
-
-def _read(gate: AlertRule, value: float, signals: Signals) -> tuple[str, bool, str]:
-    text = gate.text(value)
-    if gate.name.rsplit("_p", 1)[0] in signals.get("old", ()):
-        return f"{text} since the start, none just now", False, gate.meaning
-    total = signals.get(gate.name.replace("_now", "_total"), 0)
-    if gate.name.endswith("_now") and total:
-        text = f"{text} just now, {total:.0f} since the start"
-    return text, value > gate.limit, gate.meaning

@@ -1,60 +1,17 @@
-"""Where the time of one request went, as causes that add up.
+"""An explanation: what the parts, the slowest step and the prefix cache say of one completion.
 
-`story.py` cuts the time into pieces that touch, one cause each; here they become a report, with
-the names of requests instead of numbers. `explain_text.py` puts the causes into words.
+`assemble.py` makes it from records; `str()` of it is the text that `quire explain` prints.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from quire.core.request import FINISH_REASONS, RequestStatus
-from quire.observability.explain.story import Episode, Story
-from quire.observability.explain.wording import (
-    Cause,
-    expected_sentence,
-    lines,
-    prefix_sentence,
-    sentence,
-)
-from quire.observability.recorder.lives import Life, wait_name
-from quire.observability.recorder.ring import Recording
-
-MAX_NAMED = 5
-"""Other requests that a part names; the rest are counted."""
-MAX_SPANS = 200
-"""Intervals of a part in a report; the nearest ones are drawn together beyond."""
-
-
-class Blame(msgspec.Struct):
-    """Another request that had to do with a part."""
-
-    id: str
-    tokens: int
-    """Prompt tokens it computed meanwhile; 0 if it was in the way otherwise."""
-
-
-class Part(msgspec.Struct):
-    """Time with one cause."""
-
-    cause: str
-    """A `Cause`."""
-    reason: str | None
-    """For waiting: the `Wait` in small letters."""
-    seconds: float
-    share: float
-    """Of the whole, 0 to 1."""
-    steps: int
-    """Engine steps that it covers, wholly or partly."""
-    text: str
-    requests: list[Blame]
-    spans: list[tuple[float, float]]
-    """Where it lies, in seconds since arrival."""
-    details: dict[str, Any]
+from quire.observability.explain.parts import Part
+from quire.observability.explain.wording import plural, seconds
 
 
 class PrefixReport(msgspec.Struct):
@@ -96,171 +53,38 @@ class Explanation(msgspec.Struct):
         return "\n".join(lines(self))
 
 
-def explain(
-    recording: Recording,
-    internal_id: str,
-    *,
-    now: float | None = None,
-    num_output_tokens: int | None = None,
-) -> Explanation | None:
-    """Explain one completion; None if the records do not know it.
-
-    Args:
-        recording: The records.
-        internal_id: Which.
-        now: The time, if it has not ended.
-        num_output_tokens: What the frontend has counted, if it has not ended.
-    """
-    keys = {key for key, name in recording.names.items() if name == internal_id}
-    accepted = recording.accepted.get(internal_id)
-    if not keys and accepted is None:
-        return None
-    seen = recording.seen.get(internal_id)
-    arrival = accepted.arrival if accepted else None
-    story = Story(recording, keys, arrival, seen.time if seen else now)
-    story.tell()
-    return _report(story, internal_id, num_output_tokens)
-
-
-def _report(story: Story, internal_id: str, num_outputs: int | None) -> Explanation:
-    recording, life = story.recording, story.life
-    accepted = recording.accepted.get(internal_id)
-    seen = recording.seen.get(internal_id)
-    arrival = story.arrival or 0.0
-    end = story.cursor if story.cursor is not None else arrival
-    total = end - arrival
-    pieces = [p for p in story.pieces.values() if p.seconds or p.cause is Cause.PREEMPTED]
-    status = life.status if life else 0
-    reason = seen.reason if seen else _status_name(status)
-    outputs = life.num_output_tokens if life and status else num_outputs
-    return Explanation(
-        id=recording.external(internal_id),
-        index=accepted.index if accepted else 0,
-        internal_id=internal_id,
-        state="finished" if seen or status else story._state or "accepted",
-        finish_reason=reason or None,
-        seconds=total,
-        ttft=None if story.first_token is None else story.first_token - arrival,
-        num_prompt_tokens=life.num_prompt_tokens if life else 0,
-        num_output_tokens=outputs or 0,
-        num_preemptions=life.num_preemptions if life else 0,
-        parts=[_part(story, p, arrival, total) for p in pieces],
-        slowest_step=_slowest(story),
-        prefix=_prefix(life, recording, story.evicted),
+def summary(e: Explanation) -> str:
+    """The first line: what was measured."""
+    end = f"ended ({e.finish_reason})" if e.finish_reason else f"{e.state}, so far"
+    name = f"{e.id}[{e.index}]" if e.index else e.id
+    first = f", first token after {seconds(e.ttft)}" if e.ttft is not None else ""
+    return (
+        f"request {name}: {seconds(e.seconds)}, {end}{first}; "
+        f"{plural(e.num_prompt_tokens, 'prompt token')}, "
+        f"{plural(e.num_output_tokens, 'output token')}, "
+        f"{plural(e.num_preemptions, 'preemption')}"
     )
 
 
-def _status_name(status: int) -> str:
-    return str(FINISH_REASONS.get(RequestStatus(status), "")) if status else ""
-
-
-def _part(story: Story, piece: Episode, arrival: float, total: float) -> Part:
-    recording = story.recording
-    seconds = math.fsum(piece.seconds)
-    ahead = piece.facts.pop("ahead", set())
-    named = [
-        Blame(recording.name(story.epoch, number), 0 if piece.holders else count)
-        for number, count in (piece.holders or piece.blamed).most_common()
-    ]
-    if "for" in piece.facts:
-        number = piece.facts["for"]
-        piece.facts["for"] = recording.name(story.epoch, number) if number else None
-        piece.facts["itself"] = number == story.number
-    details: dict[str, Any] = {
-        **piece.facts,
-        "num_blamed": len(named),
-        "num_ahead": len(ahead),
-        "tokens": piece.facts.get("tokens", piece.tokens),
-        "mean_batch": round(sum(piece.batches) / len(piece.batches), 1) if piece.batches else 0,
-        "behind_others_seconds": piece.behind_others,
-        "slowest_step": {"step": piece.slowest[1], "seconds": piece.slowest[0]},
-    }
-    part = Part(
-        cause=str(piece.cause),
-        reason=wait_name(piece.reason) if piece.cause in (Cause.QUEUED, Cause.STALLED) else None,
-        seconds=seconds,
-        share=seconds / total if total > 0 else 0.0,
-        steps=len(piece.steps),
-        text="",
-        requests=named[:MAX_NAMED],
-        spans=_spans(piece.spans, arrival),
-        details=details,
-    )
-    part.text = sentence(part)
-    return part
-
-
-def _spans(spans: list[tuple[float, float]], arrival: float) -> list[tuple[float, float]]:
-    """Relative to arrival; drawn together where they are too many to show."""
-    size = math.ceil(len(spans) / MAX_SPANS) or 1
-    groups = (spans[i : i + size] for i in range(0, len(spans), size))
-    return [(group[0][0] - arrival, group[-1][1] - arrival) for group in groups]
-
-
-def _slowest(story: Story) -> dict[str, Any] | None:
-    if story.slowest is None:
-        return None
-    seconds, step = story.slowest
-    others = [(c.tokens, n) for n, c in step.chunks.items() if n != story.number]
-    tokens, number = max(others, default=(0, 0))
-    starved = step.row.starved_seconds
-    if starved > seconds / 2 or tokens <= max(
-        step.scheduled[story.number], len(step.scheduled) - len(step.chunks)
-    ):
-        # It was slow for what this request, or all together, computed, or for want of a core.
-        number = 0
-    return {
-        "step": step.row.step,
-        "seconds": seconds,
-        "num_requests": len(step.scheduled),
-        "num_tokens": sum(step.scheduled.values()),
-        "because_of": story.recording.name(story.epoch, number) if number else None,
-        "prompt_tokens": tokens if number else 0,
-        "core_wait_seconds": starved,
-    }
-
-
-def _prefix(life: Life | None, recording: Recording, evicted: int | None) -> PrefixReport | None:
-    if life is None or life.admitted is None:
-        return None
-    block_size = recording.block_size
-    total = life.num_prompt_tokens + life.num_prior_outputs
-    whole = life.num_cached_tokens >= total - 1
-    return PrefixReport(
-        num_tokens=total,
-        num_cached_tokens=life.num_cached_tokens,
-        first_missing_block=None if whole else life.num_cached_blocks,
-        text=prefix_sentence(
-            total, life.num_cached_tokens, life.num_cached_blocks, block_size, whole, evicted
-        )
-        if recording.prefix_caching
-        else "prefix caching is off (--no-enable-prefix-caching)",
-    )
-
-
-def expected_prefix(answer: Mapping[str, Any], block_size: int) -> PrefixReport:
-    """What a request that waits would find if it came in now.
-
-    Args:
-        answer: Fields of `quire.core.kv.answer.PrefixAnswer`.
-        block_size: Tokens per KV block.
-    """
-    total, cached = answer["num_tokens"], answer["num_cached_tokens"]
-    block, whole = answer["block_index"], cached >= total - 1
-    said = prefix_sentence(total, cached, block, block_size, whole)
-    return PrefixReport(
-        num_tokens=total,
-        num_cached_tokens=cached,
-        first_missing_block=None if whole else block,
-        text=expected_sentence(said, answer["first_difference"]),
-        expected=True,
-        first_difference=answer["first_difference"],
-    )
-
-
-def unread_prefix(num_tokens: int) -> PrefixReport:
-    """A request that waits and will not look: its prompt is to be scored whole."""
+def slowest_sentence(step: dict[str, Any]) -> str:
+    """What made its slowest step slow."""
     text = (
-        "it does not use the prefix cache: prompt_logprobs needs every token of the prompt computed"
+        f"slowest step {step['step']}: {seconds(step['seconds'])} with "
+        f"{plural(step['num_requests'], 'request')} and {plural(step['num_tokens'], 'token')}"
     )
-    return PrefixReport(num_tokens, 0, 0, text, expected=True)
+    if step.get("core_wait_seconds"):
+        text += f", {seconds(step['core_wait_seconds'])} of it waiting for a core"
+    if step["because_of"] is None:
+        return text
+    return f"{text}, because of a {step['prompt_tokens']:,}-token prefill of {step['because_of']}"
+
+
+def lines(e: Explanation) -> Iterable[str]:
+    """The explanation as text: the largest parts first."""
+    yield summary(e)
+    for part in sorted(e.parts, key=lambda part: -part.seconds):
+        yield f"  {seconds(part.seconds):>8}  {part.share:>4.0%}  {part.text}"
+    if e.slowest_step is not None:
+        yield "  " + slowest_sentence(e.slowest_step)
+    if e.prefix is not None:
+        yield f"  prefix: {e.prefix.text}"

@@ -2,7 +2,7 @@
 
 From its arrival at the frontend to the end that the frontend saw, time is cut at the beginnings
 and ends of steps. A piece is what the request did, or why it could do nothing. The pieces touch,
-so their sum is the measured latency whatever happened. `explain.py` makes a report of them.
+so their sum is the measured latency whatever happened. `assemble.py` makes an explanation of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.core.facts import Fact, FactKind, Loss, Wait
-from quire.observability.explain.wording import Cause
+from quire.observability.explain.parts import Cause
 from quire.observability.recorder.lives import Life
 from quire.observability.recorder.replay import Replay, Step
 from quire.observability.recorder.ring import STARVED_SECONDS, STARVED_SHARE, Recording

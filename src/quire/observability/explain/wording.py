@@ -5,44 +5,11 @@ Knows the numbers of a part, not how they were found. One row per cause in `_SEN
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from quire.core.facts import Loss
-
-if TYPE_CHECKING:
-    from quire.observability.explain.explanation import Explanation, Part
-
-
-class Cause(enum.StrEnum):
-    """What a stretch of a request's life went to."""
-
-    INTAKE = "intake"
-    """Arrival at the frontend to the core's queue."""
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    RECOMPUTED = "recomputed"
-    """Computing again what a preemption, or a dead core, had thrown away."""
-    PREEMPTED = "preempted"
-    """Waiting to come back after a preemption."""
-    STALLED = "stalled"
-    """Running, but the step had no tokens or blocks for it."""
-    DECODE = "decode"
-    DECODE_BESIDE_PREFILL = "decode_beside_prefill"
-    """Decode steps that also computed prompts of others."""
-    CORE_WAIT = "core_wait"
-    """In a step whose threads were ready to run and got no core: other processes had them."""
-    BETWEEN_STEPS = "between_steps"
-    """From the end of a step to the beginning of the next."""
-    DELIVERY = "delivery"
-    """From the core's end of it to the frontend's."""
-    UNDER_WAY = "under_way"
-    """In a step that is not over, or that was running when it was aborted."""
-    RESTART = "restart"
-    """From the last step of a core that died to the queue of the next one."""
-    EARLIER = "earlier"
-    """Before the oldest record."""
+from quire.observability.explain.parts import Cause, Part
 
 
 def seconds(value: float) -> str:
@@ -233,40 +200,3 @@ def expected_sentence(said: str, first_difference: int | None) -> str:
     """
     where = f"; the nearest cached content differs at token {first_difference}"
     return f"if it came in now: {said}{where if first_difference is not None else ''}"
-
-
-def summary(e: Explanation) -> str:
-    """The first line: what was measured."""
-    end = f"ended ({e.finish_reason})" if e.finish_reason else f"{e.state}, so far"
-    name = f"{e.id}[{e.index}]" if e.index else e.id
-    first = f", first token after {seconds(e.ttft)}" if e.ttft is not None else ""
-    return (
-        f"request {name}: {seconds(e.seconds)}, {end}{first}; "
-        f"{plural(e.num_prompt_tokens, 'prompt token')}, "
-        f"{plural(e.num_output_tokens, 'output token')}, "
-        f"{plural(e.num_preemptions, 'preemption')}"
-    )
-
-
-def slowest_sentence(step: dict[str, Any]) -> str:
-    """What made its slowest step slow."""
-    text = (
-        f"slowest step {step['step']}: {seconds(step['seconds'])} with "
-        f"{plural(step['num_requests'], 'request')} and {plural(step['num_tokens'], 'token')}"
-    )
-    if step.get("core_wait_seconds"):
-        text += f", {seconds(step['core_wait_seconds'])} of it waiting for a core"
-    if step["because_of"] is None:
-        return text
-    return f"{text}, because of a {step['prompt_tokens']:,}-token prefill of {step['because_of']}"
-
-
-def lines(e: Explanation) -> Iterable[str]:
-    """The explanation as text: the largest parts first."""
-    yield summary(e)
-    for part in sorted(e.parts, key=lambda part: -part.seconds):
-        yield f"  {seconds(part.seconds):>8}  {part.share:>4.0%}  {part.text}"
-    if e.slowest_step is not None:
-        yield "  " + slowest_sentence(e.slowest_step)
-    if e.prefix is not None:
-        yield f"  prefix: {e.prefix.text}"

@@ -1,4 +1,4 @@
-"""The values of the metrics: `MetricStore` walks the table of `metrics.py` for each step.
+"""The values of the metrics: `MetricStore` walks the table of `table.py` for each step.
 
 `prometheus.py` prints its snapshot, `LLM.get_metrics()` returns it. Knows nothing of single
 metrics, except for the two ratios of speculative decoding, and nothing of Prometheus or HTTP.

@@ -1,6 +1,6 @@
 """Where each request stands, told by the scheduler's records alone.
 
-`Lives` folds records in order. The ring of records (`records.py`) folds what it forgets into one,
+`Lives` folds records in order. The ring of records (`ring.py`) folds what it forgets into one,
 and whoever reads the ring goes on from there. Knows no clock and nothing of what a step costs.
 """
 

@@ -1,6 +1,6 @@
 """The recorded steps again, one by one: who was in each batch, with how many tokens, and what for.
 
-Between the bytes of the ring (`records.py`) and those who tell a story from them: explanations,
+Between the bytes of the ring (`ring.py`) and those who tell a story from them: explanations,
 the timeline, the doctor's figures. `core.facts.Follower` restores the batches; this adds what a
 chunk was for and why the queue did not move.
 """

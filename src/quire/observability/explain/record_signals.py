@@ -7,9 +7,8 @@ known". Knows no verdicts: those are rows of `diagnosis.py`.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import median
 from typing import Any, Final
 
@@ -300,101 +299,3 @@ def _reach(
         return {"seen_seconds": window, "seen_since": "window"}
     since = "start" if oldest.step == 1 else "records"
     return {"seen_seconds": now - oldest.start, "seen_since": since}
-
-
-# ---------------------------------------------------------------------------------------- metrics
-
-_SAMPLE: Final = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
-
-
-def parse_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Prometheus text as values by metric and labels (as they stand there)."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    for line in text.splitlines():
-        match = None if line.startswith("#") else _SAMPLE.match(line)
-        if match is not None:
-            found[match["name"]][match["labels"] or ""] = float(match["value"])
-    return found
-
-
-Samples = Mapping[str, Mapping[str, float]]
-
-
-def metric_signals(before: Samples, after: Samples, seconds: float) -> Signals:
-    """The on-call figures from two scrapes: works with every server that has vLLM's metrics.
-
-    Rates and quantiles are of the time between the scrapes, or of all time if nothing happened;
-    `old` names the latter.
-    """
-    signals: Signals = {"old": []}
-    for name, metric in _GAUGES.items():
-        if metric in after:
-            signals[name] = sum(after[metric].values())
-    for name, metric in _COUNTERS.items():
-        if metric in after:
-            change = sum(after[metric].values()) - sum(before.get(metric, {}).values())
-            signals[name] = change / seconds if seconds > 0 else 0.0
-    for name, metric in _HISTOGRAMS.items():
-        counts, old = _buckets(after, metric), _buckets(before, metric)
-        fresh = {bound: count - old.get(bound, 0) for bound, count in counts.items()}
-        if any(fresh.values()):
-            counts = fresh
-        else:
-            signals["old"].append(name)
-        for q in (50, 95, 99):
-            value = _bucket_quantile(counts, q / 100)
-            if value is not None:
-                signals[f"{name}_p{q}"] = value
-    for name, reason in (("aborted", '"abort"'), ("failed", '"error"')):
-        ended = _ended(after, reason)
-        signals |= {f"{name}_total": ended, f"{name}_now": ended - _ended(before, reason)}
-    return signals
-
-
-def _ended(samples: Samples, reason: str) -> float:
-    """Requests that ended for a reason."""
-    return sum(v for k, v in samples.get("vllm:request_success_total", {}).items() if reason in k)
-
-
-_GAUGES: Final = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "kv_usage": "vllm:kv_cache_usage_perc",
-}
-_COUNTERS: Final = {
-    "preemptions_per_second": "vllm:num_preemptions_total",
-    "prompt_tokens_per_second": "vllm:prompt_tokens_total",
-    "generation_tokens_per_second": "vllm:generation_tokens_total",
-}
-_HISTOGRAMS: Final = {
-    "ttft_metric": "vllm:time_to_first_token_seconds",
-    "itl_metric": "vllm:inter_token_latency_seconds",
-    "e2e_metric": "vllm:e2e_request_latency_seconds",
-}
-
-
-def _buckets(samples: Samples, metric: str) -> dict[float, int]:
-    """Cumulative counts by upper bound, summed over labels."""
-    counts: dict[float, int] = defaultdict(int)
-    for labels, value in samples.get(f"{metric}_bucket", {}).items():
-        bound = re.search(r'le="([^"]+)"', labels)
-        if bound is not None:
-            counts[float(bound[1])] += int(value)
-    return counts
-
-
-def _bucket_quantile(counts: Mapping[float, int], q: float) -> float | None:
-    """As PromQL's histogram_quantile does: linear within the bucket."""
-    bounds = sorted(counts)
-    total = counts[bounds[-1]] if bounds else 0
-    if not total:
-        return None
-    low, below = 0.0, 0
-    for bound in bounds:
-        if counts[bound] >= q * total:
-            if math.isinf(bound):
-                return low
-            inside = counts[bound] - below
-            return low + (bound - low) * ((q * total - below) / inside if inside else 1.0)
-        low, below = bound, counts[bound]
-    return low
