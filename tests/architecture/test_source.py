@@ -17,6 +17,7 @@ WALL_CLOCK = {
     "observability/metrics/tensorboard.py",  # wall time of points
     "serving/server_state.py",  # `created` of models
     "serving/openai/reply.py",  # `created` of replies
+    "serving/pooling/results.py",  # the same
     "tokenizer/chat_template.py",  # strftime_now() in templates
 }
 """Files that may read the wall clock: only to print it."""

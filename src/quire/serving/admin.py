@@ -10,7 +10,7 @@ import msgspec
 from quire.errors import ConfigError, InvalidRequest
 from quire.serving.decode import decode
 from quire.serving.exchange import Exchange
-from quire.serving.openai.prompts import encode
+from quire.serving.prompts import encode
 
 LIMITS: Final = (
     "max_num_seqs",

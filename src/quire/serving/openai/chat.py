@@ -11,23 +11,26 @@ import msgspec
 from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.serving.checks import truncate
+from quire.serving.conversation import render_chat
 from quire.serving.decode import decode, show
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.generation import Call, Generation, generate
+from quire.serving.generation import Generation, generate
 from quire.serving.limits import check_prompts
 from quire.serving.openai.logprobs import (
-    TokenTexts,
     chat_logprobs,
     num_scored,
     prompt_logprobs,
 )
-from quire.serving.openai.prompts import encode, off_loop, render_chat
-from quire.serving.openai.reply import Chunks, Head, Usage
-from quire.serving.openai.sampling import build_params, check_common, truncate
+from quire.serving.openai.reply import Chunks, ReplyHead, Usage
+from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
+from quire.serving.prompts import encode, off_loop
 from quire.serving.server_state import require_runner
 from quire.serving.sse import send_stream
+from quire.serving.submission import Submission
+from quire.serving.token_texts import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,8 @@ class _Chat:
     """A checked request and how its reply looks."""
 
     request: ChatRequest
-    call: Call
-    head: Head
+    submission: Submission
+    head: ReplyHead
     texts: TokenTexts
     prefix: str
     """With `echo`: the unfinished assistant turn that the reply continues."""
@@ -86,8 +89,8 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     ids = truncate(ids, request, engine.max_model_len - (max_tokens or 1))
     check_prompts([len(ids)], params.n, params.prompt_logprobs, engine.vocab_size, "messages")
     request_id = f"chatcmpl-{request.request_id or exchange.request_id}"
-    head = Head(request_id, "chat.completion.chunk", model, exchange.state.fingerprint(engine))
-    call = Call(
+    head = ReplyHead(request_id, "chat.completion.chunk", model, exchange.state.fingerprint(engine))
+    submission = Submission(
         [request_id],
         [ids],
         params,
@@ -97,7 +100,7 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
         exchange.trace_headers(),
     )
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
-    return _Chat(request, call, head, texts, _echoed(request))
+    return _Chat(request, submission, head, texts, _echoed(request))
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
@@ -173,7 +176,7 @@ def _echoed(request: ChatRequest) -> str:
 
 
 async def _answer(exchange: Exchange, engine: EngineClient, chat: _Chat) -> None:
-    async with generate(exchange.state, engine, chat.call) as generation:
+    async with generate(exchange.state, engine, chat.submission) as generation:
         if chat.request.stream:
             await send_stream(exchange, _frames(chat, generation))
         else:

@@ -11,24 +11,26 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from quire.serving.checks import truncate
 from quire.serving.decode import decode
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.generation import Call, Generation, generate
+from quire.serving.generation import Generation, generate
 from quire.serving.limits import PROMPTS, check_prompts
 from quire.serving.openai.logprobs import (
     TextLogprobs,
-    TokenTexts,
     join,
     num_scored,
     prompt_logprobs,
 )
-from quire.serving.openai.prompts import check_ids, encode_all, off_loop
-from quire.serving.openai.reply import Chunks, Head, Usage
-from quire.serving.openai.sampling import build_params, check_common, truncate
+from quire.serving.openai.reply import Chunks, ReplyHead, Usage
+from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
+from quire.serving.prompts import check_ids, encode_all, off_loop
 from quire.serving.server_state import require_runner
 from quire.serving.sse import send_stream
+from quire.serving.submission import Submission
+from quire.serving.token_texts import TokenTexts
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default on this endpoint."""
@@ -47,8 +49,8 @@ class _Completion:
     """A checked request and how its reply looks."""
 
     request: CompletionRequest
-    call: Call
-    head: Head
+    submission: Submission
+    head: ReplyHead
     texts: TokenTexts
     echoes: list[str]
     """With `echo`: the text of each prompt."""
@@ -125,7 +127,7 @@ async def _prepare(
     ids = [truncate(found, request, room) for found in await _encode(engine, prompts, request)]
     check_prompts([len(i) for i in ids], params.n, params.prompt_logprobs, engine.vocab_size)
     request_id = f"cmpl-{request.request_id or exchange.request_id}"
-    call = Call(
+    submission = Submission(
         [f"{request_id}-{i}" for i in range(len(ids))],
         ids,
         params,
@@ -134,10 +136,10 @@ async def _prepare(
         exchange.client(request.user),
         exchange.trace_headers(),
     )
-    head = Head(request_id, "text_completion", model, exchange.state.fingerprint(engine))
+    head = ReplyHead(request_id, "text_completion", model, exchange.state.fingerprint(engine))
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
     echoes = [_echo(engine, request, prompts[i], cut) for i, cut in enumerate(ids)]
-    return _Completion(request, call, head, texts, echoes, params.n)
+    return _Completion(request, submission, head, texts, echoes, params.n)
 
 
 def _max_tokens(request: CompletionRequest) -> int:
@@ -200,7 +202,7 @@ def _echo(
 
 
 async def _answer(exchange: Exchange, engine: EngineClient, completion: _Completion) -> None:
-    async with generate(exchange.state, engine, completion.call) as generation:
+    async with generate(exchange.state, engine, completion.submission) as generation:
         if completion.request.stream:
             await send_stream(exchange, _frames(completion, generation))
         else:

@@ -1,37 +1,12 @@
-"""Log-probabilities in OpenAI's two formats and in vLLM's for prompts.
-
-JSON has no infinity: impossible tokens are given as -9999.0, as vLLM does.
-"""
+"""Log-probabilities in OpenAI's two formats and in vLLM's for prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from quire.outputs import Logprob, PositionLogprobs, RequestOutput
-from quire.serving.engine_protocol import TokenizerLike
-
-FLOOR: Final = -9999.0
-
-
-def _finite(value: float) -> float:
-    return value if value > FLOOR else FLOOR
-
-
-class TokenTexts:
-    """How tokens are spelled in a reply: their text, or `token_id:N`."""
-
-    def __init__(self, tokenizer: TokenizerLike, as_ids: bool) -> None:
-        self._tokenizer = tokenizer
-        self._as_ids = as_ids
-
-    def spell(self, token_id: int, logprob: Logprob | None = None) -> str:
-        """One token."""
-        if self._as_ids:
-            return f"token_id:{token_id}"
-        if logprob is not None and logprob.decoded_token is not None:
-            return logprob.decoded_token
-        return self._tokenizer.id_to_text(token_id)
+from quire.serving.token_texts import FLOOR, TokenTexts, finite
 
 
 def chat_logprobs(
@@ -52,7 +27,7 @@ def _chat_entry(token_id: int, logprob: Logprob, texts: TokenTexts) -> dict[str,
     text = texts.spell(token_id, logprob)
     return {
         "token": text,
-        "logprob": _finite(logprob.logprob),
+        "logprob": finite(logprob.logprob),
         "bytes": list(text.encode("utf-8", "replace")),
     }
 
@@ -89,7 +64,7 @@ class TextLogprobs:
             text = self._texts.spell(token_id, own)
             result["tokens"].append(text)
             result["text_offset"].append(self._offset)
-            result["token_logprobs"].append(_finite(own.logprob) if own else None)
+            result["token_logprobs"].append(finite(own.logprob) if own else None)
             result["top_logprobs"].append(self._top(position) if position else None)
             self._offset += len(text)
         self._last = result
@@ -100,7 +75,7 @@ class TextLogprobs:
         top: dict[str, float] = {}
         for token_id, logprob in position.items():
             text = self._texts.spell(token_id, logprob)
-            top[text] = max(_finite(logprob.logprob), top.get(text, FLOOR))
+            top[text] = max(finite(logprob.logprob), top.get(text, FLOOR))
         return top
 
 
@@ -121,7 +96,7 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[Any]:
         position
         and {
             str(token_id): {
-                "logprob": _finite(logprob.logprob),
+                "logprob": finite(logprob.logprob),
                 "rank": logprob.rank,
                 "decoded_token": logprob.decoded_token,
             }

@@ -47,7 +47,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ReplyHead:
     """What every reply and chunk of one request begins with."""
 
     id: str
@@ -71,14 +71,14 @@ class Chunks:
     """Builds the frames of one stream.
 
     Args:
-        head: Head of every chunk.
+        head: ReplyHead of every chunk.
         request: Says which usage the client wants.
         text_open: JSON between the choice's index and its text, such as `"text":`.
         text_close: JSON after the text, without the brace that closes the choice.
     """
 
     def __init__(
-        self, head: Head, request: GenerateRequest, text_open: bytes, text_close: bytes
+        self, head: ReplyHead, request: GenerateRequest, text_open: bytes, text_close: bytes
     ) -> None:
         options = request.stream_options
         self.usage_last = bool(options and options.include_usage)

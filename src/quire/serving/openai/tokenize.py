@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from quire.errors import InvalidRequest
+from quire.serving.conversation import render_chat
 from quire.serving.decode import decode
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.openai.prompts import check_ids, encode, off_loop, render_chat
 from quire.serving.openai.schema import (
     TOKENIZE_UNSUPPORTED,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from quire.serving.prompts import check_ids, encode, off_loop
 
 _CHAT_ONLY = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from quire.serving.decode import decode
 from quire.serving.exchange import Exchange
-from quire.serving.pooling.embeddings import list_reply
 from quire.serving.pooling.inputs import base_params, check_base, read_inputs
-from quire.serving.pooling.run import Result, pool
+from quire.serving.pooling.results import Result, list_reply, pool
 from quire.serving.pooling.schema import INPUT_UNSUPPORTED, ClassificationRequest
 
 

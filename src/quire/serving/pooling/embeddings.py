@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 from typing import Any, TypeVar
 
-import msgspec
-
 from quire.errors import InvalidRequest
 from quire.serving.decode import decode, show
 from quire.serving.exchange import Exchange
-from quire.serving.openai.reply import Head
 from quire.serving.pooling.inputs import base_params, check_base, read_inputs
-from quire.serving.pooling.run import Result, pool, usage
+from quire.serving.pooling.results import Result, list_reply, pool
 from quire.serving.pooling.schema import INPUT_UNSUPPORTED, EmbeddingRequest, PoolingRequest
 
 FORMATS = ("float", "base64")
@@ -69,10 +66,3 @@ async def _answer(
 def _numbers(result: Result, form: str) -> Any:
     data = result.outputs.data
     return data.tolist() if form == "float" else base64.b64encode(data.tobytes()).decode()
-
-
-def list_reply(name: str, model: str, rows: list[dict[str, Any]], results: list[Result]) -> bytes:
-    """The envelope that all but reranking share."""
-    head = Head(name, "list", model, "").to_dict()
-    del head["system_fingerprint"]
-    return msgspec.json.encode(head | {"data": rows, "usage": usage(results)})

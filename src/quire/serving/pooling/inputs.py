@@ -11,18 +11,13 @@ from quire.bounds import read_field
 from quire.config import PoolerSpec
 from quire.errors import ContextLengthExceeded, InvalidRequest
 from quire.params import PoolingParams
+from quire.serving.checks import check_labels, check_priority
+from quire.serving.conversation import render_chat
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.limits import INPUTS
-from quire.serving.openai.prompts import (
-    TEXT_MARGIN,
-    check_ids,
-    encode_all,
-    off_loop,
-    render_chat,
-)
-from quire.serving.openai.sampling import check_labels, check_priority
-from quire.serving.pooling.run import Prompt
+from quire.serving.pooling.results import Prompt
 from quire.serving.pooling.schema import InputRequest, PoolingBase
+from quire.serving.prompts import TEXT_MARGIN, check_ids, encode_all, off_loop
 from quire.serving.server_state import require_runner
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from quire.serving.conversation import ChatMessage
 from quire.serving.decode import Unsupported, refused
-from quire.serving.openai.schema import ChatMessage
 
 Input = str | list[str | int | list[int]]
 """A text, token ids, or a list of either."""

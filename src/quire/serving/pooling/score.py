@@ -17,8 +17,6 @@ from quire.params import PoolingParams
 from quire.serving.decode import decode
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.openai.prompts import check_text_length, off_loop
-from quire.serving.pooling.embeddings import list_reply
 from quire.serving.pooling.inputs import (
     base_params,
     check_base,
@@ -26,8 +24,9 @@ from quire.serving.pooling.inputs import (
     check_lengths,
     read_pairs,
 )
-from quire.serving.pooling.run import Prompt, Result, pool, usage
+from quire.serving.pooling.results import Prompt, Result, list_reply, pool, usage
 from quire.serving.pooling.schema import PAIR_UNSUPPORTED, RerankRequest, ScoreRequest
+from quire.serving.prompts import check_text_length, off_loop
 
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
 """Names of the two sides of `/score`."""

@@ -1,25 +1,20 @@
-"""The engine requests behind one pooling request: submit all, collect, abort on exit.
-
-Knows nothing of wire formats.
-"""
+"""The results of all prompts of one pooling request, and the replies that hold them."""
 
 from __future__ import annotations
 
-import asyncio
-import uuid
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from quire.errors import StepFailed
-from quire.logger import get_logger
+import msgspec
+
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.exchange import Exchange
-from quire.serving.generation import BREATHE_EVERY
 from quire.serving.pooling.schema import PoolingBase
-
-logger = get_logger(__name__)
+from quire.serving.submission import Submission, request_failed, submitted
 
 Result = PoolingRequestOutput[PoolingOutput]
 
@@ -45,32 +40,18 @@ async def pool(
         RequestError: the engine refuses a prompt.
         EngineError: the engine failed; what it said about it is in the log.
     """
-    state = exchange.state
     name = f"{prefix}-{request.request_id or exchange.request_id}"
-    ids = [state.unused_id(f"{name}-{i}") for i in range(len(prompts))]
-    streams: list[OutputStream] = []
-    state.in_flight += 1
-    state.active_ids.update(ids)
-    try:
-        for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True), 1):
-            stream = await engine.submit(
-                prompt.token_ids,
-                prompt.params,
-                request_id,
-                priority=request.priority or 0,
-                cache_salt=request.cache_salt,
-                client=exchange.client(request.user),
-                trace_headers=exchange.trace_headers(),
-            )
-            streams.append(stream)
-            if number % BREATHE_EVERY == 0:
-                await asyncio.sleep(0)
+    submission = Submission(
+        [f"{name}-{i}" for i in range(len(prompts))],
+        [prompt.token_ids for prompt in prompts],
+        [prompt.params for prompt in prompts],
+        request.priority or 0,
+        request.cache_salt,
+        exchange.client(request.user),
+        exchange.trace_headers(),
+    )
+    async with submitted(exchange.state, engine, submission) as streams:
         return [await _last(stream) for stream in streams]
-    finally:
-        state.in_flight -= 1
-        state.active_ids.difference_update(ids)
-        for stream in streams:
-            await stream.aclose()
 
 
 async def _last(stream: OutputStream) -> Result:
@@ -79,12 +60,7 @@ async def _last(stream: OutputStream) -> Result:
         pass
     assert final is not None, "a stream ended without an output"
     if final.pooled is None:
-        error_id = uuid.uuid4().hex[:12]
-        logger.error("request %s failed (%s): %s", final.request_id, error_id, final.error)
-        raise StepFailed(
-            "The engine failed on this request; others were not disturbed. "
-            f"The log has more under {error_id}."
-        )
+        raise request_failed(final)
     return PoolingRequestOutput.of(final)
 
 
@@ -92,3 +68,9 @@ def usage(results: Sequence[Result]) -> dict[str, int]:
     """OpenAI's usage object, for prompts alone."""
     count = sum(len(result.prompt_token_ids) for result in results)
     return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
+
+
+def list_reply(name: str, model: str, rows: list[dict[str, Any]], results: list[Result]) -> bytes:
+    """The reply that all endpoints but reranking have: a list with a row per prompt."""
+    head = {"id": name, "object": "list", "created": int(time.time()), "model": model}
+    return msgspec.json.encode(head | {"data": rows, "usage": usage(results)})

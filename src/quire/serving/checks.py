@@ -1,0 +1,120 @@
+"""Rules of the request fields that all APIs share, and the parameters a request is run with.
+
+Checks what needs no model; the engine's input gate checks the rest (vocabulary, context length).
+Knows no endpoint: it is given values, or any record that has the named fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from quire.bounds import read_field
+from quire.errors import InvalidRequest
+from quire.params import RequestOutputKind, SamplingParams
+from quire.serving.decode import show
+from quire.serving.limits import COMPLETIONS, LIST_IDS, check_lists
+
+ID_LISTS: Final = ("allowed_token_ids", "stop_token_ids")
+"""Sampling parameters that hold any number of token ids."""
+MAX_LABEL: Final = 1024
+"""Longest salt, user name and other label, in characters."""
+MAX_REQUEST_ID: Final = 128
+MAX_METADATA: Final = 16
+
+
+class Truncatable(Protocol):
+    """A request whose prompts may be cut."""
+
+    truncate_prompt_tokens: int | None
+    truncation_side: str | None
+
+
+def make_params(
+    defaults: SamplingParams, given: Mapping[str, Any], *, stream: bool | None, prompts: int = 1
+) -> SamplingParams:
+    """The parameters in force for all prompts of a request, checked once.
+
+    Args:
+        defaults: What holds where the request says nothing: the model's own.
+        given: Sampling parameters by name; a value of `None` is a value.
+        stream: Whether the reply is streamed.
+        prompts: How many there are.
+
+    Raises:
+        InvalidRequest: a value is out of range, or they ask for too much together.
+    """
+    changes = dict(given)
+    for name in ID_LISTS:
+        if name in changes:
+            LIST_IDS.check(len(changes[name]), name)
+            changes[name] = list(dict.fromkeys(changes[name]))
+    changes["output_kind"] = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    params = defaults.replace(**changes)
+    COMPLETIONS.check(prompts * params.n, "prompt" if prompts > 1 else "n")
+    check_lists(params, prompts * params.n)
+    return params
+
+
+def check_priority(priority: int, policy: str) -> None:
+    """Refuse a priority that does not count.
+
+    Raises:
+        InvalidRequest: it is out of range, or the policy does not look at it.
+    """
+    read_field("priority", priority)
+    if priority and policy != "priority":
+        raise InvalidRequest(
+            f"priority must be 0 under the scheduling policy {policy} (the server was not started "
+            f"with --scheduling-policy priority), got {priority}.",
+            param="priority",
+        )
+
+
+def check_labels(request: Any) -> None:
+    """Rules of salt, user, metadata and request id, as far as the request has such fields.
+
+    Raises:
+        InvalidRequest: one is too long or empty.
+    """
+    for name in ("user", "safety_identifier", "prompt_cache_key", "cache_salt"):
+        value = getattr(request, name, None)
+        if value is not None and len(value) > MAX_LABEL:
+            raise InvalidRequest(
+                f"{name} may have at most {MAX_LABEL} characters, got {len(value)}.", param=name
+            )
+    if request.cache_salt == "":
+        raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
+    metadata = getattr(request, "metadata", None)
+    if metadata is not None and len(metadata) > MAX_METADATA:
+        raise InvalidRequest(
+            f"metadata may have at most {MAX_METADATA} entries, got {len(metadata)}.",
+            param="metadata",
+        )
+    _check_request_id(request.request_id)
+
+
+def _check_request_id(given: str | None) -> None:
+    if given is None:
+        return
+    visible = given.isascii() and given.isprintable() and " " not in given
+    if not visible or not 1 <= len(given) <= MAX_REQUEST_ID:
+        raise InvalidRequest(
+            f"request_id must be 1 to {MAX_REQUEST_ID} visible ASCII characters without spaces, "
+            f"got {show(given)}.",
+            param="request_id",
+        )
+
+
+def truncate(ids: list[int], request: Truncatable, room: int) -> list[int]:
+    """The prompt cut to `truncate_prompt_tokens`; `room` is what -1 stands for.
+
+    Raises:
+        InvalidRequest: the number is neither -1 nor positive.
+    """
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return ids
+    read_field("truncate_prompt_tokens", keep)
+    keep = max(1, room) if keep == -1 else keep
+    return ids[:keep] if request.truncation_side == "right" else ids[-keep:]

@@ -1,0 +1,140 @@
+"""Conversations in OpenAI's form, which several APIs take: the messages of a body, read into turns
+for the model's chat template.
+
+Knows no endpoint. An API with messages of another form makes its own turns and calls
+`prompts.apply_template`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.serving.decode import show
+from quire.serving.engine_protocol import EngineClient
+from quire.serving.prompts import apply_template, off_loop, template_size
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One turn. The fields after `tool_call_id` are those that replies carry, so that a reply can
+    be sent back as it came."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+async def render_chat(
+    engine: EngineClient,
+    messages: list[ChatMessage],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any] | None,
+) -> str:
+    """The prompt that the model's template makes of a conversation.
+
+    Raises:
+        InvalidRequest: a message or option is wrong, or the template refuses.
+    """
+
+    def work() -> str:
+        return apply_template(
+            engine,
+            [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)],
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            template_kwargs or {},
+        )
+
+    return await off_loop(template_size(messages, tools), work)
+
+
+def _turn(message: ChatMessage, where: str) -> dict[str, Any]:
+    """A turn as templates expect it: only the keys that are set."""
+    if message.role not in ROLES:
+        raise InvalidRequest(
+            f"{where}.role must be one of {', '.join(ROLES)}, got {show(message.role)}.",
+            param=f"{where}.role",
+        )
+    if message.audio or message.function_call or message.annotations or message.refusal:
+        name = next(
+            name
+            for name in ("audio", "function_call", "annotations", "refusal")
+            if getattr(message, name)
+        )
+        raise InvalidRequest(f"{where}.{name} is not supported.", param=f"{where}.{name}")
+    # `developer` is OpenAI's newer name of `system`, which is the one that templates know.
+    role = "system" if message.role == "developer" else message.role
+    turn: dict[str, Any] = {"role": role, "content": _content(message, where)}
+    for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
+    if message.tool_calls:
+        if role != "assistant":
+            raise InvalidRequest(
+                f"{where}.tool_calls belongs to assistant messages only.",
+                param=f"{where}.tool_calls",
+            )
+        turn["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{i}]")
+            for i, call in enumerate(message.tool_calls)
+        ]
+    return turn
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role == "assistant":
+            return ""
+        raise InvalidRequest(f"{where}.content is required.", param=f"{where}.content")
+    texts = []
+    for i, part in enumerate(content):
+        kind, text = part.get("type"), part.get("text")
+        if kind != "text":
+            raise InvalidRequest(
+                f'{where}.content[{i}]: only parts of type "text" are supported, got {show(kind)}.',
+                param=f"{where}.content[{i}].type",
+            )
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"{where}.content[{i}].text must be a string, got {show(text)}.",
+                param=f"{where}.content[{i}].text",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """A tool call with its arguments as an object: templates print them with `tojson`."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function.name must be a string.", param=where)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(
+            f"{where}.function.arguments must be a JSON object in a string.",
+            param=f"{where}.function.arguments",
+        )
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,142 @@
+"""Texts and turns to token ids: what every API does with the prompts of a body.
+
+Work that takes long (a long text, many texts, a long conversation) runs in a thread, off the event
+loop. Knows no endpoint and no form of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from quire.errors import ContextLengthExceeded, InvalidRequest
+from quire.serving.decode import show
+from quire.serving.engine_protocol import EngineClient
+from quire.tokenizer.chat_template import check_template_kwargs
+
+TEXT_MARGIN: Final = 4
+"""A text may have this many times the characters that the longest tokens could cover within the
+context, because normalisers may shorten it."""
+INLINE_CHARACTERS: Final = 8192
+"""Texts up to this length together are tokenised on the event loop: a thread costs more."""
+TURN_CHARACTERS: Final = 100
+"""Characters that take as long to tokenise as a message or tool takes to be shown by a template."""
+
+T = TypeVar("T")
+
+
+async def encode(
+    engine: EngineClient, text: str, add_special_tokens: bool, *, cut: bool = False
+) -> list[int]:
+    """Token ids of a text. `cut`: the caller shortens them, so a long text is welcome.
+
+    Raises:
+        ContextLengthExceeded: the text is so long that it is not worth tokenising.
+    """
+    return (await encode_all(engine, [text], add_special_tokens, cut=cut))[0]
+
+
+async def encode_all(
+    engine: EngineClient, texts: Sequence[str], add_special_tokens: bool, *, cut: bool = False
+) -> list[list[int]]:
+    """Token ids of each text, as `encode` gives them.
+
+    Raises:
+        ContextLengthExceeded: a text is so long that it is not worth tokenising.
+    """
+    if not cut:
+        check_text_length(engine, texts)
+    tokenizer = engine.tokenizer
+
+    def work() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    return await off_loop(sum(map(len, texts)), work)
+
+
+def check_text_length(engine: EngineClient, texts: Sequence[str]) -> None:
+    """Refuse texts that are so long that they are not worth tokenising.
+
+    Raises:
+        ContextLengthExceeded: one is.
+    """
+    limit = TEXT_MARGIN * engine.max_model_len * engine.tokenizer.longest_token
+    longest = max(map(len, texts), default=0)
+    if longest > limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {longest} characters; more than {limit} cannot fit the model's "
+            f"context of {engine.max_model_len} tokens."
+        )
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Run work: on the loop if it is small, else in a thread. `size`: characters to tokenise, or
+    what takes about as long."""
+    return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        InvalidRequest: naming the first one.
+    """
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    bad = next(i for i in ids if not 0 <= i < vocab_size)
+    raise InvalidRequest(
+        f"{param} must hold token ids from 0 to {vocab_size - 1}, got {show(bad)}.", param=param
+    )
+
+
+def template_size(messages: Sequence[Any], tools: Sequence[Any] | None) -> int:
+    """What rendering so many messages and tools takes, as a size for `off_loop`."""
+    return TURN_CHARACTERS * (len(messages) + len(tools or ()))
+
+
+def apply_template(
+    engine: EngineClient,
+    turns: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any],
+) -> str:
+    """The prompt that the model's template makes of turns. Blocks: call it through `off_loop`.
+
+    Args:
+        engine: Whose template.
+        turns: As templates expect them: `role` and `content`, and where they are set `name`,
+            `tool_calls` (with arguments as objects), `tool_call_id`, `reasoning`.
+        tools: OpenAI's tool objects.
+        add_generation_prompt: Whether the prompt ends where the assistant's turn begins; `None`:
+            unless the last message is continued.
+        continue_final_message: Whether the prompt ends inside the last turn.
+        template_kwargs: Further variables of the template.
+
+    Raises:
+        InvalidRequest: an option is wrong, or the template refuses.
+    """
+    if not turns:
+        raise InvalidRequest("messages must not be empty.", param="messages")
+    if add_generation_prompt and continue_final_message:
+        raise InvalidRequest(
+            "add_generation_prompt and continue_final_message exclude each other.",
+            param="continue_final_message",
+        )
+    kwargs = check_template_kwargs(template_kwargs)
+    if "self" in kwargs:  # the one name that Python itself would stumble over
+        raise InvalidRequest(
+            "chat_template_kwargs must not set 'self'.", param="chat_template_kwargs"
+        )
+    goes_on = bool(continue_final_message)
+    return engine.tokenizer.apply_chat_template(
+        turns,
+        tools=tools or None,
+        add_generation_prompt=not goes_on
+        if add_generation_prompt is None
+        else add_generation_prompt,
+        continue_final_message=goes_on,
+        **kwargs,
+    )

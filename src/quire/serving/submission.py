@@ -1,0 +1,116 @@
+"""The engine requests behind one HTTP request: submit them all, end them all.
+
+Knows neither what is asked of the model nor what becomes of the outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.seeds import prompt_seed
+from quire.errors import StepFailed
+from quire.logger import get_logger
+from quire.outputs import RequestOutput
+from quire.params import PoolingParams, SamplingParams
+from quire.serving.engine_protocol import EngineClient, OutputStream
+from quire.serving.server_state import ServerState
+
+logger = get_logger(__name__)
+
+BREATHE_EVERY: Final = 32
+"""Prompts after which others get their turn on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What one HTTP request asks of the engine."""
+
+    request_ids: Sequence[str]
+    """Made unique on submission if a request of the same id is active."""
+    prompts: Sequence[list[int]]
+    """Token ids, parallel to `request_ids`."""
+    params: SamplingParams | Sequence[PoolingParams]
+    """One for all prompts, of which each but the first gets a seed of its own; or one each."""
+    priority: int = 0
+    cache_salt: str | None = None
+    client: str = ""
+    """Whose turn it takes under the `fair` policy."""
+    trace_headers: dict[str, str] | None = None
+    """The caller's trace context."""
+
+
+@asynccontextmanager
+async def submitted(
+    state: ServerState, engine: EngineClient, submission: Submission
+) -> AsyncIterator[list[OutputStream]]:
+    """The streams of all prompts; on exit, those that have not finished are aborted.
+
+    Raises:
+        RequestError: the engine refuses a prompt; those before it are aborted.
+    """
+    request_ids = [state.unused_id(wanted) for wanted in submission.request_ids]
+    streams: list[OutputStream] = []
+    state.in_flight += 1
+    state.active_ids.update(request_ids)
+    try:
+        await _submit(engine, submission, request_ids, streams)
+        yield streams
+    finally:
+        state.in_flight -= 1
+        state.active_ids.difference_update(request_ids)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _submit(
+    engine: EngineClient,
+    submission: Submission,
+    request_ids: Sequence[str],
+    streams: list[OutputStream],
+) -> None:
+    """Add a stream for every prompt."""
+    for request_id, prompt in zip(request_ids, submission.prompts, strict=True):
+        stream = await engine.submit(
+            prompt,
+            _next_params(submission.params, streams),
+            request_id,
+            priority=submission.priority,
+            cache_salt=submission.cache_salt,
+            client=submission.client,
+            trace_headers=submission.trace_headers,
+        )
+        streams.append(stream)
+        if len(streams) % BREATHE_EVERY == 0:
+            await asyncio.sleep(0)
+
+
+def _next_params(
+    params: SamplingParams | Sequence[PoolingParams], streams: Sequence[OutputStream]
+) -> SamplingParams | PoolingParams | CheckedParams:
+    """The parameters of the next prompt.
+
+    Without a seed the engine chooses one for the first prompt. Each of the others gets its own,
+    made of that and its place, so that one number in the reply is enough to repeat the whole
+    request. Shared parameters are checked with the first prompt alone.
+    """
+    if not isinstance(params, SamplingParams):
+        return params[len(streams)]
+    if not streams:
+        return params
+    return streams[-1].checked.with_seed(prompt_seed(streams[0].seed, len(streams)))
+
+
+def request_failed(output: RequestOutput) -> StepFailed:
+    """The error for the caller of a request that the engine failed on; the log gets the cause."""
+    error_id = uuid.uuid4().hex[:12]
+    logger.error("request %s failed (%s): %s", output.request_id, error_id, output.error)
+    return StepFailed(
+        "The engine failed on this request; others were not disturbed. "
+        f"The log has more under {error_id}."
+    )
