@@ -169,7 +169,7 @@ def test_counters_beyond_32_bits_and_what_is_beyond_64(make):
     bench = make(scheduling_policy="priority")
     told = Told(bench)
     scheduler = bench.scheduler
-    scheduler.step = scheduler.facts._next_number = 2**32 + 5
+    scheduler.books.step = scheduler.facts._next_number = 2**32 + 5
     bench.add("a", 4, max_tokens=2, priority=-(2**63))
     bench.add("b", 4, max_tokens=2, priority=2**63 - 1)
     told.step()

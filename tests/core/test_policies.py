@@ -220,7 +220,7 @@ def test_nobody_is_displaced_in_the_step_that_admitted_it(make: Make) -> None:
             return True
 
     bench = make(seqs=1)
-    bench.scheduler.waiting = policy = Pushy(bench.scheduler.config)
+    bench.scheduler.books.waiting = policy = Pushy(bench.scheduler.config)
     policy.displaces = True
     bench.add("a", [1] * 5)
     bench.add("b", [2] * 5)

@@ -76,7 +76,7 @@ def test_a_stop_inside_the_accepted_tokens(make):
 
 def test_lookahead_keeps_slots_ready(make):
     bench = make(block_size=8)
-    bench.scheduler._lookahead = 3
+    bench.scheduler.books.num_lookahead_tokens = 3
     start(bench, [], prompt=5)
     assert len(bench.blocks("a")) == 1
     bench.step()  # 6 computed after this step, 3 ahead

@@ -209,10 +209,12 @@ def test_costs_are_learnt_from_steps(make_swap):
     scheduler = bench.scheduler
     batch = scheduler.schedule()
     scheduler.update(batch, BatchResult({"a": [1]}, forward_seconds=3.1))
-    assert scheduler.swap_cost.seconds_per_token == pytest.approx(0.1)
+    assert scheduler.books.swap_cost.seconds_per_token == pytest.approx(0.1)
     batch = scheduler.schedule()
     scheduler.update(batch, BatchResult({"a": [1]}, forward_seconds=5.0))
-    assert scheduler.swap_cost.seconds_per_token == pytest.approx(0.1), "a decode is no measure"
+    assert scheduler.books.swap_cost.seconds_per_token == pytest.approx(0.1), (
+        "a decode is no measure"
+    )
 
 
 def test_the_tier_gives_up_the_least_recently_used():

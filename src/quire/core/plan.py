@@ -16,6 +16,7 @@ class StepPlan:
         "admitted",
         "block_copies",
         "budget",
+        "chunk_limit",
         "cached_ids",
         "computed",
         "drafts",
@@ -29,12 +30,15 @@ class StepPlan:
         "total",
     )
 
-    def __init__(self, budget: int, now: float) -> None:
+    def __init__(self, budget: int, now: float, chunk_limit: int) -> None:
         self.now = now
         """Seconds on the clock when the step began."""
         self.total = budget
         """The budget at the beginning."""
         self.budget = budget
+        """What is left of it."""
+        self.chunk_limit = chunk_limit
+        """Most tokens of one request in this step, besides the budget."""
         self.scheduled: dict[str, int] = {}
         self.admitted: list[ScheduledNewRequest] = []
         self.block_copies: list[tuple[int, int, int]] = []

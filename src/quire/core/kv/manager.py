@@ -1,17 +1,16 @@
 """What the scheduler may ask of the KV cache: look up a prefix, allocate slots, free.
 
-It owns one block table per request and group of layers. It moves no data: the worker reads the
-tables from the batch.
+It decides which blocks a request takes, finds again and gives back; who holds what is kept in the
+block tables. It moves no data: the worker reads the tables from the batch.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from quire.config.kv_groups import blocks_per_request, most_blocks, num_unseen_blocks
+from quire.config.kv_groups import num_unseen_blocks
 from quire.core.batch import BlockIds
 from quire.core.block_hash import extend_block_hashes, parent_key
 from quire.core.kv.answer import PrefixAnswer
@@ -21,6 +20,7 @@ from quire.core.kv.holding import Holding
 from quire.core.kv.pool import BlockPool
 from quire.core.kv.residency import BlockResidency, Stay
 from quire.core.kv.swap import Swapped, SwapSpace
+from quire.core.kv.tables import BlockTables, ids_from, num_positions
 from quire.core.request import Request
 from quire.logger import get_logger
 from quire.utils.math import cdiv
@@ -53,7 +53,7 @@ class PrefixMatch(NamedTuple):
 
 
 class KVCacheManager:
-    """Block tables over one pool.
+    """The KV cache, in block ids.
 
     Args:
         num_blocks: Blocks of the pool, the null block included.
@@ -80,19 +80,20 @@ class KVCacheManager:
     ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self.max_model_len = max_model_len
-        self.windows = tuple(windows)
-        self._windowed = [(g, w) for g, w in enumerate(self.windows) if w is not None]
-        self.max_chunk_tokens = max_chunk_tokens if self._windowed else 2**62
-        self.block_pool = BlockPool(num_blocks, enable_caching, len(self.windows))
+        self.block_pool = BlockPool(num_blocks, enable_caching, len(windows))
         self.block_pool.residency = residency
+        self.tables = BlockTables(
+            self.block_pool, block_size, windows, max_model_len, max_chunk_tokens
+        )
+        """What each request holds."""
+        self.windows = self.tables.windows
+        self.max_chunk_tokens = self.tables.max_chunk_tokens
         self._spans: list[tuple[int, int]] = []
         # of full blocks, by their place: made once for all requests
-        self._held: dict[str, Holding] = {}
         self.swap: SwapSpace | None = None
         """The second tier, if there is one."""
         if num_swap_blocks:
-            self.swap = SwapSpace(self, num_swap_blocks)
+            self.swap = SwapSpace(self.tables, num_swap_blocks)
             self.block_pool.on_evict = self.swap.demote
             self.block_pool.on_take = self.swap.stay_out
 
@@ -104,44 +105,27 @@ class KVCacheManager:
     @property
     def capacity_tokens(self) -> int:
         """Tokens of the longest request that the whole pool can hold, in whole blocks."""
-        room = self.block_pool.num_blocks - 1
-        longest = max(room, cdiv(self.max_model_len, self.block_size)) if self._windowed else room
-        return self.block_size * bisect_right(range(1, longest + 1), room, key=self._most_blocks)
-
-    def _most_blocks(self, length: int) -> int:
-        """Blocks that a request of so many whole blocks holds at most."""
-        tokens = length * self.block_size
-        return blocks_per_request(self.windows, tokens, self.max_chunk_tokens, self.block_size)
+        return self.tables.capacity_tokens
 
     def get_block_ids(self, request_id: str) -> BlockIds:
         """Block tables of a request, one per group; empty if it holds none."""
-        held = self._held.get(request_id)
-        return () if held is None else _ids(held.tables)
-
-    def holding_of(self, request_id: str) -> Holding | None:
-        """What a request holds."""
-        return self._held.get(request_id)
-
-    def hold(self, request_id: str, held: Holding) -> None:
-        """A request that holds nothing gets blocks that were taken for it."""
-        assert request_id not in self._held, f"{request_id} holds blocks"
-        self._held[request_id] = held
+        return self.tables.ids_of(request_id)
 
     def num_blocks_of(self, request_id: str) -> int:
         """How many blocks a request holds."""
-        held = self._held.get(request_id)
-        return 0 if held is None else held.num_held
-
-    def num_blocks_in(self, hits: GroupBlocks) -> int:
-        """How many blocks a prefix hit has in all groups together."""
-        if not self._windowed:
-            return sum(map(len, hits))
-        return sum(not block.is_null for blocks in hits for block in blocks)
+        return self.tables.num_blocks_of(request_id)
 
     def num_slots_of(self, request_id: str) -> int:
         """For how many tokens a request has room."""
-        held = self._held.get(request_id)
-        return 0 if held is None else len(held) * self.block_size
+        return self.tables.num_slots_of(request_id)
+
+    def num_blocks_in(self, hits: GroupBlocks) -> int:
+        """How many blocks a prefix hit has in all groups together."""
+        return self.tables.num_blocks_in(hits)
+
+    def lacking_blocks(self, num_tokens: int, hits: GroupBlocks) -> int:
+        """See `BlockTables.lacking_blocks`."""
+        return self.tables.lacking_blocks(num_tokens, hits)
 
     def find_prefix(self, request: Request) -> PrefixMatch:
         """What of a waiting request need not be computed: its own KV in the second tier, or what
@@ -230,17 +214,6 @@ class KVCacheManager:
                 blocks.append(block)
         return (blocks, end - num_hit) if end - num_hit >= MIN_COPIED_TOKENS else ([], 0)
 
-    def lacking_blocks(self, num_tokens: int, hits: GroupBlocks) -> int:
-        """Blocks that are too few to bring the first `num_tokens` tokens of a request in, which
-        has a prefix hit; 0 or less if there is room."""
-        num_slots, num_hit = min(num_tokens, self.max_model_len), _num_positions(hits)
-        needed = self.block_pool.count_free(hits)
-        # Hit blocks that nobody holds count as free, but will not be once they are held.
-        for window in self.windows:
-            most = most_blocks(window, num_slots, self.max_chunk_tokens, self.block_size)
-            needed += min(cdiv(num_slots, self.block_size) - num_hit, most)
-        return needed - self.block_pool.get_num_free_blocks()
-
     def allocate_slots(
         self,
         request: Request,
@@ -266,15 +239,15 @@ class KVCacheManager:
             Ids of the blocks appended to each of the request's tables (hit blocks first); `()` if
             there was room already; None when too few are free.
         """
-        held = self._held.get(request.request_id)
+        held = self.tables.held.get(request.request_id)
         if held is None:
             held = Holding(len(self.windows))
-        elif self._windowed:
+        elif self.tables.windowed:
             self._free_unseen(request, held)
-        num_hit = _num_positions(new_computed_blocks)
+        num_hit = num_positions(new_computed_blocks)
         hit_tokens = num_hit * self.block_size + num_copied_tokens
         total = request.num_computed_tokens + hit_tokens + num_new_tokens
-        num_slots = min(total + num_lookahead_tokens, self.max_model_len)
+        num_slots = min(total + num_lookahead_tokens, self.tables.max_model_len)
         num_new = max(0, cdiv(num_slots, self.block_size) - len(held) - num_hit)
         # Hit blocks that nobody holds still count as free, but will not be once they are touched.
         num_revived = self.block_pool.count_free(new_computed_blocks)
@@ -286,13 +259,13 @@ class KVCacheManager:
         if num_new:
             for table in held.tables:
                 table += self.block_pool.get_new_blocks(num_new)
-        self._held[request.request_id] = held
+        self.tables.held[request.request_id] = held
         if self.enable_caching:
             self._cache_full_blocks(request, held, min(total, request.num_tokens))
         request.num_quiet_tokens = self._num_quiet_tokens(held, num_lookahead_tokens)
         if logger.isEnabledFor(10):
             self._log_allocation(request, num_new_tokens, new_computed_blocks)
-        return _ids(held.tables, start) if len(held) > start else ()
+        return ids_from(held.tables, start) if len(held) > start else ()
 
     def _take_hits(self, held: Holding, hits: GroupBlocks) -> None:
         for group, (table, blocks) in enumerate(zip(held.tables, hits, strict=True)):
@@ -307,7 +280,7 @@ class KVCacheManager:
     def _free_unseen(self, request: Request, held: Holding) -> None:
         """Give back the blocks that no token of the request will see again."""
         computed, size = request.num_computed_tokens, self.block_size
-        for group, window in self._windowed:
+        for group, window in self.tables.windowed:
             first, end = held.num_unseen[group], num_unseen_blocks(window, computed, size)
             if end > first:
                 table = held.tables[group]
@@ -320,7 +293,7 @@ class KVCacheManager:
         quiet = len(held) * self.block_size - num_lookahead
         if self.enable_caching:
             quiet = min(quiet, (held.num_cached + 1) * self.block_size - 1)
-        for group, window in self._windowed:
+        for group, window in self.tables.windowed:
             # One more computed token than this, and a block is out of sight.
             quiet = min(quiet, (held.num_unseen[group] + 1) * self.block_size + window - 1)
         return quiet
@@ -337,7 +310,7 @@ class KVCacheManager:
             count: Tokens to copy.
         """
         index = num_hit // self.block_size
-        tables = self._held[request.request_id].tables
+        tables = self.tables.held[request.request_id].tables
         own = [table[index].block_id for table in tables]
         return [(b.block_id, o, count) for b, o in zip(sources, own, strict=True)]
 
@@ -350,7 +323,7 @@ class KVCacheManager:
             keep_tail: Whether the beginning of its last block may be copied later.
         """
         request.num_quiet_tokens = 0
-        held = self._held.pop(request.request_id, None)
+        held = self.tables.held.pop(request.request_id, None)
         if held is None:
             return
         if keep_tail and self.enable_caching:
@@ -375,7 +348,7 @@ class KVCacheManager:
         Returns:
             Ids of those blocks: other requests that already hold them cannot trust them either.
         """
-        held = self._held.get(request.request_id)
+        held = self.tables.held.get(request.request_id)
         if held is None:
             return []
         first, pool = num_tokens // self.block_size, self.block_pool
@@ -411,7 +384,7 @@ class KVCacheManager:
             step: `block_pool.step` at that time.
             swapped: From `SwapSpace.mark` at that time, of those still wanted.
         """
-        self._held = {}
+        self.tables.held = {}
         self.block_pool.undo(step)
         if self.swap is not None:
             self.swap.undo(swapped)
@@ -456,22 +429,7 @@ class KVCacheManager:
         """
         if self.swap is not None:
             self.swap.check_integrity()
-        holdings = self._held.items()
-        self.block_pool.check_integrity([t for _, held in holdings for t in held.tables])
-        for request_id, held in holdings:
-            assert held.num_cached <= len(held), f"{request_id}: more cached than held"
-            ids = [b.block_id for table in held.tables for b in table if not b.is_null]
-            assert len(ids) == len(set(ids)), f"{request_id} holds a block twice: {ids}"
-            for group, table in enumerate(held.tables):
-                assert len(table) == len(held), f"{request_id}: tables of different lengths"
-                nulls = [b.is_null for b in table]
-                unseen = held.num_unseen[group]
-                assert all(nulls[:unseen]) and not any(nulls[unseen:]), (
-                    f"{request_id}, group {group}: null blocks are not the first {unseen}: {nulls}"
-                )
-                assert all(b.origin.group == group for b in table if b.origin is not None), (
-                    f"{request_id} holds another group's blocks in group {group}"
-                )
+        self.tables.check_integrity()
 
     def _cache_full_blocks(self, request: Request, held: Holding, num_tokens: int) -> None:
         """Register the blocks that will be full after this step, before it runs: requests
@@ -499,14 +457,6 @@ class KVCacheManager:
             "[KV] req=%s new_tokens=%d block_table_len=%d free_blocks=%d",
             request.request_id,
             num_new_tokens,
-            len(self._held[request.request_id]),
+            len(self.tables.held[request.request_id]),
             self.block_pool.get_num_free_blocks(),
         )
-
-
-def _num_positions(hits: GroupBlocks) -> int:
-    return len(hits[0]) if hits else 0
-
-
-def _ids(tables: GroupBlocks, start: int = 0) -> BlockIds:
-    return tuple([block.block_id for block in table[start:]] for table in tables)

@@ -17,19 +17,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from quire.core.block_hash import parent_key
 from quire.core.kv.block import KVBlock
 from quire.core.kv.hits import GroupBlocks, find_hits
 from quire.core.kv.holding import Holding
 from quire.core.kv.pool import BlockPool
+from quire.core.kv.tables import BlockTables
 from quire.core.kv.tier import HostTier, Key
 from quire.core.request import Request
 from quire.utils.math import cdiv
-
-if TYPE_CHECKING:
-    from quire.core.kv.manager import KVCacheManager
 
 Move = tuple[int, int]
 """(from, to): block ids, of the pool or of the tier as the direction says."""
@@ -83,16 +80,16 @@ class _BothTiers:
 
 
 class SwapSpace:
-    """The tier of one KV cache manager, which calls it.
+    """The second tier of one KV cache.
 
     Args:
-        kv: The manager; its pool and holdings are changed from here.
+        tables: What requests hold; they and their pool are changed from here, too.
         num_blocks: Blocks of the tier.
     """
 
-    def __init__(self, kv: KVCacheManager, num_blocks: int) -> None:
-        self._kv = kv
-        self._pool = kv.block_pool
+    def __init__(self, tables: BlockTables, num_blocks: int) -> None:
+        self._tables = tables
+        self._pool = tables.pool
         self._tier = HostTier(num_blocks)
         self._both = _BothTiers(self._pool, self._tier)
         self._swapped: dict[str, Swapped] = {}
@@ -172,12 +169,12 @@ class SwapSpace:
     def swap_out(self, request: Request) -> bool:
         """Keep all that a request has computed; False, and nothing has happened, if there is no
         room. Its blocks in the pool are still its own."""
-        held = self._kv.holding_of(request.request_id)
+        held = self._tables.held.get(request.request_id)
         if held is None or self.is_closed or not request.num_computed_tokens:
             return False
         out: list[Move] = []
         tables: list[list[int]] = []
-        size = self._kv.block_size
+        size = self._tables.block_size
         for group, table in enumerate(held.tables):
             seen = table[held.num_unseen[group] : cdiv(request.num_computed_tokens, size)]
             tables.append([])
@@ -231,7 +228,7 @@ class SwapSpace:
             held.tables[group].extend(blocks)
             self._in |= {b.block_id: p for p, b in zip(parked, blocks, strict=True)}
         self._moving += swapped.blocks
-        self._kv.hold(request.request_id, held)
+        self._tables.hold(request.request_id, held)
         request.num_computed_tokens = swapped.num_computed_tokens
 
     def promote(self, request: Request, hits: GroupBlocks) -> tuple[GroupBlocks, int]:
@@ -246,14 +243,14 @@ class SwapSpace:
             The hits, the new ones among them, and how many of their places were filled from the
             tier. As before, they are not held.
         """
-        size = self._kv.block_size
+        size = self._tables.block_size
         limit = (request.num_tokens - 1) // size
         hashes = request.block_hashes[:limit]
-        windows = self._kv.windows
+        windows = self._tables.windows
         found = find_hits(self._both, windows, hashes, size) if hits else ()
         if not found or len(found[0]) <= len(hits[0]):
             return hits, 0
-        if self._kv.lacking_blocks(request.num_tokens, hits) > 0:
+        if self._tables.lacking_blocks(request.num_tokens, hits) > 0:
             return hits, 0
         places = zip(*found, strict=True)
         promoted = sum(any(isinstance(b, _Parked) for b in place) for place in places)
@@ -273,7 +270,7 @@ class SwapSpace:
 
     def _bring_in(self, request: Request, group: int, blocks: list[KVBlock]) -> None:
         """Put blocks of the pool in the place of parked ones."""
-        size = self._kv.block_size
+        size = self._tables.block_size
         for index, block in enumerate(blocks):
             if isinstance(block, _Parked):
                 [own] = self._pool.get_new_blocks(1)

@@ -12,75 +12,36 @@ An undoing that is interrupted itself can be done again. Knows no tensors and no
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING
-
-from quire.core.facts import FactKind, FactMark, Loss
+from quire.core.books import Books
+from quire.core.change import Change
+from quire.core.facts import FactKind, Loss
 from quire.core.policy_loader import make_policy
 from quire.core.request import Request, RequestStatus
 
-if TYPE_CHECKING:
-    from quire.core.kv.swap import Swapped
-    from quire.core.scheduler import Scheduler
 
-
-_tokens_of = attrgetter("all_token_ids")
-
-
-class Change:
-    """What taking a change back needs. As little as can be: one is made for every step."""
-
-    __slots__ = (
-        "added",
-        "admitted",
-        "ended",
-        "facts",
-        "pool_counts",
-        "pool_step",
-        "ran",
-        "swapped",
-    )
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        running = scheduler.running
-        self.ran = list(zip(running, map(len, map(_tokens_of, running)), strict=True))
-        """Who ran, with the number of its tokens."""
-        self.admitted: list[tuple[Request, RequestStatus, int]] = []
-        """Who came in, how it waited, and the number of its tokens."""
-        self.added: list[Request] = []
-        """Who was queued."""
-        self.ended: dict[str, RequestStatus] = {}
-        """Who was to end, and how, because somebody outside wanted it: that is not taken back."""
-        self.facts: FactMark = scheduler.facts.mark()
-        self.pool_counts = scheduler.pool_counts
-        self.pool_step = scheduler.kv.block_pool.step
-        swap = scheduler.kv.swap
-        self.swapped: dict[str, Swapped] = {} if swap is None else swap.mark()
-
-
-def undo(scheduler: Scheduler, change: Change) -> None:
-    """Bring the scheduler's books back to before a change; see the top of this module."""
-    scheduler.facts.restore(change.facts)
-    scheduler.pool_counts = change.pool_counts
-    requests = _known_before(scheduler, change)
+def undo(books: Books, change: Change) -> None:
+    """Bring the books back to before a change; see the top of this module."""
+    books.facts.restore(change.facts)
+    books.pool_counts = change.pool_counts
+    requests = _known_before(books, change)
     for request, num_tokens in change.ran:
         _stop_running(request, num_tokens)
     for request, status, num_tokens in change.admitted:
         _leave_waiting(request, status, num_tokens)
     ended = [requests.pop(request_id) for request_id in change.ended if request_id in requests]
     swapped = {i: place for i, place in change.swapped.items() if i in requests}
-    scheduler.kv.undo(change.pool_step, swapped)
+    books.kv.undo(change.pool_step, swapped)
     for request in requests.values():
         request.forget_progress()
     returning = [request for request, _ in change.ran if request.request_id in requests]
-    _tell(scheduler, change, returning, ended)
-    scheduler.requests, scheduler.running, scheduler.finished_req_ids = requests, [], []
-    _queue(scheduler, returning)
+    _tell(books, change, returning, ended)
+    books.requests, books.running, books.finished_req_ids = requests, [], []
+    _queue(books, returning)
 
 
-def _known_before(scheduler: Scheduler, change: Change) -> dict[str, Request]:
+def _known_before(books: Books, change: Change) -> dict[str, Request]:
     """All requests, by id, in the order they came."""
-    known = set(scheduler.requests.values())
+    known = set(books.requests.values())
     known.update(request for request, _ in change.ran)
     known.update(request for request, _, _ in change.admitted)
     known.difference_update(change.added)
@@ -109,12 +70,10 @@ def _cut(request: Request, num_tokens: int) -> None:
     request.stop_reason = request.error = None
 
 
-def _tell(
-    scheduler: Scheduler, change: Change, returning: list[Request], ended: list[Request]
-) -> None:
+def _tell(books: Books, change: Change, returning: list[Request], ended: list[Request]) -> None:
     """For the records: who lost its place, and who ended."""
-    facts = scheduler.facts
-    facts.at(scheduler.clock.now())
+    facts = books.facts
+    facts.at(books.clock.now())
     for request in returning:
         facts.add(FactKind.PREEMPTED, request.number, Loss.UNDONE, a=request.num_tokens)
     for request in ended:
@@ -122,17 +81,17 @@ def _tell(
         facts.add(FactKind.FINISHED, request.number, request.status, a=request.num_output_tokens)
 
 
-def _queue(scheduler: Scheduler, returning: list[Request]) -> None:
+def _queue(books: Books, returning: list[Request]) -> None:
     """Fill the queue: who ran comes first, in its old order, then who was preempted before."""
-    policy = make_policy(scheduler.config, scheduler.count_uncached)
-    scheduler.restart_delay()
+    policy = make_policy(books.config, books.count_uncached)
+    books.restart_delay()
     back = {r.request_id: r for r in returning}
-    for request in scheduler.requests.values():
+    for request in books.requests.values():
         if request.status is RequestStatus.WAITING:
             policy.add_request(request)
-            scheduler.delay(request)
+            books.delay(request)
         else:
             back.setdefault(request.request_id, request)
     for request in reversed(back.values()):
         policy.prepend_request(request)
-    scheduler.waiting = policy
+    books.waiting = policy

@@ -1,36 +1,34 @@
 """What the results of a step mean: tokens appended, drafts judged, requests ended or failed.
 
-The second half of the scheduler, which owns all state. Knows no tensors and no text.
+Called once a step has run. Knows no tensors and no text.
 """
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from quire.core.batch import BatchResult, ScheduledBatch
+from quire.core.books import Books
 from quire.core.facts import FactKind, Loss
 from quire.core.output import EngineCoreOutput, output_of
 from quire.core.request import Request, RequestStatus
+from quire.core.rules.preempt import preempt
 from quire.core.stop import check_stop
 from quire.logger import get_logger
-
-if TYPE_CHECKING:
-    from quire.core.scheduler import Scheduler
 
 logger = get_logger(__name__)
 
 
 def update_from_output(
-    scheduler: Scheduler, batch: ScheduledBatch, result: BatchResult
+    books: Books, batch: ScheduledBatch, result: BatchResult
 ) -> list[EngineCoreOutput]:
     """See `Scheduler.update`."""
     outputs: list[EngineCoreOutput] = []
-    distrusted = _fail_requests(scheduler, result, outputs)
-    if scheduler.kv.swap is not None:
-        distrusted |= _apply_swaps(scheduler, batch, result)
+    distrusted = _fail_requests(books, result, outputs)
+    if books.kv.swap is not None:
+        distrusted |= _apply_swaps(books, batch, result)
     finished = bool(outputs)
-    requests, max_model_len = scheduler.requests, scheduler.max_model_len
+    requests, max_model_len = books.requests, books.max_model_len
     drafts = batch.scheduled_spec_tokens
     for request_id, tokens in result.sampled_token_ids.items():
         request = requests.get(request_id)
@@ -52,8 +50,8 @@ def update_from_output(
             outputs.append(EngineCoreOutput(request_id, tokens))
             continue
         if request_id in drafts:
-            _judge_drafts(scheduler, request, len(drafts[request_id]), len(tokens) - 1)
-        output = _append_tokens(scheduler, request, tokens, result)
+            _judge_drafts(books, request, len(drafts[request_id]), len(tokens) - 1)
+        output = _append_tokens(books, request, tokens, result)
         finished |= output.finish_reason is not None
         outputs.append(output)
     for request_id, pooled in result.pooled.items():
@@ -62,32 +60,32 @@ def update_from_output(
             # A pooling request ends with its prompt.
             request.status = RequestStatus.FINISHED_STOPPED
             outputs.append(output_of(request, [], pooled=pooled))
-            scheduler.free_request(request)
+            books.end(request)
             finished = True
     for request_id, guesses in result.draft_token_ids.items():
         if (request := requests.get(request_id)) and request.status is RequestStatus.RUNNING:
             request.spec_token_ids = guesses
     if finished:
-        scheduler.drop_finished()
+        books.drop_finished()
     return outputs
 
 
-def _judge_drafts(scheduler: Scheduler, request: Request, count: int, accepted: int) -> None:
+def _judge_drafts(books: Books, request: Request, count: int, accepted: int) -> None:
     """What was computed for rejected drafts does not count."""
     assert 0 <= accepted <= count, f"{accepted} of {count} drafts of {request} accepted"
     request.num_computed_tokens -= count - accepted
-    scheduler.facts.add(FactKind.VERIFIED, request.number, a=count, b=accepted)
+    books.facts.add(FactKind.VERIFIED, request.number, a=count, b=accepted)
 
 
 def _append_tokens(
-    scheduler: Scheduler, request: Request, tokens: list[int], result: BatchResult
+    books: Books, request: Request, tokens: list[int], result: BatchResult
 ) -> EngineCoreOutput:
     first = request.num_output_tokens == 0
     kept = 0
     for token in tokens:
         request.all_token_ids.append(token)
         kept += 1
-        if check_stop(request, scheduler.max_model_len):
+        if check_stop(request, books.max_model_len):
             break
     logprobs = result.logprobs.get(request.request_id)
     prompt_logprobs = result.prompt_logprobs.get(request.request_id) if first else None
@@ -95,18 +93,18 @@ def _append_tokens(
     if request.status.is_finished:
         # Accepted drafts after the end have KV, but are no tokens of the request.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
-        scheduler.free_request(request)
+        books.end(request)
     return output
 
 
-def _apply_swaps(scheduler: Scheduler, batch: ScheduledBatch, result: BatchResult) -> set[str]:
+def _apply_swaps(books: Books, batch: ScheduledBatch, result: BatchResult) -> set[str]:
     """Learn what copies cost, and have computed again what they lost.
 
     Returns:
         Ids of requests whose result of this step must not be used.
     """
-    scheduler.swap_cost.observe(batch, result)
-    swap = scheduler.kv.swap
+    books.swap_cost.observe(batch, result)
+    swap = books.kv.swap
     assert swap is not None, "moves were made"
     if result.unwritten:
         if not swap.is_closed:
@@ -119,13 +117,11 @@ def _apply_swaps(scheduler: Scheduler, batch: ScheduledBatch, result: BatchResul
     if not result.unread:
         return set()
     swap.num_failures += len(result.unread)
-    suspect = scheduler.kv.uncache_ids(result.unread)
-    return set(_recompute_readers(scheduler, suspect))
+    suspect = books.kv.uncache_ids(result.unread)
+    return set(_recompute_readers(books, suspect))
 
 
-def _fail_requests(
-    scheduler: Scheduler, result: BatchResult, outputs: list[EngineCoreOutput]
-) -> set[str]:
+def _fail_requests(books: Books, result: BatchResult, outputs: list[EngineCoreOutput]) -> set[str]:
     """End the requests that failed alone, and compute again what others read from them.
 
     Returns:
@@ -135,28 +131,28 @@ def _fail_requests(
         return set()
     suspect: set[int] = set()
     for request_id, reason in result.failed.items():
-        request = scheduler.requests.get(request_id)
+        request = books.requests.get(request_id)
         if request is None:
             continue
         first = max(0, request.num_cached_tokens)
-        suspect.update(scheduler.kv.uncache_from(request, first))
+        suspect.update(books.kv.uncache_from(request, first))
         request.status = RequestStatus.FINISHED_ERROR
         request.error = reason
         outputs.append(output_of(request, []))
-        scheduler.free_request(request)
-    scheduler.drop_finished()
-    return {*result.failed, *_recompute_readers(scheduler, suspect)}
+        books.end(request)
+    books.drop_finished()
+    return {*result.failed, *_recompute_readers(books, suspect)}
 
 
-def _recompute_readers(scheduler: Scheduler, suspect: set[int]) -> list[str]:
+def _recompute_readers(books: Books, suspect: set[int]) -> list[str]:
     """Preempt the requests that hold blocks of a failed one: they shared them as a prefix."""
     again: list[str] = []
-    for request in reversed(scheduler.running[:]):
-        if suspect.isdisjoint(chain(*scheduler.kv.get_block_ids(request.request_id))):
+    for request in reversed(books.running[:]):
+        if suspect.isdisjoint(chain(*books.kv.get_block_ids(request.request_id))):
             continue
-        scheduler.kv.uncache_from(request, 0)
-        scheduler.running.remove(request)
-        scheduler.preempt(request, Loss.FAILURE)
+        books.kv.uncache_from(request, 0)
+        books.running.remove(request)
+        preempt(books, request, Loss.FAILURE)
         again.append(request.request_id)
     # The worker still holds their state; a resumed request replaces it.
     return again

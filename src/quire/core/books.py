@@ -1,0 +1,147 @@
+"""The scheduler's books: which requests there are, where each stands, what it holds.
+
+The books are state and the few moves that keep it whole; what should happen in a step is decided
+by the rules (`quire.core.rules`), which read and change the books. They know no tensors, no text,
+and nothing of who calls the rules.
+"""
+
+from __future__ import annotations
+
+from quire.config.scheduler import SchedulerConfig
+from quire.core.admission import DelayGate
+from quire.core.change import Change
+from quire.core.facts import FactKind, FactLog
+from quire.core.kv.manager import KVCacheManager
+from quire.core.policy_loader import make_policy
+from quire.core.request import Request, RequestStatus
+from quire.core.swap_cost import SwapCost
+from quire.utils.timing import Clock
+
+
+class Books:
+    """Queues, statuses, holdings, counters, records, and the change that is under way.
+
+    Args:
+        config: Limits and policy.
+        kv: The KV cache manager; nobody else uses it.
+        max_model_len: Longest prompt plus output, in tokens.
+        clock: Monotonic time, for the records.
+        num_lookahead_tokens: KV slots kept ready after a request's tokens, for drafts.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        max_model_len: int,
+        clock: Clock,
+        num_lookahead_tokens: int = 0,
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.max_model_len = max_model_len
+        self.clock = clock
+        self.num_lookahead_tokens = num_lookahead_tokens
+        self.requests: dict[str, Request] = {}
+        """All requests that have not ended, by id."""
+        self.waiting = make_policy(config, self.count_uncached)
+        self.running: list[Request] = []
+        """In order of admission."""
+        self.finished_req_ids: list[str] = []
+        """Ended since the last step; handed to the worker with the next one."""
+        self.step = 0
+        """Number of the latest step."""
+        self.facts = FactLog()
+        self.swap_cost = SwapCost(config.preemption_mode)
+        self.pool_counts = (0, 0, 0, 0)
+        """Blocks allocated, freed, evicted and missed up to the last statistics."""
+        self.max_running = config.max_num_seqs
+        """How many may run at most: more than `max_num_seqs` if that was lowered meanwhile."""
+        self.delay_gate: DelayGate | None = None
+        """Holds waiting prompts back, if the configuration wants that."""
+        self.restart_delay()
+        self.change: Change | None = None
+        """What is needed to take back what happens now; None: nothing will be taken back."""
+
+    # ---- moves -------------------------------------------------------------------------------
+
+    def begin_change(self) -> None:
+        """Remember what a change could move."""
+        assert self.change is None, "one change at a time"
+        swap = self.kv.swap
+        self.change = Change(
+            self.running,
+            facts=self.facts.mark(),
+            pool_counts=self.pool_counts,
+            pool_step=self.kv.block_pool.step,
+            swapped={} if swap is None else swap.mark(),
+        )
+
+    def queue(self, request: Request) -> None:
+        """A new request waits."""
+        self.requests[request.request_id] = request
+        self.waiting.add_request(request)
+        self.delay(request)
+
+    def end(self, request: Request) -> None:
+        """A request has ended, as its status says: let go of everything it holds, except its
+        place in `running` (see `drop_finished`)."""
+        self.facts.add(
+            FactKind.FINISHED,
+            request.number,
+            request.status,
+            a=request.num_output_tokens,
+            b=self.kv.num_blocks_of(request.request_id),
+        )
+        failed = request.status is RequestStatus.FINISHED_ERROR
+        self.kv.free(request, keep_tail=not failed)
+        if self.kv.swap is not None:
+            self.kv.swap.drop(request.request_id)
+        self.waiting.finish_request(request)
+        self.finished_req_ids.append(request.request_id)
+        del self.requests[request.request_id]
+
+    def drop_finished(self) -> None:
+        """Ended requests leave `running`: once for all of them, because it costs a walk."""
+        self.running = [r for r in self.running if not r.status.is_finished]
+
+    def restart_delay(self) -> None:
+        """Nobody waits, as far as the delay that batches prompts is concerned."""
+        factor = self.config.scheduler_delay_factor
+        self.delay_gate = DelayGate(factor) if factor else None
+
+    def delay(self, request: Request) -> None:
+        """A request waits for the first time."""
+        if self.delay_gate is not None:
+            self.delay_gate.add(request)
+
+    # ---- facts -------------------------------------------------------------------------------
+
+    def count_uncached(self, request: Request) -> int:
+        """Tokens of a request that are in no KV block now; see `Policy`."""
+        return request.num_tokens - self.kv.get_computed_blocks(request)[1]
+
+    def check_integrity(self) -> None:
+        """Check that every request stands in one place with the status and blocks of that place,
+        and when there are none, that every block is free. Changes nothing.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        waiting, running = list(self.waiting), self.running
+        ids = [r.request_id for r in (*waiting, *running)]
+        assert len(ids) == len(set(ids)), "a request stands in two places"
+        assert set(ids) == set(self.requests), "a request is lost or forgotten"
+        assert len(running) <= self.max_running, "more run than max_num_seqs"
+        for request in running:
+            assert request.status is RequestStatus.RUNNING, f"{request} is in running"
+            assert request.num_computed_tokens <= request.num_tokens, f"{request} is ahead"
+            room = self.kv.num_slots_of(request.request_id)
+            assert room >= request.num_computed_tokens, f"{request} has KV outside its blocks"
+        for request in waiting:
+            waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            assert waits, f"{request} is in the queue"
+            assert not self.kv.num_slots_of(request.request_id), f"{request} waits holding blocks"
+        self.kv.check_integrity()
+        if not self.requests:
+            assert self.kv.usage == 0.0, f"idle, but {self.kv.usage:.1%} of the blocks are held"
