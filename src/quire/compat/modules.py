@@ -90,7 +90,7 @@ MODULES: Final[dict[str, dict[str, str]]] = {
     "vllm.lora": {},
     "vllm.lora.request": _of("quire.compat.lora", "LoRARequest"),
     "vllm.config": {
-        "PoolerConfig": "quire.config.pooling:pooler_config",
+        "PoolerConfig": "quire.config.pooler_options:pooler_config",
         **dict.fromkeys(_CONFIGS, "quire.compat.settings:section"),
         **_of("quire.compat.settings", "CompilationMode", "CUDAGraphMode"),
     },

@@ -44,7 +44,7 @@ class ModelRegistry:
     @staticmethod
     def get_supported_archs() -> set[str]:
         """Architectures as `config.json` names them."""
-        from quire.config.pooling import ENCODERS
+        from quire.config.encoders import ENCODERS
         from quire.models.registry import MODELS
 
         return {*MODELS, *(f"{family}Model" for family in ENCODERS)}

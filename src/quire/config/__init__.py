@@ -7,7 +7,8 @@ from quire.config.cache import CacheConfig
 from quire.config.engine import Decision, EngineConfig
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
-from quire.config.pooling import PoolerSpec, read_pooler
+from quire.config.pooler_spec import PoolerSpec
+from quire.config.pooling import read_pooler
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape

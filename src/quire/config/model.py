@@ -8,7 +8,6 @@ from typing import Any
 
 from quire.bounds import check_section
 from quire.checkpoint.hub_cache import is_repo_id, snapshot
-from quire.config.pooling import TASKS
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError
 
@@ -22,6 +21,15 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
 DEVICES = ("auto", "cpu", "cuda")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
+TASKS = {
+    "auto": ("auto", "auto"),
+    "generate": ("generate", "none"),
+    "embed": ("pooling", "embed"),
+    "embedding": ("pooling", "embed"),
+    "classify": ("pooling", "classify"),
+    "score": ("pooling", "auto"),
+}
+"""Values of the older option `--task`, as runner and conversion."""
 
 
 @dataclass(frozen=True, slots=True)

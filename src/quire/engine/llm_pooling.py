@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.bounds import show
-from quire.config.pooling import PoolerSpec
+from quire.config import PoolerSpec
 from quire.engine.foreign import check_request_options, truncation
 from quire.engine.frontend.input_processor import PromptType
 from quire.engine.frontend.pooling_input import PoolingInputProcessor

@@ -1,4 +1,7 @@
-"""What a runner may expect of a model. Knows no family."""
+"""What a runner may expect of a model: hidden states, and logits if it generates text.
+
+Knows no family.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from quire.config.shape import ModelShape
 from quire.kernels.attention_metadata import AttentionMetadata
 
 
-class CausalLM(Protocol):
+class PagedDecoder(Protocol):
     """A decoder over a flat token batch: requests one after another, no padding.
 
-    A token's hidden state and logits depend only on the tokens of its own request up to itself,
-    bit for bit. Results are inference tensors: change them in place only under
+    A token's hidden state depends only on the tokens of its own request up to itself, bit for bit.
+    Results are inference tensors: change them in place only under
     `torch.inference_mode()`.
     """
 
@@ -42,6 +45,13 @@ class CausalLM(Protocol):
         Writes this step's keys and values into `kv_caches`, one pair per layer.
         """
         ...
+
+
+class CausalLM(PagedDecoder, Protocol):
+    """A decoder with a language-model head.
+
+    A token's logits depend on its hidden state alone, bit for bit.
+    """
 
     def compute_logits(self, hidden: Tensor, keep: str | None = None) -> Tensor:
         """Hidden states `[R, H]` to float32 logits `[R, vocab_size]`.

@@ -35,8 +35,8 @@ class EncoderInput:
     """`[R + 1]` int32: prompt r is `query_start_loc[r] .. query_start_loc[r + 1]`."""
 
 
-class Head(Protocol):
-    """A classification head over pooled states."""
+class ClassificationHead(Protocol):
+    """What a classifier computes from pooled states."""
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """`[R, H]` to float32 logits `[R, labels]`."""
@@ -48,7 +48,7 @@ class Head(Protocol):
 
 
 class Encoder(Protocol):
-    """A family: whole prompts to hidden states, and its own head.
+    """One encoder family: whole prompts to hidden states, and its own classification head.
 
     A token's hidden state depends only on the tokens of its own prompt, bit for bit.
     """
@@ -71,7 +71,7 @@ class Encoder(Protocol):
         ...
 
     @classmethod
-    def head(cls, shape: ModelShape, num_labels: int) -> Head:
+    def head(cls, shape: ModelShape, num_labels: int) -> ClassificationHead:
         """The family's classification head."""
         ...
 

@@ -12,12 +12,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from quire.config.pooling import DenseSpec, PoolerSpec
+from quire.checkpoint.sentence_transformers import DenseModule
+from quire.config.pooler_spec import PoolerSpec
 from quire.kernels.dispatch import ops
 from quire.kernels.exact import tree_sum
 from quire.layers.linear import Linear
 from quire.layers.parameter import Parameters
-from quire.models.encoder import Head, activation
+from quire.models.encoder import ClassificationHead, activation
 from quire.params import PoolingParams
 
 _SHORTEST: Final = 1e-12
@@ -50,7 +51,7 @@ CLASS_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 class DenseLayer:
     """A linear layer of sentence-transformers, with its activation."""
 
-    def __init__(self, spec: DenseSpec) -> None:
+    def __init__(self, spec: DenseModule) -> None:
         self._linear = Linear(spec.in_features, spec.out_features, spec.bias)
         self._act = activation(spec.activation)
 
@@ -66,7 +67,7 @@ class DenseLayer:
 class Pooler:
     """Pools as `spec` says, with the layers that come after."""
 
-    def __init__(self, spec: PoolerSpec, head: Head | None) -> None:
+    def __init__(self, spec: PoolerSpec, head: ClassificationHead | None) -> None:
         self.spec = spec
         self.head = head
         self.dense = [DenseLayer(dense) for dense in spec.dense]

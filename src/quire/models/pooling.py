@@ -1,7 +1,7 @@
-"""From a pooling specification to a loaded model: encoder or decoder, pooler, head.
+"""From a pooling specification to a loaded model: encoder or decoder, with pooler and head.
 
-The counterpart of `registry.py` for models that give vectors and classes instead of text. Knows
-no request.
+The counterpart of `models/registry.py` for models that give vectors and classes instead of text.
+Knows no request.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
 from quire.attention.base import KVCache
-from quire.config.pooling import PoolerSpec
+from quire.config.encoders import ENCODERS
+from quire.config.pooler_spec import PoolerSpec
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ConfigError, ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
@@ -26,23 +27,10 @@ from quire.models.decoder import DecoderForCausalLM
 from quire.models.encoder import Encoder, EncoderInput
 from quire.models.pooler import Pooler
 from quire.models.registry import MODELS, build_model, kv_layers, resolve_device, resolve_dtype
-from quire.registry import Registry
+from quire.registry import load
 from quire.weights.loader import load_weights
 from quire.weights.names import NameRules
 
-_ROBERTA: Final = "quire.models.families.bert:RobertaEncoder"
-FAMILIES: Final[Registry[type[Encoder]]] = Registry(
-    "encoder family",
-    {
-        "Bert": "quire.models.families.bert:BertEncoder",
-        "Camembert": _ROBERTA,
-        "ModernBert": "quire.models.families.modernbert:ModernBertEncoder",
-        "Roberta": _ROBERTA,
-        "XLMRoberta": _ROBERTA,
-    },
-    error=ModelLoadError,
-)
-"""Architecture without its head to class; the names stand in `config.pooling.ENCODERS`, too."""
 _TEXT_HEADS: Final = ("lm_head.", "embed_out.", "output_layer.")
 """Parameters that a decoder needs for text only."""
 
@@ -50,7 +38,10 @@ Progress = Callable[[int, int], None]
 
 
 class PoolingModel:
-    """Computes hidden states and pools them. An encoder has `encode`, a decoder `forward`."""
+    """What encoders and decoders that pool have in common: a pooler, and where it runs.
+
+    An encoder computes hidden states by `encode`, a decoder by `forward`.
+    """
 
     num_parameters = 0
 
@@ -68,8 +59,8 @@ class PoolingModel:
         return self.pooler.spec
 
 
-class EncoderModel(PoolingModel):
-    """Over an encoder: whole prompts, no KV cache."""
+class EncoderForPooling(PoolingModel):
+    """An encoder: whole prompts, no KV cache."""
 
     def __init__(
         self,
@@ -81,7 +72,7 @@ class EncoderModel(PoolingModel):
     ) -> None:
         """Weights are loaded afterwards, through `parameters()`."""
         _check_heads(shape)
-        family = FAMILIES.get(spec.backbone)
+        family = encoder_class(spec.backbone)
         head = family.head(shape, spec.size) if spec.task == "classify" else None
         super().__init__(shape, Pooler(spec, head), torch_dtype(dtype), torch.device(device))
         self._encoder = family(shape, device)
@@ -102,8 +93,8 @@ class EncoderModel(PoolingModel):
         return replace(rules, renames=tuple((prefix, "") for prefix in self._encoder.PREFIXES))
 
 
-class DecoderModel(PoolingModel):
-    """Over a text model: paged KV cache, chunks and prefixes as ever, and no logits."""
+class DecoderForPooling(PoolingModel):
+    """A text model without its head, as a `PagedDecoder`: KV cache, chunks, prefixes; no logits."""
 
     def __init__(
         self,
@@ -115,7 +106,7 @@ class DecoderModel(PoolingModel):
         attention_backend: str | None = None,
     ) -> None:
         """Weights are loaded afterwards, through `parameters()`."""
-        head = _Score(shape, spec.size) if spec.task == "classify" else None
+        head = ScoreLayer(shape, spec.size) if spec.task == "classify" else None
         super().__init__(shape, Pooler(spec, head), torch_dtype(dtype), torch.device(device))
         self._decoder: DecoderForCausalLM = build_model(
             decoder_shape(spec, shape), dtype, device, max_model_len, attention_backend
@@ -128,16 +119,8 @@ class DecoderModel(PoolingModel):
         kv_caches: Sequence[KVCache],
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """See `CausalLM.forward`."""
+        """See `PagedDecoder.forward`."""
         return self._decoder.forward(input_ids, positions, kv_caches, metadata)
-
-    def compute_logits(self, hidden: Tensor, keep: str | None = None) -> Tensor:
-        """There is no language-model head."""
-        raise AssertionError("a pooling model is never asked for logits")
-
-    def compute_likeliest(self, hidden: Tensor) -> Tensor:
-        """There is no language-model head."""
-        raise AssertionError("a pooling model is never asked for tokens")
 
     def parameters(self) -> Parameters:
         """The decoder's without its language-model head, and the classifier's."""
@@ -158,17 +141,28 @@ class DecoderModel(PoolingModel):
         return replace(rules, ignore=ignore, renames=renames)
 
 
-class _Score:
-    """The classifier of decoders: one linear layer without bias."""
+class ScoreLayer:
+    """The classification head of decoders: one linear layer without bias."""
 
     def __init__(self, shape: ModelShape, num_labels: int) -> None:
         self._score = Linear(shape.hidden_size, num_labels, False)
 
     def __call__(self, pooled: Tensor) -> Tensor:
+        """`[R, H]` to logits `[R, labels]`."""
         return self._score(pooled)
 
     def parameters(self) -> Parameters:
+        """`score.weight`."""
         return prefixed("score", self._score.parameters())
+
+
+def encoder_class(backbone: str) -> type[Encoder]:
+    """The class of an encoder family, imported now.
+
+    Raises:
+        ModelLoadError: there is no such family.
+    """
+    return cast("type[Encoder]", load(ENCODERS.get(backbone).target))
 
 
 def decoder_shape(spec: PoolerSpec, shape: ModelShape) -> ModelShape:
@@ -203,7 +197,7 @@ def load_pooling_model(
     max_model_len: int | None = None,
     load_format: str = "auto",
     attention_backend: str | None = None,
-) -> EncoderModel | DecoderModel:
+) -> EncoderForPooling | DecoderForPooling:
     """Build the model of a folder and load its weights, those of dense layers included.
 
     Raises:
@@ -212,11 +206,11 @@ def load_pooling_model(
             encoder.
     """
     common = (spec, shape, resolve_dtype(shape, dtype), resolve_device(device), max_model_len)
-    model: EncoderModel | DecoderModel
+    model: EncoderForPooling | DecoderForPooling
     if not spec.whole_prompts:
-        model = DecoderModel(*common, attention_backend)
+        model = DecoderForPooling(*common, attention_backend)
     elif attention_backend in (None, "auto"):
-        model = EncoderModel(*common)
+        model = EncoderForPooling(*common)
     else:
         raise ConfigError(
             f"the attention backend {attention_backend!r} is for decoders; {shape.architecture} "

@@ -17,7 +17,7 @@ from quire.attention.base import KVCache
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.errors import NOT_A_NUMBER
 from quire.models.encoder import EncoderInput
-from quire.models.pooling import DecoderModel, EncoderModel
+from quire.models.pooling import DecoderForPooling, EncoderForPooling
 from quire.outputs import Pooled
 from quire.params import PoolingParams
 from quire.worker.device import Device
@@ -40,7 +40,7 @@ class PoolingRunner(ModelRunner):
 
     def __init__(
         self,
-        model: EncoderModel | DecoderModel,
+        model: EncoderForPooling | DecoderForPooling,
         kv_caches: list[KVCache],
         input_batch: InputBatch,
         device: Device,
@@ -79,7 +79,7 @@ class PoolingRunner(ModelRunner):
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         model = self.pooling_model
-        if isinstance(model, DecoderModel):
+        if isinstance(model, DecoderForPooling):
             return super()._forward(inputs)
         start = time.perf_counter()
         hidden = model.encode(

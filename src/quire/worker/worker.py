@@ -23,8 +23,8 @@ from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.layer_times import LayerTimer
 from quire.models.pooling import (
-    DecoderModel,
-    EncoderModel,
+    DecoderForPooling,
+    EncoderForPooling,
     load_pooling_model,
     pooling_kv_layers,
 )
@@ -150,7 +150,7 @@ class Worker:
         return result
 
     @property
-    def model(self) -> CausalLM | EncoderModel | DecoderModel:
+    def model(self) -> CausalLM | EncoderForPooling | DecoderForPooling:
         """The loaded model."""
         assert self._runner is not None, "load() comes first"
         return self._runner.model
@@ -186,9 +186,9 @@ class Worker:
         count = count_weights(model.folder, model.load_format, self.shape)
         return count * torch_dtype(self.dtype).itemsize
 
-    def _load_model(self, tell: Progress) -> CausalLM | EncoderModel | DecoderModel:
+    def _load_model(self, tell: Progress) -> CausalLM | EncoderForPooling | DecoderForPooling:
         given, where = self.config.model, str(self.device.torch_device)
-        model: CausalLM | EncoderModel | DecoderModel
+        model: CausalLM | EncoderForPooling | DecoderForPooling
 
         def progress(done: int, total: int) -> None:
             tell("Loading weights", done, total)
@@ -224,7 +224,7 @@ class Worker:
         )
 
     def _make_runner(
-        self, model: CausalLM | EncoderModel | DecoderModel, plan: KVCachePlan
+        self, model: CausalLM | EncoderForPooling | DecoderForPooling, plan: KVCachePlan
     ) -> ModelRunner:
         where = str(self.device.torch_device)
         caches = allocate_kv_cache(
@@ -247,12 +247,12 @@ class Worker:
         )
         groups = [group.layers for group in plan.groups]
         transfer = make_transfer(caches, plan.num_swap_blocks, self.config.cache.swap_dir)
-        if isinstance(model, (EncoderModel, DecoderModel)):
+        if isinstance(model, (EncoderForPooling, DecoderForPooling)):
             return PoolingRunner(model, caches, state, self.device, groups, transfer)
         return ModelRunner(model, caches, state, self.device, groups, transfer)
 
 
-def _clocks(model: CausalLM | EncoderModel | DecoderModel) -> LayerTimer:
+def _clocks(model: CausalLM | EncoderForPooling | DecoderForPooling) -> LayerTimer:
     """Clocks on the layers of a model, for detailed traces.
 
     Raises:

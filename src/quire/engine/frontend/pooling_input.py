@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.bounds import read_field
-from quire.config.pooling import PoolerSpec
+from quire.config import PoolerSpec
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.input_processor import (
     InputProcessor,

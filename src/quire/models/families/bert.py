@@ -10,8 +10,8 @@ from typing import Final
 
 from torch import Tensor
 
+from quire.config.encoders import first_position
 from quire.config.leaves import inner_leaves
-from quire.config.pooling import first_position
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.dispatch import ops
@@ -20,9 +20,9 @@ from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
 from quire.layers.parameter import Parameters, prefixed
 from quire.models.encoder import (
+    ClassificationHead,
     EncoderAttention,
     EncoderInput,
-    Head,
     activation,
 )
 from quire.weights.names import Merge, NameRules
@@ -114,9 +114,9 @@ class BertEncoder:
         return RULES
 
     @classmethod
-    def head(cls, shape: ModelShape, num_labels: int) -> Head:
+    def head(cls, shape: ModelShape, num_labels: int) -> ClassificationHead:
         """BERT's pooler and a linear classifier."""
-        return _Head(shape, num_labels, "pooler.dense", "classifier")
+        return BertClassifier(shape, num_labels, "pooler.dense", "classifier")
 
 
 class RobertaEncoder(BertEncoder):
@@ -125,12 +125,12 @@ class RobertaEncoder(BertEncoder):
     PREFIXES = ("roberta.",)
 
     @classmethod
-    def head(cls, shape: ModelShape, num_labels: int) -> Head:
+    def head(cls, shape: ModelShape, num_labels: int) -> ClassificationHead:
         """RoBERTa's head has its own dense layer."""
-        return _Head(shape, num_labels, "classifier.dense", "classifier.out_proj")
+        return BertClassifier(shape, num_labels, "classifier.dense", "classifier.out_proj")
 
 
-class _Head:
+class BertClassifier:
     """out(tanh(dense(first token)))."""
 
     def __init__(self, shape: ModelShape, num_labels: int, dense: str, out: str) -> None:
@@ -139,8 +139,10 @@ class _Head:
         self._out = Linear(shape.hidden_size, num_labels, True)
 
     def __call__(self, pooled: Tensor) -> Tensor:
+        """`[R, H]` to logits `[R, labels]`."""
         return self._out(ops.tanh(self._dense(pooled)))
 
     def parameters(self) -> Parameters:
+        """Under the names that the checkpoint's family has for the two layers."""
         dense, out = self._names
         return prefixed(dense, self._dense.parameters()) | prefixed(out, self._out.parameters())

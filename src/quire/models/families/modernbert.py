@@ -18,7 +18,7 @@ from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
 from quire.layers.parameter import Parameters, prefixed
-from quire.models.encoder import EncoderAttention, EncoderInput, Head, activation
+from quire.models.encoder import ClassificationHead, EncoderAttention, EncoderInput, activation
 from quire.weights.names import NameRules
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -126,12 +126,14 @@ class ModernBertEncoder:
         return RULES
 
     @classmethod
-    def head(cls, shape: ModelShape, num_labels: int) -> Head:
+    def head(cls, shape: ModelShape, num_labels: int) -> ClassificationHead:
         """Dense, activation, norm, classifier."""
-        return _Head(shape, num_labels)
+        return ModernBertClassifier(shape, num_labels)
 
 
-class _Head:
+class ModernBertClassifier:
+    """classifier(norm(act(dense(pooled state))))."""
+
     def __init__(self, shape: ModelShape, num_labels: int) -> None:
         raw, size = shape.raw, shape.hidden_size
         self._dense = Linear(size, size, bool(raw.get("classifier_bias", False)))
@@ -140,9 +142,11 @@ class _Head:
         self._classifier = Linear(size, num_labels, True)
 
     def __call__(self, pooled: Tensor) -> Tensor:
+        """`[R, H]` to logits `[R, labels]`."""
         return self._classifier(self._norm(self._act(self._dense(pooled))))
 
     def parameters(self) -> Parameters:
+        """Under Hugging Face's names."""
         return (
             prefixed("head.dense", self._dense.parameters())
             | prefixed("head.norm", self._norm.parameters())
