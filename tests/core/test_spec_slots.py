@@ -97,6 +97,18 @@ def test_drafts_do_not_outlive_a_preemption(make):
     assert bench.tokens["b"] == [1000 + i for i in range(30)]
 
 
+def test_drafts_of_the_one_that_gives_way_are_not_in_the_batch(make):
+    bench = make(num_blocks=5, caching=False)
+    bench.add("a", 31, max_tokens=30)
+    b = bench.add("b", 31, max_tokens=30)
+    while b.num_computed_tokens < 32:
+        bench.step()
+    b.spec_token_ids = [1, 2]
+    batch = bench.scheduler.schedule()
+    assert batch.preempted_req_ids == ["b"]
+    assert batch.scheduled_spec_tokens == {}
+
+
 def test_a_draft_never_fills_a_cached_block(make):
     bench = make(block_size=8)
     request = start(bench, [70, 71, 72], prompt=6)

@@ -64,6 +64,8 @@ class StepPlan:
 
     def give_back(self, request: Request) -> bool:
         """Undo `take` for a running request that loses its place; False if it had none."""
+        # Drafts are noted before room is found, and the request may be the one to give way.
+        self.drafts.pop(request.request_id, None)
         num_tokens = self.scheduled.pop(request.request_id, None)
         if num_tokens is None:
             return False
@@ -74,7 +76,6 @@ class StepPlan:
         if computed < request.num_prompt_tokens:
             self.num_prompt_tokens -= min(num_tokens, request.num_prompt_tokens - computed)
             self.num_prefills -= 1
-        self.drafts.pop(request.request_id, None)
         self.budget += num_tokens
         request.num_computed_tokens = computed
         return True

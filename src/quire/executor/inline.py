@@ -18,13 +18,16 @@ class InlineExecutor:
     Args:
         config: Resolved.
         shape: The model's sizes.
+        proposer: Name of a row of `PROPOSERS`; `None`: no drafts.
 
     Raises:
-        ConfigError: the device or type asked for cannot be had here.
+        ConfigError: the device or type asked for cannot be had here, or there is no such proposer.
     """
 
-    def __init__(self, config: EngineConfig, shape: ModelShape) -> None:
-        self._worker = Worker(config, shape)
+    def __init__(
+        self, config: EngineConfig, shape: ModelShape, proposer: str | None = None
+    ) -> None:
+        self._worker = Worker(config, shape, proposer)
 
     def start(self, progress: Progress | None = None) -> ExecutorInfo:
         """Load the model and allocate the KV cache.

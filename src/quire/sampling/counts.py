@@ -42,6 +42,24 @@ class TokenCounts:
         self._num_read = len(output)
         return self._ids[: len(self._place)], self._counts[: len(self._place)]
 
+    def follow_drafts(self, output: np.ndarray, num_drafts: int) -> tuple[np.ndarray, np.ndarray]:
+        """`follow` an output whose last tokens are drafts. These are counted in the answer, but not
+        remembered: they may turn out wrong.
+
+        Returns:
+            As `follow`, as copies.
+        """
+        ids, counts = self.follow(output[: len(output) - num_drafts])
+        drafts = output[len(output) - num_drafts :]
+        drafts = drafts[(drafts >= 0) & (drafts < self._vocab_size)]
+        new = np.array(sorted({t for t in drafts.tolist() if t not in self._place}), np.int64)
+        ids = np.concatenate((ids, new))
+        counts = np.concatenate((counts, np.zeros(len(new), np.float32)))
+        place = {token: len(self._place) + i for i, token in enumerate(new.tolist())}
+        for token in drafts.tolist():
+            counts[self._place.get(token, place.get(token))] += 1.0
+        return ids, counts
+
     def _place_of(self, token: int) -> int:
         place = self._place.get(token)
         if place is None:

@@ -131,6 +131,8 @@ class SamplingMetadata:
     """By step name: the rows that need the step. Steps nobody needs are absent."""
     grammar_bitmask: Tensor | None = None
     """int32 `[rows, ceil(vocab / 32)]`, bit set: token allowed. `None`: no row has a grammar."""
+    num_drafts: Sequence[int] = ()
+    """For each row, how many of its last output tokens are drafts; empty: no row has any."""
 
     @classmethod
     def build(
@@ -138,13 +140,30 @@ class SamplingMetadata:
         requests: Sequence[RequestSampling],
         outputs: Sequence[np.ndarray],
         grammar_bitmask: Tensor | None = None,
+        num_drafts: Sequence[int] = (),
     ) -> SamplingMetadata:
-        """Collect the rows by step."""
+        """Collect the rows by step.
+
+        Args:
+            requests: Of each row. A request with drafts has several rows, in order: the first
+                without a draft, each further one with one draft more.
+            outputs: Output token ids so far of each row, its drafts at the end.
+            grammar_bitmask: See the field.
+            num_drafts: See the field.
+        """
         rows: dict[str, list[int]] = {}
         for row, request in enumerate(requests):
             for name in request.active:
                 rows.setdefault(name, []).append(row)
-        return cls(requests, outputs, rows, grammar_bitmask)
+        return cls(requests, outputs, rows, grammar_bitmask, num_drafts)
+
+    def count_tokens(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct tokens of a row's prompt (if repetition counts) and output, with their numbers
+        in the output; see `TokenCounts.follow`."""
+        counts, output = self.requests[row].counts, self.outputs[row]
+        if self.num_drafts and self.num_drafts[row]:
+            return counts.follow_drafts(output, self.num_drafts[row])
+        return counts.follow(output)
 
 
 def _index(rows: list[int]) -> slice | list[int]:

@@ -49,7 +49,7 @@ def presence_penalty(state: SamplerState) -> None:
 
 def _seen(state: SamplerState, rows: list[int]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Row, id and number in the output of every token seen by some rows, and how many each has."""
-    found = [state.meta.requests[r].counts.follow(state.meta.outputs[r]) for r in rows]
+    found = [state.meta.count_tokens(r) for r in rows]
     where, ids = flat_index(state, rows, [ids for ids, _ in found])
     counts = torch.from_numpy(np.concatenate([counts for _, counts in found]))
     return where, ids, counts.to(state.logits.device), [len(ids) for ids, _ in found]

@@ -45,9 +45,10 @@ class StepInputs:
     slot_mappings: list[np.ndarray]
     """int64 `[T]` of each group of layers."""
     samples: np.ndarray
-    """bool `[R]`: the step reaches the request's last known token, so a new one is sampled."""
+    """int64 `[R]`: positions at which each request samples. 0: the step ends before the last
+    known token. 1: it ends there. More: drafts follow, and a token is sampled after each."""
     wanted: np.ndarray
-    """int64 `[W]`: the last token of each request that samples."""
+    """int64 `[W]`: the tokens that are sampled after, the last ones of each request."""
     wanted_start_loc: np.ndarray
     """int32 `[R + 1]`: as `query_start_loc`, of `wanted`."""
 
@@ -133,11 +134,19 @@ class InputBatch:
                 table.replace(row, ())
             self._free.append(row)
 
-    def append_token(self, req_id: str, token_id: int) -> None:
-        """Add a sampled token to a request's output."""
+    def put_drafts(self, req_id: str, drafts: Sequence[int]) -> None:
+        """Write draft tokens after a request's known ones. They are no tokens of it: what is
+        appended later overwrites them."""
         row = self.row_of[req_id]
-        self.token_ids[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
+        start = self.num_tokens[row]
+        self.token_ids[row, start : start + len(drafts)] = drafts
+
+    def append_tokens(self, req_id: str, token_ids: Sequence[int]) -> None:
+        """Add sampled tokens to a request's output."""
+        row = self.row_of[req_id]
+        for token_id in token_ids:
+            self.token_ids[row, self.num_tokens[row]] = token_id
+            self.num_tokens[row] += 1
 
     def clear(self) -> None:
         """Forget all requests, even one that was only half taken in."""
@@ -169,7 +178,7 @@ class InputBatch:
 
         Args:
             req_ids: At least one, in the order of the flat batch.
-            num_scheduled: Tokens of each.
+            num_scheduled: Tokens of each; those beyond the known ones are drafts.
         """
         count = len(req_ids)
         rows = np.array([self.row_of[i] for i in req_ids], dtype=np.int64)
@@ -190,10 +199,16 @@ class InputBatch:
             positions = np.arange(starts[-1]) + (computed - starts[:-1])[token_request]
             seq_lens = computed + lengths
         longest = max(seq_lens.tolist())
-        samples = seq_lens >= self.num_tokens[rows]
-        wanted_starts = np.arange(count + 1, dtype=np.int32)
-        if np.count_nonzero(samples) < count:
+        ends, beyond = starts[1:], seq_lens - self.num_tokens[rows]
+        if not any(beyond.tolist()):
+            samples = np.ones(count, dtype=np.int64)
+            wanted, wanted_starts = ends - 1, np.arange(count + 1, dtype=np.int32)
+        else:
+            samples = np.maximum(beyond + 1, 0)
+            wanted_starts = np.zeros(count + 1, dtype=np.int32)
             np.cumsum(samples, out=wanted_starts[1:])
+            # The k-th wanted token of a request stands k before the end of its wanted ones.
+            wanted = np.arange(wanted_starts[-1]) + np.repeat(ends - wanted_starts[1:], samples)
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
@@ -205,14 +220,32 @@ class InputBatch:
             block_tables=[t.lines(rows, computed, longest) for t in self.block_tables],
             slot_mappings=[t.slot_mapping(token_rows, positions) for t in self.block_tables],
             samples=samples,
-            wanted=starts[1:][samples] - 1,
+            wanted=wanted,
             wanted_start_loc=wanted_starts,
         )
 
-    def outputs(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Output token ids so far of some rows, as views."""
-        bounds = zip(
-            rows.tolist(), self.num_prompt[rows].tolist(), self.num_tokens[rows].tolist(),
-            strict=True,
-        )  # fmt: skip
+    def outputs(self, rows: np.ndarray, num_drafts: np.ndarray | None = None) -> list[np.ndarray]:
+        """Output token ids so far of some rows, with so many of the drafts after them, as views."""
+        ends = self.num_tokens[rows]
+        if num_drafts is not None:
+            ends = ends + num_drafts
+        bounds = zip(rows.tolist(), self.num_prompt[rows].tolist(), ends.tolist(), strict=True)
         return [self.token_ids[row, start:end] for row, start, end in bounds]
+
+    def num_known(self, req_id: str, num_scheduled: int) -> int:
+        """How many of a request's next tokens are no drafts."""
+        row = self.row_of[req_id]
+        return min(num_scheduled, int(self.num_tokens[row] - self.num_computed[row]))
+
+    def drafts_after(self, rows: np.ndarray, num_drafts: np.ndarray) -> list[int]:
+        """The draft that follows the first `num_drafts` of each row; anything where none does."""
+        column = np.minimum(self.num_tokens[rows] + num_drafts, self.token_ids.shape[1] - 1)
+        drafts: list[int] = self.token_ids[rows, column].tolist()
+        return drafts
+
+    def tokens_of(self, req_id: str) -> np.ndarray:
+        """Prompt and output so far of a request, int32, as a view that cannot be written to."""
+        row = self.row_of[req_id]
+        view = self.token_ids[row, : self.num_tokens[row]]
+        view.flags.writeable = False
+        return view

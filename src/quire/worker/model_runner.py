@@ -28,12 +28,20 @@ from quire.kernels.scopes import follow, scope
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.outputs import Pooled
-from quire.sampling import LogprobRow, RequestSampling, Sampler, SamplingMetadata, gather_logprobs
+from quire.sampling import (
+    LogprobRow,
+    RequestSampling,
+    Sampler,
+    SamplerOutput,
+    SamplingMetadata,
+    gather_logprobs,
+)
 from quire.utils.signals import pass_on_signals
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.kv_transfer import KVTransfer, Moved
 from quire.worker.poison import poison
+from quire.worker.proposer import Drafting
 
 logger = get_logger(__name__)
 
@@ -45,8 +53,10 @@ _PROMPT_SLAB: Final = 2**24
 class Outcome:
     """What one pass produced, before any of it becomes state."""
 
-    sampled: dict[str, int] = field(default_factory=dict)
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+    """The accepted drafts of each request, and one more token."""
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """Parallel to `sampled`, for the requests that asked."""
     prompt_entries: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     pooled: dict[str, Pooled] = field(default_factory=dict)
@@ -68,6 +78,7 @@ class ModelRunner:
         device: Where the model and the caches are.
         groups: The layers of each group that has block tables of its own; none: one group.
         transfer: Moves blocks to and from the second tier, if there is one.
+        drafting: Guesses tokens after those that were sampled, if drafts are wanted.
     """
 
     def __init__(
@@ -78,6 +89,7 @@ class ModelRunner:
         device: Device,
         groups: Sequence[Sequence[int]] = (),
         transfer: KVTransfer | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -87,6 +99,7 @@ class ModelRunner:
         # Layers of several groups share memory: each once.
         self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
         self._transfer = transfer or KVTransfer(None)
+        self._drafting = drafting
         self.sampler = Sampler()
         self._poisons = envs.DEBUG_KV_CACHE
         self._fresh: list[tuple[BlockIds, int]] = []
@@ -112,6 +125,10 @@ class ModelRunner:
         result = self._commit(outcome)
         result.unwritten, result.unread = moved.unwritten, moved.unread
         result.swap_seconds = moved.seconds
+        if self._drafting is not None and result.sampled_token_ids:
+            req_ids = list(result.sampled_token_ids)
+            known = [self.input_batch.tokens_of(req_id) for req_id in req_ids]
+            result.draft_token_ids = self._drafting.drafts(req_ids, known)
         return result
 
     def reset(self) -> None:
@@ -141,6 +158,8 @@ class ModelRunner:
             self.input_batch.advance(req_id, computed, blocks)
             if blocks:
                 self._fresh.append((blocks, 0))
+        for req_id, drafts in batch.scheduled_spec_tokens.items():
+            self.input_batch.put_drafts(req_id, drafts)
         return failed
 
     def _poison_fresh(self) -> None:
@@ -175,12 +194,12 @@ class ModelRunner:
         for req_id, entries in outcome.prompt_entries.items():
             if req_id not in outcome.failed:
                 pending[req_id].extend(entries)
-        for req_id, token_id in outcome.sampled.items():
-            self.input_batch.append_token(req_id, token_id)
+        for req_id, token_ids in outcome.sampled.items():
+            self.input_batch.append_tokens(req_id, token_ids)
         done = [i for i in outcome.sampled if i in pending] if pending else []
         return BatchResult(
-            sampled_token_ids={i: [t] for i, t in outcome.sampled.items()},
-            logprobs={i: [entry] for i, entry in outcome.logprobs.items()},
+            sampled_token_ids=outcome.sampled,
+            logprobs=outcome.logprobs,
             prompt_logprobs={i: pending.pop(i) for i in done},
             failed=outcome.failed,
             forward_seconds=self._forward_seconds,
@@ -196,6 +215,11 @@ class ModelRunner:
         except Exception as error:
             pass_on_signals(error)
             if len(req_ids) == 1:
+                without = self.input_batch.num_known(req_ids[0], counts[0])
+                if without < counts[0]:
+                    # Whatever drafts do, they must not fail a request that works without them.
+                    logger.warning("request %s raised with drafts: trying without", req_ids[0])
+                    return self._attempt(req_ids, [without])
                 return Outcome(failed={req_ids[0]: _reason(req_ids[0], error)})
             logger.warning(
                 "a step of %d requests raised %s; trying halves to find the one that does it",
@@ -269,25 +293,58 @@ class ModelRunner:
         which = inputs.samples.nonzero()[0]
         if not len(which):
             return
+        num_drafts: np.ndarray | None = None
+        if len(inputs.wanted) > len(which):
+            which, num_drafts = _each_position(which, inputs.samples)
         rows = inputs.rows[which]
         requests = [self._sampling(row) for row in rows.tolist()]
         if any(request.active for request in requests):
-            metadata = SamplingMetadata.build(requests, self.input_batch.outputs(rows))
+            outputs = self.input_batch.outputs(rows, num_drafts)
+            ahead = () if num_drafts is None else num_drafts.tolist()
+            metadata = SamplingMetadata.build(requests, outputs, num_drafts=ahead)
             result = self.sampler(self.model.compute_logits(hidden, keep="logits"), metadata)
         else:
             result = self.sampler.take(self.model.compute_likeliest(hidden))
-        for place, index in enumerate(which.tolist()):
-            req_id = inputs.req_ids[index]
+        if num_drafts is not None:
+            places = self._confirmed(which, num_drafts, rows, result)
+        else:
+            places = range(len(which))
+        owners = which.tolist()
+        for place in places:
+            req_id = inputs.req_ids[owners[place]]
             if place in result.failed:
                 logger.error("request %s failed: %s", req_id, result.failed[place])
                 outcome.failed[req_id] = result.failed[place]
                 continue
             if req_id in outcome.failed:
                 continue
-            outcome.sampled[req_id] = result.token_ids[place]
+            outcome.sampled.setdefault(req_id, []).append(result.token_ids[place])
             entry = result.logprobs[place]
             if entry is not None:
-                outcome.logprobs[req_id] = TokenLogprobs(*entry)
+                outcome.logprobs.setdefault(req_id, []).append(TokenLogprobs(*entry))
+
+    def _confirmed(
+        self, which: np.ndarray, num_drafts: np.ndarray, rows: np.ndarray, result: SamplerOutput
+    ) -> list[int]:
+        """Places of the sampled tokens that hold: a request's first, and each whose drafts before
+        it are what was sampled there. So the output is what it would be without drafts.
+
+        A place that failed ends its request only if it is the first. Otherwise the tokens before
+        it are output now, and the next step finds the failure again, as it would without drafts.
+        """
+        drafts = self.input_batch.drafts_after(rows, num_drafts)
+        places: list[int] = []
+        ended = -1
+        for place, (owner, count) in enumerate(
+            zip(which.tolist(), num_drafts.tolist(), strict=True)
+        ):
+            if owner == ended or (count and place in result.failed):
+                ended = owner
+                continue
+            places.append(place)
+            if place in result.failed or result.token_ids[place] != drafts[place]:
+                ended = owner
+        return places
 
     def _sampling(self, row: int) -> RequestSampling:
         sampling = self.input_batch.sampling[row]
@@ -334,6 +391,13 @@ class ModelRunner:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         where = self.device.torch_device
         return tensor if where.type == "cpu" else tensor.to(where, non_blocking=True)
+
+
+def _each_position(which: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each sampled position: the index of its request, and the drafts before it."""
+    counts = samples[which]
+    firsts = np.cumsum(counts) - counts
+    return np.repeat(which, counts), np.arange(counts.sum()) - np.repeat(firsts, counts)
 
 
 def _reason(req_id: str, error: Exception) -> str:

@@ -53,6 +53,7 @@ from quire.worker.memory import (
 from quire.worker.model_runner import ModelRunner
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profile import make_profiler
+from quire.worker.proposer import PROPOSERS, Drafting
 
 logger = get_logger(__name__)
 
@@ -66,13 +67,17 @@ class Worker:
     Args:
         config: Resolved, so `max_model_len` is settled.
         shape: The model's sizes.
+        proposer: Name of a row of `PROPOSERS`; `None`: no drafts.
 
     Raises:
-        ConfigError: the device or type asked for cannot be had here.
+        ConfigError: the device or type asked for cannot be had here, or there is no such proposer.
     """
 
-    def __init__(self, config: EngineConfig, shape: ModelShape) -> None:
+    def __init__(
+        self, config: EngineConfig, shape: ModelShape, proposer: str | None = None
+    ) -> None:
         assert config.model.max_model_len is not None, "resolve() settles it"
+        self._make_proposer = None if proposer is None else PROPOSERS.get(proposer)
         self.config = config
         self.shape = shape
         self.pooler = read_pooler(config.model, shape)
@@ -249,7 +254,15 @@ class Worker:
         transfer = make_transfer(caches, plan.num_swap_blocks, self.config.cache.swap_dir)
         if isinstance(model, (EncoderForPooling, DecoderForPooling)):
             return PoolingRunner(model, caches, state, self.device, groups, transfer)
-        return ModelRunner(model, caches, state, self.device, groups, transfer)
+        return ModelRunner(
+            model, caches, state, self.device, groups, transfer, self._make_drafting()
+        )
+
+    def _make_drafting(self) -> Drafting | None:
+        if self._make_proposer is None:
+            return None
+        proposer = self._make_proposer(self.config, self.shape)
+        return Drafting(proposer, self.shape.vocab_size, self.max_model_len)
 
 
 def _clocks(model: CausalLM | EncoderForPooling | DecoderForPooling) -> LayerTimer:
