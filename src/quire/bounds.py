@@ -174,6 +174,18 @@ FIELDS: Final[dict[str, Bound]] = {
 """Of each field of a request that is a number; `logit_bias` of its values."""
 
 
+TYPE_WORDS: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+"""What error messages call the types of JSON, by msgspec's names of them."""
+
+
 def show(value: object) -> str:
     """A value for an error message: short, and never an error itself."""
     if isinstance(value, int) and value.bit_length() > 128:

@@ -10,7 +10,7 @@ import os.path
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar, cast
 
-from quire.errors import ConfigError, StartupError
+from quire.errors import ConfigError, QuireError
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Registry(Generic[T]):
         kind: str,
         rows: Mapping[str, str | T] | None = None,
         *,
-        error: type[StartupError] = ConfigError,
+        error: type[QuireError] = ConfigError,
     ) -> None:
         """`kind` names the thing in errors ("scheduling policy"); `error` is what is raised."""
         self.kind = kind
@@ -113,7 +113,7 @@ class Registry(Generic[T]):
         """The value of a row, imported on first use.
 
         Raises:
-            StartupError: (or the class given at construction) there is no such row; the nearest
+            QuireError: (or the class given at construction) there is no such row; the nearest
                 name and all names are told.
         """
         if name not in self._rows:

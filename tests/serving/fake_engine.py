@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
+from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.answer import PrefixAnswer
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.questions import Question
@@ -228,6 +229,9 @@ class FakeEngine:
         self.aborted.append(request_id)
         stream.queue.put_nowait(self.output(stream, [1], params, (0, 0), "abort"))
 
+    async def call(self, verb: str, /, **args: Any) -> Any:
+        return await getattr(self, verb)(**args)
+
     async def set_limits(
         self, priorities: Mapping[str, int] | None = None, **limits: Any
     ) -> dict[str, Any]:
@@ -236,7 +240,7 @@ class FakeEngine:
         self.changes.append((priorities, limits))
         scheduler = dataclasses.replace(self.config.scheduler, **limits)
         self.config = dataclasses.replace(self.config, scheduler=scheduler)
-        return limits
+        return {name: getattr(scheduler, name) for name in LIVE_LIMITS}
 
     async def reset_prefix_cache(self) -> bool:
         return not self._tasks

@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from quire.bounds import read_field, show
+from quire.config.engine import EngineConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.request import Request, RequestStatus
 from quire.errors import ConfigError, InvalidRequest
@@ -115,3 +117,9 @@ def change_limits(
             f"{changed.long_prefill_token_threshold}"
         )
     return changed
+
+
+def with_limits(config: EngineConfig, limits: Mapping[str, Any]) -> tuple[EngineConfig, bool]:
+    """The configuration with limits that the scheduler has taken, and whether one differs."""
+    scheduler = dataclasses.replace(config.scheduler, **limits)
+    return dataclasses.replace(config, scheduler=scheduler), scheduler != config.scheduler

@@ -8,7 +8,6 @@ text, and hands them to one stream per request.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire.config import EngineConfig, read_pooler
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
-from quire.core.admission import check_changes
+from quire.core.admission import with_limits
 from quire.core.stats import IterationStats
 from quire.engine.cores.death import Death
 from quire.engine.cores.process_handle import CoreProcess
@@ -44,7 +43,8 @@ from quire.engine.messages import (
     Reply,
 )
 from quire.engine.starvation import ApiWaits
-from quire.errors import EngineDead, NotFound, QuireError, StepFailed
+from quire.engine.verbs import find_verb
+from quire.errors import EngineDead, QuireError, StepFailed
 from quire.logger import get_logger
 from quire.observability.traces.tracer import PhaseLog
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -280,16 +280,38 @@ class AsyncLLM:
 
     # ---- control and facts -------------------------------------------------------------------
 
-    async def call(self, verb: str, **args: Any) -> Any:
-        """Run a control verb in the core.
+    async def call(self, verb: str, /, **args: Any) -> Any:
+        """Run a control verb (`engine/verbs.py`) in the core, between two steps.
 
         Raises:
-            QuireError: the verb failed.
+            QuireError: there is no such verb, its arguments do not fit, or it failed.
             EngineDead: the engine has stopped.
         """
         if self.state == "dead":
             raise self.error or EngineDead("the engine has stopped")
-        return await self._calls.call(self._epoch, verb, args)
+        asked = find_verb(verb)
+        sent = asked.ask(self, args)
+        return asked.tell(self, sent, await self._calls.call(self._epoch, verb, sent))
+
+    def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
+        """Check a prompt's tokens and salt as a request's are checked.
+
+        Raises:
+            InvalidRequest: they are not of this model.
+        """
+        self.input.check_prefix(ids, cache_salt)
+
+    def internal_ids(self, request_id: str) -> list[str]:
+        """The unfinished completions of a request, by the id that its caller knows."""
+        return self.output.internal_ids(request_id)
+
+    def adopt_limits(self, limits: Mapping[str, Any], priorities: Mapping[str, int]) -> None:
+        """Keep a copy of what the core now holds."""
+        for internal_id, priority in priorities.items():
+            self.journal.set_priority([internal_id], priority)
+        self.config, changed = with_limits(self.config, limits)
+        if changed:
+            self.records.change_limits(self.clock.now())
 
     async def set_limits(
         self, priorities: Mapping[str, int] | None = None, **limits: Any
@@ -303,20 +325,7 @@ class AsyncLLM:
         Raises:
             QuireError: a name or value is bad, or a request is unknown; nothing has changed.
         """
-        priorities = priorities or {}
-        check_changes(self.config.scheduler, limits, priorities, self.max_model_len)
-        completions = {i: self.output.internal_ids(i) for i in priorities}
-        if unknown := [i for i, internal in completions.items() if not internal]:
-            raise NotFound(f"no unfinished request has the id {unknown[0]!r}")
-        told = {i: p for name, p in priorities.items() for i in completions[name]}
-        now: dict[str, Any] = await self.call("set_limits", priorities=told, **limits)
-        for name, priority in priorities.items():
-            self.journal.set_priority(completions[name], priority)
-        scheduler = dataclasses.replace(self.config.scheduler, **now)
-        if scheduler != self.config.scheduler:
-            self.records.change_limits(self.clock.now())
-        self.config = dataclasses.replace(self.config, scheduler=scheduler)
-        return now
+        return dict(await self.call("set_limits", priorities=priorities, **limits))
 
     async def start_profile(self) -> None:
         """Start the profiler in the core's process.
@@ -351,10 +360,8 @@ class AsyncLLM:
         Raises:
             InvalidRequest: the prompt is empty, not of this model or too long, or the salt is bad.
         """
-        self.input.check_prefix(prompt_token_ids, cache_salt)
         args = {"prompt_token_ids": prompt_token_ids, "cache_salt": cache_salt}
-        answer: dict[str, Any] = await self.call("explain_prefix", **args)
-        return answer
+        return dict(await self.call("explain_prefix", **args))
 
     async def check_health(self) -> None:
         """Raise if the engine has stopped or makes no progress.

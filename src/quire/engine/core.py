@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
-from quire.bounds import read_field
 from quire.config import EngineConfig
-from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.manager import KVCacheManager
 from quire.core.kv.residency import BlockResidency
 from quire.core.output import EngineCoreOutput
@@ -24,10 +21,10 @@ from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
 from quire.engine.messages import EngineCoreRequest
 from quire.engine.starvation import StarvationWatch
-from quire.errors import InvalidRequest, QuireError
+from quire.engine.verbs import find_verb
+from quire.errors import QuireError
 from quire.executor.base import Executor, make_executor
 from quire.logger import get_logger
-from quire.params import SamplingParams
 from quire.utils.collector import paused_collector
 from quire.utils.timing import Clock, RealClock
 
@@ -213,62 +210,13 @@ class EngineCore:
 
         Raises:
             InvalidRequest: there is no such verb, or its arguments do not fit.
+            QuireError: it failed; nothing has changed.
         """
-        handler = VERBS.get(verb)
-        if handler is None:
-            raise InvalidRequest(f"unknown verb {verb!r}; there are: {', '.join(sorted(VERBS))}")
+        asked = find_verb(verb)
         with self._change(refusals=(QuireError,)):
-            try:
-                return handler(self, **args)
-            except TypeError as error:
-                raise InvalidRequest(f"verb {verb!r}: {error}") from None
+            return asked(self, args)
 
     def shutdown(self) -> None:
         """Let go of the model, after a last look at the books."""
         self._audit()
         self.executor.shutdown()
-
-
-def _set_limits(
-    core: EngineCore, priorities: dict[str, int] | None = None, **limits: Any
-) -> dict[str, Any]:
-    """Change scheduler limits and requests' priorities while they run; says what holds now."""
-    given = {i: read_field("priority", p) for i, p in (priorities or {}).items()}
-    core.scheduler.set_limits(**limits)
-    for request_id, priority in given.items():
-        core.scheduler.set_priority(request_id, priority)
-    return {name: getattr(core.scheduler.config, name) for name in LIVE_LIMITS}
-
-
-def _check_integrity(core: EngineCore) -> dict[str, Any]:
-    """Run the books' own check and say what is held."""
-    core.scheduler.check_integrity()
-    pool = core.kv.block_pool
-    return {
-        "running": len(core.scheduler.running),
-        "waiting": len(core.scheduler.waiting),
-        "free_blocks": pool.get_num_free_blocks(),
-        "total_blocks": pool.num_blocks - 1,
-    }
-
-
-def _explain_prefix(
-    core: EngineCore, prompt_token_ids: list[int], cache_salt: str | None = None
-) -> dict[str, Any]:
-    """Why a prompt would, or would not, find its prefix in the cache."""
-    if not prompt_token_ids:
-        raise InvalidRequest("prompt_token_ids must hold at least one token, got none")
-    request = Request("", prompt_token_ids, SamplingParams(), cache_salt=cache_salt)
-    return asdict(core.kv.explain_prefix(request))
-
-
-VERBS: dict[str, Callable[..., Any]] = {
-    "check_integrity": _check_integrity,
-    "explain_prefix": _explain_prefix,
-    "reset_prefix_cache": lambda core: core.kv.reset_prefix_cache(),
-    "set_limits": _set_limits,
-    "start_profile": lambda core: core.executor.start_profile(),
-    "stop_profile": lambda core: core.executor.stop_profile(),
-    "ping": lambda core: core.scheduler.step,
-}
-"""Control verbs: name to function of the core and keyword arguments."""

@@ -125,13 +125,11 @@ class EngineVerbs:
             delay_iterations=delay_iterations,
             max_iterations=max_iterations,
         )
-        with self.lock:
-            self.core.executor.start_profile()
+        self.call("start_profile", {})
 
     def stop_profile(self) -> None:
         """Stop the profiler and write its trace into `QUIRE_TORCH_PROFILER_DIR`."""
-        with self.lock:
-            self.core.executor.stop_profile()
+        self.call("stop_profile", {})
 
     def is_sleeping(self) -> bool:
         """Never: an engine is there or not."""

@@ -292,7 +292,6 @@ class LLM(PoolingVerbs):
             InvalidRequest: the prompt is empty, not of this model or too long, or the salt is bad.
         """
         ids = self.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
-        self.llm_engine.input.check_prefix(ids, cache_salt)
         args = {"prompt_token_ids": ids, "cache_salt": cache_salt}
         return dict(self.llm_engine.call("explain_prefix", args))
 

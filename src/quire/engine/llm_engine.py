@@ -10,6 +10,7 @@ from quire import envs
 from quire.config import EngineConfig
 from quire.config.engine import read_generation_config
 from quire.config.locate import located
+from quire.core.admission import with_limits
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.core import EngineCore, ProgressCallback
@@ -30,6 +31,7 @@ from quire.engine.frontend.questions import (
 from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
 from quire.engine.frontend.request_log import RequestLog
 from quire.engine.frontend.request_tracing import Tracing
+from quire.engine.verbs import find_verb
 from quire.errors import ConfigError, EngineDead, QuireError
 from quire.executor.base import Executor
 from quire.logger import get_logger
@@ -276,9 +278,29 @@ class LLMEngine(EngineVerbs):
         Raises:
             InvalidRequest: there is no such verb, or its arguments do not fit.
         """
+        asked = find_verb(verb)
         with self.lock:
             self._recover()
-            return self.core.call(verb, args)
+            sent = asked.ask(self, args)
+            return asked.tell(self, sent, self.core.call(verb, sent))
+
+    def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
+        """Check a prompt's tokens and salt as a request's are checked.
+
+        Raises:
+            InvalidRequest: they are not of this model.
+        """
+        self.input.check_prefix(ids, cache_salt)
+
+    def internal_ids(self, request_id: str) -> list[str]:
+        """The unfinished completions of a request, by the id that its caller knows."""
+        return self.output.internal_ids(request_id)
+
+    def adopt_limits(self, limits: Mapping[str, Any], priorities: Mapping[str, int]) -> None:
+        """Keep a copy of what the core now holds."""
+        self.config, changed = with_limits(self.config, limits)
+        if changed:
+            self.records.change_limits(self.clock.now())
 
     def explain(self, request_id: str) -> list[Explanation]:
         """Where the time of a request went: one explanation for each of its completions.

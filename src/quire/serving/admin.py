@@ -1,38 +1,101 @@
-"""Routes for operators: limits and priorities of the running scheduler, the prefix cache, the
-profiler."""
+"""Routes for operators: control verbs over HTTP, one row each.
+
+`Ask` makes a handler of a verb (`engine/verbs.py`): it decodes the body, runs the verb and replies
+with its result. Knows no verb beyond the rows below.
+"""
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from quire.config import SchedulerConfig
+from quire.core.admission import LIVE_LIMITS
+from quire.engine.verbs import find_verb
 from quire.errors import ConfigError, InvalidRequest
 from quire.serving.decode import decode
+from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.prompts import encode
 
-LIMITS: Final = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "scheduling_policy",
-    "long_prefill_token_threshold",
-)
-
-
 PREFIX_FACTS: Final = ("num_tokens", "num_cached_tokens", "block_index", "first_difference")
-"""What `POST /explain_prefix` tells: positions and counts, never tokens."""
+"""What `POST /explain_prefix` tells of the answer: positions and counts, never tokens."""
 
 
-class LimitsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /limits`: what is absent stays as it is."""
+def _as_it_is(result: Any) -> Any:
+    return result
 
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    scheduling_policy: str | None = None
-    long_prefill_token_threshold: int | None = None
-    priorities: dict[str, int] | None = None
-    """By request id."""
+
+async def _own_fields(engine: EngineClient, body: Any) -> dict[str, Any]:
+    """The fields that were given; the verb has defaults for the others."""
+    values = msgspec.structs.asdict(body)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A handler that runs a control verb.
+
+    The request needs no body if the verb has no arguments. `ConfigError` becomes status 400: the
+    server runs, and what lacks is said.
+    """
+
+    verb: str
+    body: type[msgspec.Struct] | None = None
+    """Shape of the body; the verb's own arguments unless given."""
+    arguments: Callable[[EngineClient, Any], Awaitable[dict[str, Any]]] = _own_fields
+    """From the decoded body to the verb's arguments."""
+    reply: Callable[[Any], Any] = _as_it_is
+    """From the verb's result to the reply."""
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Serve one request."""
+        body = self.body or find_verb(self.verb).arguments
+        given: Any = None
+        if body.__struct_fields__:
+            given = decode(body, await exchange.body(), {})
+        engine = exchange.state.ready_engine()
+        if given is not None and "model" in body.__struct_fields__:
+            exchange.state.check_model(given.model, engine)
+        args = {} if given is None else await self.arguments(engine, given)
+        try:
+            result = await engine.call(self.verb, **args)
+        except ConfigError as error:
+            raise InvalidRequest(error.message) from None
+        await exchange.reply(msgspec.json.encode(self.reply(result)))
+
+
+# ---- limits --------------------------------------------------------------------------------------
+
+_TYPES: Final = typing.get_type_hints(SchedulerConfig)
+LimitsRequest: Final = msgspec.defstruct(
+    "LimitsRequest",
+    [
+        *((name, _TYPES[name] | None, None) for name in LIVE_LIMITS),
+        ("priorities", dict[str, int] | None, None),
+    ],
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+"""Body of `POST /limits`: what is absent stays as it is. `priorities` go by request id."""
+
+_set_limits: Final = Ask("set_limits", LimitsRequest)
+
+
+async def limits(exchange: Exchange) -> None:
+    """`GET`: the limits that hold. `POST`: change some of them, then the same."""
+    if exchange.scope["method"] == "POST":
+        return await _set_limits(exchange)
+    scheduler = exchange.state.ready_engine().config.scheduler
+    now = {name: getattr(scheduler, name) for name in LIVE_LIMITS}
+    await exchange.reply(msgspec.json.encode(now))
+
+
+# ---- the prefix cache ----------------------------------------------------------------------------
 
 
 class ExplainPrefixRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -43,50 +106,22 @@ class ExplainPrefixRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     model: str | None = None
 
 
-async def limits(exchange: Exchange) -> None:
-    """`GET`: the limits that hold. `POST`: change some of them, then the same."""
-    engine = exchange.state.ready_engine()
-    if exchange.scope["method"] == "POST":
-        changes = decode(LimitsRequest, await exchange.body(), {})
-        given: dict[str, Any] = {
-            name: value for name in LIMITS if (value := getattr(changes, name)) is not None
-        }
-        await engine.set_limits(changes.priorities, **given)
-    scheduler = engine.config.scheduler
-    await exchange.reply(msgspec.json.encode({name: getattr(scheduler, name) for name in LIMITS}))
-
-
-async def reset_prefix_cache(exchange: Exchange) -> None:
-    """Forget cached prefixes; `reset` is false, and nothing happened, while requests run."""
-    done = await exchange.state.ready_engine().reset_prefix_cache()
-    await exchange.reply(msgspec.json.encode({"reset": done}))
-
-
-async def explain_prefix(exchange: Exchange) -> None:
-    """How far the prefix cache follows a prompt, and the position at which it stops.
-
-    Which token stands there in the cache is not told: it is of another caller's prompt.
-    """
-    engine = exchange.state.ready_engine()
-    request = decode(ExplainPrefixRequest, await exchange.body(), {})
-    exchange.state.check_model(request.model, engine)
-    ids = request.prompt
+async def _prefix_of(engine: EngineClient, body: ExplainPrefixRequest) -> dict[str, Any]:
+    ids = body.prompt
     if isinstance(ids, str):
         ids = await encode(engine, ids, True)
-    answer = await engine.explain_prefix(ids, request.cache_salt)
-    await exchange.reply(msgspec.json.encode({name: answer[name] for name in PREFIX_FACTS}))
+    return {"prompt_token_ids": ids, "cache_salt": body.cache_salt}
 
 
-async def start_profile(exchange: Exchange) -> None:
-    """Begin a recording; 409 if one runs, 400 with what to set if no profiler is configured."""
-    try:
-        await exchange.state.ready_engine().start_profile()
-    except ConfigError as error:
-        raise InvalidRequest(error.message) from None
-    await exchange.reply(msgspec.json.encode({"profiling": True}))
+def _positions(answer: dict[str, Any]) -> dict[str, Any]:
+    """Which token stands in the cache is not told: it is of another caller's prompt."""
+    return {name: answer[name] for name in PREFIX_FACTS}
 
 
-async def stop_profile(exchange: Exchange) -> None:
-    """End the recording; the answer comes when its trace is written."""
-    await exchange.state.ready_engine().stop_profile()
-    await exchange.reply(msgspec.json.encode({"profiling": False}))
+explain_prefix: Final = Ask("explain_prefix", ExplainPrefixRequest, _prefix_of, _positions)
+reset_prefix_cache: Final = Ask("reset_prefix_cache", reply=lambda done: {"reset": done})
+"""`reset` is false, and nothing happened, while requests run."""
+start_profile: Final = Ask("start_profile", reply=lambda _: {"profiling": True})
+"""409 if one runs, 400 with what to set if no profiler is configured."""
+stop_profile: Final = Ask("stop_profile", reply=lambda _: {"profiling": False})
+"""The answer comes when the trace is written."""

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar, get_args
 
 import msgspec
 
+from quire.bounds import TYPE_WORDS
 from quire.errors import InvalidRequest
 from quire.registry import nearest
 
@@ -22,15 +23,6 @@ MAX_DEPTH: Final = 64
 """Deepest nesting of objects and arrays in a body."""
 MAX_FREE_NODES: Final = 100_000
 """Most objects and arrays in the fields whose content is free (tools, template arguments)."""
-_TYPES: Final = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "an array",
-    "object": "an object",
-    "null": "null",
-}
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
@@ -148,7 +140,7 @@ def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
     if of_keys:
         return InvalidRequest(f"{param} must be keyed by integers.", param=param)
     if match := _EXPECTED.match(text):
-        wanted = [_TYPES.get(word, word) for word in match.group(1).split(" | ")]
+        wanted = [TYPE_WORDS.get(word, word) for word in match.group(1).split(" | ")]
         rule = " or ".join(word for word in wanted if word != "null")
         value = _value_at(raw, path, match.group(1).split(" | "))
         got = f", got {show(value)}"

@@ -165,45 +165,11 @@ class EngineClient(Protocol):
         """End a request early; its stream yields a last output. Unknown ids are ignored."""
         ...
 
-    async def set_limits(
-        self, priorities: Mapping[str, int] | None = None, **limits: Any
-    ) -> dict[str, Any]:
-        """Change scheduler limits, and priorities of requests by id, while they run; says what
-        holds.
+    async def call(self, verb: str, /, **args: Any) -> Any:
+        """Run a control verb; `quire.engine.verbs` says what there is and what each takes.
 
         Raises:
-            QuireError: something is bad or unknown; nothing has changed.
-        """
-        ...
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False while requests run."""
-        ...
-
-    async def start_profile(self) -> None:
-        """Start the profiler.
-
-        Raises:
-            ConfigError: none is configured.
-            Conflict: it runs already.
-        """
-        ...
-
-    async def stop_profile(self) -> None:
-        """Stop the profiler and write its trace.
-
-        Raises:
-            Conflict: it does not run.
-        """
-        ...
-
-    async def explain_prefix(
-        self, prompt_token_ids: list[int], cache_salt: str | None = None
-    ) -> dict[str, Any]:
-        """How far the prefix cache follows a prompt, and where and why it stops.
-
-        Raises:
-            InvalidRequest: the prompt is empty, not of this model or too long, or the salt is bad.
+            QuireError: there is no such verb, its arguments do not fit, or it failed.
         """
         ...
 
