@@ -89,7 +89,7 @@ async def _transcript(
     client: httpx.AsyncClient, state: ServerState, monkeypatch: pytest.MonkeyPatch, **body: Any
 ) -> list[str]:
     monkeypatch.setattr("quire.serving.openai.reply.time.time", lambda: 1_700_000_000.5)
-    state._fingerprint = "FP"
+    state.model_for().fingerprint = "FP"
     reply = await client.post(
         "/v1/chat/completions",
         json={"messages": [USER], "stream": True, "seed": 7, **body},

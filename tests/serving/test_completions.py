@@ -164,7 +164,7 @@ async def test_golden_stream(
     client: httpx.AsyncClient, state: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.serving.openai.reply.time.time", lambda: 1_700_000_000.5)
-    state._fingerprint = "FP"
+    state.model_for().fingerprint = "FP"
     reply = await client.post(
         "/v1/completions",
         json={"prompt": "a", "stream": True},

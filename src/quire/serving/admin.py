@@ -17,7 +17,6 @@ from quire.config import SchedulerConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.engine.verbs import find_verb
 from quire.errors import ConfigError, InvalidRequest
-from quire.serving.decode import decode
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.prompts import encode
@@ -57,10 +56,8 @@ class Ask:
         body = self.body or find_verb(self.verb).arguments
         given: Any = None
         if body.__struct_fields__:
-            given = decode(body, await exchange.body(), {})
-        engine = exchange.state.ready_engine()
-        if given is not None and "model" in body.__struct_fields__:
-            exchange.state.check_model(given.model, engine)
+            given = await exchange.record(body, {})
+        engine = exchange.state.engine_for(getattr(given, "model", None))
         args = {} if given is None else await self.arguments(engine, given)
         try:
             result = await engine.call(self.verb, **args)
@@ -90,7 +87,7 @@ async def limits(exchange: Exchange) -> None:
     """`GET`: the limits that hold. `POST`: change some of them, then the same."""
     if exchange.scope["method"] == "POST":
         return await _set_limits(exchange)
-    scheduler = exchange.state.ready_engine().config.scheduler
+    scheduler = exchange.state.engine_for().config.scheduler
     now = {name: getattr(scheduler, name) for name in LIVE_LIMITS}
     await exchange.reply(msgspec.json.encode(now))
 

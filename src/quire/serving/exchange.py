@@ -9,15 +9,19 @@ import asyncio
 import contextlib
 import re
 import uuid
-from collections.abc import Callable, Coroutine, MutableMapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
 from quire.serving import errors
+from quire.serving.decode import Unsupported, decode
 from quire.serving.errors import RequestTimeout, UnsupportedMediaType
 from quire.serving.server_state import ServerState
 
 Scope = MutableMapping[str, Any]
+T = TypeVar("T", bound=msgspec.Struct)
 KEY: Final = "quire.exchange"
 """Where the scope carries the exchange."""
 JSON: Final = b"application/json"
@@ -109,6 +113,19 @@ class Exchange:
             raise RequestTimeout(
                 f"The body must arrive within {BODY_SECONDS:.0f} seconds."
             ) from None
+
+    async def record(self, kind: type[T], unsupported: Mapping[str, Unsupported]) -> T:
+        """The request's body as a typed record.
+
+        A server that takes no requests at all says so before it reads the body.
+
+        Raises:
+            ServiceUnavailable: no model takes requests.
+            InvalidRequest: the body is not such a record.
+            RequestError: as `body` raises it.
+        """
+        self.state.check_open()
+        return decode(kind, await self.body(), unsupported)
 
     async def _read(self) -> bytes:
         limit = self.state.config.max_body_bytes

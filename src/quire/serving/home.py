@@ -67,7 +67,7 @@ def _facts(state: ServerState, known: bool) -> dict[str, Any]:
         "version": __version__,
         "about": ABOUT,
         "status": state.status(),
-        "models": list(engine.config.model.names) if engine is not None and known else None,
+        "models": list(state.models) if engine is not None and known else None,
         "routes": (POOLING if pools else GENERATING) | ALWAYS,
         "docs": DOCS,
     }

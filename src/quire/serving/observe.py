@@ -56,7 +56,7 @@ def _number(text: str | None, default: float, name: str) -> float:
 async def list_requests(exchange: Exchange) -> None:
     """Unfinished requests: where each stands, and why it waits."""
     _parameters(exchange)
-    question = exchange.state.ready_engine().question()
+    question = exchange.state.engine_for().question()
     states = await asyncio.to_thread(question.requests)
     await exchange.reply(msgspec.json.encode({"object": "list", "data": states}))
 
@@ -67,7 +67,7 @@ async def explain(exchange: Exchange) -> None:
     if form not in ("json", "text"):
         raise InvalidRequest(f"format must be json or text, got {form[:100]!r}", param="format")
     request_id = exchange.scope["path_params"]["id"]
-    told = await exchange.state.ready_engine().explain(request_id)
+    told = await exchange.state.engine_for().explain(request_id)
     if form == "text":
         text = "\n\n".join(map(str, told)) + "\n"
         return await exchange.reply(text.encode(), content_type=_TEXT)
@@ -78,7 +78,7 @@ async def timeline(exchange: Exchange) -> None:
     """The last `steps` steps as a Chrome trace."""
     given = _parameters(exchange, "steps").get("steps")
     steps = int(_number(given, TIMELINE_STEPS, "steps"))
-    question = exchange.state.ready_engine().question()
+    question = exchange.state.engine_for().question()
     # Thousands of events: encoding them belongs on the thread too.
     body = await asyncio.to_thread(lambda: msgspec.json.encode(question.timeline(steps)))
     await exchange.reply(body)
@@ -90,7 +90,7 @@ async def diagnosis(exchange: Exchange) -> None:
 
     given = _parameters(exchange, "seconds").get("seconds")
     window = _number(given, WINDOW_SECONDS, "seconds")
-    question = exchange.state.ready_engine().question()
+    question = exchange.state.engine_for().question()
     signals = await asyncio.to_thread(question.signals, window)
     body = {"seconds": window, "signals": signals, "findings": diagnose(signals)}
     await exchange.reply(msgspec.json.encode(body))

@@ -279,7 +279,8 @@ class _Supervisor:
             StartupError: the engine cannot start.
             EngineDead: it died.
         """
-        engine = self._state.engine = await start(config)  # it loads on afterwards
+        engine = await start(config)  # it loads on afterwards
+        self._state.serve(engine)
         await self._unless_stopped(engine.wait_ready())
         if self._stop.is_set():
             return self._interrupted()
@@ -306,10 +307,10 @@ class _Supervisor:
 
     async def _shut_down(self, serving: asyncio.Future[None]) -> None:
         """Unready, drain, abort the rest, then HTTP and the core."""
-        state, engine = self._state, self._state.engine
+        state = self._state
         state.draining = True
         await self._drained(self._config.shutdown_timeout)
-        if engine is not None:
+        for engine in state.engines:
             for request_id in tuple(state.active_ids):
                 with contextlib.suppress(QuireError):
                     await engine.abort(request_id)
@@ -318,7 +319,7 @@ class _Supervisor:
         self._http.force_exit = not state.in_flight or self._hurry.is_set()
         seconds = HURRY_SECONDS if self._hurry.is_set() else STOP_SECONDS
         stopping = [asyncio.ensure_future(_bounded(serving, seconds))]
-        if engine is not None:
+        for engine in state.engines:
             stopping.append(asyncio.ensure_future(_bounded(engine.shutdown(), seconds)))
         await asyncio.gather(*stopping)
 

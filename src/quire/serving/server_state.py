@@ -1,4 +1,4 @@
-"""What every handler may reach, and whether the server takes requests now.
+"""What every handler may reach: the served models by name, and whether they take requests now.
 
 Knows nothing of routes or wire formats.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from quire.config import PoolerSpec, ServerConfig
@@ -24,16 +26,29 @@ STALLED_AFTER: Final = 60.0
 step, and a step full of long prompts takes its time."""
 
 
+@dataclass(slots=True)
+class ServedModel:
+    """A name that requests may ask for, and what answers to it."""
+
+    name: str
+    """As it stands in replies."""
+    engine: EngineClient
+    fingerprint: str
+    """`system_fingerprint`: equal for equal software and model configuration."""
+
+
 class ServerState:
     """The server's one shared object.
 
     Args:
         config: Where the server listens and who may call.
-        engine: The engine, or `None` until it has been started.
+        engine: The first engine, if it has been started already.
     """
 
     def __init__(self, config: ServerConfig, engine: EngineClient | None = None) -> None:
         self.config = config
+        self.models: dict[str, ServedModel] = {}
+        """By served name; the first one is the default."""
         self.engine = engine
         self.keys = KeyRing(config.api_key)
         self.draining = False
@@ -45,11 +60,38 @@ class ServerState:
         self.active_ids: set[str] = set()
         """Engine request ids of these, for the end of a drain."""
         self.created: Final = int(time.time())
-        self._fingerprint: str | None = None
+
+    def serve(self, engine: EngineClient) -> None:
+        """Let requests ask for the names of an engine, which may still be loading."""
+        model = engine.config.model
+        digest = hashlib.sha256(f"{__version__} {model}".encode()).hexdigest()
+        for name in dict.fromkeys(model.names):
+            assert name not in self.models, f"{name} is served already"
+            self.models[name] = ServedModel(name, engine, f"fp_{digest[:10]}")
+
+    @property
+    def engine(self) -> EngineClient | None:
+        """The default engine, which serves routes without a model; `None` until it is started.
+        Setting it replaces all engines."""
+        return next((model.engine for model in self.models.values()), None)
+
+    @engine.setter
+    def engine(self, engine: EngineClient | None) -> None:
+        self.models.clear()
+        if engine is not None:
+            self.serve(engine)
+
+    @property
+    def engines(self) -> list[EngineClient]:
+        """All engines, each once."""
+        return list({id(model.engine): model.engine for model in self.models.values()}.values())
 
     def status(self) -> str:
-        """`ready`, `loading`, `stalled`, `draining` or `dead`."""
-        engine = self.engine
+        """`ready`, `loading`, `stalled`, `draining` or `dead`: the server's, as probes tell it,
+        which is that of its default engine."""
+        return self._status(self.engine)
+
+    def _status(self, engine: EngineClient | None) -> str:
         if self.draining:
             return "draining"
         if engine is None or engine.state != "ready":
@@ -59,10 +101,7 @@ class ServerState:
 
     def progress(self) -> tuple[str, int]:
         """While loading: phase, and how much of it is done in percent."""
-        if self.engine is None:
-            return "starting", 0
-        phase, done, total = self.engine.progress
-        return phase, min(100, 100 * done // total) if total > 0 else 0
+        return _progress(self.engine)
 
     def unused_id(self, request_id: str) -> str:
         """The id, made unique if a request of that id is active: callers may repeat theirs."""
@@ -70,48 +109,61 @@ class ServerState:
             return request_id
         return f"{request_id}-{uuid.uuid4().hex[:8]}"
 
-    def ready_engine(self) -> EngineClient:
-        """The engine, if it takes requests.
-
-        A stalled engine does: what it accepts is not lost.
+    def check_open(self) -> None:
+        """Refuse a request before its body is read, if no model could take it.
 
         Raises:
-            ShuttingDown, EngineLoading, EngineDead: it does not; all are 503.
+            ShuttingDown, EngineLoading, EngineDead: none could; all are 503.
         """
-        status, engine = self.status(), self.engine
+        if not any(self._status(engine) in ("ready", "stalled") for engine in self.engines):
+            self._require(self.engine)
+
+    def model_for(self, name: str | None = None) -> ServedModel:
+        """The model a request asks for, or the default one, if it takes requests.
+
+        A name that nobody has is refused only once the default engine is ready: a client that
+        tries again while the server starts or ends shall not be told that its model is gone.
+
+        Raises:
+            ShuttingDown, EngineLoading, EngineDead: it takes none; all are 503.
+            NotFound: no served model has this name.
+        """
+        found = self.models.get(name) if name is not None else None
+        self._require(self.engine if found is None else found.engine)
+        if name is None:
+            return next(iter(self.models.values()))
+        if found is None:
+            raise _unknown_model(name, self.models)
+        return found
+
+    def engine_for(self, name: str | None = None) -> EngineClient:
+        """The engine of `model_for`, which says what is raised."""
+        return self.model_for(name).engine
+
+    def _require(self, engine: EngineClient | None) -> None:
+        """Refuse what an engine cannot take. A stalled one can: what it accepts is not lost."""
+        status = self._status(engine)
         if status == "draining":
             raise ShuttingDown()
         if status == "dead":
             raise EngineDead("The engine has stopped; the server is about to exit.")
-        if engine is None or status == "loading":
-            raise EngineLoading(*self.progress())
-        return engine
+        if status == "loading":
+            raise EngineLoading(*_progress(engine))
 
-    def check_model(self, name: str | None, engine: EngineClient) -> str:
-        """The name to put into the reply.
 
-        Raises:
-            NotFound: no served model has this name.
-        """
-        names = engine.config.model.names
-        if name is None:
-            return names[0]
-        if name not in names:
-            served = ", ".join(f"`{known}`" for known in names)
-            shown = name[:200] if name.isprintable() else ascii(name[:200])
-            error = NotFound(
-                f"The model `{shown}` does not exist. Served here: {served}.", param="model"
-            )
-            error.code = "model_not_found"
-            raise error
-        return name
+def _progress(engine: EngineClient | None) -> tuple[str, int]:
+    if engine is None:
+        return "starting", 0
+    phase, done, total = engine.progress
+    return phase, min(100, 100 * done // total) if total > 0 else 0
 
-    def fingerprint(self, engine: EngineClient) -> str:
-        """`system_fingerprint`: equal for equal software and model configuration."""
-        if self._fingerprint is None:
-            text = f"{__version__} {engine.config.model}"
-            self._fingerprint = f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-        return self._fingerprint
+
+def _unknown_model(name: str, known: Iterable[str]) -> NotFound:
+    served = ", ".join(f"`{one}`" for one in known)
+    shown = name[:200] if name.isprintable() else ascii(name[:200])
+    error = NotFound(f"The model `{shown}` does not exist. Served here: {served}.", param="model")
+    error.code = "model_not_found"
+    return error
 
 
 def require_runner(engine: EngineClient, runner: str) -> PoolerSpec | None:

@@ -13,7 +13,7 @@ from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.serving.checks import truncate
 from quire.serving.conversation import render_chat
-from quire.serving.decode import decode, show
+from quire.serving.decode import show
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Generation, generate
@@ -27,7 +27,7 @@ from quire.serving.openai.reply import Chunks, ReplyHead, Usage
 from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
 from quire.serving.prompts import encode, off_loop
-from quire.serving.server_state import require_runner
+from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.sse import send_stream
 from quire.serving.submission import Submission
 from quire.serving.token_texts import TokenTexts
@@ -51,14 +51,14 @@ async def chat_completions(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid; nothing has been sent yet.
     """
-    engine = exchange.state.ready_engine()
-    request = decode(ChatRequest, await exchange.body(), CHAT_UNSUPPORTED)
-    chat = await _prepare(exchange, engine, request)
-    await exchange.while_connected(_answer(exchange, engine, chat))
+    request = await exchange.record(ChatRequest, CHAT_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    chat = await _prepare(exchange, served, request)
+    await exchange.while_connected(_answer(exchange, served.engine, chat))
 
 
-async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatRequest) -> _Chat:
-    model = exchange.state.check_model(request.model, engine)
+async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest) -> _Chat:
+    engine = served.engine
     require_runner(engine, "generate")
     check_common(request, engine)
     max_tokens, logprobs, tools = (
@@ -89,7 +89,7 @@ async def _prepare(exchange: Exchange, engine: EngineClient, request: ChatReques
     ids = truncate(ids, request, engine.max_model_len - (max_tokens or 1))
     check_prompts([len(ids)], params.n, params.prompt_logprobs, engine.vocab_size, "messages")
     request_id = f"chatcmpl-{request.request_id or exchange.request_id}"
-    head = ReplyHead(request_id, "chat.completion.chunk", model, exchange.state.fingerprint(engine))
+    head = ReplyHead(request_id, "chat.completion.chunk", served.name, served.fingerprint)
     submission = Submission(
         [request_id],
         [ids],

@@ -12,7 +12,6 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from quire.serving.checks import truncate
-from quire.serving.decode import decode
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Generation, generate
@@ -27,7 +26,7 @@ from quire.serving.openai.reply import Chunks, ReplyHead, Usage
 from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
 from quire.serving.prompts import check_ids, encode_all, off_loop
-from quire.serving.server_state import require_runner
+from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.sse import send_stream
 from quire.serving.submission import Submission
 from quire.serving.token_texts import TokenTexts
@@ -95,16 +94,16 @@ async def completions(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid; nothing has been sent yet.
     """
-    engine = exchange.state.ready_engine()
-    request = decode(CompletionRequest, await exchange.body(), COMPLETION_UNSUPPORTED)
-    completion = await _prepare(exchange, engine, request)
-    await exchange.while_connected(_answer(exchange, engine, completion))
+    request = await exchange.record(CompletionRequest, COMPLETION_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    completion = await _prepare(exchange, served, request)
+    await exchange.while_connected(_answer(exchange, served.engine, completion))
 
 
 async def _prepare(
-    exchange: Exchange, engine: EngineClient, request: CompletionRequest
+    exchange: Exchange, served: ServedModel, request: CompletionRequest
 ) -> _Completion:
-    model = exchange.state.check_model(request.model, engine)
+    engine = served.engine
     require_runner(engine, "generate")
     check_common(request, engine)
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -136,7 +135,7 @@ async def _prepare(
         exchange.client(request.user),
         exchange.trace_headers(),
     )
-    head = ReplyHead(request_id, "text_completion", model, exchange.state.fingerprint(engine))
+    head = ReplyHead(request_id, "text_completion", served.name, served.fingerprint)
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
     echoes = [_echo(engine, request, prompts[i], cut) for i, cut in enumerate(ids)]
     return _Completion(request, submission, head, texts, echoes, params.n)

@@ -6,27 +6,28 @@ from typing import Any
 
 import msgspec
 
-from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
+from quire.serving.server_state import ServedModel
 
 
-def _card(name: str, engine: EngineClient, created: int) -> dict[str, Any]:
+def _card(model: ServedModel, created: int) -> dict[str, Any]:
     return {
-        "id": name,
+        "id": model.name,
         "object": "model",
         "created": created,
         "owned_by": "quire",
-        "root": engine.config.model.model,
+        "root": model.engine.config.model.model,
         "parent": None,
-        "max_model_len": engine.max_model_len,
+        "max_model_len": model.engine.max_model_len,
         "permission": [],
     }
 
 
 async def list_models(exchange: Exchange) -> None:
     """All served names."""
-    engine, created = exchange.state.ready_engine(), exchange.state.created
-    cards = [_card(name, engine, created) for name in engine.config.model.names]
+    exchange.state.model_for()  # not before it can answer requests
+    created = exchange.state.created
+    cards = [_card(model, created) for model in exchange.state.models.values()]
     await exchange.reply(msgspec.json.encode({"object": "list", "data": cards}))
 
 
@@ -36,6 +37,5 @@ async def retrieve_model(exchange: Exchange) -> None:
     Raises:
         NotFound: it is not served.
     """
-    engine = exchange.state.ready_engine()
-    name = exchange.state.check_model(exchange.scope["path_params"]["id"], engine)
-    await exchange.reply(msgspec.json.encode(_card(name, engine, exchange.state.created)))
+    model = exchange.state.model_for(exchange.scope["path_params"]["id"])
+    await exchange.reply(msgspec.json.encode(_card(model, exchange.state.created)))

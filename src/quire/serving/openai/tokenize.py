@@ -6,7 +6,6 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.serving.conversation import render_chat
-from quire.serving.decode import decode
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.openai.schema import (
@@ -21,9 +20,8 @@ _CHAT_ONLY = ("tools", "add_generation_prompt", "continue_final_message", "chat_
 
 async def tokenize(exchange: Exchange) -> None:
     """Token ids of a text or of a rendered conversation."""
-    engine = exchange.state.ready_engine()
-    request = decode(TokenizeRequest, await exchange.body(), TOKENIZE_UNSUPPORTED)
-    exchange.state.check_model(request.model, engine)
+    request = await exchange.record(TokenizeRequest, TOKENIZE_UNSUPPORTED)
+    engine = exchange.state.engine_for(request.model)
     ids = await _ids(engine, request)
     wanted, tokenizer, room = request.return_token_strs, engine.tokenizer, engine.max_model_len
 
@@ -61,9 +59,8 @@ async def detokenize(exchange: Exchange) -> None:
     Raises:
         InvalidRequest: an id is outside the vocabulary.
     """
-    engine = exchange.state.ready_engine()
-    request = decode(DetokenizeRequest, await exchange.body(), {})
-    exchange.state.check_model(request.model, engine)
+    request = await exchange.record(DetokenizeRequest, {})
+    engine = exchange.state.engine_for(request.model)
     check_ids(request.tokens, engine.vocab_size, "tokens")
     tokenizer, tokens = engine.tokenizer, request.tokens
     text = await off_loop(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.serving.decode import decode
 from quire.serving.exchange import Exchange
 from quire.serving.pooling.inputs import base_params, check_base, read_inputs
 from quire.serving.pooling.results import Result, list_reply, pool
@@ -17,9 +16,9 @@ async def classify(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid, or the model is no classifier.
     """
-    engine = exchange.state.ready_engine()
-    request = decode(ClassificationRequest, await exchange.body(), INPUT_UNSUPPORTED)
-    model = exchange.state.check_model(request.model, engine)
+    request = await exchange.record(ClassificationRequest, INPUT_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    engine = served.engine
     pooler = check_base(request, engine)
     params = base_params(request, "classify", request.activation)
     prompts = await read_inputs(engine, request, params)
@@ -28,7 +27,7 @@ async def classify(exchange: Exchange) -> None:
         results = await pool(exchange, engine, request, prompts, "classify")
         rows = [_row(i, result, pooler.labels) for i, result in enumerate(results)]
         name = f"classify-{request.request_id or exchange.request_id}"
-        await exchange.reply(list_reply(name, model, rows, results))
+        await exchange.reply(list_reply(name, served.name, rows, results))
 
     await exchange.while_connected(work())
 

@@ -6,7 +6,7 @@ import base64
 from typing import Any, TypeVar
 
 from quire.errors import InvalidRequest
-from quire.serving.decode import decode, show
+from quire.serving.decode import show
 from quire.serving.exchange import Exchange
 from quire.serving.pooling.inputs import base_params, check_base, read_inputs
 from quire.serving.pooling.results import Result, list_reply, pool
@@ -37,9 +37,9 @@ async def pooling(exchange: Exchange) -> None:
 async def _answer(
     exchange: Exchange, kind: type[R], prefix: str, object_name: str, field: str
 ) -> None:
-    engine = exchange.state.ready_engine()
-    request = decode(kind, await exchange.body(), INPUT_UNSUPPORTED)
-    model = exchange.state.check_model(request.model, engine)
+    request = await exchange.record(kind, INPUT_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    engine = served.engine
     pooler = check_base(request, engine)
     form = request.encoding_format or "float"
     if form not in FORMATS:
@@ -58,7 +58,7 @@ async def _answer(
             for i, result in enumerate(results)
         ]
         name = f"{prefix}-{request.request_id or exchange.request_id}"
-        await exchange.reply(list_reply(name, model, rows, results))
+        await exchange.reply(list_reply(name, served.name, rows, results))
 
     await exchange.while_connected(work())
 

@@ -14,7 +14,6 @@ from quire.config import PoolerSpec
 from quire.errors import InvalidRequest
 from quire.outputs import cosine
 from quire.params import PoolingParams
-from quire.serving.decode import decode
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.pooling.inputs import (
@@ -39,9 +38,9 @@ async def score(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid, or the model cannot score.
     """
-    engine = exchange.state.ready_engine()
-    request = decode(ScoreRequest, await exchange.body(), PAIR_UNSUPPORTED)
-    model = exchange.state.check_model(request.model, engine)
+    request = await exchange.record(ScoreRequest, PAIR_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    engine = served.engine
     pooler = check_base(request, engine)
     first, second = _sides(request)
 
@@ -51,7 +50,7 @@ async def score(exchange: Exchange) -> None:
             {"index": i, "object": "score", "score": value} for i, value in enumerate(scores)
         ]
         name = f"score-{request.request_id or exchange.request_id}"
-        await exchange.reply(list_reply(name, model, rows, results))
+        await exchange.reply(list_reply(name, served.name, rows, results))
 
     await exchange.while_connected(work())
 
@@ -62,9 +61,9 @@ async def rerank(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid, or the model cannot score.
     """
-    engine = exchange.state.ready_engine()
-    request = decode(RerankRequest, await exchange.body(), PAIR_UNSUPPORTED)
-    model = exchange.state.check_model(request.model, engine)
+    request = await exchange.record(RerankRequest, PAIR_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    engine = served.engine
     pooler = check_base(request, engine)
     if request.top_n is not None:
         read_field("top_n", request.top_n)
@@ -74,7 +73,7 @@ async def rerank(exchange: Exchange) -> None:
     async def work() -> None:
         queries = [request.query] * len(documents)
         found = await _scores(exchange, engine, pooler, request, queries, documents, "rerank")
-        body = _ranking(exchange, request, model, documents, *found)
+        body = _ranking(exchange, request, served.name, documents, *found)
         await exchange.reply(msgspec.json.encode(body))
 
     await exchange.while_connected(work())
