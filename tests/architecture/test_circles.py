@@ -16,7 +16,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2] / "src"
 
 KNOWN: list[set[str]] = [
-    {"quire.config.model", "quire.config.pooling"},
     {"quire.core.kv.manager", "quire.core.kv.swap"},
     {"quire.core.scheduler", "quire.core.stats", "quire.core.undo", "quire.core.update"},
 ]

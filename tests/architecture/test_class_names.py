@@ -15,7 +15,7 @@ SHARED = {
 }
 """Names that two classes have, and why: scripts written for vLLM import both of them by it."""
 
-KNOWN = {"Call", "DecoderModel", "Head"}
+KNOWN = {"Call", "Head"}
 """Names that still occur twice without a reason. Rows leave this list; none is added."""
 
 

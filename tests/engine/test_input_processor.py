@@ -11,12 +11,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config import ModelConfig, ModelShape
-from quire.engine.frontend.input_processor import (
-    MAX_BAD_WORDS_CHARS,
-    InputProcessor,
-    ProcessedInput,
-    check_request_id,
-)
+from quire.engine.frontend.input_processor import InputProcessor
+from quire.engine.frontend.processed_input import ProcessedInput
+from quire.engine.frontend.request_ids import check_request_id
+from quire.engine.frontend.sampling_checks import MAX_BAD_WORDS_CHARS
 from quire.errors import ConfigError, ContextLengthExceeded, InvalidRequest, RequestError
 from quire.params import MAX_SEED, SamplingParams
 from quire.tokenizer import Tokenizer

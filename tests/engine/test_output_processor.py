@@ -15,8 +15,9 @@ from quire.config import ModelConfig, ModelShape
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import FinishedRequestStats
-from quire.engine.frontend.input_processor import InputProcessor, ProcessedInput
+from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
+from quire.engine.frontend.processed_input import ProcessedInput
 from quire.errors import InvalidRequest
 from quire.outputs import FinishReason, Logprob, RequestOutput
 from quire.params import RequestOutputKind, SamplingParams

@@ -15,7 +15,7 @@ from quire.config import EngineConfig
 from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM as Engine
 from quire.engine.foreign import ABSENT_OF_ASYNC_LLM, absent, check_request_options
-from quire.engine.frontend.input_processor import PromptType
+from quire.engine.frontend.prompts import PromptType
 from quire.errors import EngineDead, NotAvailable
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams

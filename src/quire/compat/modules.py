@@ -32,8 +32,8 @@ _ASYNC = {
 }
 _ARGUMENTS = _of("quire.compat.engine_args", "EngineArgs", "AsyncEngineArgs")
 _PROMPTS = {
-    **_of("quire.engine.frontend.input_processor", "TextPrompt", "TokensPrompt", "PromptType"),
-    "SingletonPrompt": "quire.engine.frontend.input_processor:PromptType",
+    **_of("quire.engine.frontend.prompts", "TextPrompt", "TokensPrompt", "PromptType"),
+    "SingletonPrompt": "quire.engine.frontend.prompts:PromptType",
     **_of("quire.compat.refused", "EmbedsPrompt", "ExplicitEncoderDecoderPrompt"),
 }
 _PARAMS = {

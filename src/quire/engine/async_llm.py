@@ -22,10 +22,10 @@ from quire.engine.cores.process_handle import CoreProcess
 from quire.engine.frontend.calls import PendingCalls
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.input_gate import make_input_processor
-from quire.engine.frontend.input_processor import PromptType
 from quire.engine.frontend.journal import Journal
 from quire.engine.frontend.load_progress import LoadProgress
 from quire.engine.frontend.output_processor import OutputProcessor
+from quire.engine.frontend.prompts import PromptType
 from quire.engine.frontend.questions import Question, accept, explain_live, make_records
 from quire.engine.frontend.queue_limits import QueueLimits
 from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks

@@ -14,7 +14,7 @@ from quire.config.model import EMBEDDED_MODEL
 from quire.config.neutral import beyond_defaults, taken
 from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
 from quire.engine.frontend.checked import CheckedParams
-from quire.engine.frontend.input_processor import PromptType
+from quire.engine.frontend.prompts import PromptType
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.llm_pooling import PoolingVerbs, as_prompts, one_for_each
 from quire.engine.progress import GenerateProgress

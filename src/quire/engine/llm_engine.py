@@ -18,9 +18,10 @@ from quire.engine.engine_verbs import EngineVerbs
 from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.input_gate import make_input_processor
-from quire.engine.frontend.input_processor import ProcessedInput, PromptType
 from quire.engine.frontend.load_progress import LoadProgress
 from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
+from quire.engine.frontend.processed_input import ProcessedInput
+from quire.engine.frontend.prompts import PromptType
 from quire.engine.frontend.questions import (
     Question,
     accept,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quire.bounds import show
 from quire.config import PoolerSpec
 from quire.engine.foreign import check_request_options, truncation
-from quire.engine.frontend.input_processor import PromptType
 from quire.engine.frontend.pooling_input import PoolingInputProcessor
+from quire.engine.frontend.prompts import PromptType
 from quire.errors import InvalidRequest, StepFailed, UnsupportedTask
 from quire.outputs import (
     ClassificationRequestOutput,

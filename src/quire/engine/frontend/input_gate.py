@@ -1,4 +1,4 @@
-"""Which gate a model has: one for text, one for pooling."""
+"""Which gate a model has: one for text, one for pooling. They are siblings over the same parts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.frontend.pooling_input import PoolingInputProcessor
 from quire.tokenizer import Tokenizer
 
+InputGate = InputProcessor | PoolingInputProcessor
+
 
 def make_input_processor(
-    model: ModelConfig, shape: ModelShape, tokenizer: Tokenizer | None, **options: Any
-) -> InputProcessor:
-    """The gate for a model; `options` are those of `InputProcessor`.
+    model: ModelConfig,
+    shape: ModelShape,
+    tokenizer: Tokenizer | None,
+    *,
+    entropy: bytes = b"",
+    **options: Any,
+) -> InputGate:
+    """The gate for a model.
+
+    Args:
+        model: Its name and options.
+        shape: Its sizes.
+        tokenizer: None: prompts must be token ids.
+        entropy: See `InputProcessor`; where nothing is sampled, no seeds are drawn.
+        options: What both gates take.
 
     Raises:
         StartupError: the model's files do not say how it pools, or its default sampling
@@ -21,7 +35,7 @@ def make_input_processor(
     """
     pooler = read_pooler(model, shape)
     if pooler is None:
-        gate = InputProcessor(model, shape, tokenizer, **options)
+        gate = InputProcessor(model, shape, tokenizer, entropy=entropy, **options)
         gate.default_params()  # bad ones are refused now, not with the first request
         return gate
     return PoolingInputProcessor(model, shape, tokenizer, pooler=pooler, **options)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import FinishedRequestStats, IterationStats
-from quire.engine.frontend.input_processor import ProcessedInput
+from quire.engine.frontend.processed_input import ProcessedInput
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import NOT_A_NUMBER, InvalidRequest
 from quire.outputs import (

@@ -1,7 +1,7 @@
 """The gate of pooling models: a prompt and what is wanted of it become one core request.
 
-The rules of `InputProcessor` for prompts hold here, too; no token is generated, so a prompt may
-fill the whole context. Knows nothing of HTTP or scheduling.
+Prompts are read as for text (`prompts.py`); no token is generated, so a prompt may fill the whole
+context, and it may be cut to fit. Knows nothing of HTTP or scheduling.
 """
 
 from __future__ import annotations
@@ -9,33 +9,81 @@ from __future__ import annotations
 from typing import Any
 
 from quire.bounds import read_field
-from quire.config import PoolerSpec
+from quire.config import ModelConfig, ModelShape, PoolerSpec
 from quire.engine.frontend.checked import CheckedParams
-from quire.engine.frontend.input_processor import (
-    InputProcessor,
-    ProcessedInput,
-    PromptType,
-    _one_salt,
-    _refuse,
-    check_request_id,
-)
+from quire.engine.frontend.processed_input import ProcessedInput
+from quire.engine.frontend.prompts import Cut, PromptReader, PromptType
+from quire.engine.frontend.refusal import refuse
+from quire.engine.frontend.request_ids import check_request_id, internal_id
+from quire.engine.frontend.sampling_checks import default_sampling_params
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import ContextLengthExceeded, UnsupportedTask
 from quire.params import PoolingParams, RequestOutputKind, SamplingParams
+from quire.tokenizer import Tokenizer
 
 SERVED = {"embed": ("embed", "token_embed"), "classify": ("classify", "score")}
 """What a request may ask, by what the model is made for."""
 
 
-class PoolingInputProcessor(InputProcessor):
+class PoolingInputProcessor:
     """Validates and completes requests for one pooling model.
 
-    `pooler` says how it pools; the other arguments are `InputProcessor`'s.
+    Args:
+        model: Its name.
+        shape: Its sizes.
+        tokenizer: None: prompts must be token ids.
+        pooler: How it pools.
+        max_model_len: Tokens that a prompt may have.
+        kv_capacity_tokens: What the KV cache can hold for one request; None: not checked.
+        block_size: Tokens per block of the KV cache.
+        generation_defaults: The model's `generation_config.json` with its overrides.
     """
 
-    def __init__(self, *args: Any, pooler: PoolerSpec, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        model: ModelConfig,
+        shape: ModelShape,
+        tokenizer: Tokenizer | None,
+        *,
+        pooler: PoolerSpec,
+        max_model_len: int,
+        kv_capacity_tokens: int | None = None,
+        block_size: int = 16,
+        generation_defaults: dict[str, Any] | None = None,
+    ) -> None:
         self.pooler = pooler
+        self._name = model.names[0]
+        self._max_model_len = max_model_len
+        self._defaults = dict(generation_defaults or {})
+        self._admitted = 0
+        self._prompts = PromptReader(
+            shape.vocab_size, tokenizer, max_model_len, kv_capacity_tokens, block_size
+        )
+
+    def default_params(self) -> SamplingParams:
+        """See `default_sampling_params`: the file may be there, though nothing is sampled.
+
+        Raises:
+            ConfigError: a value of the model's `generation_config.json` is out of range.
+        """
+        return default_sampling_params(self._defaults)
+
+    def check(self, params: SamplingParams) -> CheckedParams:
+        """The answer to a call that wants text, before any prompt of it is read.
+
+        Raises:
+            UnsupportedTask: this model generates none.
+        """
+        raise self._no_text()
+
+    def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
+        """See `PromptReader.check_prefix`.
+
+        Raises:
+            InvalidRequest: an id is outside the vocabulary, there is none, or the salt is bad.
+            ContextLengthExceeded: no prompt is that long.
+        """
+        self._prompts.check_prefix(ids, cache_salt)
 
     def process(
         self,
@@ -58,41 +106,40 @@ class PoolingInputProcessor(InputProcessor):
         """
         check_request_id(request_id)
         if isinstance(params, (SamplingParams, CheckedParams)):
-            raise UnsupportedTask(f"{self._name} {self._does}; it generates no text.")
+            raise self._no_text()
         if not isinstance(params, PoolingParams):
-            _refuse("pooling_params", f"must be PoolingParams, got {type(params).__name__}.")
+            refuse("pooling_params", f"must be PoolingParams, got {type(params).__name__}.")
         priority = read_field("priority", priority)
         self._check_task(params)
-        text, ids, salt = self._read_pooling_prompt(prompt, params, add_special_tokens)
-        salt = _one_salt(salt, cache_salt)
-        self._check_prompt_ids(ids)
-        self._check_fits(len(ids))
+        read = self._prompts.read(
+            prompt,
+            cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
+            cut=self._cut(params),
+        )
+        self._check_length(len(read.ids))
         neutral = self._neutral(params)
         request = EngineCoreRequest(
-            request_id=f"{request_id}-{self._next_number() % 2**32:08x}",
+            request_id=internal_id(request_id, self._admitted),
             external_id=request_id,
             index=0,
-            prompt_token_ids=ids,
+            prompt_token_ids=read.ids,
             sampling_params=neutral,
             arrival_time=arrival_time,
             priority=priority,
-            cache_salt=salt,
+            cache_salt=read.salt,
             client=client,
             pooling_params=params,
         )
-        return ProcessedInput([request], text, neutral, 0, CheckedParams(neutral))
-
-    @property
-    def _name(self) -> str:
-        return self._model.names[0]
+        self._admitted += 1
+        return ProcessedInput([request], read.text, neutral, 0, CheckedParams(neutral))
 
     @property
     def _does(self) -> str:
         return "gives embeddings" if self.pooler.task == "embed" else "classifies"
 
-    def _next_number(self) -> int:
-        self._admitted += 1
-        return self._admitted - 1
+    def _no_text(self) -> UnsupportedTask:
+        return UnsupportedTask(f"{self._name} {self._does}; it generates no text.")
 
     def _check_task(self, params: PoolingParams) -> None:
         served = SERVED[self.pooler.task]
@@ -127,34 +174,24 @@ class PoolingInputProcessor(InputProcessor):
             )
         if wanted > pooler.size or (allowed and wanted not in allowed):
             rule = f"one of {', '.join(map(str, allowed))}" if allowed else f"1 to {pooler.size}"
-            _refuse("dimensions", f"must be {rule}, got {wanted}.")
+            refuse("dimensions", f"must be {rule}, got {wanted}.")
 
-    def _read_pooling_prompt(
-        self, prompt: PromptType, params: PoolingParams, special: bool
-    ) -> tuple[str | None, list[int], str | None]:
-        """Text, ids and salt, cut as the request wants."""
+    def _cut(self, params: PoolingParams) -> Cut | None:
+        """Where `truncate_prompt_tokens` ends a prompt; -1 is what the model takes."""
         keep = params.truncate_prompt_tokens
         if keep is None:
-            return self._read_prompt(prompt, special)
-        keep = self._max_model_len if keep == -1 else keep
-        text = prompt if isinstance(prompt, str) else None
-        if isinstance(prompt, dict) and "prompt_token_ids" not in prompt:
-            text = prompt.get("prompt")
-        if isinstance(text, str) and self._tokenizer is not None:
-            ids = self._tokenizer.encode_within(text, keep, params.truncation_side, special)
-            prompt = {**(prompt if isinstance(prompt, dict) else {}), "prompt_token_ids": ids}
-            return self._read_prompt(prompt, special)
-        text, ids, salt = self._read_prompt(prompt, special)
-        return text, ids[:keep] if params.truncation_side == "right" else ids[-keep:], salt
+            return None
+        return Cut(self._max_model_len if keep == -1 else keep, params.truncation_side)
 
-    def _check_fits(self, count: int) -> None:
+    def _check_length(self, count: int) -> None:
+        """The prompt alone must fit the model, and the KV cache."""
         if count > self._max_model_len:
             raise ContextLengthExceeded(
                 f"this model takes at most {self._max_model_len} tokens, but the prompt has "
                 f"{count}. Shorten it, or let it be cut with truncate_prompt_tokens.",
                 param="prompt",
             )
-        self._check_room(count, count)
+        self._prompts.check_room(count, count)
 
     def _neutral(self, params: PoolingParams) -> SamplingParams:
         """What the scheduler reads of a request's parameters: nothing is sampled."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from quire.config.observability import ObservabilityConfig
-from quire.engine.frontend.input_processor import ProcessedInput
+from quire.engine.frontend.processed_input import ProcessedInput
 from quire.logger import get_logger
 
 logger = get_logger(__name__)

@@ -1,0 +1,182 @@
+"""Sampling parameters against the model: what it cannot do is refused, what it knows is filled in.
+
+`SamplingParams` has checked its own ranges; here are the rules that need the vocabulary, the
+tokenizer, the context or `--max-logprobs`, and the ids that end a sequence. Knows no prompt but its
+length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from quire.config import ModelShape
+from quire.engine.frontend.checked import CheckedParams, filled, unique
+from quire.engine.frontend.refusal import refuse, shown
+from quire.errors import ConfigError, InvalidRequest
+from quire.params import SamplingParams
+from quire.tokenizer import Tokenizer
+
+MAX_BAD_WORDS_CHARS: Final = 65536
+"""Characters of all `bad_words` together: they are tokenised when a request is admitted."""
+GENERATION_DEFAULTS: Final = {
+    # key of generation_config.json: field of SamplingParams
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters of a model's `generation_config.json` and its overrides.
+
+    `do_sample: false` means greedy, as in Hugging Face. Keys that are not about sampling are
+    left alone: the file is theirs, too.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    found = {
+        field: generation_config[key]
+        for key, field in GENERATION_DEFAULTS.items()
+        if generation_config.get(key) is not None
+    }
+    if generation_config.get("do_sample") is False:
+        found.setdefault("temperature", 0.0)
+    try:
+        return SamplingParams(**found)
+    except InvalidRequest as error:
+        raise ConfigError(
+            f"generation_config: {error.message} Correct it with "
+            "--override-generation-config, or start with --generation-config vllm."
+        ) from None
+
+
+def find_eos_token_ids(
+    shape: ModelShape, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any]
+) -> list[int]:
+    """All ids that end a sequence: the tokenizer's first, then those of the configuration files.
+
+    Each once, and only ids of the vocabulary.
+    """
+    own = tokenizer.eos_token_id if tokenizer else None
+    more = generation_config.get("eos_token_id")
+    listed = more if isinstance(more, (list, tuple)) else [more]
+    found = dict.fromkeys([own, *shape.eos_token_ids, *listed])
+    return [i for i in found if type(i) is int and 0 <= i < shape.vocab_size]
+
+
+class SamplingChecks:
+    """Checks and completes sampling parameters for one model.
+
+    Args:
+        vocab_size: Width of the logits.
+        tokenizer: None: nothing that is given as text can be used.
+        max_model_len: The context in tokens.
+        max_logprobs: `--max-logprobs`; -1: no limit.
+        eos_token_ids: What ends a sequence.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        max_logprobs: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._max_logprobs = max_logprobs
+        self.eos_token_ids = list(eos_token_ids)
+
+    def check(self, params: SamplingParams) -> CheckedParams:
+        """Check all that depends on the model and not on a prompt, and fill in what it says.
+
+        Raises:
+            InvalidRequest: a field is wrong; `param` names it.
+        """
+        for name in ("eos_token_ids", "bad_words_token_ids"):
+            if getattr(params, name):
+                refuse(name, "is filled in by the engine; use stop_token_ids or bad_words.")
+        for name in ("logprobs", "prompt_logprobs"):
+            self._check_logprobs(name, getattr(params, name))
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            self._check_vocabulary(name, getattr(params, name) or ())
+        if self._tokenizer is None and params.stop_strings:
+            refuse("stop", "stop strings need a tokenizer, and none is loaded.")
+        changes: dict[str, Any] = {
+            name: unique(value)
+            for name in ("allowed_token_ids", "stop_token_ids", "bad_words", "stop")
+            if isinstance(value := getattr(params, name), (list, tuple))
+        }
+        words = changes.get("bad_words")
+        changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
+        changes["eos_token_ids"] = list(self.eos_token_ids)
+        return CheckedParams(filled(params, **changes))
+
+    def complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        """Checked parameters with what a prompt of this many tokens settles.
+
+        Raises:
+            InvalidRequest: `min_tokens` is more than the context leaves.
+        """
+        room = self._max_model_len - prompt_length
+        if params.min_tokens > room:
+            refuse(
+                "min_tokens",
+                f"must be at most {room}, what the context of {self._max_model_len} tokens leaves "
+                f"after a prompt of {prompt_length}, got {params.min_tokens}.",
+            )
+        return filled(params, max_tokens=room) if params.max_tokens is None else params
+
+    def _check_logprobs(self, name: str, asked: int | None) -> None:
+        limit = self._max_logprobs
+        if asked is None or limit == -1 and asked <= self._vocab_size:
+            return
+        if limit == -1:
+            refuse(name, f"must be at most the vocabulary's {self._vocab_size}, got {asked}.")
+        if asked == -1:
+            refuse(name, f"-1 (whole vocabulary) is more than the limit --max-logprobs {limit}.")
+        if asked > limit:
+            refuse(name, f"must be at most {limit} (--max-logprobs), got {asked}.")
+
+    def _check_vocabulary(self, name: str, ids: Iterable[int]) -> None:
+        """Ids index rows of logits: check against those, not against the tokenizer."""
+        largest = max(ids, default=0)
+        if largest >= self._vocab_size:
+            limit = self._vocab_size - 1
+            refuse(name, f"token ids must be at most {limit}, got {shown(largest)}.")
+
+    def _bad_words_token_ids(self, words: Sequence[str] | None) -> list[list[int]] | None:
+        """Token sequences of banned words: as the text starts with them, and after a space.
+
+        vLLM's rule: the second form counts only if it is another token sequence of equal length.
+        """
+        if not words:
+            return None
+        if self._tokenizer is None:
+            refuse("bad_words", "bad words need a tokenizer, and none is loaded.")
+        length = sum(map(len, words))
+        if length > MAX_BAD_WORDS_CHARS:
+            limit = MAX_BAD_WORDS_CHARS
+            refuse("bad_words", f"must have at most {limit} characters in all, got {length}.")
+        banned: list[list[int]] = []
+        for word in words:
+            stem = word.lstrip(" ") or word
+            plain = self._tokenizer.encode(stem, add_special_tokens=False)
+            if not plain:
+                refuse("bad_words", f"the word {shown(word)} is no token of this model.")
+            spaced = self._tokenizer.encode(" " + stem, add_special_tokens=False)
+            banned.append(plain)
+            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+                banned.append(spaced)
+        for sequence in banned:
+            self._check_vocabulary("bad_words", sequence)
+        return banned
