@@ -38,8 +38,6 @@ class CachedModel:
     folder: Path
     bytes: int
     """Size of the files, each counted once."""
-    modified: float
-    """Seconds since the epoch of the last change."""
     revisions: tuple[str, ...]
     """Names of revisions, each followed by `@` and the beginning of its commit."""
 
@@ -135,12 +133,10 @@ def cached_models(download_dir: str | None = None) -> Iterator[CachedModel]:
         if not is_repo_id(name) or not folder.is_dir():
             continue
         files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-        stats = [path.stat() for path in files]
         yield CachedModel(
             name,
             folder,
-            sum(stat.st_size for stat in stats),
-            max((stat.st_mtime for stat in stats), default=folder.stat().st_mtime),
+            sum(path.stat().st_size for path in files),
             tuple(_revisions(folder)),
         )
 

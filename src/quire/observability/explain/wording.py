@@ -46,11 +46,8 @@ _WAITS: Final[dict[str, str]] = {
         "too few free KV blocks ({whose} {needed} and {available} were free), held by {holders}"
     ),
     "max_num_seqs": "all {available} --max-num-seqs places were taken, by {holders}",
-    "preemption": "a running request was being preempted, and then none is admitted",
+    "preemption": "a running request was being preempted, and a step that preempts admits none",
     "policy": "the scheduling policy or --scheduler-delay-factor held it back",
-    "adapter": "there was no free place for its LoRA adapter",
-    "grammar": "its grammar was being compiled",
-    "transfer": "its KV blocks were still being copied",
     "step": "it arrived while a step was running",
 }
 

@@ -1,7 +1,8 @@
 """The human line every few seconds, and the optional lines per step and per batch size.
 
-The stat line carries vLLM's fields in vLLM's order, then the names older documents use. Each
-field is a row of `FIELDS`. Time comes from a clock that is asked, so no thread exists here.
+The stat line carries vLLM's fields in vLLM's order, then the words that older versions of vLLM
+used. Each field is a row of `FIELDS`. There is no thread here: the caller asks often enough, and a
+clock says whether a line is due.
 """
 
 from __future__ import annotations
@@ -86,15 +87,15 @@ FIELDS: Final = (
         lambda i: 100 * i.last.swap_usage,
         when=lambda i: i.last.swap_usage > 0 or i.last.num_swapped > 0,
     ),
-    # The older documents' words.
+    # The words of older versions of vLLM.
     Field("Swapped: %d reqs", lambda i: i.last.num_swapped),
     Field("Pending: %d reqs", lambda i: i.last.num_waiting),
 )
 
 
 def cache_words(device: str) -> str:
-    """What the lines call the main KV pool. On a CPU it has no word in front: the documents'
-    `CPU KV cache usage` is the second tier."""
+    """What the lines call the main KV pool. On a CPU its name has no prefix, because vLLM's
+    `CPU KV cache usage` means the second tier."""
     return "KV cache usage" if device == "cpu" else "GPU KV cache usage"
 
 

@@ -39,7 +39,6 @@ from quire.observability.metrics.store import (
 from quire.observability.metrics.table import CACHE_INFO, CACHE_INFO_HELP, MetricKind
 from quire.utils.timing import Clock, RealClock
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_AGE: Final = 0.25
 """Seconds for which a text is handed out again while no request ends: a storm of scrapes costs one
 rendering."""
