@@ -88,7 +88,7 @@ OVERVIEW = (
         "Usage near 1 with preemptions: there are more requests than the KV cache can hold.",
     ),
 )
-"""The documents' four panels."""
+"""The four panels that vLLM guides ask for."""
 
 _MODEL = '{model_name=~"$model"}'
 
@@ -252,7 +252,7 @@ RULES = (
         "5m",
         "warning",
         "p95 time per output token is {{ $value | humanizeDuration }}",
-        "The threshold is that of the documents for a large GPU; set it to what your model does. "
+        "The threshold is what vLLM guides give for a large GPU; set it to what your model does. "
         "Spikes: lower --max-num-batched-tokens.",
         _histogram(_TPOT, "0.05", "0.075"),
         _histogram(_TPOT, "0", "0.025"),

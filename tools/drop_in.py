@@ -30,18 +30,18 @@ KEYS = ("QUIRE_API_KEY", "VLLM_API_KEY")
 DIFFERS = """\
 ## What differs although the name is there
 
-- `LLM` and `LLMEngine` run the engine in the caller's process; `AsyncLLM` in one of its own, which
-  starts with the first request.
-- A parameter that is out of range is an error when `SamplingParams` is made, or when a field of it
-  is replaced; the one before stays.
-- The tokenizer is quire's own. It has the usual members, but `decode` leaves special tokens out
-  unless told otherwise, `apply_chat_template` gives text unless `tokenize=True`, and nothing is
-  padded or turned into tensors.
-- Configuration objects (`CompilationConfig(mode=0)`) are plain mappings. What they ask for is
-  judged when an engine is made.
-- What is refused raises `quire.errors.NotAvailable`, a `NotImplementedError`, or
-  `quire.errors.InvalidRequest`, a `ValueError`; options raise `quire.errors.ConfigError`, a
-  `ValueError`, too.""".splitlines()
+- `LLM` and `LLMEngine` run the engine in the caller's process. `AsyncLLM` runs it in a process of
+  its own, which starts with the first request.
+- A value out of range is an error as soon as `SamplingParams` is made. If a field is set to such a
+  value later, the error is raised at once and the field keeps its old value.
+- The tokenizer is quire's own. It has the usual members, but `decode` leaves out special tokens by
+  default, `apply_chat_template` returns text unless `tokenize=True`, and nothing is padded or
+  turned into tensors.
+- Configuration objects (`CompilationConfig(mode=0)`) are plain mappings. quire checks what they ask
+  for when an engine is made from them.
+- Refusals raise `quire.errors.NotAvailable`, a `NotImplementedError`, or
+  `quire.errors.InvalidRequest`, a `ValueError`. Bad options raise `quire.errors.ConfigError`, also
+  a `ValueError`.""".splitlines()
 
 
 @dataclass
@@ -291,7 +291,7 @@ def counts() -> list[Count]:
 
 
 def table(rows: list[Count]) -> Iterator[str]:
-    yield "| Of vLLM's | all | taken | of them refused by name | not there |"
+    yield "| Of vLLM's | total | accepted | of these, refused when used | missing |"
     yield "|---|---:|---:|---:|---|"
     for row in rows:
         shown = ", ".join(f"`{name}`" for name in row.missing[:8])
@@ -308,11 +308,11 @@ def page(rows: list[Count]) -> str:
         "<!-- Written by `python tools/drop_in.py --markdown`: change the code, then run it. -->",
         "",
         f"Counted by `python tools/drop_in.py` against the public names of vLLM {version} "
-        "(`tools/vllm_surface.json`). A flag or option counts if its own default does not stop a "
-        "start; a parameter, member or name counts if it is there. Some that are there answer with "
-        "one sentence that says what quire does not do: they are counted once more as refused by "
-        "name. Values that ask for nothing are in [config.md](config.md), the modules of "
-        "`import vllm` in [cli.md](cli.md).",
+        "(`tools/vllm_surface.json`). A flag or option counts as accepted if an engine starts with "
+        "its default; a parameter, member or name counts if it exists. Some of those that exist "
+        'only answer with a sentence on what quire does not do; the column "refused when used" '
+        "counts them again. [config.md](config.md) lists the values that options without a setting "
+        "here may have, [cli.md](cli.md) the modules of `import vllm`.",
         "",
         *table(rows),
         "",

@@ -51,9 +51,9 @@ def config_page() -> Iterator[str]:
     yield GENERATED + "\n"
     yield (
         "Each setting is a flag of `quire serve`, an argument of `LLM(...)` with the same name in "
-        "`snake_case`, and a key of a `--config` file. The command line wins over the file, the "
-        "file over the default. Whole numbers may be written `8k` (8000) or `8K` (8192). Switches "
-        "have a `--no-…` form. JSON flags also take `--flag.key value`.\n"
+        "`snake_case`, and a key of a `--config` file. The command line takes precedence over the "
+        "file, and the file over the default. Whole numbers may be written `8k` (8000) or `8K` "
+        "(8192). Switches have a `--no-…` form. JSON flags also take `--flag.key value`.\n"
     )
     yield "```yaml\n# quire serve --config server.yaml\nmodel: ./my-model\nmax-num-seqs: 64"
     yield "cache:            # sections may be nested\n  block_size: 32\nport: 9000\n```"
@@ -76,8 +76,8 @@ def config_page() -> Iterator[str]:
 def environment_part() -> Iterator[str]:
     yield "\n## Environment variables\n"
     yield (
-        "Each is also read with the prefix `VLLM_`; `QUIRE_` wins. An empty value counts as unset; "
-        "a bad one is an error at start.\n"
+        "Each variable is also read with the prefix `VLLM_`; `QUIRE_` takes precedence. An empty "
+        "value counts as unset; a bad one is an error at start.\n"
     )
     yield "| Variable | Default | Meaning |\n| --- | --- | --- |"
     for name, row in envs.table().items():
@@ -100,11 +100,11 @@ def old_flags_part() -> Iterator[str]:
 def neutral_part() -> Iterator[str]:
     yield "\n## vLLM's options that have no setting here\n"
     yield (
-        "Each is taken, as a flag, in a file and in `LLM(...)`, if its value asks for what happens "
-        "anyway: the values shown, `None`, or leaving it out. One line at the start names those "
-        "that were given. Any other value is refused with the sentence beside it.\n"
+        "Each is accepted as a flag, in a file and in `LLM(...)` if its value asks for what quire "
+        "does anyway: the values shown, or `None`. One line at the start names those that were "
+        "given. Any other value is refused with the sentence beside it.\n"
     )
-    yield "| Sentence | Option and values that are taken |\n| --- | --- |"
+    yield "| Sentence | Options, and the values that are accepted |\n| --- | --- |"
     rows = [*neutral.engine_rows().values(), *neutral.server_rows().values()]
     for remedy in dict.fromkeys(row.remedy for row in rows):
         listed = ", ".join(neutral_cell(row) for row in rows if row.remedy == remedy)
@@ -126,7 +126,7 @@ def cli_page() -> Iterator[str]:
     yield GENERATED + "\n"
     yield f"```\n{overview()}\n```\n"
     yield (
-        "Errors are one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 "
+        "An error is one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 "
         "interrupted. `QUIRE_LOGGING_LEVEL=DEBUG` shows tracebacks."
     )
     for name in COMMANDS:
@@ -173,12 +173,13 @@ def metrics_page() -> Iterator[str]:
     yield "# Metrics\n"
     yield GENERATED + "\n"
     yield (
-        "`GET /metrics` gives Prometheus text, at most a quarter of a second old; "
-        "`LLM(..., disable_log_stats=False).get_metrics()` the same as objects. All carry the "
-        "labels `model_name` and `engine`. Counters end in `_total`, histograms in `_bucket`, "
-        "`_sum` and `_count`. `--disable-log-stats` turns them off: then they are absent, not 0. "
-        "Beside them are the `process_*`, `python_info` and `python_gc_*` metrics of the API "
-        "process. Dashboards, alerts and a scrape configuration are in [deploy](../deploy).\n"
+        "`GET /metrics` returns Prometheus text, at most a quarter of a second old. `LLM(..., "
+        "disable_log_stats=False).get_metrics()` returns the same values as objects. All metrics "
+        "have the labels `model_name` and `engine`. Counters end in `_total`, histograms in "
+        "`_bucket`, `_sum` and `_count`. `--disable-log-stats` turns them off: they are then "
+        "absent, not 0. The page also has the `process_*`, `python_info` and `python_gc_*` "
+        "metrics of the API process. Dashboards, alerts and a scrape configuration are in "
+        "[deploy](../deploy).\n"
     )
     for section, metrics in grouped():
         yield f"## {section.title}\n"
@@ -190,12 +191,12 @@ def metrics_page() -> Iterator[str]:
         yield ""
     yield "## HTTP\n"
     yield (
-        "Of the requests that the server has answered, without those for probes and metrics. The "
-        "names and buckets are those of the usual instrumentation of Python servers; there is no "
-        "`model_name`. `handler` is the route as it stands in the server's table (`none`: there is "
-        "no such route), `status` is `2xx`, `4xx` or `5xx`; a caller that went away before its "
-        "reply began counts as `4xx`. Durations reach to the end of the reply, streams included; "
-        "sizes are those of the bodies.\n"
+        "These cover the requests that the server has answered, except those for probes and "
+        "metrics. Names and buckets are those of the usual instrumentation of Python servers, so "
+        "there is no label `model_name`. `handler` is the route as written in the server's table "
+        "(`none`: no route matched), `status` is `2xx`, `4xx` or `5xx`; a client that "
+        "disconnected before its reply began counts as `4xx`. Durations last until the end of the "
+        "reply, streams included; sizes are those of the bodies.\n"
     )
     yield "| Metric | Kind | Meaning |\n| --- | --- | --- |"
     for row in HTTP_METRICS:
@@ -210,12 +211,13 @@ def metrics_page() -> Iterator[str]:
 
 
 def required_page() -> Iterator[str]:
-    yield "# What older documents tell, and the tests that show it\n"
+    yield "# What guides to vLLM describe, and the tests that show it\n"
     yield GENERATED + "\n"
     yield (
-        "Guides to the V1 engine tell their readers to look at certain metrics, log lines, flags "
-        "and variables. Each such row has a letter (B behaviour, C flag, D variable, E endpoint, "
-        "F trace, G metric, H log line, J profiler) and a test in tests/required.\n"
+        "Guides to vLLM's V1 engine tell their readers which metrics and log lines to watch and "
+        "which flags and variables to set. Each such thing is a row here, with a letter (B "
+        "behaviour, C flag, D variable, E endpoint, F trace, G metric, H log line, J profiler) "
+        "and a test in tests/required.\n"
     )
     yield "| Row | What holds | Test |\n| --- | --- | --- |"
     for rows, what, test in sorted(required_tests(), key=lambda r: (r[0][0][0], int(r[0][0][1:]))):

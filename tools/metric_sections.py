@@ -30,20 +30,19 @@ SECTIONS = (
             "request_(queue|prefill|decode|inference)_time_seconds",
             "time_in_queue_requests",
         ),
-        "The life of a request has five moments: it **arrives** at the API process, is "
-        "**queued** in the core, is first **scheduled**, gets its **first token** and its "
-        "**last token**. Time to first token (TTFT) is first token - arrival. Inter-token "
-        "latency (ITL) is the time between two successive outputs: one value for each output "
-        "after the first, so a step that confirms three draft tokens gives one value and not "
-        "three. Time per output token (TPOT) is one value per request: (last token - first "
-        "token) / (tokens - 1); a request of one token has none. Queue time is scheduled - "
-        "queued, prefill time first token - scheduled, decode time last token - first token, "
-        "inference time last token - scheduled. End to end is the end as the API process sees "
-        "it - arrival, and counts aborted requests too.\n\n"
-        "All times are from the monotonic clock, in seconds, taken when the API process has the "
-        "token: what a client measures beyond them is the network and its own scheduling. After "
-        "a preemption the phases go on: time spent waiting again is part of decode (or prefill) "
-        "time.",
+        "The life of a request has five moments: it **arrives** at the API process, is **queued** "
+        "in the core, is first **scheduled**, gets its **first token** and its **last token**. "
+        "Time to first token (TTFT) is first token - arrival. Inter-token latency (ITL) is the "
+        "time between two successive outputs: one value for each output after the first, so a "
+        "step that accepts three draft tokens gives one value and not three. Time per output "
+        "token (TPOT) is one value per request: (last token - first token) / (tokens - 1); a "
+        "request of one token has none. Queue time is scheduled - queued, prefill time first "
+        "token - scheduled, decode time last token - first token, inference time last token - "
+        "scheduled. End-to-end latency is the end as the API process sees it - arrival, and "
+        "includes aborted requests.\n\nAll times are in seconds on the monotonic clock, taken "
+        "when the API process has the token: whatever a client measures beyond them is the "
+        "network and its own scheduling. A preemption does not interrupt a phase: the time spent "
+        "waiting again counts as decode (or prefill) time.",
     ),
     Section(
         "Queue",
@@ -55,23 +54,23 @@ SECTIONS = (
             "admission_rejections",
             "engine_sleep_state",
         ),
-        "State after the last step. Running requests hold KV blocks and get tokens in each "
-        "step, prompts as well as decodes; waiting ones hold none, or lost theirs to a "
-        "preemption. `capacity` is the ordinary queue, `deferred` waits for something other "
-        "than room. KV is never fetched from another engine, so those stages are 0.",
+        "The state after the last step. Running requests hold KV blocks and compute tokens in "
+        "each step, of their prompt or output. Waiting requests hold no blocks: they have not "
+        "been admitted yet, or were preempted. `capacity` is the ordinary queue; `deferred` are "
+        "requests that wait for something other than room. quire never fetches KV from another "
+        "engine, so those stages are 0.",
     ),
     Section(
         "KV cache",
         ("kv_cache_usage_perc", "gpu_cache_usage_perc", "kv_block_.*"),
-        "Usage is 0 to 1, not percent: blocks that some request holds, by all blocks. Cached "
-        "blocks that nobody holds are free, so usage falls to 0 when the last request ends "
-        "although the next equal prompt still finds its prefix.\n\n"
-        "The `kv_block_` histograms are there with `--kv-cache-metrics` and follow a share of the "
-        "blocks (`--kv-cache-metrics-sample`). All three are told when the cached content of a "
-        "block is given up for new tokens: how long it stayed since the block was taken, how long "
-        "since anybody held or found it, and the gaps between the times that it was taken or "
-        "found. Idle times that are short, with gaps that are long: the cache is too small for "
-        "what comes back.",
+        "Usage is a number from 0 to 1, not a percentage: the blocks that requests hold, divided "
+        "by all blocks. Cached blocks that no request holds count as free. So usage falls to 0 "
+        "when the last request ends, although the next equal prompt still finds its prefix.\n\n"
+        "The `kv_block_` histograms exist with `--kv-cache-metrics` and follow a share of the "
+        "blocks (`--kv-cache-metrics-sample`). All three are recorded when the cached content of "
+        "a block is evicted: how long it was cached since the block was allocated, how long since "
+        "a request last held or found it, and the times between such uses. If idle times are "
+        "short and reuse gaps are long, the cache is too small for prompts that come back.",
     ),
     Section(
         "Second KV tier",
@@ -81,10 +80,10 @@ SECTIONS = (
             "kv_blocks_swapped_.*",
             "kv_swap_.*",
         ),
-        "Where preempted requests leave their KV if `--swap-space` gives it room; without it these "
-        "stay 0, and a preempted request is computed again. The first two have the names of "
-        "vLLM V0, the third is what newer dashboards ask for. Usage counts blocks that must not "
-        "be given up: prefixes that are merely kept do not count.",
+        "With `--swap-space`, preempted requests leave their KV here; without it these metrics "
+        "stay 0, and a preempted request is computed again. The first two have the names of vLLM "
+        "V0, the third the name that newer dashboards query. Usage counts blocks that must be "
+        "kept; evicted prefixes, which are kept only while there is room, do not count.",
     ),
     Section(
         "Prefix cache",
@@ -93,14 +92,13 @@ SECTIONS = (
             "quire:prefix_cache_missed",
             "mm_cache_(queries|hits)",
         ),
-        "Counted in tokens. Each admission looks up the whole prompt; hits are the tokens it "
-        "need not compute. The hit rate over any window is `rate(hits) / rate(queries)`; the "
-        "gauge is that of the lookups of late, for dashboards that ask for one. `missed` are "
-        "tokens that had been cached, were evicted and were then asked for again: what a pool "
-        "of twice the size would still have had. Prompts that nobody sends twice miss nothing, "
-        "however low their hit rate. `external` "
-        "would be a cache outside this engine and `mm` one of processed images; there is "
-        "neither, so they are 0.",
+        "Counted in tokens. Each admission looks up the whole prompt; hits are the tokens that "
+        "need not be computed. The hit rate over any window is `rate(hits) / rate(queries)`; the "
+        "gauge is the rate over recent lookups, for dashboards that query one. `missed` counts "
+        "tokens that were cached, evicted and then looked up again: a pool of twice the size "
+        "would still have had them. Prompts that are sent only once add nothing to it, however "
+        "low their hit rate. `external` is for a cache outside the engine and `mm` for one of "
+        "processed images; quire has neither, so both are 0.",
     ),
     Section(
         "Tokens",
@@ -109,11 +107,11 @@ SECTIONS = (
             "(generation_)?tokens",
             "iteration_tokens_total",
         ),
-        "Prompt tokens are counted whole when a request's first token arrives, cached ones "
-        "included; generated ones when they arrive. Of the cached ones, `device` are those found "
-        "in the KV cache, `host` and `disk` those brought back from the second tier. "
-        "`iteration_tokens_total` is a histogram of tokens computed per step, cached ones "
-        "excluded; its name ends in `_total` by tradition, so its series are "
+        "All prompt tokens of a request, cached ones included, are counted when its first token "
+        "arrives; generated tokens are counted as they arrive. Of the cached tokens, `device` are "
+        "those found in the KV cache, `host` and `disk` those copied back from the second tier. "
+        "`iteration_tokens_total` is a histogram of the tokens computed per step, without cached "
+        "ones; its name ends in `_total` because vLLM's does, so its series are "
         "`vllm:iteration_tokens_total_bucket` and so on.",
     ),
     Section(
@@ -126,7 +124,7 @@ SECTIONS = (
             "request_num_preemptions",
         ),
         "One value per completion (`n` of them in a request with `n` > 1) when it ends, however "
-        "it ends: a client that goes away counts as `abort`. "
+        "it ends: a client that disconnects counts as `abort`. "
         "`request_max_num_generation_tokens` has one value per request. Buckets of token counts "
         "are 1, 2, 5, 10, ... up to the model's length.",
     ),
@@ -136,8 +134,9 @@ SECTIONS = (
         "A draft of k tokens is verified in one step and gives between 1 and k + 1 tokens. "
         "Acceptance rate = accepted / drafted tokens; mean acceptance length = 1 + accepted "
         "tokens / drafts; system efficiency = (accepted tokens + drafts) / (draft tokens + "
-        "drafts), the share of what perfect drafts would have given. The gauges are over the "
-        "engine's whole life; over a window, take the counters. All stay 0 without drafts.",
+        "drafts), the share of the tokens that perfect drafts would have given. The gauges cover "
+        "the engine's whole life; for a window, use the counters. Without drafts all of these "
+        "stay 0.",
     ),
     Section(
         "Engine",
@@ -148,24 +147,25 @@ SECTIONS = (
             "quire:cpu_(wait|withheld)_seconds",
         ),
         "Where the engine's own time goes. `rate(vllm:engine_step_seconds_total[1m])` is the "
-        "share of a second that each part takes: their sum is how busy the core is, 1 being "
-        "always.\n\n"
-        "`cpu_wait_seconds` says whether the machine lets it: how long threads were ready to run "
-        "while something else had the cores. `rate(quire:cpu_wait_seconds_total[1m])` near 0 is a "
-        "machine of one's own. It counts throttling by a CPU quota too, but not what a hypervisor "
-        "takes: that is `cpu_withheld_seconds`. Both are told by Linux alone; elsewhere they have "
+        "share of time that each phase takes. The sum of the phases says how busy the core is; 1 "
+        "means always.\n\n`cpu_wait_seconds` says whether the machine gives the engine enough "
+        "CPU: it counts how long threads were ready to run while other work had the cores. "
+        "`rate(quire:cpu_wait_seconds_total[1m])` near 0 means that the engine has the machine to "
+        "itself. It includes throttling by a CPU quota, but not the time that a hypervisor takes: "
+        "that is in `cpu_withheld_seconds`. Only Linux reports these; on other systems both have "
         "no sample.",
     ),
     Section(
         "Adapters and watermarks",
         ("lora_requests(_info)?", "watermark_requests"),
-        "Names that dashboards ask for. No LoRA adapter is served and no text watermarked yet, so "
-        "they are announced and have no sample.",
+        "Dashboards query these names. quire serves no LoRA adapters and watermarks no text yet, "
+        "so the metrics are announced but have no sample.",
     ),
     Section(
         "Traces",
         ("quire:trace_spans_dropped",),
-        "Spans that no collector took. Serving goes on without them; one warning says why.",
+        "Spans that the collector did not accept. Serving goes on without them; one warning says "
+        "why.",
     ),
 )
 

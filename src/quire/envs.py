@@ -138,11 +138,15 @@ LOGGING_FORMAT: Annotated[
     ),
 ]
 LOGGING_PREFIX: Annotated[
-    str, Var(str, "", "Word before every log line, for example the name of a replica.")
+    str, Var(str, "", "Text before every log line, for example the name of a replica.")
 ]
 CONFIGURE_LOGGING: Annotated[
     bool,
-    Var(_one_of(_SWITCH), True, "`0` leaves the handlers and level of the `quire` logger alone."),
+    Var(
+        _one_of(_SWITCH),
+        True,
+        ("`0` leaves the handlers and the level of the `quire` logger as they are."),
+    ),
 ]
 LOGGING_CONFIG_PATH: Annotated[
     str | None,
@@ -150,7 +154,7 @@ LOGGING_CONFIG_PATH: Annotated[
 ]
 LOG_STATS_INTERVAL: Annotated[
     float,
-    Var(_interval, 10.0, "Seconds between two stat lines; 0 and less mean 10."),
+    Var(_interval, 10.0, "Seconds between two stat lines; 0 or less means 10."),
 ]
 LOG_BATCHSIZE_INTERVAL: Annotated[
     float | None,
@@ -158,7 +162,7 @@ LOG_BATCHSIZE_INTERVAL: Annotated[
         _interval_or_off,
         None,
         "Seconds between two lines that list batch sizes (tokens of a step) with their number and "
-        "median forward time; 0 and less mean no such lines.",
+        "median forward time; 0 or less: no such lines.",
     ),
 ]
 TRACE_FUNCTION: Annotated[
@@ -166,8 +170,8 @@ TRACE_FUNCTION: Annotated[
     Var(
         _one_of(_SWITCH),
         False,
-        "`1` writes every call of a function of quire in the engine's process to a file per thread "
-        "below the folder for temporary files. Very slow.",
+        "`1` writes every call of one of quire's functions in the engine's process to a file per "
+        "thread in the folder for temporary files. Very slow.",
     ),
 ]
 CPU_KVCACHE_SPACE: Annotated[
@@ -175,14 +179,14 @@ CPU_KVCACHE_SPACE: Annotated[
     Var(
         _gib,
         0.0,
-        "GiB for the KV cache on a CPU, if `--kv-cache-memory-bytes` does not say; 0 means the "
+        "GiB for the KV cache on a CPU, unless `--kv-cache-memory-bytes` is given; 0 means the "
         "default.",
     ),
 ]
 API_KEY: Annotated[
     str | None,
-    Var(str, None, "Key that clients must send, if `--api-key` gives none; `chat` and `complete` "
-        "send it."),
+    Var(str, None, "Key that clients must send, unless `--api-key` gives one; `chat` and "
+                   "`complete` send it."),
 ]  # fmt: skip
 KERNELS: Annotated[
     str,
@@ -198,8 +202,8 @@ KERNELS_FILE: Annotated[
     Var(
         _file,
         None,
-        "The compiled kernels to load instead of the installed ones: another build of the module, "
-        "as one with sanitizers. Default: the installed ones.",
+        "File with compiled kernels to load instead of the installed ones, for example a build "
+        "with sanitizers. Default: the installed ones.",
     ),
 ]
 CPU_ISA: Annotated[
@@ -225,8 +229,8 @@ DEBUG_KV_CACHE: Annotated[
     Var(
         _one_of(_SWITCH),
         False,
-        "`1` finds kernels that read or write what is not theirs: KV blocks are filled with NaN "
-        "before a request gets them, and the cache stands between pages that nobody may touch.",
+        "`1` finds kernels that read or write out of bounds: KV blocks are filled with NaN before "
+        "a request gets them, and the cache lies between pages that may not be accessed.",
     ),
 ]
 LOG_MODEL_INSPECTION: Annotated[
@@ -234,12 +238,12 @@ LOG_MODEL_INSPECTION: Annotated[
     Var(
         _one_of(_SWITCH),
         False,
-        "`1` logs the tree of the model with shapes and chosen kernels when it is loaded.",
+        "`1` logs the tree of the model, with shapes and the kernels chosen, when it is loaded.",
     ),
 ]
 ATTENTION_BACKEND: Annotated[
     str | None,
-    Var(str, None, "Attention backend, if `--attention-backend` names none."),
+    Var(str, None, "Attention backend, unless `--attention-backend` names one."),
 ]
 TORCH_COMPILE_CACHE_DIR: Annotated[
     str | None,

@@ -70,8 +70,8 @@ def test_every_field_has_a_working_flag_and_prose(flag):
 
 def test_prose_is_the_text_under_the_field():
     seqs = next(flag for flag in ALL if flag.field == "max_num_seqs")
-    assert seqs.help == "Most requests running at once."
-    assert seqs.help_with_default == "Most requests running at once. Default: 128."
+    assert seqs.help == "Largest number of requests running at once."
+    assert seqs.help_with_default == "Largest number of requests running at once. Default: 128."
 
 
 def test_fields_are_unique_across_sections():
@@ -239,7 +239,7 @@ def test_help_topics(capsys):
     scheduler = shown(capsys, "--help=scheduler")
     assert "--max-num-seqs" in scheduler and "--port" not in scheduler
     one = shown(capsys, "--help=max_num_seqs")
-    assert "Most requests running at once." in one and "--port" not in one
+    assert "Largest number of requests running at once." in one and "--port" not in one
     assert "did you mean 'Scheduler'?" in refused("--help=shceduler")
 
 

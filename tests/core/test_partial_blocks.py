@@ -18,7 +18,7 @@ def finish(bench: Any) -> None:
 
 
 def test_a_short_prompt_repeated_hits_without_a_full_block(make: Make) -> None:
-    """The documents' demonstration: nine tokens, three times, blocks of sixteen."""
+    """A demonstration from vLLM guides: nine tokens, three times, blocks of sixteen."""
     bench = make(block_size=16)
     cached = []
     for name in "abc":

@@ -1,5 +1,5 @@
-"""The documents' incident drill on a real server: `quire doctor` and `quire explain` name the true
-cause of an overload and of a p99 spike, and find nothing on a healthy server.
+"""The incident drill of vLLM guides, on a real server: `quire doctor` and `quire explain` name the
+true cause of an overload and of a p99 spike, and find nothing on a healthy server.
 
 Every explanation is held against the caller's own clock as well.
 """

@@ -1,4 +1,4 @@
-"""What the documents have one observe (rows B), step by step, and with the model that ships."""
+"""What guides to vLLM tell their readers to observe (rows B), with the model that ships."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def run(llm: LLM, prompts: list[str], tokens: int) -> list[StepStats]:
 
 
 def test_b3_three_identical_prompts(llm: LLM) -> None:
-    """The second and third of three equal prompts hit, even with a prompt of one block and a
-    bit."""
+    """Of three equal prompts, the second and third hit the prefix cache, even if the prompt is
+    hardly longer than one block."""
     llm.reset_prefix_cache()
     prompt = "System: be concise. User: hi"
     together = llm.generate([prompt] * 3, GREEDY, use_tqdm=False)
@@ -120,8 +120,8 @@ def test_b3_three_identical_prompts(llm: LLM) -> None:
 
 
 def test_b4_a_hit_ends_before_the_last_token() -> None:
-    """A prompt of N full blocks hits N - 1 of them whole, and all but the last token of the
-    last."""
+    """A prompt of N full blocks finds N - 1 of them whole, and all but the last token of the last
+    one."""
     steps = Steps()
     steps.add("first", list(range(64)), 1)
     steps.step()
@@ -133,8 +133,8 @@ def test_b4_a_hit_ends_before_the_last_token() -> None:
 
 
 def test_b5_hit_blocks_are_shared() -> None:
-    """Hit blocks that are held cost no free block; those of an ended request leave the free
-    queue."""
+    """Blocks found in the cache cost no free block while a request holds them; those of a finished
+    request leave the free queue."""
     steps = Steps()
     steps.add("first", list(range(64)))
     steps.step()
@@ -154,7 +154,7 @@ def test_b5_hit_blocks_are_shared() -> None:
 
 
 def test_b6_everything_is_free_after_the_end() -> None:
-    """All blocks of an ended request are free again, and can still be found."""
+    """All blocks of a finished request are free again, and can still be found."""
     steps = Steps(blocks=20)
     steps.add("first", list(range(64)), 20)
     steps.step()
@@ -167,8 +167,8 @@ def test_b6_everything_is_free_after_the_end() -> None:
 
 
 def test_b15_ten_equal_prompts_with_and_without_the_cache() -> None:
-    """Ten times the same prompt: with the cache only the first is computed, so the others' first
-    tokens come after a step of one token and not of a whole prompt."""
+    """Of ten equal prompts only the first is computed when the cache is on, so the first tokens of
+    the others come after a step of one token instead of a whole prompt."""
     prompt = "The capital of France is Paris. " * 60
     for caching in (True, False):
         computed = []
@@ -183,8 +183,8 @@ def test_b15_ten_equal_prompts_with_and_without_the_cache() -> None:
 
 
 def test_b7_chunked_prefill_example() -> None:
-    """Budget 2048, prompts of 50 and 5000: {50, 1998}, {1, 2047}, {1, 955}; the other way round
-    the long one uses up the steps."""
+    """With a budget of 2048, prompts of 50 and 5000 tokens take the steps {50, 1998}, {1, 2047},
+    {1, 955}; in the other order the long prompt uses up the steps."""
     short, long = [1] * 50, [2] * 5000
     steps = Steps()
     steps.add("short", short)
@@ -209,8 +209,8 @@ def test_b7_chunked_prefill_example() -> None:
 
 
 def test_b8_without_chunks() -> None:
-    """Without chunked prefill both prompts are one step of 5050 tokens, and what does not fit
-    waits whole."""
+    """Without chunked prefill both prompts run in one step of 5050 tokens; a prompt that does not
+    fit waits until it fits whole."""
     steps = Steps(budget=8192, enable_chunked_prefill=False)
     steps.add("short", [1] * 50)
     steps.add("long", [2] * 5000)
@@ -223,7 +223,7 @@ def test_b8_without_chunks() -> None:
 
 
 def test_b10_priority_alone_pushes_nobody_out() -> None:
-    """An urgent arrival takes the place of a running request only with `--priority-preemption`."""
+    """An urgent request takes the place of a running one only with `--priority-preemption`."""
     for preempts in (False, True):
         steps = Steps(
             max_num_seqs=1, scheduling_policy="priority", priority_preemption=preempts
@@ -237,8 +237,8 @@ def test_b10_priority_alone_pushes_nobody_out() -> None:
 
 
 def test_b11_less_preemption() -> None:
-    """Requests that push one another out: a watermark, or admission of whole prompts only, makes
-    that rare."""
+    """Requests that preempt one another do so rarely with a watermark, or when only whole prompts
+    are admitted."""
     counts = {}
     for name, limits in {
         "bare": {"scheduler_reserve_full_isl": False},
@@ -266,7 +266,7 @@ def test_b12_who_goes_first() -> None:
     "policy, expected", [("fcfs", "abc"), ("ljf", "cab"), ("sjf", "bac")], ids=str
 )
 def test_b13_policies(policy: str, expected: str) -> None:
-    """Longest job first is a policy one can choose, and so is shortest first."""
+    """Longest job first can be chosen as a policy, and so can shortest job first."""
     steps = Steps(max_num_seqs=1, scheduling_policy=policy)
     for name, length in (("a", 40), ("b", 20), ("c", 60)):
         steps.add(name, [ord(name)] * length, 2)
@@ -274,7 +274,7 @@ def test_b13_policies(policy: str, expected: str) -> None:
 
 
 def test_b14_joining_a_running_batch() -> None:
-    """A request that comes in while others decode is in the very next step."""
+    """A request that arrives while others decode is in the very next step."""
     steps = Steps()
     for name in "ab":
         steps.add(name, [ord(name)] * 20)
@@ -321,7 +321,7 @@ def test_b27_swap_in() -> None:
 
 
 def test_b18_half_the_width_twice_the_blocks() -> None:
-    """KV numbers of half the width double the number of blocks. (8-bit ones are not there yet:
+    """KV entries of half the width double the number of blocks. (8-bit KV is not available yet:
     test_c9.)"""
     blocks = {}
     for dtype in ("float32", "bfloat16"):
@@ -331,8 +331,8 @@ def test_b18_half_the_width_twice_the_blocks() -> None:
 
 
 def test_b19_many_prompts_at_once(llm: LLM) -> None:
-    """A hundred prompts together: a fraction of the steps, more tokens in each, more KV in use.
-    What that is in tokens per second `benchmarks/cpu_engine.py` measures."""
+    """A hundred prompts together take a fraction of the steps, with more tokens in each and more KV
+    in use. `benchmarks/cpu_engine.py` measures the tokens per second."""
     prompts = [f"Request {number}: tell me a story." for number in range(100)]
     together = run(llm, prompts, 8)
     alone = run(llm, prompts[:1], 8)
@@ -354,7 +354,7 @@ def test_b20_concurrency_limit() -> None:
 
 
 def test_b17_enforce_eager(llm: LLM) -> None:
-    """`--enforce-eager` is taken; on a CPU nothing is compiled, so the bytes are the same."""
+    """`--enforce-eager` is accepted; on a CPU nothing is compiled, so the bytes are the same."""
     prompt, params = "The capital of France is", SamplingParams(temperature=0, max_tokens=20)
     with LLM(enforce_eager=True) as eager:
         (ours,) = eager.generate(prompt, params, use_tqdm=False)
@@ -363,7 +363,8 @@ def test_b17_enforce_eager(llm: LLM) -> None:
 
 
 def test_b22_wrong_output_is_compared_with_transformers() -> None:
-    """The bisection of wrong output ends at another implementation: the same tokens."""
+    """Wrong output can be bisected against another implementation: transformers gives the same
+    tokens."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -384,8 +385,8 @@ def test_b22_wrong_output_is_compared_with_transformers() -> None:
 
 
 def test_b21_the_on_call_trio(seen: Watched) -> None:
-    """Time to first token, waiting and KV usage from one scrape; then explanation, trace and
-    profiler for what they show."""
+    """One scrape gives time to first token, waiting requests and KV usage; explanation, trace and
+    profiler then show the cause."""
     found = metric_figures({}, parse_metrics(seen.text), 1.0)
     assert found["ttft_metric_p95"] > 0
     assert (found["waiting"], found["kv_usage"]) == (0, 0), "the load is over"
@@ -401,7 +402,7 @@ def findings(rig: Rig) -> dict[str, str]:
 
 
 def test_b25_saturation() -> None:
-    """Running at `--max-num-seqs` with a queue of more than ten: the server is saturated."""
+    """A server that runs `--max-num-seqs` requests and has more than ten waiting is saturated."""
     rig = Rig(seqs=4)
     for number in range(40):
         rig.add(f"r{number}", 20, 30)
@@ -416,8 +417,8 @@ def test_b25_saturation() -> None:
 
 
 def test_b26_what_latencies_mean() -> None:
-    """TTFT high with TPOT fine is the queue; spikes of TPOT are long prompts in the same steps:
-    lower `--max-num-batched-tokens`."""
+    """High TTFT with normal TPOT means queueing; spikes of TPOT mean long prompts in the same
+    steps, for which to lower `--max-num-batched-tokens`."""
 
     def load(budget: int) -> Rig:
         rig = Rig(budget=budget)
@@ -436,15 +437,15 @@ def test_b26_what_latencies_mean() -> None:
 
 
 def test_b24_j5_processes_have_names(seen: Watched) -> None:
-    """The engine's process is found by its name, for py-spy, gdb and top."""
+    """The engine's process can be found by its name, for py-spy, gdb and top."""
     assert any("quire::EngineCore" in title for title in seen.titles), seen.titles
     assert any("serve" in title for title in seen.titles)
 
 
 def test_j8_prefill_is_cheap_per_token(llm: LLM) -> None:
-    """A token of a prompt costs a fraction of a decode step's: one reads the weights for many.
-
-    Processor time of this process, the least of a few steps: other processes do not count.
+    """A prompt token costs a fraction of a decoded one, because the weights are read once for many
+    of them. Measured in processor time of this process, the least of a few steps, so other
+    processes do not count.
     """
     llm.reset_prefix_cache()
     prompts = [f"Once upon a time there was a king {number}. " * 40 for number in range(3)]

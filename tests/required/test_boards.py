@@ -1,4 +1,4 @@
-"""Rules, queries and thresholds the documents name (rows G21 to G23); tests/deploy runs them."""
+"""Rules, queries and thresholds that vLLM guides name (rows G21 to G23); tests/deploy runs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def test_g21_alert_rules() -> None:
-    """The documents' three rules: usage, preemptions, and both at once."""
+    """The three alert rules of vLLM guides: usage, preemptions, and both at once."""
     found = rules()
     assert found["vllm:kv_cache_usage_perc > 0.9"] == "5m"
     assert "rate(vllm:num_preemptions_total[5m]) > 0.5" in found
@@ -33,7 +33,7 @@ def test_g21_alert_rules() -> None:
 
 
 def test_g22_four_panels_and_a_scrape_every_5_s() -> None:
-    """Four panels with the documents' queries; scraped every 5 s."""
+    """The four panels of vLLM guides, with their queries; scraped every 5 s."""
     exprs = [target["expr"] for panel in panels() for target in panel["targets"]]
     assert len(panels()) == 4
     ttft = "histogram_quantile(0.95, rate(vllm:time_to_first_token_seconds_bucket[5m]))"
@@ -45,9 +45,9 @@ def test_g22_four_panels_and_a_scrape_every_5_s() -> None:
 
 
 def test_g23_thresholds() -> None:
-    """The documents' thresholds are rules: TTFT p95 0.5 s and p99 0.8 s, TPOT 30 ms, 10 and 50
-    waiting. A low hit rate is what a new server has, and prompts that differ: the rule is about
-    prefixes that had been cached and were asked for again."""
+    """The thresholds of vLLM guides are rules: TTFT p95 0.5 s and p99 0.8 s, TPOT 30 ms, 10 and 50
+    waiting. A new server, and prompts that differ, have a low hit rate without any fault; so that
+    rule is about prefixes that were cached, evicted and asked for again."""
     ends = {expr.rpartition(" > ")[2] for expr in rules() if "histogram_quantile" in expr}
     assert ends == {"0.5", "0.8", "0.03"}
     assert {"vllm:num_requests_waiting > 10", "vllm:num_requests_waiting > 50"} < set(rules())

@@ -1,4 +1,4 @@
-"""Flags of the documents (rows C), and variables that belong to others (D7, D9, D12, D13)."""
+"""Flags that vLLM guides name (rows C), and variables of other software (D7, D9, D12, D13)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COMMAND = """facebook/opt-125m --port 8000 --enforce-eager --no-disable-log-stat
 
 
 def test_c1_c2_c3_c5_c6_c7_c8_c10_c11_c12_c13_c14_the_command_line() -> None:
-    """All flags of the documents' command lines are taken with their values; the defaults are
-    theirs."""
+    """All flags of the command lines in vLLM guides are accepted with their values; the defaults
+    are vLLM's."""
     given = build_parser().parse(COMMAND.split())
     engine, server = engine_config(given), server_config(given)
     assert (engine.model.model, server.port) == ("facebook/opt-125m", 8000)
@@ -54,8 +54,8 @@ def test_c1_c2_c3_c5_c6_c7_c8_c10_c11_c12_c13_c14_the_command_line() -> None:
     ],
 )
 def test_c9_c16_c17_c18_c19_known_or_refused(row: str, flag: str, remedy: str) -> None:
-    """8-bit KV, quantisation, speculation, tensor parallelism and LoRA: their flags are refused
-    with what to do instead, never ignored."""
+    """The flags of 8-bit KV, quantisation, speculation, tensor parallelism and LoRA are refused
+    with a sentence on what to do instead, never ignored."""
     given = build_parser().parse(flag.split())
     with pytest.raises(ConfigError, match="not supported yet; ") as refused:
         engine_config(given)
@@ -82,7 +82,7 @@ def test_d9_attention_backend(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`VLLM_ATTENTION_BACKEND` and `--attention-backend` choose the backend; one that this device
-    does not have is refused with those that it has."""
+    does not have is refused, and the error lists those it has."""
     params = SamplingParams(temperature=0, max_tokens=8)
     tokens = []
     monkeypatch.setattr("quire.models.registry.logger.propagate", True)
@@ -106,8 +106,8 @@ def test_d9_attention_backend(
 
 @pytest.mark.parametrize("row", ["NCCL", "CUDA"])
 def test_d12_d13_variables_of_nccl_and_cuda(seen: Watched, row: str) -> None:
-    """Variables that NCCL, CUDA and torch read reach the engine's process as they are, and nobody
-    complains of them."""
+    """Variables that NCCL, CUDA and torch read reach the engine's process unchanged, and cause no
+    complaint."""
     expected = {
         name: value for name, value in FOREIGN.items() if ("NCCL" in name) == (row == "NCCL")
     }

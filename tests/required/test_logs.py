@@ -1,4 +1,4 @@
-"""Log lines the documents name (rows H), variables that switch them (rows D), flags (C)."""
+"""Log lines that vLLM guides name (rows H), variables that switch them (rows D), flags (C)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_d1_logging_level(seen: Watched) -> None:
 
 
 def test_d2_basic_config(tmp_path: Path) -> None:
-    """`logging.basicConfig(level=DEBUG)` before the import opens our logger, and no line comes
-    twice."""
+    """`logging.basicConfig(level=DEBUG)` before the import makes our logger print debug lines, and
+    no line twice."""
     code = (
         "import logging; logging.basicConfig(level=logging.DEBUG)\n"
         "from quire.logger import get_logger\n"
@@ -60,7 +60,7 @@ def test_d2_basic_config(tmp_path: Path) -> None:
 
 
 def test_d3_log_stats_interval(seen: Watched) -> None:
-    """`VLLM_LOG_STATS_INTERVAL=1`: a line a second, not every ten."""
+    """`VLLM_LOG_STATS_INTERVAL=1` gives a stat line every second instead of every ten."""
     times = re.findall(r"(\d\d:\d\d:\d\d) \[log_line\.py:\d+\] Engine 000", seen.log)
     assert len(times) >= 3 and len(set(times)) >= 3
 
@@ -75,7 +75,7 @@ def test_d4_log_batchsize_interval(seen: Watched) -> None:
 
 
 def test_d5_trace_function(tmp_path: Path) -> None:
-    """`VLLM_TRACE_FUNCTION=1` writes calls and returns into a file that only its owner reads."""
+    """`VLLM_TRACE_FUNCTION=1` writes calls and returns into a file that only its owner can read."""
     code = (
         "from quire.utils.function_trace import trace_functions, stop_tracing\n"
         "from quire.utils.math import human_bytes\n"
@@ -127,12 +127,12 @@ def test_h2_the_second_tier_has_its_own_words(seen: Watched) -> None:
 
 
 def test_h3_swapped_and_pending(seen: Watched) -> None:
-    """The older documents' words stand at the end of the line."""
+    """The words of older vLLM guides are at the end of the line."""
     assert re.search(r"Swapped: 0 reqs, Pending: \d+ reqs$", seen.log, re.M)
 
 
 def test_h4_preemptions_show(seen: Watched) -> None:
-    """Preemptions of the intervals add up to the counter."""
+    """The preemptions of all intervals add up to the counter."""
     shown = re.findall(r"Engine 000: .*Preemptions: (\d+)", seen.log)
     assert sum(map(int, shown)) == seen.value("vllm:num_preemptions_total") > 0
 
@@ -149,7 +149,8 @@ def test_h5_every_step(seen: Watched) -> None:
 
 
 def test_h6_h7_scheduler_lines(seen: Watched) -> None:
-    """At DEBUG each step says who runs, who is new, who was preempted, and the tokens of each."""
+    """At DEBUG each step lists the requests that run, are new or were preempted, with their
+    tokens."""
     assert re.search(
         r"\[SCHED\] step n_running=\d+ n_waiting=\d+ total_tokens=\d+ new=\[.*\] preempted=\[.*\]",
         seen.log,
@@ -159,7 +160,8 @@ def test_h6_h7_scheduler_lines(seen: Watched) -> None:
 
 
 def test_h8_kv_lines(seen: Watched) -> None:
-    """At DEBUG each allocation says its tokens, the table's length and the free blocks."""
+    """At DEBUG each allocation gives its tokens, the length of the block table and the number of
+    free blocks."""
     line = r"\[KV\] req=\S+ new_tokens=\d+ block_table_len=\d+ free_blocks=\d+"
     assert re.search(line, seen.log)
 
@@ -170,7 +172,8 @@ def test_h9_cache_hit_lines(seen: Watched) -> None:
 
 
 def test_h10_b18_start_up_lines(seen: Watched) -> None:
-    """The size of the KV cache in tokens, and how many longest requests it holds."""
+    """The lines at start give the size of the KV cache in tokens, and how many requests of the
+    longest length it holds."""
     assert re.search(r"KV cache size: \d[\d,]* tokens", seen.log)
     assert "# CPU blocks: 24, # swap blocks: 0" in seen.log
     assert re.search(r"Maximum concurrency for 256 tokens per request: [\d.]+x", seen.log)

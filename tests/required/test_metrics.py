@@ -1,4 +1,4 @@
-"""Metrics the documents name (rows G), and the endpoint that shows them (row E1)."""
+"""Metrics that vLLM guides name (rows G), and the endpoint that shows them (row E1)."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def test_g5_g6_prefix_cache_hit_rate(seen: Watched, name: str) -> None:
 
 
 def test_g7_prefix_cache_counters(seen: Watched) -> None:
-    """Queries and hits in tokens: all prompts are like the first."""
+    """Queries and hits are counted in tokens; here all prompts equal the first."""
     hits = seen.value("vllm:prefix_cache_hits_total")
     assert 0 < hits < seen.value("vllm:prefix_cache_queries_total")
 
 
 @pytest.mark.parametrize("name", ["gpu_cache_usage_perc", "kv_cache_usage_perc"])
 def test_g8_g9_kv_cache_usage(seen: Watched, name: str) -> None:
-    """Usage is 0 to 1 under both names: nearly full under load, 0 when nobody holds a block."""
+    """Usage is 0 to 1 under both names: nearly 1 under load, 0 when no request holds a block."""
     assert 0.8 < seen.value(f"vllm:{name}", peak=True) <= 1
     assert seen.value(f"vllm:{name}") == 0
 
 
 def test_g11_iteration_tokens(seen: Watched) -> None:
-    """Tokens per step: its sum is what was computed, its count the number of steps."""
+    """Tokens per step: the sum is the number of tokens computed, the count the number of steps."""
     assert seen.value("vllm:iteration_tokens_total_count") == seen.value("vllm:engine_steps_total")
     assert seen.value("vllm:iteration_tokens_total_bucket", le="16384.0") > 0
 
@@ -95,19 +95,19 @@ def test_g14_e2e_request_latency(seen: Watched) -> None:
 
 
 def test_g15_token_counters(seen: Watched) -> None:
-    """Prompt tokens whole, split by source; generated tokens."""
+    """Prompt tokens, in total and by source; generated tokens."""
     prompt = seen.value("vllm:prompt_tokens_total")
     assert prompt == seen.value("vllm:prompt_tokens_by_source_total") > 0
     assert seen.value("vllm:generation_tokens_total") >= len(seen.completed) * TOKENS
 
 
 def test_g16_corrupted_requests(seen: Watched) -> None:
-    """Requests whose numbers were not finite: none here."""
+    """Requests that failed on numbers that were not finite: none here."""
     assert seen.value("vllm:corrupted_requests_total") == 0
 
 
 def test_g17_aborts_are_counted(seen: Watched) -> None:
-    """A client that goes away counts as `abort`; every reason exists from the start."""
+    """A client that disconnects counts as `abort`; every reason exists from the start."""
     name = "vllm:request_success_total"
     assert seen.value(name, finished_reason="abort") == 1
     assert seen.value(name, finished_reason="length") == len(seen.completed)
@@ -131,15 +131,15 @@ def test_g24_memory_has_metrics(seen: Watched) -> None:
 
 
 def test_g20_lora_requests(seen: Watched) -> None:
-    """Requests by LoRA adapter: announced, and without a sample as long as none is served."""
+    """Requests by LoRA adapter: announced, but without a sample while no adapter is served."""
     assert "# TYPE vllm:lora_requests_total counter" in seen.text
     assert "# TYPE vllm:lora_requests_info gauge" in seen.text
     assert not any(name.startswith("vllm:lora") for name, _ in seen.last)
 
 
 def test_g3_g10_with_a_second_tier() -> None:
-    """With `--swap-space`: swapped requests and the tier's usage show under load, old name and new,
-    and prompts found there count as `host`."""
+    """With `--swap-space`, swapped requests and the usage of the tier show under load, under the
+    old name and the new, and prompt tokens found there count as `host`."""
     options = {"num_gpu_blocks_override": 24, "swap_space": 0.01, "preemption_mode": "swap"}
     peaks: dict[str, float] = {}
     with LLM(disable_log_stats=False, max_model_len=256, **options) as llm:  # type: ignore[arg-type]

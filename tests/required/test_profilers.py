@@ -1,4 +1,4 @@
-"""The documents' rows about profilers: D10, D11, E2, H11, H13, J1 to J7."""
+"""The rows about profilers: D10, D11, E2, H11, H13, J1 to J7."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_d10_e2_start_and_stop_profile_over_http(tmp_path: Path) -> None:
 
 
 def test_e2_without_a_profiler_it_says_what_to_set() -> None:
-    """Without a folder the routes say what to set."""
+    """Without a folder, the routes answer with what to set."""
     with serving() as server:
         reply = httpx.post(f"{server.url}/start_profile", timeout=PATIENCE)
         assert reply.status_code == 400
@@ -63,7 +63,7 @@ def test_e2_without_a_profiler_it_says_what_to_set() -> None:
 
 
 def test_j3_profiler_config(tmp_path: Path) -> None:
-    """`--profiler-config` delays the recording and ends it by itself; bad keys are refused."""
+    """`--profiler-config` delays the recording and ends it on its own; bad keys are refused."""
     config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "use_gzip": False}
     with LLM(profiler_config={**config, "delay_iterations": 1, "max_iterations": 2}) as llm:
         llm.start_profile()
@@ -108,8 +108,8 @@ def test_j4_ranges_for_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_j1_j6_j7_a_profiler_around_generate_names_the_kernels(llm: LLM, tmp_path: Path) -> None:
-    """`torch.profiler` around `llm.generate` sees our kernels by name, and its trace is one for
-    Chrome and Perfetto."""
+    """`torch.profiler` around `llm.generate` sees our kernels by name and writes a trace for Chrome
+    and Perfetto."""
     from torch.profiler import ProfilerActivity, profile
 
     bare = ops.linear
@@ -189,8 +189,8 @@ def test_j2_h11_layerwise_profiler(
     assert list(rows[0]) == ["layer", "calls", "attention_ms", "mlp_ms", "total_ms"]
 
 
-def test_j2_under_the_documents_import(tmp_path: Path) -> None:
-    """The documents' import works in a script."""
+def test_j2_under_the_name_in_vllm(tmp_path: Path) -> None:
+    """The import that vLLM guides show works in a script."""
     script = tmp_path / "script.py"
     script.write_text("from vllm.profiler import LayerwiseProfiler\nprint(LayerwiseProfiler)\n")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every row of the documents has a test: the table in docs/required.md is complete."""
+"""Every row has a test: the table in docs/required.md is complete."""
 
 from __future__ import annotations
 

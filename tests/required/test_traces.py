@@ -1,4 +1,4 @@
-"""The documents' rows about traces: C15, E3, E4, F1 to F5, B23. A real server, a real model, a
+"""The rows about traces: C15, E3, E4, F1 to F5, B23. A real server, a real model, a
 receiver."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_f2_step_spans(server: Server, receiver: GrpcReceiver) -> None:
 
 
 def test_f3_service_name(server: Server, receiver: GrpcReceiver) -> None:
-    """The service is found under the name of `OTEL_SERVICE_NAME`; the start is a trace, too."""
+    """The service has the name in `OTEL_SERVICE_NAME`; the start is a trace, too."""
     receiver.seen.wait(lambda seen: bool(seen.named("startup")))
     assert receiver.seen.resource["service.name"] == "vllm-engine"
     phases = [s.name for s in receiver.seen.children(receiver.seen.only("startup"))]
@@ -93,7 +93,7 @@ def test_f3_service_name(server: Server, receiver: GrpcReceiver) -> None:
 
 
 def test_f4_an_aborted_request_has_a_trace(server: Server, receiver: GrpcReceiver) -> None:
-    """A client that goes away leaves a trace that says `abort`."""
+    """A client that disconnects leaves a trace that says `abort`."""
     body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
     headers = {"x-request-id": "gone"}
     url = f"{server.url}/v1/completions"
@@ -106,7 +106,7 @@ def test_f4_an_aborted_request_has_a_trace(server: Server, receiver: GrpcReceive
 
 
 def test_b23_the_long_span_of_a_slow_request(server: Server, receiver: GrpcReceiver) -> None:
-    """Four long answers fill the seats; the fifth request waits, and its trace says so."""
+    """Four long answers take all places; the fifth request waits, and its trace says so."""
     body = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
     url = f"{server.url}/v1/completions"
     with contextlib.ExitStack() as stack:
@@ -166,7 +166,7 @@ def test_f5_detailed_traces(asked: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_f5_bad_details() -> None:
-    """Details without an endpoint, or of something unknown, are refused."""
+    """`--collect-detailed-traces` without an endpoint, or with an unknown value, is refused."""
     with pytest.raises(ConfigError, match="needs --otlp-traces-endpoint"):
         EngineConfig.from_options(collect_detailed_traces=["model"])
     with pytest.raises(ConfigError, match="of model, worker, all, got 'modle'"):
@@ -176,8 +176,8 @@ def test_f5_bad_details() -> None:
 
 
 def test_e3_ports_of_collectors() -> None:
-    """An endpoint at 4317 is spoken to in gRPC, one at 4318 in HTTP, as collectors and Jaeger
-    listen."""
+    """Traces go to port 4317 over gRPC and to port 4318 over HTTP, as collectors and Jaeger
+    expect."""
     assert protocol("http://localhost:4317") == "grpc"
     assert protocol("http://localhost:4318") == "http"
 

@@ -1,4 +1,4 @@
-"""One server watched in every way the documents tell, under a load that shows everything once."""
+"""One server, watched in every way that vLLM guides describe, under a load that shows it all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOREIGN = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
-"""Variables of NCCL and CUDA that the documents have one set."""
+"""Variables of NCCL and CUDA that vLLM guides tell their readers to set."""
 FLAGS = (
     *("--no-disable-log-stats", "--enable-log-requests", "--enable-logging-iteration-details"),
     *("--num-gpu-blocks-override", "24", "--max-model-len", "256", "--max-num-seqs", "4"),

@@ -12,7 +12,7 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """How much memory holds keys and values, and how it is cut up."""
+    """How much memory holds keys and values, and in what units."""
 
     block_size: int = 16
     """Tokens per KV block: 8, 16, 32, 64 or 128."""
@@ -20,17 +20,16 @@ class CacheConfig:
     """Share of the memory free at start (device memory on a GPU, else RAM within the control
     group's limit) that weights and KV cache may use."""
     kv_cache_memory_bytes: int | None = None
-    """Bytes for the KV cache; wins over `--gpu-memory-utilization`. On a CPU the default is at
-    most 4 GiB, or `VLLM_CPU_KVCACHE_SPACE` GiB."""
+    """Bytes for the KV cache; takes precedence over `--gpu-memory-utilization`. On a CPU the
+    default is at most 4 GiB, or `VLLM_CPU_KVCACHE_SPACE` GiB."""
     num_gpu_blocks_override: int | None = None
     """Number of KV blocks, whatever the memory says (for tests and experiments)."""
     swap_space: float | None = None
-    """GiB of the second KV tier, to which preempted requests are swapped out and in which evicted
-    prefixes are kept: host memory, or a file with `--swap-dir`. Default: 4 behind a GPU, else
-    0."""
+    """GiB of the second KV tier: host memory, or a file with `--swap-dir`. Preempted requests are
+    swapped out to it, and evicted prefixes are kept in it. Default: 4 with a GPU, else 0."""
     swap_dir: str | None = None
-    """Folder for a file that is the second KV tier instead of memory. It has no name and is gone
-    with the process; if it cannot be written any more, preempted requests are recomputed."""
+    """Folder for a file that is the second KV tier instead of memory. The file has no name and
+    disappears with the process. If writing to it fails, preempted requests are recomputed."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of an equal prefix."""
     disable_hybrid_kv_cache_manager: bool = False

@@ -59,39 +59,41 @@ class ModelConfig:
     """What the model is run for: `auto` (what its files say), `generate` (text) or `pooling`
     (embeddings, classes, scores)."""
     convert: str = "auto"
-    """With `--runner pooling`: `auto`, `none` (as it is), `embed` (give hidden states, without the
-    model's own head), `classify`."""
+    """What to make of the model with `--runner pooling`: `auto`, `none` (use it as it is), `embed`
+    (return hidden states, without the model's own head), `classify`."""
     task: str | None = None
-    """Older spelling of the two: `auto`, `generate`, `embed`, `classify` or `score`."""
+    """Older spelling of `--runner` and `--convert` in one: `auto`, `generate`, `embed`, `classify`
+    or `score`."""
     pooler_config: dict[str, Any] = field(default_factory=dict)
-    """JSON object that wins over the pooling files of the model: `pooling_type` (`CLS`, `MEAN`,
-    `LAST`, `MAX`), `use_activation` (scale embeddings to length 1, apply the softmax or sigmoid),
-    `dimensions`, `is_matryoshka`, `matryoshka_dimensions`."""
+    """JSON object that takes precedence over the pooling files of the model: `pooling_type` (`CLS`,
+    `MEAN`, `LAST`, `MAX`), `use_activation` (scale embeddings to length 1, apply the softmax or
+    sigmoid), `dimensions`, `is_matryoshka`, `matryoshka_dimensions`."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens. Default: what the model was made for."""
     seed: int = 0
-    """Seed from which requests without one get theirs."""
+    """Seed from which requests without a seed of their own get one."""
     max_logprobs: int = 20
-    """Most log-probabilities a request may ask for at each position; -1 means no limit."""
+    """Largest number of log-probabilities a request may ask for at each position; -1 means no
+    limit."""
     generation_config: str = "auto"
     """Where default sampling parameters come from: `auto` (the model folder), `vllm` (neutral
     defaults) or a folder."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)
-    """JSON object of sampling defaults that win over `generation_config`."""
+    """JSON object of default sampling parameters that take precedence over `generation_config`."""
     chat_template: str | None = None
     """File with a Jinja chat template, or the template itself. Default: the tokenizer's."""
     load_format: str = "auto"
     """Format of the weights: `auto` (safetensors, else GGUF), `safetensors`, `gguf`, `pt` (pickled
-    `*.bin` files, read without running what is in them), `dummy` (random values)."""
+    `*.bin` files, read without running code in them), `dummy` (random values)."""
     verify: bool = False
-    """Check every file of the model against its checksum (`SHA256SUMS`, or the hub cache's) before
-    it is loaded; see `quire verify`."""
+    """Compare every file of the model with its checksum (from `SHA256SUMS` or the hub's cache)
+    before loading it; see `quire verify`."""
     hf_overrides: dict[str, Any] = field(default_factory=dict)
-    """JSON object of entries that win over the model's `config.json`."""
+    """JSON object of entries that take precedence over the model's `config.json`."""
     attention_backend: str | None = None
-    """How attention is computed: `auto` (the first that serves the model), `FLASH_ATTN`, on a CPU
-    also `CPU_ATTN`, or `reference`, which is what they stand for. `QUIRE_KERNELS` chooses the
-    kernels that do it. Default: `QUIRE_ATTENTION_BACKEND`, else `auto`."""
+    """Attention backend: `auto` (the first that serves the model), `FLASH_ATTN`, on a CPU also
+    `CPU_ATTN`, or `reference`; the other names stand for it. `QUIRE_KERNELS` chooses the kernels
+    that compute it. Default: `QUIRE_ATTENTION_BACKEND`, else `auto`."""
     enforce_eager: bool = False
     """Never compile or capture graphs. quire's CPU path never does."""
 
@@ -110,7 +112,7 @@ class ModelConfig:
 
     @property
     def folder(self) -> Path:
-        """Folder of the weights. The embedded models answer to their names."""
+        """Folder of the weights; an embedded model is found by its name."""
         return self._local(self.model, self.revision)
 
     @property
@@ -121,11 +123,13 @@ class ModelConfig:
         return self._local(self.tokenizer, self.tokenizer_revision)
 
     def is_remote(self, name: str) -> bool:
-        """Whether a name means the hub: spelled like one there, and no folder here."""
+        """Whether a name means a model on the hub: it is spelled like one, and there is no such
+        folder."""
         return is_repo_id(name) and not Path(name).exists()
 
     def _local(self, name: str, revision: str | None) -> Path:
-        """Folder of a name: embedded, in the cache if it means the hub, or the path it is."""
+        """Folder that a name means: an embedded model's, one in the hub's cache, or the path
+        itself."""
         embedded = EMBEDDED_FOLDER / name
         if "/" not in name and not Path(name).exists() and embedded.is_dir():
             return embedded

@@ -1,4 +1,4 @@
-"""What the engine tells about itself, and how often."""
+"""What the engine reports about itself, and how often."""
 
 from __future__ import annotations
 
@@ -23,40 +23,42 @@ class ObservabilityConfig:
     """Log each request's id and parameters as it arrives, and its end if it is aborted. Its text is
     shown only at `QUIRE_LOGGING_LEVEL=DEBUG`."""
     max_log_len: int | None = None
-    """Most characters of a prompt, and most of its token ids, in such a line. Default: no limit."""
+    """Largest number of characters of a prompt, and of its token ids, in such a line. Default: no
+    limit."""
     enable_logging_iteration_details: bool = False
     """Log one line per step: requests, tokens, time, KV usage."""
     record_steps: int = 4096
-    """Steps of which records are kept in memory, about 2 KiB each, for `quire explain`, `timeline`,
-    `top` and `doctor`; 0 keeps none."""
+    """Number of steps whose records are kept in memory, about 2 KiB each, for `quire explain`,
+    `timeline`, `top` and `doctor`; 0 keeps none."""
     otlp_traces_endpoint: str | None = None
-    """Send OpenTelemetry traces there, e.g. `http://localhost:4317`; needs `pip install
-    'quire[otel]'`. gRPC, or HTTP if `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` is `http/protobuf`, the
-    port is 4318 or there is a path. See docs/tracing.md."""
+    """Where to send OpenTelemetry traces, e.g. `http://localhost:4317`; needs `pip install
+    'quire[otel]'`. Sent over gRPC, or over HTTP if `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` is
+    `http/protobuf`, the port is 4318 or the endpoint has a path. See docs/tracing.md."""
     collect_detailed_traces: list[str] = field(default_factory=list)
-    """What traces show beyond the parts of a step: `model` (each layer, with attention and MLP;
-    layers run one by one for it, which is slower), `worker` (the worker's own time), `all`.
-    Several may be joined by commas. Only with `--otlp-traces-endpoint`."""
+    """What traces show besides the phases of a step: `model` (each layer, with attention and MLP;
+    layers then run one by one, which is slower), `worker` (the worker's own time), `all`. Several
+    may be joined by commas. Only with `--otlp-traces-endpoint`."""
     otlp_metrics_endpoint: str | None = None
-    """Send OpenTelemetry's server metrics of generative models there, too; only with
+    """Where to send OpenTelemetry's server metrics for generative models; only with
     `--otlp-traces-endpoint`."""
     trace_decode_steps: str = "all"
     """Which decode steps get a span of their own: `all` (up to 1000 of a request), `slow` (slower
-    than 95 % of their neighbours) or `none`; the others come together in one span per stretch."""
+    than 95 % of their neighbours) or `none`; the others are combined into one span per run of
+    steps."""
     trace_sampling_rate: float = 1.0
-    """Share of requests that are traced, 0 to 1; one whose `traceparent` header says that it is or
-    is not sampled is treated so."""
+    """Share of requests that are traced, 0 to 1. If a request has a `traceparent` header, its
+    sampled flag decides instead."""
     profiler_config: dict[str, Any] = field(default_factory=dict)
     """Profiler for `/start_profile` and `LLM.start_profile()`, e.g. `{"profiler": "torch",
-    "torch_profiler_dir": "/traces"}`; without it, `QUIRE_TORCH_PROFILER_DIR` is the folder. See
+    "torch_profiler_dir": "/traces"}`. Without it, traces go to `QUIRE_TORCH_PROFILER_DIR`. See
     docs/tracing.md."""
     kv_cache_metrics: bool = False
-    """Measure how long cached KV blocks live, lie idle before they are evicted, and wait for being
-    used again: the metrics `vllm:kv_block_*_seconds`."""
+    """Measure how long KV blocks stay cached, how long they are idle before eviction, and how long
+    until they are used again: the metrics `vllm:kv_block_*_seconds`."""
     kv_cache_metrics_sample: float = 0.01
     """Share of KV blocks that `--kv-cache-metrics` follows, above 0 and at most 1."""
     tensorboard_dir: str | None = None
-    """Write throughput, latency and queue for TensorBoard into that folder."""
+    """Folder into which to write throughput, latency and queue for TensorBoard."""
 
     def __post_init__(self) -> None:
         check_section(self)

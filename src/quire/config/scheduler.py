@@ -13,28 +13,28 @@ POLICIES = ("fcfs", "priority", "sjf", "ljf", "fair", "prefill_first")
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What one step may hold, and who goes first."""
+    """How much one step may compute, and which request goes first."""
 
     max_num_batched_tokens: int = 2048
-    """Most tokens computed in one step, prompt chunks and decodes together. Smaller gives
-    smoother inter-token latency, larger gives more throughput."""
+    """Largest number of tokens computed in one step, prompt chunks and decodes together. A smaller
+    budget makes inter-token latency smoother, a larger one raises throughput."""
     max_num_seqs: int = 128
-    """Most requests running at once."""
+    """Largest number of requests running at once."""
     scheduling_policy: str = "fcfs"
-    """Who goes first: `fcfs`, `priority` (lower `priority` first, ties by arrival), `sjf` and `ljf`
-    (fewest or most uncached prompt tokens first), `fair` (turns by client), `prefill_first`
-    (waiting prompts before running requests)."""
+    """Which request goes first: `fcfs` (in order of arrival), `priority` (lower `priority` first,
+    ties by arrival), `sjf` and `ljf` (fewest or most uncached prompt tokens first), `fair` (clients
+    take turns), `prefill_first` (waiting prompts before running requests)."""
     priority_preemption: bool = False
     """With `priority`: a waiting request may take the place of a strictly less urgent running one
     when there is no room."""
     scheduler_aging_seconds: float | None = None
-    """With `sjf`, `ljf` and `priority`: who has waited this long goes first, oldest first; 0 turns
-    it off. Default: 30 with `sjf` and `ljf`, 0 with `priority`."""
+    """With `sjf`, `ljf` and `priority`: requests that have waited this long go first, oldest first;
+    0 turns this off. Default: 30 with `sjf` and `ljf`, 0 with `priority`."""
     enable_chunked_prefill: bool = True
     """Split a prompt that does not fit the rest of a step's token budget."""
     long_prefill_token_threshold: int = 0
-    """Most prompt tokens of one request in one step when others are there too; 0: no such
-    limit."""
+    """Largest number of prompt tokens that one request may compute in a step it shares with others;
+    0: no such limit."""
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that limit to an equal share of the budget: `--max-num-batched-tokens` divided by the
     number of requests, waiting ones included."""
@@ -45,20 +45,22 @@ class SchedulerConfig:
     """Hold prompts back until the oldest has waited this many times the duration of the last step
     with a prompt, so that prompts come in together; 0: admit them at once."""
     scheduler_reserve_full_isl: bool = True
-    """Admit a request only when blocks for its whole prompt are free, not only for its first
-    chunk: fewer preemptions."""
+    """Admit a request only when blocks for its whole prompt are free, not just for its first chunk;
+    this makes preemptions rarer."""
     preemption_mode: str = "auto"
-    """What becomes of the KV of a preempted request, if there is a second tier (`--swap-space`):
-    `swap` copies it there, `recompute` drops it, `auto` does what is cheaper by measured costs."""
+    """What happens to the KV of a preempted request if there is a second tier (`--swap-space`):
+    `swap` copies it there, `recompute` drops it, `auto` does whichever is cheaper by measured
+    costs."""
     max_num_queued_reqs: int | None = None
-    """Most requests that may wait in a server: one more is refused with status 429. Default: no
-    limit."""
+    """Largest number of requests that may wait in a server; further ones are refused with status
+    429. Default: no limit."""
     max_num_queued_tokens: int | None = None
-    """Most prompt tokens that may wait or be in prefill in a server: a request that would add more
-    is refused with status 429, unless nothing is ahead of it. Default: no limit."""
+    """Largest number of prompt tokens that may wait or be in prefill in a server; a request that
+    would exceed it is refused with status 429, unless no other request is ahead of it. Default: no
+    limit."""
     watermark: float = 0.0
-    """Share of KV blocks, 0 to 1, kept free when a request is admitted while others run: fewer
-    preemptions."""
+    """Share of KV blocks, 0 to 1, kept free when a request is admitted while others run; this makes
+    preemptions rarer."""
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -24,7 +24,7 @@ class ServerConfig:
     """The HTTP server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any other than loopback needs `--api-key` or
+    """Address to listen on. Any but a loopback address needs `--api-key` or
     `--allow-unauthenticated`."""
     port: int = 8000
     """Port to listen on; 0 picks a free one."""
@@ -42,17 +42,16 @@ class ServerConfig:
     enable_request_id_headers: bool = True
     """Return `X-Request-Id` with every reply."""
     disable_uvicorn_access_log: bool = False
-    """Log no requests."""
+    """Do not log requests."""
     disable_access_log_for_endpoints: str | None = None
-    """Paths, separated by commas, whose requests are logged at level DEBUG only. An empty text: no
-    such path. Default: the probes and scrapes,
-    `/health,/livez,/readyz,/ping,/version,/metrics,/load`."""
+    """Comma-separated paths whose requests are logged only at level DEBUG. Empty: no such path.
+    Default: the probes and scrapes, `/health,/livez,/readyz,/ping,/version,/metrics,/load`."""
     uvicorn_log_level: str = "info"
-    """Least level of the HTTP server's own lines: `trace`, `debug`, `info`, `warning`, `error` or
-    `critical`. Requests are logged at `info`; of what uvicorn says only warnings are shown, unless
-    this is `debug` or `trace`."""
+    """Lowest level of the HTTP server's own log lines: `trace`, `debug`, `info`, `warning`, `error`
+    or `critical`. Requests are logged at `info`. Of uvicorn's messages only warnings are shown,
+    unless this is `debug` or `trace`."""
     shutdown_timeout: float = 0.0
-    """Seconds that running requests get to finish after SIGTERM, SIGHUP or Ctrl-C; 0 ends them at
+    """Seconds that running requests have to finish after SIGTERM, SIGHUP or Ctrl-C. 0 ends them at
     once, and so does a second signal."""
 
     def __post_init__(self) -> None:

@@ -222,7 +222,7 @@ def _too_little(
 
 
 def log_plan(plan: KVCachePlan, device: str, max_model_len: int) -> None:
-    """The lines that tell what fits, in the documents' words: on a GPU, the second tier's are
+    """The lines that tell what fits, in vLLM's words: on a GPU, the second tier's are
     CPU blocks."""
     pool, second = ("CPU", "swap") if device == "cpu" else ("GPU", "CPU")
     logger.info("%s KV cache size: %s tokens", pool, f"{plan.tokens:,}")
