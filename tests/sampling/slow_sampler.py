@@ -22,10 +22,15 @@ def by_rank(logits: list[float]) -> list[int]:
 
 
 def sample(
-    logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
+    logits: list[float],
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    mask: set[int] | None = None,
 ) -> int | None:
-    """The token, or `None` if the request must fail for want of any candidate."""
-    x = penalise(mask_and_bias(logits, params, output), params, prompt, output)
+    """The token, or `None` if the request must fail for want of any candidate. `mask`: the only
+    tokens that a grammar allows."""
+    x = penalise(mask_and_bias(logits, params, output, mask), params, prompt, output)
     if max(x) == -math.inf:
         return None
     _check_gaps(x)
@@ -36,8 +41,10 @@ def sample(
     return draw(x, params.seed, len(output))
 
 
-def mask_and_bias(logits: list[float], params: SamplingParams, output: list[int]) -> list[float]:
-    x = list(logits)
+def mask_and_bias(
+    logits: list[float], params: SamplingParams, output: list[int], mask: set[int] | None
+) -> list[float]:
+    x = [v if mask is None or i in mask else -math.inf for i, v in enumerate(logits)]
     if params.allowed_token_ids is not None:
         x = [v if i in params.allowed_token_ids else -math.inf for i, v in enumerate(x)]
     for word in params.bad_words_token_ids or []:

@@ -1,6 +1,7 @@
 """The sampler against its slow twin, alone against in a batch, and at its edges."""
 
 import math
+import random
 import re
 
 import numpy as np
@@ -178,7 +179,7 @@ def test_the_docstring_lists_the_steps_in_order():
     named = re.findall(r"^\s*\d+\. `(\w+)`", Sampler.__doc__, re.MULTILINE)
     assert named == [step.__name__ for step in Sampler.steps]
     # The order users rely on (semantics of vLLM's sampler).
-    order = ["raw_logprobs", "allowed_token_ids", "grammar_bitmask", "bad_words", "min_tokens",
+    order = ["raw_logprobs", "allowed_token_ids", "token_mask", "bad_words", "min_tokens",
              "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty",
              "greedy_pick", "temperature", "min_p", "top_k", "top_p", "random_pick",
              "pick_logprobs"]  # fmt: skip
@@ -285,19 +286,154 @@ class TestEdges:
         with pytest.raises(ValueError, match="seed"):
             RequestSampling.from_params(SamplingParams(), [], 4)
 
-    def test_grammar_bitmask(self):
-        params = SamplingParams(seed=1, temperature=0)
-        request = RequestSampling.from_params(params, [], 40)
-        bits = torch.tensor([[-1, -1], [1 << 5, 1 << 2], [0, 0]], dtype=torch.int32)
-        logits = torch.arange(40.0).expand(3, -1).clone()
-        meta = SamplingMetadata.build([request] * 3, [ids_array([])] * 3, bits)
-        result = sampler(logits, meta)
-        assert result.token_ids[:2] == [39, 34]
-        assert result.failed == {2: NOTHING_LEFT}
-
     def test_position_and_seed_decide_not_the_call(self):
         logits = [0.0] * 100
         first = [one(logits, output=[1] * i, seed=5) for i in range(20)]
         assert first == [one(logits, output=[1] * i, seed=5) for i in range(20)]
         assert first != [one(logits, output=[1] * i, seed=6) for i in range(20)]
         assert len(set(first)) > 10
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+class Fixed:
+    """The same mask after every output."""
+
+    def __init__(self, ids, vocab):
+        self.words = None if ids is None else pack(ids, vocab)
+
+    def allowed(self, output):
+        return self.words
+
+
+def pack(ids, vocab, dtype=np.uint32):
+    bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(dtype)
+
+
+def run_masked(logits, cases, num_drafts=()):
+    """Sample rows of (params, prompt, output, mask)."""
+    requests = [RequestSampling.from_params(p, h, logits.shape[1], m) for p, h, _, m in cases]
+    outputs = [ids_array(case[2]) for case in cases]
+    meta = SamplingMetadata.build(requests, outputs, num_drafts)
+    return sampler(logits.clone(), meta)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(2, 70).flatmap(lambda v: st.tuples(row(v), st.sets(st.integers(0, v - 1)))))
+def test_a_mask_is_that_of_the_slow_twin(case):
+    (logits, params, prompt, output), ids = case
+    try:
+        expected = slow_sampler.sample(logits, params, prompt, output, ids)
+    except slow_sampler.Unclear:
+        assume(False)
+    mask = Fixed(ids, len(logits))
+    result = run_masked(torch.tensor([logits]), [(params, prompt, output, mask)])
+    if expected is None:
+        assert result.failed == {0: NOTHING_LEFT}
+    else:
+        assert (result.failed, result.token_ids[0]) == ({}, expected)
+
+
+LARGE = 151_936
+CHOICES = {
+    "masked": [False, True],
+    "temperature": [0.0, 0.8],
+    "top_k": [0, 40],
+    "top_p": [1.0, 0.9],
+    "min_p": [0.0, 0.02],
+    "repetition_penalty": [1.0, 1.2],
+    "frequency_penalty": [0.0, 0.4],
+    "presence_penalty": [0.0, -0.4],
+    "logit_bias": [None, {7: 4.0, 150_001: 9.0}],
+    "bad_words_token_ids": [None, [[9], [5, 150_001]]],
+    "min_tokens": [0, 20],
+    "logprobs": [None, 3],
+}
+
+
+def pairwise(rng, count):
+    """Random rows, more until every value of every parameter has met every other's."""
+    wanted = {
+        ((a, x), (b, y))
+        for a in CHOICES for b in CHOICES if a < b
+        for x in range(len(CHOICES[a])) for y in range(len(CHOICES[b]))
+    }  # fmt: skip
+    rows = []
+    while wanted or len(rows) < count:
+        picked = {name: rng.randrange(len(values)) for name, values in CHOICES.items()}
+        wanted -= {(x, y) for x in picked.items() for y in picked.items()}
+        rows.append({name: CHOICES[name][i] for name, i in picked.items()})
+    return rows
+
+
+def test_masks_over_a_large_vocabulary_with_every_other_parameter():
+    """A mask does what `allowed_token_ids` does with the same ids, row by row and in a batch."""
+    rng = random.Random(6)
+    cases, twins = [], []
+    for number, values in enumerate(pairwise(rng, 40)):
+        masked = values.pop("masked")
+        kind = rng.choice(["few", "many", "all but some", "none"])
+        ids = {
+            "few": rng.sample(range(LARGE), 5),
+            "many": rng.sample(range(LARGE), 60_000),
+            "all but some": sorted({*range(LARGE)} - {*rng.sample(range(LARGE), 3)}),
+            "none": [],
+        }[kind]
+        output = [rng.choice([5, 9, rng.randrange(LARGE)]) for _ in range(rng.randint(0, 12))]
+        params = SamplingParams(
+            seed=number, max_tokens=50, stop_token_ids=[7], eos_token_ids=[2], **values
+        )
+        mask = Fixed(ids if kind != "none" or number % 2 else None, LARGE) if masked else None
+        plain = params
+        if masked and mask.words is not None:
+            plain = params.replace(allowed_token_ids=ids or [LARGE + 5])
+        cases.append((params, [5, 6], output, mask))
+        twins.append((plain, [5, 6], output, None))
+    logits = torch.randn(len(cases), LARGE, generator=torch.Generator().manual_seed(1)) * 4
+    together = run_masked(logits, cases)
+    expected = run_masked(logits, twins)
+    assert together.failed == expected.failed
+    assert set(together.failed.values()) == {NOTHING_LEFT}
+    for i, case in enumerate(cases):
+        if i in together.failed:
+            continue
+        assert together.token_ids[i] == expected.token_ids[i]
+        assert together.logprobs[i] == expected.logprobs[i]
+        alone = run_masked(logits[i : i + 1], [case])
+        assert alone.token_ids[0] == together.token_ids[i]
+        assert alone.logprobs[0] == together.logprobs[i]
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32])
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 97])
+def test_masks_of_any_length_and_sign(vocab, dtype):
+    mask = Fixed([vocab - 1], vocab)
+    mask.words = mask.words.view(dtype)
+    result = run_masked(torch.zeros(1, vocab), [(SamplingParams(seed=1), [], [], mask)])
+    assert result.token_ids == [vocab - 1] and not result.failed
+
+
+def test_a_mask_for_another_vocabulary_is_our_bug():
+    with pytest.raises(ValueError, match=r"a mask over 65 tokens has 3 words, got \(2,\)"):
+        run_masked(torch.zeros(1, 65), [(SamplingParams(seed=1), [], [], Fixed([1], 64))])
+
+
+def test_drafts_that_a_mask_refuses_are_not_shown_to_it():
+    class Counting:
+        """After n tokens only token n; it must never see anything else."""
+
+        def allowed(self, output):
+            assert output.tolist() == list(range(len(output)))
+            return pack([len(output)], 40)
+
+    params = SamplingParams(seed=1, temperature=0)
+    drafts = [0, 1, 7, 3]
+    cases = [(params, [], drafts[:n], Counting()) for n in range(5)]
+    result = run_masked(torch.zeros(5, 40), cases, num_drafts=range(5))
+    assert result.token_ids[:3] == [0, 1, 2] and not result.failed
+    other = (params, [], [0, 1, 2], Counting())
+    result = run_masked(torch.zeros(6, 40), [*cases, other], num_drafts=[*range(5), 0])
+    assert result.token_ids[5] == 3, "the next request's rows are its own"

@@ -21,11 +21,12 @@ from fake_model import VOCAB as FAKE_VOCAB
 from fake_model import FakeModel, fake_caches
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig, ModelShape
-from quire.core.batch import ScheduledBatch, ScheduledNewRequest
+from quire.core.batch import ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
 from quire.engine.core import EngineCore
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import ConfigError
 from quire.executor.inline import InlineExecutor
+from quire.sampling import RequestSampling
 from quire.weights.dummy import random_checkpoint
 from quire.worker.device import CpuDevice
 from quire.worker.input_batch import InputBatch
@@ -318,8 +319,6 @@ def alone(model: Any = None, **params: Any) -> tuple[ModelRunner, ScheduledNewRe
 def batch(
     new: Sequence[ScheduledNewRequest] = (), drafts: Sequence[int] = (), known: int = 3
 ) -> ScheduledBatch:
-    from quire.core.batch import ScheduledCachedRequests
-
     cached = ScheduledCachedRequests() if new else ScheduledCachedRequests(["a"], [()], [known - 1])
     count = known if new else 1 + len(drafts)
     return ScheduledBatch(
@@ -417,3 +416,40 @@ def test_without_a_proposer_a_greedy_step_makes_no_metadata(
     runner, new = alone(temperature=0.0)
     runner.execute(batch([new]))
     assert runner.execute(batch(drafts=truth[1:3], known=4)).sampled_token_ids["a"] == truth[1:4]
+
+
+class EvenOdd:
+    """A grammar of sorts: an even token follows an odd number of tokens, and it refuses to look at
+    what broke that rule."""
+
+    def allowed(self, output: np.ndarray) -> np.ndarray:
+        assert all(token % 2 == place % 2 for place, token in enumerate(output.tolist()))
+        bits = np.zeros(64, dtype=np.uint8)
+        bits[len(output) % 2 :: 2] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("right", range(5))
+def test_a_mask_holds_at_each_position_of_the_drafts(right: int, temperature: float) -> None:
+    def masked() -> ModelRunner:
+        runner, new = alone(temperature=temperature)
+        runner.input_batch.add(new)
+        row = runner.input_batch.row_of["a"]
+        runner.input_batch.sampling[row] = RequestSampling.from_params(
+            new.sampling_params, [1, 2, 3], FAKE_VOCAB, EvenOdd()
+        )
+        cached = ScheduledCachedRequests(["a"], [()], [0])
+        first = runner.execute(ScheduledBatch(1, [], cached, {"a": 3}, 3, [], []))
+        truth[:1] = first.sampled_token_ids["a"]
+        return runner
+
+    truth: list[int] = []
+    runner = masked()
+    for done in range(1, 7):
+        truth += runner.execute(batch(known=3 + done)).sampled_token_ids["a"]
+    assert [token % 2 for token in truth] == [0, 1, 0, 1, 0, 1, 0]
+    drafts = truth[1:6]
+    drafts[right] = (drafts[right] + 1) % FAKE_VOCAB
+    result = masked().execute(batch(drafts=drafts, known=4))
+    assert not result.failed and result.sampled_token_ids["a"] == truth[1 : right + 2]

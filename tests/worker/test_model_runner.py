@@ -507,3 +507,66 @@ def test_block_copies_read_all_before_they_write():
     assert keys[2].flatten().tolist() == [1, 1, 1, 2]
     assert keys[3].flatten().tolist() == [2, 2, 3, 3]
     assert values[3].flatten().tolist() == [-2, -2, -3, -3]
+
+
+class NoFew:
+    """A mask that leaves out the likeliest tokens of a greedy request."""
+
+    def __init__(self, banned):
+        bits = np.ones(64, dtype=np.uint8)
+        bits[list(banned)] = 0
+        self.words = np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def allowed(self, output):
+        return self.words
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_mask_holds_for_greedy_requests_and_touches_no_other(temperature):
+    """The shortcut of greedy requests knows no masks, so a mask must keep a step from taking it."""
+    model = Counting()
+    runner = make_runner(model)
+    news = [new_request(key, [5, 6, 7], [block], temperature=temperature)
+            for key, block in (("masked", 1), ("plain", 2))]  # fmt: skip
+    best = int(logits_of(fold([5, 6, 7])).argmax())
+    add = runner.input_batch.add
+
+    def add_masked(new):
+        add(new)
+        if new.req_id == "masked":
+            row = runner.input_batch.row_of["masked"]
+            sampling = RequestSampling.from_params(
+                new.sampling_params, new.prompt_token_ids, VOCAB, NoFew([best])
+            )
+            runner.input_batch.sampling[row] = sampling
+
+    runner.input_batch.add = add_masked
+    tokens = runner.execute(batch_of(news, counts={"masked": 3, "plain": 3})).sampled_token_ids
+    assert tokens["masked"] != [best]
+    plain = SamplingParams(seed=1, temperature=temperature)
+    assert tokens["plain"] == expected_tokens([5, 6, 7], plain, 1)[0]
+    assert model.with_logits == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_mask_that_leaves_nothing_or_raises_fails_its_request_alone(temperature):
+    class Broken:
+        def allowed(self, output):
+            raise RuntimeError("no grammar")
+
+    reasons = {}
+    for mask in (NoFew(range(64)), Broken()):
+        runner = make_runner()
+        news = [new_request(f"r{i}", [i, 6, 7], [i + 1], temperature=temperature) for i in range(5)]
+        runner.execute(batch_of(news, counts={n.req_id: 2 for n in news}))
+        row = runner.input_batch.row_of["r2"]
+        runner.input_batch.sampling[row] = RequestSampling.from_params(
+            news[2].sampling_params, [2, 6, 7], VOCAB, mask
+        )
+        cached = [(n.req_id, (), 2) for n in news]
+        result = runner.execute(batch_of(cached=cached, counts={n.req_id: 1 for n in news}))
+        assert list(result.failed) == ["r2"]
+        assert sorted(result.sampled_token_ids) == ["r0", "r1", "r3", "r4"]
+        reasons[type(mask)] = result.failed["r2"]
+    assert reasons[NoFew].startswith("no token can be sampled")
+    assert reasons[Broken].startswith("internal error in the model step (RuntimeError)")

@@ -4,6 +4,7 @@ Nothing here knows requests' ids, steps of the engine or how logits came about.
 """
 
 from quire.sampling.logprobs import LogprobRow, gather_logprobs
+from quire.sampling.masks import TokenMask
 from quire.sampling.metadata import RequestSampling, SamplingMetadata
 from quire.sampling.sampler import Sampler, SamplerOutput
 
@@ -13,5 +14,6 @@ __all__ = [
     "Sampler",
     "SamplerOutput",
     "SamplingMetadata",
+    "TokenMask",
     "gather_logprobs",
 ]

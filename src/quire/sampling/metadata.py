@@ -19,6 +19,7 @@ from torch import Tensor
 from quire.params import SamplingParams
 from quire.sampling.counts import TokenCounts
 from quire.sampling.logprobs import LogprobRow
+from quire.sampling.masks import TokenMask
 
 SLAB: Final = 2**18
 """Logits that a step after the greedy pick works on at once: 1 MiB of float32."""
@@ -43,12 +44,24 @@ class RequestSampling:
     """Temperature (0: greedy), top_k (0: off), top_p (1: off), logarithm of min_p (-inf: off)."""
     counts: TokenCounts
     """Tokens seen so far, for the penalties; knows the prompt only if repetition counts."""
+    mask: TokenMask | None = None
+    """Which tokens may come next; `None`: any."""
 
     @classmethod
     def from_params(
-        cls, params: SamplingParams, prompt_token_ids: Sequence[int], vocab_size: int
+        cls,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        vocab_size: int,
+        mask: TokenMask | None = None,
     ) -> RequestSampling:
         """Work out which steps a request needs, and the ids they touch.
+
+        Args:
+            params: What the user asked for.
+            prompt_token_ids: The prompt.
+            vocab_size: Size of a row of logits.
+            mask: Says after each output which tokens may follow, as a grammar does.
 
         Raises:
             ValueError: `params.seed` is not set; admission chooses one for every request.
@@ -58,7 +71,7 @@ class RequestSampling:
         bias = {i: v for i, v in (params.logit_bias or {}).items() if i < vocab_size}
         words = [w for w in params.bad_words_token_ids or () if w and w[-1] < vocab_size]
         repeats = params.repetition_penalty != 1.0
-        active = tuple(_active(params, vocab_size))
+        active = (*_active(params, vocab_size), *(("token_mask",) if mask is not None else ()))
         return cls(
             params=params,
             seed=params.seed,
@@ -70,6 +83,7 @@ class RequestSampling:
             bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
             counts=TokenCounts(_ids(prompt_token_ids if repeats else (), vocab_size), vocab_size),
+            mask=mask,
         )
 
 
@@ -129,8 +143,6 @@ class SamplingMetadata:
     """Output token ids so far, for each row; their number is the row's output position."""
     rows: dict[str, list[int]]
     """By step name: the rows that need the step. Steps nobody needs are absent."""
-    grammar_bitmask: Tensor | None = None
-    """int32 `[rows, ceil(vocab / 32)]`, bit set: token allowed. `None`: no row has a grammar."""
     num_drafts: Sequence[int] = ()
     """For each row, how many of its last output tokens are drafts; empty: no row has any."""
 
@@ -139,7 +151,6 @@ class SamplingMetadata:
         cls,
         requests: Sequence[RequestSampling],
         outputs: Sequence[np.ndarray],
-        grammar_bitmask: Tensor | None = None,
         num_drafts: Sequence[int] = (),
     ) -> SamplingMetadata:
         """Collect the rows by step.
@@ -148,22 +159,23 @@ class SamplingMetadata:
             requests: Of each row. A request with drafts has several rows, in order: the first
                 without a draft, each further one with one draft more.
             outputs: Output token ids so far of each row, its drafts at the end.
-            grammar_bitmask: See the field.
             num_drafts: See the field.
         """
         rows: dict[str, list[int]] = {}
         for row, request in enumerate(requests):
             for name in request.active:
                 rows.setdefault(name, []).append(row)
-        return cls(requests, outputs, rows, grammar_bitmask, num_drafts)
+        return cls(requests, outputs, rows, num_drafts)
 
     def count_tokens(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Distinct tokens of a row's prompt (if repetition counts) and output, with their numbers
         in the output; see `TokenCounts.follow`."""
-        counts, output = self.requests[row].counts, self.outputs[row]
-        if self.num_drafts and self.num_drafts[row]:
-            return counts.follow_drafts(output, self.num_drafts[row])
-        return counts.follow(output)
+        counts, output, drafts = self.requests[row].counts, self.outputs[row], self.drafts_of(row)
+        return counts.follow_drafts(output, drafts) if drafts else counts.follow(output)
+
+    def drafts_of(self, row: int) -> int:
+        """How many of a row's last output tokens are drafts."""
+        return self.num_drafts[row] if self.num_drafts else 0
 
 
 def _index(rows: list[int]) -> slice | list[int]:

@@ -1,7 +1,7 @@
 """Steps that forbid tokens or shift their logits, before anything is picked.
 
 Each is a pure function of a request's parameters and its output so far. `allowed_token_ids`, the
-grammar and `bad_words` always hold: a request they leave without any token fails (see
+mask (a grammar's) and `bad_words` always hold: a request they leave without any token fails (see
 `check_candidates` in the sampler). `min_tokens` yields: where masking end-of-sequence and stop
 ids would leave nothing, the mask is not applied at that position.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.sampling.masks import permits, unpack
 from quire.sampling.metadata import SamplerState
 
 NEVER = float("-inf")
@@ -26,14 +27,27 @@ def allowed_token_ids(state: SamplerState) -> None:
         state.logits[row, ids] = kept
 
 
-def grammar_bitmask(state: SamplerState) -> None:
-    """Only tokens whose bit is set can be sampled; rows without a grammar have all bits set."""
-    bits = state.meta.grammar_bitmask
-    if bits is None:
-        return
-    ids = torch.arange(state.logits.shape[1], device=state.logits.device)
-    allowed = (bits.to(state.logits.device)[:, ids // 32] >> (ids % 32)) & 1
-    state.logits.masked_fill_(allowed == 0, NEVER)
+def token_mask(state: SamplerState) -> None:
+    """Only tokens that the request's mask allows after the row's output can be sampled.
+
+    It must come before `min_tokens`, which yields where it would leave nothing, and so has to see
+    what is left.
+    """
+    vocab_size, meta = state.logits.shape[1], state.meta
+    before: np.ndarray | None = None
+    refused = False
+    for row in meta.rows.get("token_mask", ()):
+        mask, output = meta.requests[row].mask, meta.outputs[row]
+        assert mask is not None, "the request named the step"
+        # Beyond a draft that was not allowed a row means nothing, and no grammar could tell.
+        is_draft = bool(meta.drafts_of(row))
+        refused = is_draft and (refused or not permits(before, int(output[-1])))
+        if refused:
+            continue
+        before = mask.allowed(output)
+        if before is not None:
+            banned = torch.from_numpy(~unpack(before, vocab_size)).to(state.logits.device)
+            state.logits[row].masked_fill_(banned, NEVER)
 
 
 def bad_words(state: SamplerState) -> None:

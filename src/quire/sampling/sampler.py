@@ -24,9 +24,9 @@ from quire.sampling.penalties import frequency_penalty, presence_penalty, repeti
 from quire.sampling.processors import (
     allowed_token_ids,
     bad_words,
-    grammar_bitmask,
     logit_bias,
     min_tokens,
+    token_mask,
 )
 from quire.sampling.race import winners
 
@@ -38,8 +38,8 @@ NOTHING_LEFT: Final = (
 )
 _SEED_BITS: Final = 2**64 - 1
 _RESHAPING: Final = frozenset(
-    ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "repetition_penalty")
-    + ("frequency_penalty", "presence_penalty")
+    ("allowed_token_ids", "token_mask", "bad_words", "min_tokens", "logit_bias")
+    + ("repetition_penalty", "frequency_penalty", "presence_penalty")
 )
 """Steps after which a row may have no candidate, or a number out of range."""
 
@@ -80,7 +80,7 @@ def to_float32(state: SamplerState) -> None:
 
 def check_candidates(state: SamplerState) -> None:
     """Fail rows in which the steps before left no token, or overflowed."""
-    if state.meta.grammar_bitmask is None and _RESHAPING.isdisjoint(state.meta.rows):
+    if _RESHAPING.isdisjoint(state.meta.rows):
         return
     best = state.logits.amax(1)
     for row in (~torch.isfinite(best)).nonzero().flatten().tolist():
@@ -137,7 +137,7 @@ class Sampler:
     2. `raw_logprobs`: log-softmax of the logits as they came
     3. `to_float32`
     4. `allowed_token_ids`
-    5. `grammar_bitmask`
+    5. `token_mask`
     6. `bad_words`
     7. `min_tokens`: end-of-sequence and stop ids masked
     8. `logit_bias`
@@ -159,7 +159,7 @@ class Sampler:
         raw_logprobs,
         to_float32,
         allowed_token_ids,
-        grammar_bitmask,
+        token_mask,
         bad_words,
         min_tokens,
         logit_bias,
