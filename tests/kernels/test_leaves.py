@@ -19,16 +19,14 @@ HEADS = [(14, 2, 64, 70), (32, 8, 16, 33), (12, 2, 10, 64)]
 
 
 @pytest.fixture(params=["reference", *compiled.available_isas()])
-def ops(request, monkeypatch):
+def ops(request):
     """The operations of the reference, and of each instruction set with two threads."""
     if request.param == "reference":
-        table = dispatch._load("reference")[0]
+        table = vars(dispatch.choose("reference"))
     else:
         request.getfixturevalue("set_isa")(request.param)
-        table = dispatch._load("native")[0]
+        table = vars(dispatch.choose("native"))
         compiled.lib.set_isa(request.param)
-    for name, function in table.items():
-        monkeypatch.setitem(dispatch.ops.__dict__, name, function)
     return SimpleNamespace(**table)
 
 
@@ -210,7 +208,7 @@ def test_experts_over_ranks(ops, dtype, inner):
             for gate, up, down in zip(gates, ups, downs, strict=True)
         ]
         act = ops.silu_and_mul
-        return moe.grouped_experts(x[rows], weights[rows], experts[rows], layers, act)
+        return moe.grouped_experts(x[rows], weights[rows], experts[rows], layers, act, ops=ops)
 
     want = rank(slice(None), leaves)
     assert same(rank(slice(None), leaves, slice(4, 5)), want[4:5])

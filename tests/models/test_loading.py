@@ -243,15 +243,19 @@ def test_kv_cache_size_is_what_is_allocated():
 
 def test_attention_selection_tells_its_reasons(monkeypatch):
     class Narrow:
+        can_fuse = False
         name = "narrow"
         capabilities = Capabilities(frozenset({"cpu"}), frozenset({"float32"}), frozenset({64}))
+
+        def __init__(self, ops):
+            pass
 
     monkeypatch.setattr(BACKENDS, "_rows", {"narrow": Narrow, **BACKENDS._rows})
     monkeypatch.setattr(BACKENDS, "_loaded", {})
     fits = select_backend(AttentionNeed("cpu", "float32", 4, 2, 64))
     assert (fits.backend.name, fits.rejected) == ("narrow", ())
     other = select_backend(AttentionNeed("cpu", "float32", 4, 2, 32))
-    assert other.backend.name == "reference"
+    assert other.backend.name == "paged"
     assert other.rejected == (("narrow", "has heads of 64, not of 32"),)
     with pytest.raises(ConfigError, match="narrow computes with float32, not with bfloat16"):
         select_backend(AttentionNeed("cpu", "bfloat16", 4, 2, 64), "narrow")

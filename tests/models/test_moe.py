@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from quire.kernels import moe as moe_kernels
 from quire.kernels.dispatch import ops
 from quire.kernels.moe import Routing
 from quire.layers.moe import MoE, MoEStyle
@@ -182,7 +181,7 @@ def test_experts_that_nobody_chose_are_not_computed(monkeypatch):
 
 def test_a_sum_in_order_of_arrival_would_fail_these_tests(monkeypatch):
     """The tests above see what they are meant to see: here the batch decides the order."""
-    honest = moe_kernels.grouped_experts
+    honest = ops.grouped_experts
 
     def by_arrival(x, weights, experts, layers, activation):
         turn = 1 if x.shape[0] % 2 else -1

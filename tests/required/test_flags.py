@@ -86,15 +86,15 @@ def test_d9_attention_backend(
     params = SamplingParams(temperature=0, max_tokens=8)
     tokens = []
     monkeypatch.setattr("quire.models.registry.logger.propagate", True)
-    for name in (None, "FLASH_ATTN", "cpu_attn", "reference", "auto"):
+    for name in (None, "FLASH_ATTN", "cpu_attn", "paged", "reference", "auto"):
         if name is not None:
             monkeypatch.setenv("VLLM_ATTENTION_BACKEND", name)
         with LLM(device="cpu") as llm:
             tokens.append(llm.generate("Hello", params, use_tqdm=False)[0].outputs[0].token_ids)
     assert all(ids == tokens[0] for ids in tokens)
     told = [r.getMessage() for r in caplog.records if "attention backend" in r.getMessage()]
-    assert "attention backend FLASH_ATTN: reference" in told
-    known = "on cpu must be one of auto, CPU_ATTN, FLASH_ATTN, reference, got "
+    assert "attention backend FLASH_ATTN: paged" in told
+    known = "on cpu must be one of auto, CPU_ATTN, FLASH_ATTN, paged, got "
     monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "XFORMERS")
     with pytest.raises(ConfigError, match=known + "'XFORMERS'"):
         LLM(device="cpu")

@@ -15,10 +15,11 @@ import torch
 
 from gguf_files import write_model
 from paged_run import load, serve
-from quire.attention.paged import ReferenceAttention
+from quire.attention.paged import PagedAttention
 from quire.config import ModelConfig
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
+from quire.kernels.dispatch import ops
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.registry import load_model
 from quire.weights import loader
@@ -176,7 +177,7 @@ def test_loading_holds_one_parameter_beside_the_model(
     monkeypatch.setattr(SafetensorsCheckpoint, "read", counted)
     folder = random_checkpoint(tmp_path, shards=shards)
     shape = ModelShape.from_folder(folder)
-    model = LlamaForCausalLM(shape, torch.float32, "cpu", ReferenceAttention())
+    model = LlamaForCausalLM(shape, torch.float32, "cpu", PagedAttention(ops))
     targets = {name: Dropping(p) for name, p in model.parameters().items()}
     most.clear()
     loader.load_weights(folder, targets, model.name_rules(), torch.float32, "cpu")

@@ -8,6 +8,7 @@ context length changes them, or raises at once.
 import numpy as np
 import torch
 
+from quire.kernels.dispatch import ops
 from quire.kernels.rows import largest_columns
 
 VOCAB = 50
@@ -29,6 +30,7 @@ def logits_of(value):
 
 
 class FakeModel:
+    ops = ops
     strict = True
     """Raise at a misplaced position; otherwise it only changes the logits, as in a real model."""
 

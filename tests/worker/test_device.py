@@ -68,8 +68,9 @@ def test_native_kernels_are_for_the_cpu(monkeypatch):
 
     before = ops.name
     try:
-        assert choose_kernels(CpuDevice()) == before
-        assert choose_kernels(Elsewhere()) == ops.name == "reference"
+        assert choose_kernels(CpuDevice()).name == before
+        assert choose_kernels(Elsewhere()).name == "reference"
+        assert ops.name == before, "models of the CPU keep theirs"
         monkeypatch.setenv("QUIRE_KERNELS", "native")
         with pytest.raises(ConfigError, match="on the CPU only, and the device is meta: leave"):
             choose_kernels(Elsewhere())
@@ -89,11 +90,11 @@ def test_threads(monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.setattr("quire.worker.device.available_cores", lambda: 3)
     try:
-        assert set_torch_threads(hidden_size=2048, generates=False) == 3
+        assert set_torch_threads(hidden_size=2048, generates=False, ops=ops) == 3
         assert torch.get_num_threads() == 3
-        small = set_torch_threads(hidden_size=256, generates=True)
+        small = set_torch_threads(hidden_size=256, generates=True, ops=ops)
         assert small == 1, "small operators gain nothing from more"
-        assert set_torch_threads(hidden_size=2048, generates=True) == 3
+        assert set_torch_threads(hidden_size=2048, generates=True, ops=ops) == 3
         beside = 1 if ops.name == "native" else 3
         assert torch.get_num_threads() == beside, "compiled kernels bring their own"
     finally:

@@ -13,6 +13,7 @@ from quire.config.shape import LayerKV
 from quire.core.kv.manager import KVCacheManager
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
+from quire.kernels.dispatch import ops
 from quire.kernels.rows import largest_columns
 from quire.params import SamplingParams
 from quire.worker.device import CpuDevice
@@ -26,6 +27,8 @@ LAYERS = [LayerKV(1, 1, 1, window) for window in WINDOWS]
 
 class WindowedModel:
     """Each layer keeps (token + 1 + its index, position) and folds what its window shows."""
+
+    ops = ops
 
     def forward(self, input_ids, positions, kv_caches, metadata):
         hidden = [fold([])] * len(positions)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.dispatch import Ops
 
 KVCache = tuple[Tensor, Tensor]
 """Key and value cache of one layer, each `[num_blocks, block_size, KVH, D]`."""
@@ -62,7 +63,13 @@ class AttentionBackend(Protocol):
     """One way to compute attention. Backends hold no state between steps."""
 
     name: str
+    can_fuse: bool
+    """Whether `ops.fuse_decoder` computes the same, so that a step may do without the backend."""
     capabilities: Capabilities
+
+    def __init__(self, ops: Ops) -> None:
+        """`ops` are the model's."""
+        ...
 
     def forward(
         self,

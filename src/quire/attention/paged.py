@@ -1,4 +1,4 @@
-"""The backend made of the chosen kernels' `write_kv` and `paged_attention`.
+"""Attention by the model's kernels: their `write_kv` and `paged_attention`.
 
 Runs wherever torch runs. Knows nothing of models.
 """
@@ -10,18 +10,22 @@ from torch import Tensor
 from quire.attention.base import FEATURES, Capabilities, KVCache
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import Ops
 
 
-class ReferenceAttention:
+class PagedAttention:
     """Paged causal attention with the same bits for a row in any batch."""
 
-    name = "reference"
+    name = "paged"
+    can_fuse = True
     capabilities = Capabilities(
         devices=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         features=frozenset(FEATURES),
     )
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
 
     def forward(
         self,
@@ -34,7 +38,7 @@ class ReferenceAttention:
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         key_cache, value_cache = kv_cache
-        ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
+        self._ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
         if spec.latent_dim is not None:
             value_cache = key_cache[..., : spec.latent_dim]
-        return ops.paged_attention(q, key_cache, value_cache, metadata, spec)
+        return self._ops.paged_attention(q, key_cache, value_cache, metadata, spec)

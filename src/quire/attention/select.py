@@ -10,19 +10,23 @@ from typing import Final
 
 from quire.attention.base import AttentionBackend, AttentionNeed
 from quire.errors import ConfigError
+from quire.kernels.dispatch import Ops
+from quire.kernels.dispatch import ops as default
 from quire.registry import Registry
 
 BACKENDS: Final[Registry[type[AttentionBackend]]] = Registry(
-    "attention backend", {"reference": "quire.attention.paged:ReferenceAttention"}
+    "attention backend", {"paged": "quire.attention.paged:PagedAttention"}
 )
 """Best first."""
 
 NAMES: Final = {
-    "CPU_ATTN": ("reference", frozenset({"cpu"})),
-    "FLASH_ATTN": ("reference", frozenset({"cpu", "cuda"})),
+    "CPU_ATTN": ("paged", frozenset({"cpu"})),
+    "FLASH_ATTN": ("paged", frozenset({"cpu", "cuda"})),
 }
 """vLLM's names of what the backends do, and the devices that have it under that name. Ours is flash
 attention: softmax over spans of keys as they are read, never over a whole row of scores."""
+_OLD_NAMES: Final = {"reference": "paged"}
+"""What rows were called before; still taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,13 @@ class Selection:
     rejected: tuple[tuple[str, str], ...]
 
 
-def select_backend(need: AttentionNeed, name: str | None = None) -> Selection:
-    """Choose a backend; `name` (a row's, one of `NAMES`, or `auto`) narrows the choice to one.
+def select_backend(need: AttentionNeed, name: str | None = None, ops: Ops = default) -> Selection:
+    """Choose a backend.
+
+    Args:
+        need: What it must be able to do.
+        name: A row's, one of `NAMES`, or `auto`: narrows the choice to one.
+        ops: The model's operations; by default those of the process.
 
     Raises:
         ConfigError: there is no backend of that name, or none serves `need`.
@@ -42,10 +51,10 @@ def select_backend(need: AttentionNeed, name: str | None = None) -> Selection:
     rejected: list[tuple[str, str]] = []
     given = name if name != "auto" else None
     for candidate in [_row_of(given, need.device)] if given else BACKENDS:
-        backend = BACKENDS.get(candidate)()
+        backend = BACKENDS.get(candidate)
         reason = backend.capabilities.refusal(need)
         if reason is None:
-            return Selection(backend, tuple(rejected))
+            return Selection(backend(ops), tuple(rejected))
         rejected.append((candidate, reason))
     reasons = "; ".join(f"{candidate} {reason}" for candidate, reason in rejected)
     raise ConfigError(f"no attention backend serves this model: {reasons}")
@@ -57,6 +66,7 @@ def _row_of(name: str, device: str) -> str:
     Raises:
         ConfigError: none, on this device.
     """
+    name = _OLD_NAMES.get(name, name)
     if name in BACKENDS:
         return name
     row, devices = NAMES.get(name.upper(), (None, frozenset()))

@@ -92,7 +92,7 @@ class ModelConfig:
     """JSON object of entries that take precedence over the model's `config.json`."""
     attention_backend: str | None = None
     """Attention backend: `auto` (the first that serves the model), `FLASH_ATTN`, on a CPU also
-    `CPU_ATTN`, or `reference`; the other names stand for it. `QUIRE_KERNELS` chooses the kernels
+    `CPU_ATTN`, or `paged`; the other names stand for it. `QUIRE_KERNELS` chooses the kernels
     that compute it. Default: `QUIRE_ATTENTION_BACKEND`, else `auto`."""
     enforce_eager: bool = False
     """Never compile or capture graphs. quire's CPU path never does."""

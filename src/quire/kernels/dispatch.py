@@ -1,16 +1,18 @@
-"""Which implementation of the operations runs: chosen once, at start.
+"""Implementations of the operations, and the table of each that models compute with.
 
-`ops.linear(...)` and its siblings call the chosen implementation; the first use chooses by
-`QUIRE_KERNELS` if nobody called `select` before. An implementation is a module with a table
-`OPS` of operation name to function and, optionally, `unavailable() -> str | None`, the reason
-why this machine cannot run it. An operation that it lacks is the reference's. Knows no operation
-itself.
+An `Ops` has every operation of one implementation as an attribute. A model is built with one and
+keeps it: what is chosen later, for another device or by another caller, does not touch it. An
+implementation is a row of `IMPLEMENTATIONS`; an operation that it lacks is the reference's.
+
+Callers that have no model use `ops`, the process's default: the first use chooses by
+`QUIRE_KERNELS`, `select` chooses anew. Knows no operation itself.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -20,19 +22,44 @@ from quire import envs
 from quire.errors import ConfigError
 from quire.kernels.decoder import DecoderParts, DecoderRun
 from quire.logger import get_logger
-from quire.registry import did_you_mean
+from quire.registry import Registry, did_you_mean
 
 logger = get_logger(__name__)
 
-IMPLEMENTATIONS: Final = {
-    "native": "quire.kernels.native",
-    "reference": "quire.kernels.reference",
-}
-"""Name to module, fastest first: `auto` takes the first one that this machine can run."""
+
+def _always() -> None:
+    """Nothing keeps plain torch from running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """What a row of `IMPLEMENTATIONS` names."""
+
+    ops: Mapping[str, Callable[..., Any] | None]
+    """Operation to function; what is left out is the reference's."""
+    device: str | None = None
+    """Type of the devices whose memory it reads; `None`: any that torch has."""
+    unavailable: Callable[[], str | None] = _always
+    """Why this machine cannot run it, or `None`. Asked each time it is chosen."""
+    combined: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Operations made of others: they take the table that they belong to as keyword `ops`."""
+
+
+IMPLEMENTATIONS: Final[Registry[Implementation]] = Registry(
+    "kernels",
+    {
+        "native": "quire.kernels.native:IMPLEMENTATION",
+        "reference": "quire.kernels.reference:IMPLEMENTATION",
+    },
+)
+"""Fastest first: `auto` takes the first one that this machine can run."""
 
 
 class Ops:
-    """The chosen operations, as attributes. Shapes and meaning: `quire.kernels.reference`."""
+    """The operations of one implementation, as attributes.
+
+    Shapes and meaning: `quire.kernels.reference`.
+    """
 
     name: str
     """Name of the implementation."""
@@ -74,6 +101,14 @@ class Ops:
     """As `quire.sampling.logprobs.top_logprobs`, or `None`."""
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
+
+OPERATIONS: Final = frozenset(Ops.__annotations__) - {"name"}
+"""Names of all operations."""
+
+
+class _Default(Ops):
+    """The operations of the implementation chosen last; the first use chooses one."""
+
     def __getattr__(self, attribute: str) -> Any:
         """Reached only while nothing is chosen (or for a name that no operation has)."""
         if attribute not in Ops.__annotations__ or "name" in self.__dict__:
@@ -82,13 +117,15 @@ class Ops:
         return self.__dict__[attribute]
 
 
-ops: Final = Ops()
+ops: Final = _Default()
+_tables: Final[dict[str, Ops]] = {}
+"""One per implementation, so that profilers find all that are in use."""
 
 
 def select(name: str | None = None) -> str:
-    """Choose the implementation; `None` and `"auto"` mean as `QUIRE_KERNELS` says.
+    """Choose the process's default; `None` and `"auto"` mean as `QUIRE_KERNELS` says.
 
-    Weights prepared before belong to the implementation of that time: choose, then load.
+    Models that were built before keep the operations they were built with.
 
     Returns:
         The name of the implementation.
@@ -96,28 +133,86 @@ def select(name: str | None = None) -> str:
     Raises:
         ConfigError: there is no such implementation, or this machine cannot run it.
     """
+    # The same dictionary, not a copy: whoever wraps or replaces an operation of the default
+    # does so for the models that compute with it.
+    ops.__dict__ = choose(name).__dict__
+    return ops.name
+
+
+def default_ops() -> Ops:
+    """The operations of a model whose caller does not choose: those of the process's default.
+
+    Raises:
+        ConfigError: `QUIRE_KERNELS` names kernels that this machine cannot run.
+    """
+    return _tables[ops.name]
+
+
+def choose(name: str | None = None, device: str = "cpu") -> Ops:
+    """The operations for models on devices of a type.
+
+    Kernels that are made for the type come before those that run anywhere.
+
+    Args:
+        name: An implementation; `None` and `"auto"` mean as `QUIRE_KERNELS` says.
+        device: As in `torch.device.type`.
+
+    Raises:
+        ConfigError: there is no such implementation, it is for other devices, or this machine
+            cannot run it.
+    """
     wanted = name or envs.KERNELS
-    candidates = list(IMPLEMENTATIONS) if wanted == "auto" else [wanted]
+    candidates = _made_for(device) if wanted == "auto" else [wanted]
     reasons = []
     for candidate in candidates:
-        table, reason = _load(candidate)
+        row = _row(candidate)
+        if row.device not in (None, device):
+            raise ConfigError(
+                f"QUIRE_KERNELS={candidate} computes on the {_spoken(row.device)} only, and the "
+                f"device is {device}: leave the variable out, or use --device {row.device}",
+                param="QUIRE_KERNELS",
+            )
+        reason = row.unavailable()
         if reason is None:
             for why in reasons:
                 logger.warning(why)
-            ops.__dict__.update(table, name=candidate)
-            return candidate
+            return _table(candidate, row)
         reasons.append(f"{candidate} kernels not used: {reason}")
     raise ConfigError(f"no kernels can run here ({'; '.join(reasons)})")
 
 
-def _load(name: str) -> tuple[dict[str, Any], str | None]:
+def tables() -> list[Ops]:
+    """Of all implementations that were ever chosen in this process."""
+    return list(_tables.values())
+
+
+def _made_for(device: str) -> list[str]:
+    rows = {name: IMPLEMENTATIONS.get(name).device for name in IMPLEMENTATIONS}
+    return [n for n, d in rows.items() if d == device] + [n for n, d in rows.items() if d is None]
+
+
+def _spoken(device: str | None) -> str:
+    return "CPU" if device == "cpu" else str(device)
+
+
+def _row(name: str) -> Implementation:
     if name not in IMPLEMENTATIONS:
         known = ", ".join(["auto", *IMPLEMENTATIONS])
         hint = did_you_mean(name, IMPLEMENTATIONS)
         raise ConfigError(f"kernels must be one of {known}, got {name!r}{hint}")
-    module = importlib.import_module(IMPLEMENTATIONS[name])
-    reason = getattr(module, "unavailable", lambda: None)()
-    # What an implementation does not have of its own, the definition does.
-    table = {**importlib.import_module(IMPLEMENTATIONS["reference"]).OPS, **module.OPS}
-    assert set(table) >= set(Ops.__annotations__) - {"name"}, "the reference lacks operations"
-    return table, reason
+    return IMPLEMENTATIONS.get(name)
+
+
+def _table(name: str, row: Implementation) -> Ops:
+    found = _tables.get(name)
+    if found is None:
+        # What an implementation does not have of its own, the definition does.
+        plain = IMPLEMENTATIONS.get("reference")
+        found = Ops()
+        found.__dict__.update(plain.ops, **row.ops, name=name)
+        for operation, function in {**plain.combined, **row.combined}.items():
+            if operation not in row.ops:
+                found.__dict__[operation] = functools.partial(function, ops=found)
+        assert set(found.__dict__) >= OPERATIONS, "the reference lacks operations"
+        _tables[name] = found
+    return found

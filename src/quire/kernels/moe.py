@@ -2,8 +2,8 @@
 
 `Routing` is the choice as data. Experts of a token are always kept in ascending order and added
 in that order in float32, leaf by leaf of their down projections, so a row's result depends on that
-row alone and on no number of ranks. Each expert multiplies the rows that chose it through the
-chosen kernels' products, whose rows do not notice each other.
+row alone and on no number of ranks. Each expert multiplies the rows that chose it with the
+model's own kernels, whose rows do not notice each other.
 
 Knows nothing of models.
 """
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import Ops
 from quire.kernels.exact import exp, sum_neighbours, tree_sum
 
 
@@ -97,6 +97,8 @@ def grouped_experts(
     experts: Tensor,
     layers: Sequence[ExpertWeights],
     activation: Callable[[Tensor], Tensor],
+    *,
+    ops: Ops,
 ) -> Tensor:
     """Sum over a row's experts of weight * down(activation(gate_up(x))): float32 `[T, H]`.
 
@@ -104,6 +106,7 @@ def grouped_experts(
     of the down projections has a sum of its own that starts at 0 and goes in ascending order of
     the experts; these are added as `sum_neighbours` does, then the weighted biases, summed in the
     same order. Experts that nobody chose cost nothing.
+    `ops` multiplies, and has prepared the weights.
     """
     order = experts.view(-1).argsort(stable=True)
     tokens = order // experts.shape[1]

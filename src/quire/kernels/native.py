@@ -1,4 +1,4 @@
-"""The compiled operations for CPUs, as one table; those that have none are the plain ones.
+"""The compiled operations for CPUs, as one implementation.
 
 Tensors are passed as addresses. Choosing this implementation sets the instruction set. Knows
 no model.
@@ -6,25 +6,16 @@ no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from quire.kernels import (
     native_attention,
     native_decoder,
     native_linear,
     native_sampling,
-    reference,
 )
 from quire.kernels.compiled import REMEDY, choose_isa, lib
-
-OPS: Final[dict[str, Callable[..., Any]]] = {
-    **reference.OPS,
-    **native_linear.OPS,
-    **native_attention.OPS,
-    **native_sampling.OPS,
-    **native_decoder.OPS,
-}
+from quire.kernels.dispatch import Implementation
 
 
 def unavailable() -> str | None:
@@ -33,3 +24,16 @@ def unavailable() -> str | None:
         return REMEDY
     choose_isa()
     return None
+
+
+IMPLEMENTATION: Final = Implementation(
+    {
+        **native_linear.OPS,
+        **native_attention.OPS,
+        **native_sampling.OPS,
+        **native_decoder.OPS,
+    },
+    device="cpu",
+    unavailable=unavailable,
+)
+"""The row of `dispatch.IMPLEMENTATIONS`."""

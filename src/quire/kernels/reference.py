@@ -6,11 +6,15 @@ once to the type of the activations. Runs on any torch device. Knows nothing of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 import torch
 from torch import Tensor
 
 from quire.kernels import exact
 from quire.kernels.decoder import fuse_decoder
+from quire.kernels.dispatch import Implementation
 from quire.kernels.encoder import encoder_attention
 from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
@@ -210,7 +214,7 @@ def write_kv(
     value_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
 
-OPS = {
+OPS: Final[dict[str, Callable[..., Any] | None]] = {
     "add_leaves": add_leaves,
     "clamped_swiglu": clamped_swiglu,
     "embedding": embedding,
@@ -224,7 +228,6 @@ OPS = {
     "gelu_and_mul": gelu_and_mul,
     "gelu_tanh": gelu_tanh,
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
-    "grouped_experts": grouped_experts,
     "layer_norm": layer_norm,
     "likeliest": likeliest,
     "linear": linear,
@@ -248,3 +251,6 @@ OPS = {
     "top_logprobs": None,
     "write_kv": write_kv,
 }
+"""All operations but those made of others."""
+IMPLEMENTATION: Final = Implementation(OPS, combined={"grouped_experts": grouped_experts})
+"""The row of `dispatch.IMPLEMENTATIONS`."""

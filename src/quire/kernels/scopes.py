@@ -1,6 +1,6 @@
 """Names for profilers: operations and layers as ranges in torch's profiler and in NVTX.
 
-Off, it costs nothing: the table of operations holds the bare functions. `follow()` is asked once
+Off, it costs nothing: the tables of operations hold the bare functions. `follow()` is asked once
 per step and puts wrappers around them while a profiler records, whoever has started it, or always
 with `QUIRE_NVTX_LOGGING=1` on CUDA. Knows no operation and no model.
 """
@@ -16,7 +16,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 
 from quire import envs
-from quire.kernels.dispatch import Ops, ops
+from quire.kernels.dispatch import OPERATIONS, tables
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -103,14 +103,15 @@ def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap() -> None:
-    getattr(ops, next(iter(set(Ops.__annotations__) - {"name"})))  # something is chosen
-    for name in set(Ops.__annotations__) - {"name"}:
-        function = ops.__dict__[name]
-        if function is not None:  # some kernels lack what another way does as well
-            ops.__dict__[name] = _named(PREFIX + name, function)
+    for ops in tables():
+        for name in OPERATIONS:
+            function = ops.__dict__[name]
+            if function is not None:  # some kernels lack what another way does as well
+                ops.__dict__[name] = _named(PREFIX + name, function)
 
 
 def _unwrap() -> None:
-    for name in set(Ops.__annotations__) - {"name"}:
-        function = ops.__dict__[name]
-        ops.__dict__[name] = getattr(function, _ORIGINAL, function)
+    for ops in tables():
+        for name in OPERATIONS:
+            function = ops.__dict__[name]
+            ops.__dict__[name] = getattr(function, _ORIGINAL, function)

@@ -8,7 +8,7 @@ from typing import Final
 from torch import Tensor
 
 from quire.errors import ModelLoadError
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import Ops
 from quire.registry import did_you_mean
 
 PLAIN: Final = {
@@ -26,7 +26,7 @@ GATED: Final = {name: op for name, op in PLAIN.items() if op not in ("relu", "ta
 """Likewise, for MLPs with a gate: an activation of `ops.gated_linear`."""
 
 
-def activation(name: str, gated: bool) -> Callable[[Tensor], Tensor]:
+def activation(ops: Ops, name: str, gated: bool) -> Callable[[Tensor], Tensor]:
     """The operation; a gated one takes gate and up side by side.
 
     Raises:

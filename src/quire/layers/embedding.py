@@ -5,23 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import ops
+from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
+from quire.layers.module import Module
 from quire.layers.parameter import Parameter, Parameters
 
 
-class Embedding:
+class Embedding(Module):
     """Ids `[T] -> [T, H]`."""
 
-    def __init__(self, vocab_size: int, size: int) -> None:
+    def __init__(self, context: LayerContext, vocab_size: int, size: int) -> None:
+        self._ops = context.ops
         self._shape = (vocab_size, size)
         self._weight: Tensor
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """Look up rows."""
-        return ops.embedding(input_ids, self._weight)
+        return self._ops.embedding(input_ids, self._weight)
 
-    def parameters(self) -> Parameters:
+    def own_parameters(self) -> Parameters:
         """`weight`."""
         return {"weight": Parameter(self._shape, self._load)}
 
@@ -29,17 +31,18 @@ class Embedding:
         self._weight = tensor.clone()
 
 
-class TiedEmbedding:
+class TiedEmbedding(Module):
     """Ids `[T] -> [T, H]` out of the language-model head's weight: one copy serves both."""
 
-    def __init__(self, head: Linear, dtype: torch.dtype) -> None:
+    def __init__(self, context: LayerContext, head: Linear, dtype: torch.dtype) -> None:
+        self._ops = context.ops
         self._head = head
         self._dtype = dtype
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """Look up rows."""
-        return ops.embedding_of(input_ids, self._head.prepared, self._dtype)
+        return self._ops.embedding_of(input_ids, self._head.prepared, self._dtype)
 
-    def parameters(self) -> Parameters:
+    def own_parameters(self) -> Parameters:
         """`weight`: the head's."""
         return {"weight": self._head.parameters()["weight"]}

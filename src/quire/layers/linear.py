@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import ops
+from quire.layers.context import LayerContext
+from quire.layers.module import Module
 from quire.layers.parameter import Parameter, Parameters
 
 
-class Linear:
+class Linear(Module):
     """`[T, K] -> [T, N]`; the weight is prepared once for the chosen kernels, then fixed."""
 
     def __init__(
         self,
+        context: LayerContext,
         in_features: int,
         out_features: int | tuple[int, ...],
         bias: bool,
@@ -28,6 +30,7 @@ class Linear:
         """Several `out_features` stand for layers whose rows are stacked in that order.
 
         Args:
+            context: Of this layer.
             in_features: K.
             out_features: N, or its parts.
             bias: Whether there is one.
@@ -37,6 +40,7 @@ class Linear:
             leaves: Parts of K that are summed on their own, then added as a tree: for a layer
                 whose K tensor-parallel ranks would cut (`quire.config.leaves`).
         """
+        self._ops = context.ops
         self._parts = (out_features,) if isinstance(out_features, int) else out_features
         self._shape = (sum(self._parts), in_features)
         self._has_bias = bias
@@ -54,18 +58,18 @@ class Linear:
 
         `keep` stands in for the layer's own one.
         """
-        return ops.linear(x, self._prepared, out_dtype, keep or self._keep)
+        return self._ops.linear(x, self._prepared, out_dtype, keep or self._keep)
 
     def gated(self, x: Tensor, activation: str) -> Tensor:
         """`activation(gate) * up`, rounded once: `[T, N / 2]`."""
-        return ops.gated_linear(x, self._prepared, activation, self._keep)
+        return self._ops.gated_linear(x, self._prepared, activation, self._keep)
 
     def likeliest(self, x: Tensor) -> Tensor:
         """The column of the largest number of each row of the float32 result: int64 `[T]`.
 
         -1 where some number of a row is not finite.
         """
-        return ops.likeliest(x, self._prepared)
+        return self._ops.likeliest(x, self._prepared)
 
     @property
     def prepared(self) -> Any:
@@ -73,7 +77,7 @@ class Linear:
         assert self._prepared is not None, "the weight is not loaded yet"
         return self._prepared
 
-    def parameters(self) -> Parameters:
+    def own_parameters(self) -> Parameters:
         """`weight` and perhaps `bias`."""
         parts = self._parts if len(self._parts) > 1 else ()
         found = {
@@ -100,7 +104,7 @@ class Linear:
         if self._weight is None or (self._has_bias and self._bias is None):
             return
         parts, dtype = self._weight
-        self._prepared = ops.prepare_linear(
+        self._prepared = self._ops.prepare_linear(
             parts, self._bias, gated=self._gated, dtype=dtype, leaves=self._leaves
         )
         self._weight = self._bias = None

@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.attention.base import KVCache
 from quire.config.shape import ModelShape
 from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.dispatch import Ops
 
 
 class PagedDecoder(Protocol):
@@ -28,6 +29,8 @@ class PagedDecoder(Protocol):
     dtype: torch.dtype
     """Type of activations and KV cache."""
     device: torch.device
+    ops: Ops
+    """The operations that it computes with; sampling from its logits uses them, too."""
     num_parameters: int
     """Weights in the checkpoint that are used (a tied head counts once)."""
 

@@ -6,7 +6,7 @@ never a family's name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,15 +18,16 @@ from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
-from quire.kernels.dispatch import ops
 from quire.kernels.rows import largest_columns
 from quire.kernels.scopes import names_are_on
+from quire.layers.context import DEFAULT, LayerContext
 from quire.layers.embedding import Embedding, TiedEmbedding
 from quire.layers.linear import Linear
-from quire.layers.norm import NORMS
-from quire.layers.parameter import Parameters, prefixed
+from quire.layers.module import MLPBlock, Module, ModuleList, revision
+from quire.layers.norm import NORMS, Norm
+from quire.layers.parameter import Parameters
 from quire.layers.rotary import cos_sin_table
-from quire.models.decoder_style import PLACEMENTS, AttentionBlock, DecoderStyle, MLPBlock, StepInput
+from quire.models.decoder_style import PLACEMENTS, AttentionBlock, DecoderStyle, StepInput
 from quire.models.sublayers import Attention, GatedMLP, PlainMLP
 from quire.weights.names import GATE_UP, QKV, NameRules
 
@@ -41,18 +42,31 @@ __all__ = [
 ]
 
 
-class DecoderLayer:
+class DecoderLayer(Module):
     """Attention and MLP around a residual stream, with norms placed as the style says."""
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int, keeps: LayerKV) -> None:
+    def __init__(
+        self,
+        context: LayerContext,
+        shape: ModelShape,
+        style: DecoderStyle,
+        index: int,
+        keeps: LayerKV,
+    ) -> None:
         make = NORMS[style.norm]
         self._norm_names = PLACEMENTS[style.placement]
-        self._norms = {place: make(shape.hidden_size, style.eps) for place in self._norm_names}
+        self._norms: dict[str, Norm] = {
+            place: make(context, shape.hidden_size, style.eps) for place in self._norm_names
+        }
+        at = context.at("self_attn")
         self._self_attn: AttentionBlock = (
-            style.attention(index) if style.attention else Attention(shape, style, index, keeps)
+            style.attention(at, index)
+            if style.attention
+            else Attention(at, shape, style, index, keeps)
         )
         usual = GatedMLP if style.gated else PlainMLP
-        self._mlp: MLPBlock = style.mlp(index) if style.mlp else usual(shape, style)
+        at = context.at("mlp")
+        self._mlp: MLPBlock = style.mlp(at, index) if style.mlp else usual(at, shape, style)
         self._parallel = style.placement.startswith("parallel")
         self._plain = style.placement == "pre" and not style.residual_is_normed
         self._residual_is_normed = style.residual_is_normed
@@ -79,8 +93,12 @@ class DecoderLayer:
         parts = attention.fused(step)
         if parts is None:
             return None
-        before, between = self._norms["attention_in"], self._norms["mlp_in"]
-        return LayerParts(before.parts(), between.parts(), parts, *mlp.fused())
+        before = self._norms["attention_in"].parts()
+        between = self._norms["mlp_in"].parts()
+        products = mlp.fused()
+        if before is None or between is None or products is None:
+            return None
+        return LayerParts(before, between, parts, *products)
 
     def _pre_norm(
         self, x: Tensor, residual: Tensor | None, kv_cache: KVCache, step: StepInput
@@ -120,38 +138,43 @@ class DecoderLayer:
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1.0 else x * self._scale
 
-    def parameters(self) -> Parameters:
-        """All parameters of the layer under Hugging Face's names."""
-        found = prefixed("self_attn", self._self_attn.parameters())
-        for place, norm in self._norms.items():
-            found |= prefixed(self._norm_names[place], norm.parameters())
-        return found | prefixed("mlp", self._mlp.parameters())
+    def children(self) -> Mapping[str, Module]:
+        """`self_attn`, the norms under Hugging Face's names, `mlp`."""
+        norms = {self._norm_names[place]: norm for place, norm in self._norms.items()}
+        return {"self_attn": self._self_attn, **norms, "mlp": self._mlp}
 
 
-class DecoderModel:
+class DecoderModel(Module):
     """Embedding, layers, final norm."""
 
     def __init__(
         self,
+        context: LayerContext,
         shape: ModelShape,
         style: DecoderStyle,
         kv_layers: Sequence[LayerKV],
         embedding: Embedding | TiedEmbedding,
     ) -> None:
+        self._ops = context.ops
         make, size, eps = NORMS[style.norm], shape.hidden_size, style.eps
         width = style.embedding_size or size
         self._embed_tokens = embedding
         self._scale, self._offset = style.embedding_scale, style.position_offset
         rows = style.learned_positions
-        self._embed_positions = Embedding(rows, size) if rows else None
-        self._embed_norm = make(width, eps) if style.embedding_norm else None
-        self._project_in = None if width == size else Linear(width, size, bias=False)
-        self._project_out = None if width == size else Linear(size, width, bias=False)
-        self._layers = [DecoderLayer(shape, style, i, kv) for i, kv in enumerate(kv_layers)]
-        self._norm = make(size, eps) if style.final_norm else None
-        self._fused_for: tuple[Sequence[KVCache] | None, DecoderRun | None] = (None, None)
-        self.layer_by_layer = False
-        """Never all layers in one call; the bits are the same. For clocks around layers."""
+        self._embed_positions = Embedding(context, rows, size) if rows else None
+        self._embed_norm = make(context, width, eps) if style.embedding_norm else None
+        self._project_in: Linear | None = None
+        self._project_out: Linear | None = None
+        if width != size:
+            self._project_in = Linear(context.at("project_in"), width, size, bias=False)
+            self._project_out = Linear(context.at("project_out"), size, width, bias=False)
+        self.layers = ModuleList(
+            DecoderLayer(context.at(f"layers.{i}"), shape, style, i, kv)
+            for i, kv in enumerate(kv_layers)
+        )
+        self._norm = make(context, size, eps) if style.final_norm else None
+        self._fused_for: tuple[Sequence[KVCache] | None, int] = (None, 0)
+        self._run: DecoderRun | None = None
 
     def __call__(self, input_ids: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> Tensor:
         """Ids `[T]` to hidden states `[W, H]`, or `[W, embedding_size]`."""
@@ -159,7 +182,7 @@ class DecoderModel:
         run = self._fused(x, kv_caches, step)
         if run is not None:
             return run(x, step.positions, step.metadata)
-        for index, (layer, kv_cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
+        for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
             x, residual = layer(x, residual, kv_cache, step.of_layer(index))
         x = step.metadata.select(x)
         residual = None if residual is None else step.metadata.select(residual)
@@ -170,29 +193,29 @@ class DecoderModel:
         return x if self._project_out is None else self._project_out(x)
 
     def _fused(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
-        """All layers in one call, if layers and kernels are made for it. Tried once per cache.
+        """All layers in one call, if layers and kernels are made for it. Tried once per cache, and
+        again after a part was replaced.
 
         Not while a profiler records, which is to see the operations by their names.
         """
-        if self.layer_by_layer or names_are_on():
+        if names_are_on():
             return None
-        known, run = self._fused_for
-        if known is not kv_caches:
-            run = self._fuse(x, kv_caches, step)
-            self._fused_for = (kv_caches, run)
-        return run
+        known, changes = self._fused_for
+        if known is not kv_caches or changes != revision():
+            self._run = self._fuse(x, kv_caches, step)
+            self._fused_for = (kv_caches, revision())
+        return self._run
 
     def _fuse(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
-        plain = self._norm is not None and self._project_out is None
-        if not plain or step.attention.name != "reference":
+        last = None if self._norm is None else self._norm.parts()
+        if last is None or self._project_out is not None or not step.attention.can_fuse:
             return None
-        found = [layer.fused(step) for layer in self._layers]
+        found = [layer.fused(step) for layer in self.layers if type(layer) is DecoderLayer]
         layers = [layer for layer in found if layer is not None]
-        if len(layers) < len(found):
+        if len(layers) < len(self.layers):
             return None
-        assert self._norm is not None, "checked above"
-        parts = DecoderParts(layers, self._norm.parts(), x.shape[1], x.dtype, kv_caches)
-        return ops.fuse_decoder(parts)
+        parts = DecoderParts(layers, last, x.shape[1], x.dtype, kv_caches)
+        return self._ops.fuse_decoder(parts)
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self._embed_tokens(input_ids)
@@ -206,25 +229,21 @@ class DecoderModel:
             x = x + self._embed_positions(positions + self._offset)
         return x
 
-    def parameters(self) -> Parameters:
-        """All parameters under Hugging Face's names."""
-        children = {
+    def children(self) -> Mapping[str, Module]:
+        """What there is of embedding, projections, layers and norm, under Hugging Face's names."""
+        found: dict[str, Module | None] = {
             "embed_tokens": self._embed_tokens,
             "embed_positions": self._embed_positions,
             "embed_norm": self._embed_norm,
             "project_in": self._project_in,
             "project_out": self._project_out,
-            **{f"layers.{i}": layer for i, layer in enumerate(self._layers)},
+            "layers": self.layers,
             "norm": self._norm,
         }
-        found: Parameters = {}
-        for name, child in children.items():
-            if child is not None:
-                found |= prefixed(name, child.parameters())
-        return found
+        return {name: child for name, child in found.items() if child is not None}
 
 
-class DecoderForCausalLM:
+class DecoderForCausalLM(Module):
     """Decoder and language-model head: a `CausalLM` once its parameters are loaded.
 
     A family sets `style` and, where checkpoints use other names, `NAME_RULES` or `rules`; see
@@ -283,10 +302,17 @@ class DecoderForCausalLM:
         device: str,
         attention: AttentionBackend,
         max_model_len: int | None = None,
+        context: LayerContext = DEFAULT,
     ) -> None:
         """Weights are loaded afterwards, through `parameters()`.
 
-        `max_model_len` is the greatest length served; `None`: what the model was made for.
+        Args:
+            shape: Its sizes.
+            dtype: Type of weights, activations and KV cache.
+            device: As torch names it.
+            attention: Computes attention in every layer.
+            max_model_len: The greatest length served; `None`: what the model was made for.
+            context: What its layers are built with.
 
         Raises:
             ModelLoadError: the sizes contradict each other or ask for something unknown.
@@ -295,18 +321,23 @@ class DecoderForCausalLM:
         self.shape = shape
         self.dtype = dtype
         self.device = torch.device(device)
+        self.ops = context.ops
         self.num_parameters = 0
-        self._attention = attention
+        self.attention = attention
         self._style = style = self.style(shape).settled(shape)
         self._rope_tables = {
             name: cos_sin_table(replace(rope, length=max_model_len), device)
             for name, rope in (style.ropes or {}).items()
         }
         width = style.embedding_size or shape.hidden_size
-        self._lm_head = Linear(width, shape.vocab_size, style.head_bias)
-        tied = TiedEmbedding(self._lm_head, dtype)
-        embedding = tied if self.is_tied else Embedding(shape.vocab_size, width)
-        self._model = DecoderModel(shape, style, self.kv_layers(shape), embedding)
+        self._lm_head = Linear(context.at("lm_head"), width, shape.vocab_size, style.head_bias)
+        embedding = (
+            TiedEmbedding(context, self._lm_head, dtype)
+            if self.is_tied
+            else Embedding(context, shape.vocab_size, width)
+        )
+        at = context.at("model")
+        self._model = DecoderModel(at, shape, style, self.kv_layers(shape), embedding)
 
     @torch.inference_mode()
     def forward(
@@ -317,7 +348,7 @@ class DecoderForCausalLM:
         metadata: AttentionMetadata,
     ) -> Tensor:
         """See `CausalLM.forward`."""
-        step = StepInput(positions, metadata, self._rope_tables, self._attention)
+        step = StepInput(positions, metadata, self._rope_tables, self.attention)
         return self._model(input_ids, kv_caches, step)
 
     @torch.inference_mode()
@@ -327,7 +358,7 @@ class DecoderForCausalLM:
         if self._style.logit_scale != 1.0:
             logits = logits * self._style.logit_scale
         cap = self._style.logit_softcap
-        return ops.tanh(logits / cap) * cap if cap else logits
+        return self.ops.tanh(logits / cap) * cap if cap else logits
 
     @torch.inference_mode()
     def compute_likeliest(self, hidden: Tensor) -> Tensor:
@@ -343,13 +374,16 @@ class DecoderForCausalLM:
         unsaid = self.shape.raw.get("tie_word_embeddings") is None
         return self.shape.tie_word_embeddings or (self.TIED and unsaid)
 
+    def children(self) -> Mapping[str, Module]:
+        """`model` and `lm_head`."""
+        return {"model": self._model, "lm_head": self._lm_head}
+
     def parameters(self) -> Parameters:
         """All parameters under Hugging Face's names; a tied head's weight is the embedding's."""
-        found = prefixed("model", self._model.parameters())
-        head = prefixed("lm_head", self._lm_head.parameters())
+        found = super().parameters()
         if self.is_tied:
-            del head["lm_head.weight"]
-        return found | head
+            del found["lm_head.weight"]
+        return found
 
     def name_rules(self) -> NameRules:
         """`rules`, and that a tied head's copy in the checkpoint is skipped."""

@@ -1,17 +1,18 @@
-"""A family of decoders as its differences: what `blocks.py` reads, and nothing that computes."""
+"""A family of decoders as its differences: what `decoder.py` reads, and nothing that computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from torch import Tensor
 
 from quire.attention.base import AttentionBackend, KVCache
 from quire.config.shape import ModelShape
 from quire.kernels.attention_metadata import AttentionMetadata
-from quire.layers.parameter import Parameters
+from quire.layers.context import LayerContext
+from quire.layers.module import MLPBlock, Module
 from quire.layers.rotary import Rope
 
 PLACEMENTS: Final[dict[str, dict[str, str]]] = {
@@ -105,9 +106,10 @@ class DecoderStyle:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
 
-    attention: Callable[[int], AttentionBlock] | None = None
-    """Makes the attention of a layer, by its index, where it is not the usual one (MLA)."""
-    mlp: Callable[[int], MLPBlock] | None = None
+    attention: Callable[[LayerContext, int], AttentionBlock] | None = None
+    """Makes the attention of a layer, from its context and index, where it is not the usual one
+    (MLA)."""
+    mlp: Callable[[LayerContext, int], MLPBlock] | None = None
     """Makes what follows the attention in a layer, where it is not the usual one (MoE)."""
 
     @property
@@ -148,25 +150,9 @@ class StepInput:
         return self if metadata is self.metadata else replace(self, metadata=metadata)
 
 
-class AttentionBlock(Protocol):
-    """What stands at the place of a layer's attention."""
+class AttentionBlock(Module):
+    """What stands at the place of a layer's attention; its parameters are below `self_attn`."""
 
     def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
         """`[T, H] -> [T, H]`; stores this step's keys and values."""
-        ...
-
-    def parameters(self) -> Parameters:
-        """Parameters under names relative to `self_attn`."""
-        ...
-
-
-class MLPBlock(Protocol):
-    """What stands at the place of a layer's MLP."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[T, H] -> [T, H]`."""
-        ...
-
-    def parameters(self) -> Parameters:
-        """Parameters under names relative to `mlp`."""
-        ...
+        raise NotImplementedError

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from quire.kernels.dispatch import ops
+from quire.layers.module import Module, ModuleList
+from quire.models.decoder import DecoderForCausalLM
 
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAYER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class _Shaped(Protocol):
@@ -24,17 +26,21 @@ class _Shaped(Protocol):
 Shapes = Mapping[str, _Shaped]
 
 
-def describe(model: Any, parameters: Shapes) -> str:
-    """One line per parameter of each kind of layer, under the modules that hold them."""
-    ops.linear  # noqa: B018 - kernels are chosen with the first use
+def describe(model: DecoderForCausalLM, parameters: Shapes) -> str:
+    """One line per parameter of each kind of layer, under the modules that hold them.
+
+    Args:
+        model: Before or after its weights are loaded.
+        parameters: What it waits for.
+    """
     total = sum(math.prod(p.shape) for p in parameters.values())
     dtype = str(model.dtype).removeprefix("torch.")
-    attention = getattr(getattr(model, "_attention", None), "name", "none")
-    lines = [f"{type(model).__name__}: {total:,} parameters in {dtype}, kernels {ops.name}, "
+    attention = model.attention.name
+    lines = [f"{type(model).__name__}: {total:,} parameters in {dtype}, kernels {model.ops.name}, "
              f"attention {attention}"]  # fmt: skip
-    shown: set[str] = set()
+    kinds, shown = _kinds(model), set[str]()
     for (pattern, shape), names in _alike(parameters).items():
-        lines += _modules(pattern, model, shown)
+        lines += _modules(pattern, kinds, shown)
         depth, leaf = pattern.count("."), pattern.rpartition(".")[2]
         times = f" x {len(names)}" if len(names) > 1 else ""
         lines.append(f"{'  ' * (depth + 1)}{leaf} {list(shape)}{times}")
@@ -49,21 +55,22 @@ def _alike(parameters: Shapes) -> dict[tuple[str, tuple[int, ...]], list[str]]:
     return groups
 
 
-def _modules(pattern: str, model: Any, shown: set[str]) -> list[str]:
+def _modules(pattern: str, kinds: Mapping[str, str], shown: set[str]) -> list[str]:
     """Lines of the modules on the way to a parameter that were not shown yet."""
-    lines, found, path = [], model, ""
+    lines, path = [], ""
     for depth, part in enumerate(pattern.split(".")[:-1]):
-        found = _child(found, part)
-        path += "." + part
+        path = f"{path}.{part}" if path else part
         if path not in shown:
             shown.add(path)
-            kind = "" if found is None or isinstance(found, list) else f" ({type(found).__name__})"
+            kind = f" ({kinds[path]})" if path in kinds else ""
             lines.append(f"{'  ' * (depth + 1)}{part}{kind}")
     return lines
 
 
-def _child(module: Any, part: str) -> Any:
-    """The object behind a part of a name, if the model's attributes follow the names."""
-    if part == "*":
-        return module[0] if isinstance(module, list) and module else None
-    return getattr(module, f"_{part}", getattr(module, part, None))
+def _kinds(model: Module) -> dict[str, str]:
+    """Class of each module by its name, numbers of layers as in `_alike`; lists have none."""
+    kinds: dict[str, str] = {}
+    for name, module in model.modules():
+        if not isinstance(module, ModuleList):
+            kinds.setdefault(_LAYER.sub("*", name), type(module).__name__)
+    return kinds

@@ -1,22 +1,26 @@
 """Clocks around the layers of a decoder, and around attention and MLP within each.
 
-While they are on, the layers' parts are replaced by ones that look at the clock, and layers run one
-by one, not fused into one call; before and after, nothing is there. Knows the shape of the shared
-decoder, no family.
+While they are on, modules that look at the clock stand in the places of the layers and their parts,
+and layers run one by one, not fused into one call; before and after, nothing is there. Knows the
+shape of the shared decoder, no family.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from quire.errors import InvalidRequest
+from quire.layers.module import Module
+from quire.layers.parameter import Parameters
+from quire.models.decoder import DecoderModel
 
-_PARTS: Final = (("_self_attn", "attention"), ("_mlp", "mlp"))
+_PARTS: Final = (("self_attn", "attention"), ("mlp", "mlp"))
+"""Children of a layer, and what their time is called."""
 
 
 @dataclass(slots=True)
@@ -44,33 +48,33 @@ class LayerTimer:
     """
 
     def __init__(self, model: Any) -> None:
-        owner = getattr(model, "_decoder", model)
-        decoder = getattr(owner, "_model", None)
-        if not isinstance(getattr(decoder, "_layers", None), list):
-            raise InvalidRequest(
-                f"{type(model).__name__} has no decoder layers that could be measured"
-            )
-        self._decoder: Any = decoder
+        self._decoder = _decoder_of(model)
         self._device: torch.device = model.device
-        self._layers: list[Any] | None = None
+        self._timed: list[_Timed] = []
         self.times: list[LayerTimes] = []
         """Filled while it runs."""
 
     @property
     def is_on(self) -> bool:
         """Whether the clocks are there."""
-        return self._layers is not None
+        return bool(self._timed)
 
     def start(self) -> None:
         """Put the clocks on; earlier numbers are forgotten."""
-        decoder = self._decoder
-        self._layers = decoder._layers
-        self.times = [LayerTimes(i) for i in range(len(decoder._layers))]
-        decoder._layers = [
-            _Timed(layer, times, self._device)
-            for layer, times in zip(decoder._layers, self.times, strict=True)
-        ]
-        decoder.layer_by_layer = True
+        wait = torch.cuda.synchronize if self._device.type == "cuda" else _nothing
+        layers = self._decoder.layers
+        self.times = [LayerTimes(i) for i in range(len(layers))]
+        for times, name in zip(self.times, layers.children(), strict=True):
+            self._put_on(layers, name, "total", times, wait)
+            for part, what in _PARTS:
+                self._put_on(layers.children()[name], part, what, times, wait)
+
+    def _put_on(
+        self, parent: Module, name: str, what: str, times: LayerTimes, wait: Callable[[], None]
+    ) -> None:
+        timed = _Timed(parent, name, what, times, wait)
+        parent.replace_child(name, timed)
+        self._timed.append(timed)
 
     def reset(self) -> None:
         """Forget the numbers."""
@@ -80,47 +84,51 @@ class LayerTimer:
 
     def stop(self) -> None:
         """Take the clocks off; the model is as it was."""
-        for timed in self._decoder._layers:
-            timed.restore()
-        self._decoder._layers, self._layers = self._layers, None
-        self._decoder.layer_by_layer = False
+        for timed in self._timed:
+            timed.parent.replace_child(timed.name, timed.module)
+        self._timed = []
 
 
-class _Timed:
-    """A layer with a clock around it and around its parts."""
+def _decoder_of(model: Any) -> DecoderModel:
+    if isinstance(model, Module):
+        for _, module in model.modules():
+            if isinstance(module, DecoderModel):
+                return module
+    raise InvalidRequest(f"{type(model).__name__} has no decoder layers that could be measured")
 
-    def __init__(self, layer: Any, times: LayerTimes, device: torch.device) -> None:
-        self._layer = layer
-        self._times = times
-        self._wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
-        self._parts = {name: getattr(layer, name) for name, _ in _PARTS}
-        for name, what in _PARTS:
-            setattr(layer, name, self._measured(self._parts[name], what))
+
+class _Timed(Module):
+    """A module with a clock around it."""
+
+    def __init__(
+        self, parent: Module, name: str, what: str, times: LayerTimes, wait: Callable[[], None]
+    ) -> None:
+        self.parent, self.name = parent, name
+        self.module: Any = parent.children()[name]
+        self._what, self._times, self._wait = what, times, wait
 
     def __call__(self, *args: Any) -> Any:
-        if not self._times.calls:
-            self._times.started = time.monotonic()
-        self._times.calls += 1
-        return self._measured(self._layer, "total")(*args)
+        times = self._times
+        start = time.monotonic()
+        if self._what == "total":
+            times.started = times.started if times.calls else start
+            times.calls += 1
+        result = self.module(*args)
+        self._wait()
+        setattr(times, self._what, getattr(times, self._what) + time.monotonic() - start)
+        return result
 
-    def _measured(self, part: Callable[..., Any], what: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            start = time.monotonic()
-            result = part(*args)
-            self._wait()
-            spent = time.monotonic() - start
-            setattr(self._times, what, getattr(self._times, what) + spent)
-            return result
+    def children(self) -> Mapping[str, Module]:
+        """Those of the module that is measured."""
+        return self.module.children()
 
-        return call
+    def own_parameters(self) -> Parameters:
+        """Those of the module that is measured."""
+        return self.module.own_parameters()
 
-    def restore(self) -> None:
-        """Take the clocks off."""
-        for name, part in self._parts.items():
-            setattr(self._layer, name, part)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
+    def replace_child(self, name: str, module: Any) -> None:
+        """In the module that is measured."""
+        self.module.replace_child(name, module)
 
 
 def _nothing() -> None:

@@ -6,16 +6,22 @@ Knows entries that several families have, no family.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Container
 from typing import Any
 
+from torch import Tensor
+
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
+from quire.kernels.dispatch import Ops
 from quire.kernels.moe import Routing
-from quire.layers.activation import activation
+from quire.layers.activation import activation, gate
+from quire.layers.context import LayerContext
+from quire.layers.module import MLPBlock
 from quire.layers.moe import MoE, MoEStyle
 from quire.models.config_entries import number, whole
-from quire.models.decoder_style import DecoderStyle, MLPBlock
+from quire.models.decoder_style import DecoderStyle
 from quire.models.sublayers import GatedMLP
 from quire.weights.names import NameRules
 
@@ -62,18 +68,32 @@ def mixture(
     choice: Routing,
     expert_size: int,
     dense: Container[int] = (),
+    activate: Callable[[Ops], Callable[[Tensor], Tensor]] | None = None,
     **more: Any,
-) -> Callable[[int], MLPBlock]:
+) -> Callable[[LayerContext, int], MLPBlock]:
     """What makes a layer's MLP: the usual one in `dense` layers, elsewhere a mixture.
 
-    `more` are fields of `MoEStyle`.
+    Args:
+        shape: Of the model.
+        choice: A token's choice of experts.
+        expert_size: Inner size of an expert.
+        dense: Layers without a mixture.
+        activate: Makes the experts' activation of the model's operations; `None`: that of the
+            configuration, gated.
+        more: Fields of `MoEStyle`.
     """
     usual = DecoderStyle(mlp_bias=shape.mlp_bias).settled(shape)
-    more.setdefault("activation", activation(shape.hidden_act, gated=True))
+    if activate is None:
+        gate(shape.hidden_act)  # an unknown name is told before anything is built
+        activate = functools.partial(activation, name=shape.hidden_act, gated=True)
+    make = activate
     style = MoEStyle(choice, expert_size, **more)
 
-    def mlp(layer: int) -> MLPBlock:
-        return GatedMLP(shape, usual) if layer in dense else MoE(shape.hidden_size, style)
+    def mlp(context: LayerContext, layer: int) -> MLPBlock:
+        if layer in dense:
+            return GatedMLP(context, shape, usual)
+        own = dataclasses.replace(style, activation=make(context.ops))
+        return MoE(shape.hidden_size, own, context)
 
     return mlp
 

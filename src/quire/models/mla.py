@@ -10,6 +10,7 @@ Knows sizes, no family.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,12 @@ from quire.attention.base import KVCache
 from quire.config.leaves import head_leaves
 from quire.config.shape import LayerKV
 from quire.kernels.attention_spec import AttentionSpec
-from quire.kernels.dispatch import ops
+from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
+from quire.layers.module import Module
 from quire.layers.norm import RMSNorm
-from quire.layers.parameter import Parameter, Parameters, prefixed
-from quire.models.decoder_style import StepInput
+from quire.layers.parameter import Parameter, Parameters
+from quire.models.decoder_style import AttentionBlock, StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +63,47 @@ class MLASizes:
 class PerHead:
     """One matrix per head: `[T, heads, K] -> [T, heads, N]`."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: LayerContext) -> None:
+        self._ops = context.ops
         self._prepared: list[Any] = []
 
     def load(self, weights: Tensor) -> None:
         """Keep `[heads, N, K]`."""
-        self._prepared = [ops.prepare_linear(weight) for weight in weights]
+        self._prepared = [self._ops.prepare_linear(weight) for weight in weights]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Each head's rows times that head's matrix."""
         heads = zip(x.unbind(1), self._prepared, strict=True)
-        return torch.stack([ops.linear(rows.contiguous(), weight) for rows, weight in heads], 1)
+        linear = self._ops.linear
+        return torch.stack([linear(rows.contiguous(), weight) for rows, weight in heads], 1)
 
 
-class LatentAttention:
+class LatentAttention(AttentionBlock):
     """Stands at the place of `quire.models.decoder.Attention`."""
 
-    def __init__(self, sizes: MLASizes) -> None:
+    def __init__(self, context: LayerContext, sizes: MLASizes) -> None:
+        self._ops = context.ops
         self._sizes = sizes
         hidden, heads, rank = sizes.hidden_size, sizes.num_heads, sizes.kv_lora_rank
         self._spec = AttentionSpec(sizes.scale, latent_dim=rank)
         wide = heads * sizes.qk_head_dim
-        self._q_a: tuple[Linear, RMSNorm] | None = None
+        self._q_a_proj: Linear | None = None
+        self._q_a_layernorm: RMSNorm | None = None
         if sizes.q_lora_rank is not None:
-            first = Linear(hidden, sizes.q_lora_rank, sizes.bias)
-            self._q_a = (first, RMSNorm(sizes.q_lora_rank, sizes.eps))
-        self._q_proj = Linear(sizes.q_lora_rank or hidden, wide, False)
-        self._kv_a_proj = Linear(hidden, rank + sizes.qk_rope_head_dim, sizes.bias)
-        self._kv_a_layernorm = RMSNorm(rank, sizes.eps)
-        self._into_latent, self._out_of_latent = PerHead(), PerHead()
+            at = context.at("q_a_proj")
+            self._q_a_proj = Linear(at, hidden, sizes.q_lora_rank, sizes.bias)
+            self._q_a_layernorm = RMSNorm(context, sizes.q_lora_rank, sizes.eps)
+        self._q_name = "q_b_proj" if self._q_a_proj else "q_proj"
+        at = context.at(self._q_name)
+        self._q_proj = Linear(at, sizes.q_lora_rank or hidden, wide, False)
+        at = context.at("kv_a_proj_with_mqa")
+        self._kv_a_proj = Linear(at, hidden, rank + sizes.qk_rope_head_dim, sizes.bias)
+        self._kv_a_layernorm = RMSNorm(context, rank, sizes.eps)
+        self._into_latent, self._out_of_latent = PerHead(context), PerHead(context)
         # Every rank keeps the latents: its heads share them as one KV head.
         leaves = head_leaves(heads, 1, sizes.v_head_dim)
-        self._o_proj = Linear(heads * sizes.v_head_dim, hidden, sizes.bias, leaves=leaves)
+        at, wide = context.at("o_proj"), heads * sizes.v_head_dim
+        self._o_proj = Linear(at, wide, hidden, sizes.bias, leaves=leaves)
 
     def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
         """`[T, H] -> [T, H]`; stores this step's latents."""
@@ -102,16 +113,15 @@ class LatentAttention:
         latent, k_rope = self._kv_a_proj(x).split(parts, -1)
         latent = self._kv_a_layernorm(latent.contiguous())
         q_rope, k_rope = self._pairs(q_rope), self._pairs(k_rope.unsqueeze(1))
-        q_rope, k_rope = ops.rotary(q_rope, k_rope, step.positions, step.rope_table)
+        q_rope, k_rope = self._ops.rotary(q_rope, k_rope, step.positions, step.rope_table)
         q = torch.cat((self._into_latent(q), q_rope), -1)
         k = torch.cat((latent.unsqueeze(1), k_rope), -1)
         out = step.attention.forward(q, k, k[..., :0], kv_cache, step.metadata, self._spec)
         return self._o_proj(self._out_of_latent(out).flatten(1))
 
     def _queries(self, x: Tensor) -> Tensor:
-        if self._q_a is not None:
-            project, norm = self._q_a
-            x = norm(project(x))
+        if self._q_a_proj is not None and self._q_a_layernorm is not None:
+            x = self._q_a_layernorm(self._q_a_proj(x))
         return self._q_proj(x).view(-1, self._sizes.num_heads, self._sizes.qk_head_dim)
 
     def _pairs(self, x: Tensor) -> Tensor:
@@ -120,19 +130,23 @@ class LatentAttention:
             return x.contiguous()
         return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
-    def parameters(self) -> Parameters:
+    def children(self) -> Mapping[str, Module]:
         """Under Hugging Face's names."""
+        found: dict[str, Module] = {}
+        if self._q_a_proj is not None and self._q_a_layernorm is not None:
+            found = {"q_a_proj": self._q_a_proj, "q_a_layernorm": self._q_a_layernorm}
+        return found | {
+            self._q_name: self._q_proj,
+            "kv_a_proj_with_mqa": self._kv_a_proj,
+            "kv_a_layernorm": self._kv_a_layernorm,
+            "o_proj": self._o_proj,
+        }
+
+    def own_parameters(self) -> Parameters:
+        """`kv_b_proj.weight`, which is kept head by head."""
         sizes = self._sizes
-        found: Parameters = {}
-        if self._q_a is not None:
-            found |= prefixed("q_a_proj", self._q_a[0].parameters())
-            found |= prefixed("q_a_layernorm", self._q_a[1].parameters())
-        found |= prefixed("q_b_proj" if self._q_a else "q_proj", self._q_proj.parameters())
-        found |= prefixed("kv_a_proj_with_mqa", self._kv_a_proj.parameters())
-        found |= prefixed("kv_a_layernorm", self._kv_a_layernorm.parameters())
         rows = sizes.num_heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
-        found["kv_b_proj.weight"] = Parameter((rows, sizes.kv_lora_rank), self._load_kv_b)
-        return found | prefixed("o_proj", self._o_proj.parameters())
+        return {"kv_b_proj.weight": Parameter((rows, sizes.kv_lora_rank), self._load_kv_b)}
 
     def _load_kv_b(self, weight: Tensor) -> None:
         sizes = self._sizes

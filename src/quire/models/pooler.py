@@ -6,7 +6,7 @@ Knows no family and no file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from quire.checkpoint.sentence_transformers import DenseModule
 from quire.config.pooler_spec import PoolerSpec
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import Ops
 from quire.kernels.exact import tree_sum
+from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
-from quire.layers.parameter import Parameters
+from quire.layers.module import Module
 from quire.models.encoder import ClassificationHead, activation
 from quire.params import PoolingParams
 
@@ -40,37 +41,40 @@ def normalize(rows: Tensor) -> Tensor:
     return rows / lengths.unsqueeze(-1)
 
 
-CLASS_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "none": lambda logits: logits,
-    "sigmoid": lambda logits: 1.0 / (1.0 + ops.exp(-logits)),
-    "softmax": lambda logits: ops.exp(ops.log_softmax(logits)),
+CLASS_ACTIVATIONS: Final[dict[str, Callable[[Ops, Tensor], Tensor]]] = {
+    "none": lambda ops, logits: logits,
+    "sigmoid": lambda ops, logits: 1.0 / (1.0 + ops.exp(-logits)),
+    "softmax": lambda ops, logits: ops.exp(ops.log_softmax(logits)),
 }
 """Float32 logits `[R, labels]` to scores."""
 
 
-class DenseLayer:
+class DenseLayer(Module):
     """A linear layer of sentence-transformers, with its activation."""
 
-    def __init__(self, spec: DenseModule) -> None:
-        self._linear = Linear(spec.in_features, spec.out_features, spec.bias)
-        self._act = activation(spec.activation)
+    def __init__(self, context: LayerContext, spec: DenseModule) -> None:
+        self._linear = Linear(context.at("linear"), spec.in_features, spec.out_features, spec.bias)
+        self._act = activation(context.ops, spec.activation)
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """`[R, in] -> [R, out]`, float32."""
         return self._act(self._linear(pooled))
 
-    def parameters(self) -> Parameters:
+    def children(self) -> Mapping[str, Module]:
         """Under the names of sentence-transformers."""
-        return {f"linear.{name}": p for name, p in self._linear.parameters().items()}
+        return {"linear": self._linear}
 
 
 class Pooler:
     """Pools as `spec` says, with the layers that come after."""
 
-    def __init__(self, spec: PoolerSpec, head: ClassificationHead | None) -> None:
+    def __init__(
+        self, context: LayerContext, spec: PoolerSpec, head: ClassificationHead | None
+    ) -> None:
+        self._ops = context.ops
         self.spec = spec
         self.head = head
-        self.dense = [DenseLayer(dense) for dense in spec.dense]
+        self.dense = [DenseLayer(context, dense) for dense in spec.dense]
 
     def __call__(self, hidden: Sequence[Tensor], params: Sequence[PoolingParams]) -> list[Tensor]:
         """Hidden states `[n, H]` of each request to float32 `[size]`, or `[n, size]`.
@@ -102,7 +106,7 @@ class Pooler:
         wanted = params.use_activation
         wanted = self.spec.use_activation if wanted is None else wanted
         if self.head is not None:
-            rows = CLASS_ACTIVATIONS[self.spec.activation](rows) if wanted else rows
+            rows = CLASS_ACTIVATIONS[self.spec.activation](self._ops, rows) if wanted else rows
         else:
             rows = rows[:, : params.dimensions or self.spec.dimensions]
             rows = normalize(rows) if wanted else rows

@@ -6,7 +6,7 @@ Knows no request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
@@ -20,11 +20,14 @@ from quire.config.pooler_spec import PoolerSpec
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ConfigError, ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.dispatch import Ops, default_ops
 from quire.kernels.dtypes import torch_dtype
+from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
-from quire.layers.parameter import Parameters, prefixed
+from quire.layers.module import Module
+from quire.layers.parameter import Parameters
 from quire.models.decoder import DecoderForCausalLM
-from quire.models.encoder import Encoder, EncoderInput
+from quire.models.encoder import ClassificationHead, Encoder, EncoderInput
 from quire.models.pooler import Pooler
 from quire.models.registry import MODELS, build_model, kv_layers, resolve_device, resolve_dtype
 from quire.registry import load
@@ -37,7 +40,7 @@ _TEXT_HEADS: Final = ("lm_head.", "embed_out.", "output_layer.")
 Progress = Callable[[int, int], None]
 
 
-class PoolingModel:
+class PoolingModel(Module):
     """What encoders and decoders that pool have in common: a pooler, and where it runs.
 
     An encoder computes hidden states by `encode`, a decoder by `forward`.
@@ -46,8 +49,14 @@ class PoolingModel:
     num_parameters = 0
 
     def __init__(
-        self, shape: ModelShape, pooler: Pooler, dtype: torch.dtype, device: torch.device
+        self,
+        context: LayerContext,
+        shape: ModelShape,
+        pooler: Pooler,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
+        self.ops = context.ops
         self.shape = shape
         self.pooler = pooler
         self.dtype = dtype
@@ -64,6 +73,7 @@ class EncoderForPooling(PoolingModel):
 
     def __init__(
         self,
+        context: LayerContext,
         spec: PoolerSpec,
         shape: ModelShape,
         dtype: str,
@@ -73,17 +83,23 @@ class EncoderForPooling(PoolingModel):
         """Weights are loaded afterwards, through `parameters()`."""
         _check_heads(shape)
         family = encoder_class(spec.backbone)
-        head = family.head(shape, spec.size) if spec.task == "classify" else None
-        super().__init__(shape, Pooler(spec, head), torch_dtype(dtype), torch.device(device))
-        self._encoder = family(shape, device)
+        head = family.head(context, shape, spec.size) if spec.task == "classify" else None
+        pooler = Pooler(context, spec, head)
+        super().__init__(context, shape, pooler, torch_dtype(dtype), torch.device(device))
+        self._encoder = family(context, shape, device)
 
     @torch.inference_mode()
     def encode(self, step: EncoderInput) -> Tensor:
         """Hidden states `[T, H]` of whole prompts."""
         return self._encoder(step)
 
+    def children(self) -> Mapping[str, Module]:
+        """`encoder` and perhaps `head`."""
+        head = self.pooler.head
+        return {"encoder": self._encoder} | ({} if head is None else {"head": head})
+
     def parameters(self) -> Parameters:
-        """Of the encoder and its head."""
+        """Of the encoder and its head, under the checkpoint's names."""
         head = self.pooler.head
         return self._encoder.parameters() | ({} if head is None else head.parameters())
 
@@ -98,6 +114,7 @@ class DecoderForPooling(PoolingModel):
 
     def __init__(
         self,
+        context: LayerContext,
         spec: PoolerSpec,
         shape: ModelShape,
         dtype: str,
@@ -106,10 +123,16 @@ class DecoderForPooling(PoolingModel):
         attention_backend: str | None = None,
     ) -> None:
         """Weights are loaded afterwards, through `parameters()`."""
-        head = ScoreLayer(shape, spec.size) if spec.task == "classify" else None
-        super().__init__(shape, Pooler(spec, head), torch_dtype(dtype), torch.device(device))
+        head = ScoreLayer(context, shape, spec.size) if spec.task == "classify" else None
+        pooler = Pooler(context, spec, head)
+        super().__init__(context, shape, pooler, torch_dtype(dtype), torch.device(device))
         self._decoder: DecoderForCausalLM = build_model(
-            decoder_shape(spec, shape), dtype, device, max_model_len, attention_backend
+            decoder_shape(spec, shape),
+            dtype,
+            device,
+            max_model_len,
+            attention_backend,
+            context.ops,
         )
 
     def forward(
@@ -122,8 +145,14 @@ class DecoderForPooling(PoolingModel):
         """See `PagedDecoder.forward`."""
         return self._decoder.forward(input_ids, positions, kv_caches, metadata)
 
+    def children(self) -> Mapping[str, Module]:
+        """`decoder` and perhaps `head`."""
+        head = self.pooler.head
+        return {"decoder": self._decoder} | ({} if head is None else {"head": head})
+
     def parameters(self) -> Parameters:
-        """The decoder's without its language-model head, and the classifier's."""
+        """The decoder's without its language-model head, and the classifier's, under the
+        checkpoint's names."""
         head = self.pooler.head
         own = self._decoder.parameters().items()
         kept = {name: p for name, p in own if not name.startswith(_TEXT_HEADS)}
@@ -141,19 +170,19 @@ class DecoderForPooling(PoolingModel):
         return replace(rules, ignore=ignore, renames=renames)
 
 
-class ScoreLayer:
+class ScoreLayer(ClassificationHead):
     """The classification head of decoders: one linear layer without bias."""
 
-    def __init__(self, shape: ModelShape, num_labels: int) -> None:
-        self._score = Linear(shape.hidden_size, num_labels, False)
+    def __init__(self, context: LayerContext, shape: ModelShape, num_labels: int) -> None:
+        self._score = Linear(context.at("score"), shape.hidden_size, num_labels, False)
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """`[R, H]` to logits `[R, labels]`."""
         return self._score(pooled)
 
-    def parameters(self) -> Parameters:
-        """`score.weight`."""
-        return prefixed("score", self._score.parameters())
+    def children(self) -> Mapping[str, Module]:
+        """`score`."""
+        return {"score": self._score}
 
 
 def encoder_class(backbone: str) -> type[Encoder]:
@@ -197,6 +226,7 @@ def load_pooling_model(
     max_model_len: int | None = None,
     load_format: str = "auto",
     attention_backend: str | None = None,
+    ops: Ops | None = None,
 ) -> EncoderForPooling | DecoderForPooling:
     """Build the model of a folder and load its weights, those of dense layers included.
 
@@ -205,7 +235,15 @@ def load_pooling_model(
         ConfigError: no attention backend serves the model on this device, or one is wanted for an
             encoder.
     """
-    common = (spec, shape, resolve_dtype(shape, dtype), resolve_device(device), max_model_len)
+    context = LayerContext(ops or default_ops())
+    common = (
+        context,
+        spec,
+        shape,
+        resolve_dtype(shape, dtype),
+        resolve_device(device),
+        max_model_len,
+    )
     model: EncoderForPooling | DecoderForPooling
     if not spec.whole_prompts:
         model = DecoderForPooling(*common, attention_backend)

@@ -16,7 +16,9 @@ from quire.attention.base import AttentionBackend, AttentionNeed
 from quire.attention.select import select_backend
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
+from quire.kernels.dispatch import Ops, default_ops
 from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
+from quire.layers.context import LayerContext
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.decoder import DecoderForCausalLM
@@ -90,13 +92,15 @@ def load_model(
     max_model_len: int | None = None,
     load_format: str = "auto",
     attention_backend: str | None = None,
+    ops: Ops | None = None,
 ) -> CausalLM:
     """Build the model of a folder and load its weights.
 
     `dtype` `auto` is the checkpoint's own type; `device` `auto` a GPU if there is one.
     `progress(done, total)` hears bytes. `max_model_len` is the greatest length served, by which
     some rotary scalings go; `None` is what the model was made for. `load_format` and
-    `attention_backend` are the options of those names.
+    `attention_backend` are the options of those names. The model keeps the operations `ops`; by
+    default they are those of the process.
 
     Raises:
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
@@ -104,7 +108,7 @@ def load_model(
     """
     device = resolve_device(device)
     kind = resolve_dtype(shape, dtype)
-    model = build_model(shape, kind, device, max_model_len, attention_backend)
+    model = build_model(shape, kind, device, max_model_len, attention_backend, ops)
     parameters = model.parameters()
     tree = describe(model, parameters) if envs.LOG_MODEL_INSPECTION else ""
     model.num_parameters = load_weights(
@@ -121,6 +125,7 @@ def build_model(
     device: str,
     max_model_len: int | None = None,
     attention_backend: str | None = None,
+    ops: Ops | None = None,
 ) -> DecoderForCausalLM:
     """The model without its weights; `dtype` and `device` are settled.
 
@@ -132,8 +137,9 @@ def build_model(
     family = MODELS.get(shape.architecture)
     _refuse_quantised(shape)
     _check(family, shape)
-    attention = _attention(family, shape, dtype, device, attention_backend)
-    return family(shape, torch_dtype(dtype), device, attention, max_model_len)
+    context = LayerContext(ops or default_ops())
+    attention = _attention(family, shape, dtype, device, attention_backend, context.ops)
+    return family(shape, torch_dtype(dtype), device, attention, max_model_len, context)
 
 
 def kv_layers(shape: ModelShape) -> tuple[LayerKV, ...]:
@@ -195,11 +201,12 @@ def _attention(
     dtype: str,
     device: str,
     wanted: str | None,
+    ops: Ops,
 ) -> AttentionBackend:
     kind, keeps = torch.device(device).type, family.kv_layers(shape)[0]
     features = family.attention_features(shape)
     need = AttentionNeed(kind, dtype, shape.num_heads, keeps.num_kv_heads, keeps.key_dim, features)
-    selection = select_backend(need, wanted)
+    selection = select_backend(need, wanted, ops)
     if wanted is not None:
         logger.info("attention backend %s: %s", wanted, selection.backend.name)
     for name, reason in selection.rejected:

@@ -6,6 +6,7 @@ They read sizes and a `DecoderStyle`, never a family's name.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,19 +17,28 @@ from quire.config.leaves import head_leaves, inner_leaves
 from quire.config.shape import LayerKV, ModelShape
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.decoder import AttentionParts
-from quire.kernels.dispatch import ops
 from quire.layers.activation import activation, gate
 from quire.layers.alibi import alibi_slopes
+from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
+from quire.layers.module import MLPBlock, Module
 from quire.layers.norm import NORMS, Norm
-from quire.layers.parameter import Parameter, Parameters, prefixed
-from quire.models.decoder_style import FULL, DecoderStyle, StepInput
+from quire.layers.parameter import Parameter, Parameters
+from quire.models.decoder_style import FULL, AttentionBlock, DecoderStyle, StepInput
 
 
-class Attention:
+class Attention(AttentionBlock):
     """Grouped-query attention."""
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int, keeps: LayerKV) -> None:
+    def __init__(
+        self,
+        context: LayerContext,
+        shape: ModelShape,
+        style: DecoderStyle,
+        index: int,
+        keeps: LayerKV,
+    ) -> None:
+        self._ops = context.ops
         dim = keeps.key_dim
         self._heads = (shape.num_heads, keeps.num_kv_heads, dim)
         q, kv = shape.num_heads * dim, keeps.num_kv_heads * dim
@@ -37,11 +47,15 @@ class Attention:
         self._has_sinks = style.sinks
         self._rope, self._plain_rope, self._interleaved = _rope(style, index, dim)
         self._clip = style.clip_qkv
-        self._qkv_proj = Linear(shape.hidden_size, self._split, style.qkv_bias, keep="qkv")
+        self._qkv_proj = Linear(
+            context.at("qkv_proj"), shape.hidden_size, self._split, style.qkv_bias, keep="qkv"
+        )
         leaves = head_leaves(shape.num_heads, keeps.num_kv_heads, dim)
-        self._o_proj = Linear(q, shape.hidden_size, style.out_bias, leaves=leaves)
+        self._o_proj = Linear(
+            context.at("o_proj"), q, shape.hidden_size, style.out_bias, leaves=leaves
+        )
         self._norm_heads = style.qk_norm in ("head", "per_head")
-        self._norms = _qk_norms(style, self._heads)
+        self._norms = _qk_norms(context, style, self._heads)
 
     def __call__(self, x: Tensor, kv_cache: KVCache, step: StepInput) -> Tensor:
         """`[T, H] -> [T, H]`; stores this step's keys and values."""
@@ -51,26 +65,33 @@ class Attention:
             qkv.clamp_(-self._clip, self._clip)
         q, k, v = qkv.split(self._split, dim=-1)
         if self._norms and not self._norm_heads:
-            q, k = self._norms[0](q.contiguous()), self._norms[1](k.contiguous())
+            q, k = self._normed(q, k)
         q, k, v = q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
         if self._norm_heads:
-            q, k = self._norms[0](q.contiguous()), self._norms[1](k.contiguous())
+            q, k = self._normed(q, k)
         q, k = self._rotated(q, k, step)
         out = step.attention.forward(q, k, v, kv_cache, step.metadata, self._spec)
         return self._o_proj(out.view(-1, heads * dim))
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        norms = self._norms
+        return norms["q_norm"](q.contiguous()), norms["k_norm"](k.contiguous())
 
     def fused(self, step: StepInput) -> AttentionParts | None:
         """The loaded layer as data, if that can say it."""
         if self._clip or (self._norms and not self._norm_heads):
             return None
-        q_norm, k_norm = (norm.parts() for norm in self._norms) if self._norms else (None, None)
+        norms = {name: norm.parts() for name, norm in self._norms.items()}
+        qkv, out = self._qkv_proj.prepared, self._o_proj.prepared
+        if qkv is None or out is None or None in norms.values():
+            return None
         return AttentionParts(
-            self._qkv_proj.prepared,
-            self._o_proj.prepared,
+            qkv,
+            out,
             self._heads,
             self._spec,
-            q_norm,
-            k_norm,
+            norms.get("q_norm"),
+            norms.get("k_norm"),
             None if self._rope is None else step.rope_tables[self._rope],
             self._interleaved,
         )
@@ -80,19 +101,18 @@ class Attention:
             return q, k
         table = step.rope_tables[self._rope]
         if self._plain_rope:
-            return ops.rotary(q, k, step.positions, table)
-        return ops.rotary_partial(q, k, step.positions, table, self._interleaved)
+            return self._ops.rotary(q, k, step.positions, table)
+        return self._ops.rotary_partial(q, k, step.positions, table, self._interleaved)
 
-    def parameters(self) -> Parameters:
-        """`qkv_proj.*`, `o_proj.*`, and perhaps `q_norm.*`, `k_norm.*`, `sinks`."""
-        found = prefixed("qkv_proj", self._qkv_proj.parameters())
-        found |= prefixed("o_proj", self._o_proj.parameters())
-        for name, norm in zip(("q_norm", "k_norm"), self._norms, strict=False):
-            found |= prefixed(name, norm.parameters())
-        if self._has_sinks:
-            heads = (self._heads[0],)
-            found["sinks"] = Parameter(heads, self._load_sinks, dtype=torch.float32)
-        return found
+    def children(self) -> Mapping[str, Module]:
+        """`qkv_proj`, `o_proj`, and perhaps `q_norm`, `k_norm`."""
+        return {"qkv_proj": self._qkv_proj, "o_proj": self._o_proj, **self._norms}
+
+    def own_parameters(self) -> Parameters:
+        """Perhaps `sinks`."""
+        if not self._has_sinks:
+            return {}
+        return {"sinks": Parameter((self._heads[0],), self._load_sinks, dtype=torch.float32)}
 
     def _load_sinks(self, tensor: Tensor) -> None:
         self._spec = dataclasses.replace(self._spec, sinks=tensor.clone())
@@ -119,9 +139,11 @@ def _rope(style: DecoderStyle, index: int, dim: int) -> tuple[str | None, bool, 
     return name, rope.dim == dim and not rope.interleaved, rope.interleaved
 
 
-def _qk_norms(style: DecoderStyle, sizes: tuple[int, int, int]) -> tuple[Norm, ...]:
+def _qk_norms(
+    context: LayerContext, style: DecoderStyle, sizes: tuple[int, int, int]
+) -> dict[str, Norm]:
     if not style.qk_norm:
-        return ()
+        return {}
     make = NORMS[style.qk_norm_kind or style.norm]
     heads, kv_heads, dim = sizes
     size = {
@@ -129,48 +151,53 @@ def _qk_norms(style: DecoderStyle, sizes: tuple[int, int, int]) -> tuple[Norm, .
         "per_head": lambda n: (n, dim),
         "full": lambda n: n * dim,
     }[style.qk_norm]
-    return tuple(make(size(n), style.eps) for n in (heads, kv_heads))
+    return {
+        name: make(context, size(n), style.eps)
+        for name, n in (("q_norm", heads), ("k_norm", kv_heads))
+    }
 
 
-class GatedMLP:
+class GatedMLP(MLPBlock):
     """down(act(gate(x)) * up(x))."""
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
+    def __init__(self, context: LayerContext, shape: ModelShape, style: DecoderStyle) -> None:
         size, inner = shape.hidden_size, shape.intermediate_size
         self._act = gate(style.activation or shape.hidden_act)
-        self._gate_up_proj = Linear(size, (inner, inner), style.mlp_bias, gated=True, keep="mlp")
-        self._down_proj = Linear(inner, size, style.mlp_bias, leaves=inner_leaves(inner))
+        at = context.at("gate_up_proj")
+        self._gate_up_proj = Linear(
+            at, size, (inner, inner), style.mlp_bias, gated=True, keep="mlp"
+        )
+        at = context.at("down_proj")
+        self._down_proj = Linear(at, inner, size, style.mlp_bias, leaves=inner_leaves(inner))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, H] -> [T, H]`."""
         return self._down_proj(self._gate_up_proj.gated(x, self._act))
 
-    def fused(self) -> tuple[Any, Any, str]:
-        """The loaded layer as data: gates and ups, down, activation."""
-        return self._gate_up_proj.prepared, self._down_proj.prepared, self._act
+    def fused(self) -> tuple[Any, Any, str] | None:
+        """The loaded layer as data, if that can say it: gates and ups, down, activation."""
+        gate_up, down = self._gate_up_proj.prepared, self._down_proj.prepared
+        return None if gate_up is None or down is None else (gate_up, down, self._act)
 
-    def parameters(self) -> Parameters:
-        """`gate_up_proj.*` and `down_proj.*`."""
-        return prefixed("gate_up_proj", self._gate_up_proj.parameters()) | prefixed(
-            "down_proj", self._down_proj.parameters()
-        )
+    def children(self) -> Mapping[str, Module]:
+        """`gate_up_proj` and `down_proj`."""
+        return {"gate_up_proj": self._gate_up_proj, "down_proj": self._down_proj}
 
 
-class PlainMLP:
+class PlainMLP(MLPBlock):
     """down(act(up(x)))."""
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle) -> None:
+    def __init__(self, context: LayerContext, shape: ModelShape, style: DecoderStyle) -> None:
         size, inner = shape.hidden_size, shape.intermediate_size
-        self._act = activation(style.activation or shape.hidden_act, gated=False)
-        self._up_proj = Linear(size, inner, style.mlp_bias)
-        self._down_proj = Linear(inner, size, style.mlp_bias, leaves=inner_leaves(inner))
+        self._act = activation(context.ops, style.activation or shape.hidden_act, gated=False)
+        self._up_proj = Linear(context.at("up_proj"), size, inner, style.mlp_bias)
+        at = context.at("down_proj")
+        self._down_proj = Linear(at, inner, size, style.mlp_bias, leaves=inner_leaves(inner))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, H] -> [T, H]`."""
         return self._down_proj(self._act(self._up_proj(x)))
 
-    def parameters(self) -> Parameters:
-        """`up_proj.*` and `down_proj.*`."""
-        return prefixed("up_proj", self._up_proj.parameters()) | prefixed(
-            "down_proj", self._down_proj.parameters()
-        )
+    def children(self) -> Mapping[str, Module]:
+        """`up_proj` and `down_proj`."""
+        return {"up_proj": self._up_proj, "down_proj": self._down_proj}

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import ops
+from quire.kernels.exact import exp
 from quire.sampling.metadata import SamplerState
 
 NUCLEUS: Final = 256
@@ -101,7 +101,7 @@ def cumulative(logits: Tensor) -> Tensor:
 
 def weights(logits: Tensor) -> Tensor:
     """Weights of tokens by their logits, which are at most 0: int64 of the same shape."""
-    return (ops.exp(logits) * WEIGHT_ONE).to(torch.int64)
+    return (exp(logits) * WEIGHT_ONE).to(torch.int64)
 
 
 def keep_first(logits: Tensor, keep: Tensor, least: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import Ops
+from quire.kernels.dispatch import ops as default
 
 
 class LogprobRow(NamedTuple):
@@ -27,7 +28,10 @@ class LogprobRow(NamedTuple):
 
 
 def gather_logprobs(
-    logprobs: Tensor, token_ids: Tensor, num_logprobs: Sequence[int]
+    logprobs: Tensor,
+    token_ids: Tensor,
+    num_logprobs: Sequence[int],
+    ops: Ops = default,
 ) -> list[LogprobRow]:
     """Pick out what a caller asked for.
 
@@ -35,6 +39,7 @@ def gather_logprobs(
         logprobs: float32 `[rows, vocab]`.
         token_ids: int64 `[rows]`, the chosen token of each row.
         num_logprobs: For each row, how many of the likeliest tokens; -1 for all.
+        ops: Of the model; by default the process's.
     """
     vocab = logprobs.shape[1]
     counts = [vocab if n < 0 else min(n, vocab) for n in num_logprobs]

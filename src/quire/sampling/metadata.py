@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.dispatch import Ops
 from quire.params import SamplingParams
 from quire.sampling.counts import TokenCounts
 from quire.sampling.logprobs import LogprobRow
@@ -193,6 +194,8 @@ class SamplerState:
     meta: SamplingMetadata
     token_ids: Tensor
     """int64 `[rows]`."""
+    ops: Ops
+    """Of the model."""
     raw_logprobs: Tensor | None = None
     """float32 `[rows that asked, vocab]`, of the logits as the model gave them."""
     logprobs: dict[int, LogprobRow] = field(default_factory=dict)

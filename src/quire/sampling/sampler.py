@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from quire.errors import NOT_A_NUMBER
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import Ops
+from quire.kernels.dispatch import ops as default
 from quire.sampling.filters import min_p, temperature, top_k, top_p
 from quire.sampling.logprobs import LogprobRow, gather_logprobs
 from quire.sampling.metadata import SamplerState, SamplingMetadata
@@ -57,7 +58,7 @@ class SamplerOutput:
 
 def check_finite(state: SamplerState) -> None:
     """Fail rows in which the model produced NaN or infinity."""
-    finite = ops.finite_rows(state.logits)
+    finite = state.ops.finite_rows(state.logits)
     if not bool(finite.all()):
         for row in (~finite).nonzero().flatten().tolist():
             state.fail(row, NOT_A_NUMBER)
@@ -68,7 +69,7 @@ def raw_logprobs(state: SamplerState) -> None:
     rows = state.meta.rows.get("raw_logprobs")
     if rows is not None:
         every = len(rows) == len(state.logits)
-        state.raw_logprobs = ops.log_softmax(
+        state.raw_logprobs = state.ops.log_softmax(
             (state.logits if every else state.logits[rows]).float()
         )
 
@@ -106,7 +107,7 @@ def random_pick(state: SamplerState) -> None:
 
 def pick(state: SamplerState) -> None:
     """All steps of `PICKING` in one call, with the same tokens."""
-    meta, call = state.meta, ops.pick_tokens
+    meta, call = state.meta, state.ops.pick_tokens
     assert call is not None, "the sampler asks before"
     numbers = None
     if "temperature" in meta.rows:
@@ -126,7 +127,7 @@ def pick_logprobs(state: SamplerState) -> None:
         return
     rows = state.meta.rows["raw_logprobs"]
     counts = [state.meta.requests[row].params.logprobs or 0 for row in rows]
-    found = gather_logprobs(state.raw_logprobs, state.token_ids[rows], counts)
+    found = gather_logprobs(state.raw_logprobs, state.token_ids[rows], counts, state.ops)
     state.logprobs = dict(zip(rows, found, strict=True))
 
 
@@ -176,6 +177,10 @@ class Sampler:
         pick_logprobs,
     )
 
+    def __init__(self, ops: Ops = default) -> None:
+        """`ops` are those of the model whose logits come; by default the process's."""
+        self._ops = ops
+
     def __call__(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """Sample one token per row.
 
@@ -184,7 +189,7 @@ class Sampler:
             metadata: One entry per row.
         """
         ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        state = SamplerState(logits, metadata, ids)
+        state = SamplerState(logits, metadata, ids, self._ops)
         for step in self._plan(logits):
             step(state)
         rows = range(len(logits))
@@ -203,7 +208,7 @@ class Sampler:
 
     def _plan(self, logits: Tensor) -> tuple[Step, ...]:
         """The steps, those of `PICKING` as one where the kernels can."""
-        if ops.pick_tokens is None or logits.device.type != "cpu":
+        if self._ops.pick_tokens is None or logits.device.type != "cpu":
             return self.steps
         first = self.steps.index(PICKING[0])
         return (*self.steps[:first], pick, *self.steps[first + len(PICKING) :])

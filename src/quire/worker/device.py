@@ -14,7 +14,7 @@ import torch
 from quire import envs
 from quire.errors import ConfigError
 from quire.kernels.compiled import set_num_threads
-from quire.kernels.dispatch import ops, select
+from quire.kernels.dispatch import Ops, choose, default_ops
 from quire.logger import get_logger
 from quire.utils.host import available_cores, available_memory
 
@@ -166,30 +166,20 @@ def set_compile_cache() -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(folder)
 
 
-def choose_kernels(device: Device) -> str:
-    """Settle the operations of this process for a device, before weights are loaded.
+def choose_kernels(device: Device) -> Ops:
+    """The operations of a model on a device, which it keeps.
 
-    Native ones read the host's memory, so another device computes with torch's; a model that this
-    process has loaded for the CPU before then no longer works.
-
-    Returns:
-        The name of the implementation.
+    On the CPU those of the process. Native ones read the host's memory, so other devices compute
+    with kernels of their own, or with torch's.
 
     Raises:
-        ConfigError: `QUIRE_KERNELS=native` and it is not the CPU, or they are not built.
+        ConfigError: `QUIRE_KERNELS` names kernels for another device, or some that are not built.
     """
-    if device.torch_device.type == "cpu":
-        return ops.name
-    if envs.KERNELS == "native":
-        raise ConfigError(
-            f"QUIRE_KERNELS=native computes on the CPU only, and the device is {device.name}: "
-            "leave the variable out, or use --device cpu",
-            param="QUIRE_KERNELS",
-        )
-    return select("reference")
+    kind = device.torch_device.type
+    return default_ops() if kind == "cpu" else choose(device=kind)
 
 
-def set_torch_threads(hidden_size: int, generates: bool) -> int:
+def set_torch_threads(hidden_size: int, generates: bool, ops: Ops) -> int:
     """Let kernels use the cores available to this process.
 
     A small model gets one thread: its operators take microseconds, and a second thread, which

@@ -23,7 +23,6 @@ from quire.attention.base import KVCache
 from quire.core.batch import BatchResult, BlockIds, ScheduledBatch, TokenLogprobs
 from quire.errors import NOT_A_NUMBER
 from quire.kernels.attention_metadata import AttentionMetadata
-from quire.kernels.dispatch import ops
 from quire.kernels.scopes import follow, scope
 from quire.logger import get_logger
 from quire.models.base import CausalLM
@@ -100,7 +99,7 @@ class ModelRunner:
         self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
         self._transfer = transfer or KVTransfer(None)
         self._drafting = drafting
-        self.sampler = Sampler()
+        self.sampler = Sampler(model.ops)
         self._poisons = envs.DEBUG_KV_CACHE
         self._fresh: list[tuple[BlockIds, int]] = []
         self._forward_seconds = self._sample_seconds = 0.0
@@ -383,8 +382,8 @@ class ModelRunner:
         for start in range(0, len(targets), at_once):
             part = slice(start, start + at_once)
             ids = self._tensor(targets[part])
-            logprobs = ops.log_softmax(self.model.compute_logits(hidden[part]))
-            entries += gather_logprobs(logprobs, ids, [count] * len(ids))
+            logprobs = self.model.ops.log_softmax(self.model.compute_logits(hidden[part]))
+            entries += gather_logprobs(logprobs, ids, [count] * len(ids), self.model.ops)
         return entries
 
     def _tensor(self, array: np.ndarray) -> Tensor:

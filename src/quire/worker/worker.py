@@ -86,7 +86,7 @@ class Worker:
         self.device = select_device(config.model.device)
         self.place = place(self.device, config.model.device)
         logger.info("running on %s", self.place)
-        choose_kernels(self.device)
+        self.ops = choose_kernels(self.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
         self.weight_bytes = 0
         self.plan: KVCachePlan | None = None
@@ -111,7 +111,7 @@ class Worker:
             ModelLoadError: files are missing or do not fit the model.
             NotEnoughMemory: weights or the KV cache of one request do not fit.
         """
-        set_torch_threads(self.shape.hidden_size, generates=self.pooler is None)
+        set_torch_threads(self.shape.hidden_size, self.pooler is None, self.ops)
         tell = progress or _silent
         self.weight_bytes = self._estimate_weights()
         facts = MemoryFacts(
@@ -200,7 +200,7 @@ class Worker:
 
         common = (
             self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
-            given.load_format, given.attention_backend or envs.ATTENTION_BACKEND,
+            given.load_format, given.attention_backend or envs.ATTENTION_BACKEND, self.ops,
         )  # fmt: skip
         if self.pooler is None:
             model = load_model(*common)

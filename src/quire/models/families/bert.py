@@ -5,7 +5,7 @@ Absolute learned positions, a norm after each block, biases everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from torch import Tensor
@@ -14,13 +14,14 @@ from quire.config.encoders import first_position
 from quire.config.leaves import inner_leaves
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
-from quire.kernels.dispatch import ops
+from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
+from quire.layers.module import Module, ModuleList
 from quire.layers.norm import LayerNorm
-from quire.layers.parameter import Parameters, prefixed
 from quire.models.encoder import (
     ClassificationHead,
+    Encoder,
     EncoderAttention,
     EncoderInput,
     activation,
@@ -37,16 +38,25 @@ RULES: Final = NameRules(
 )
 
 
-class BertLayer:
+class BertLayer(Module):
     """Attention and MLP, each followed by a norm over its sum with what went in."""
 
-    def __init__(self, shape: ModelShape, eps: float, act: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        context: LayerContext,
+        shape: ModelShape,
+        eps: float,
+        act: Callable[[Tensor], Tensor],
+    ) -> None:
         size, inner = shape.hidden_size, shape.intermediate_size
-        self._attention = EncoderAttention(shape, bias=True)
-        self._attention_norm = LayerNorm(size, eps)
-        self._up = Linear(size, inner, True)
-        self._down = Linear(inner, size, True, leaves=inner_leaves(inner))
-        self._norm = LayerNorm(size, eps)
+        self._attention = EncoderAttention(
+            context.at("attention"), shape, True, ("self.qkv", "output.dense")
+        )
+        self._attention_norm = LayerNorm(context, size, eps)
+        self._up = Linear(context.at("intermediate.dense"), size, inner, True)
+        at = context.at("output.dense")
+        self._down = Linear(at, inner, size, True, leaves=inner_leaves(inner))
+        self._norm = LayerNorm(context, size, eps)
         self._act = act
 
     def __call__(self, x: Tensor, step: EncoderInput) -> Tensor:
@@ -54,39 +64,41 @@ class BertLayer:
         x = self._attention_norm(self._attention(x, step) + x)
         return self._norm(self._down(self._act(self._up(x))) + x)
 
-    def parameters(self) -> Parameters:
+    def children(self) -> Mapping[str, Module]:
         """Under Hugging Face's names."""
-        return (
-            prefixed("attention.self.qkv", self._attention.qkv.parameters())
-            | prefixed("attention.output.dense", self._attention.out.parameters())
-            | prefixed("attention.output.LayerNorm", self._attention_norm.parameters())
-            | prefixed("intermediate.dense", self._up.parameters())
-            | prefixed("output.dense", self._down.parameters())
-            | prefixed("output.LayerNorm", self._norm.parameters())
-        )
+        return {
+            "attention": self._attention,
+            "attention.output.LayerNorm": self._attention_norm,
+            "intermediate.dense": self._up,
+            "output.dense": self._down,
+            "output.LayerNorm": self._norm,
+        }
 
 
-class BertEncoder:
+class BertEncoder(Encoder):
     """Hugging Face's `BertModel` without its pooler."""
 
     PREFIXES: tuple[str, ...] = ("bert.",)
 
-    def __init__(self, shape: ModelShape, device: str) -> None:
+    def __init__(self, context: LayerContext, shape: ModelShape, device: str) -> None:
         """Raises `ModelLoadError` if the configuration asks for something the family lacks."""
         raw = shape.raw
         kind = raw.get("position_embedding_type", "absolute")
         if kind != "absolute":
             raise ModelLoadError(f"position_embedding_type must be absolute, got {kind!r}")
         eps = float(raw.get("layer_norm_eps", 1e-12))
-        act = activation(raw.get("hidden_act", "gelu"))
+        act = activation(context.ops, raw.get("hidden_act", "gelu"))
         size = shape.hidden_size
         self._types = int(raw.get("type_vocab_size", 2))
         self._first = first_position(shape)
-        self._word = Embedding(shape.vocab_size, size)
-        self._position = Embedding(shape.max_position_embeddings, size)
-        self._type = Embedding(self._types, size)
-        self._norm = LayerNorm(size, eps)
-        self._layers = [BertLayer(shape, eps, act) for _ in range(shape.num_layers)]
+        self._word = Embedding(context, shape.vocab_size, size)
+        self._position = Embedding(context, shape.max_position_embeddings, size)
+        self._type = Embedding(context, self._types, size)
+        self._norm = LayerNorm(context, size, eps)
+        self._layers = ModuleList(
+            BertLayer(context.at(f"encoder.layer.{i}"), shape, eps, act)
+            for i in range(shape.num_layers)
+        )
 
     def __call__(self, step: EncoderInput) -> Tensor:
         """See `Encoder`."""
@@ -97,26 +109,24 @@ class BertEncoder:
             x = layer(x, step)
         return x
 
-    def parameters(self) -> Parameters:
+    def children(self) -> Mapping[str, Module]:
         """Under Hugging Face's names."""
-        found = (
-            prefixed("embeddings.word_embeddings", self._word.parameters())
-            | prefixed("embeddings.position_embeddings", self._position.parameters())
-            | prefixed("embeddings.token_type_embeddings", self._type.parameters())
-            | prefixed("embeddings.LayerNorm", self._norm.parameters())
-        )
-        for i, layer in enumerate(self._layers):
-            found |= prefixed(f"encoder.layer.{i}", layer.parameters())
-        return found
+        return {
+            "embeddings.word_embeddings": self._word,
+            "embeddings.position_embeddings": self._position,
+            "embeddings.token_type_embeddings": self._type,
+            "embeddings.LayerNorm": self._norm,
+            "encoder.layer": self._layers,
+        }
 
     def name_rules(self) -> NameRules:
         """Old checkpoints call a norm's weight gamma and its bias beta."""
         return RULES
 
     @classmethod
-    def head(cls, shape: ModelShape, num_labels: int) -> ClassificationHead:
+    def head(cls, context: LayerContext, shape: ModelShape, num_labels: int) -> ClassificationHead:
         """BERT's pooler and a linear classifier."""
-        return BertClassifier(shape, num_labels, "pooler.dense", "classifier")
+        return BertClassifier(context, shape, num_labels, "pooler.dense", "classifier")
 
 
 class RobertaEncoder(BertEncoder):
@@ -125,24 +135,26 @@ class RobertaEncoder(BertEncoder):
     PREFIXES = ("roberta.",)
 
     @classmethod
-    def head(cls, shape: ModelShape, num_labels: int) -> ClassificationHead:
+    def head(cls, context: LayerContext, shape: ModelShape, num_labels: int) -> ClassificationHead:
         """RoBERTa's head has its own dense layer."""
-        return BertClassifier(shape, num_labels, "classifier.dense", "classifier.out_proj")
+        return BertClassifier(context, shape, num_labels, "classifier.dense", "classifier.out_proj")
 
 
-class BertClassifier:
+class BertClassifier(ClassificationHead):
     """out(tanh(dense(first token)))."""
 
-    def __init__(self, shape: ModelShape, num_labels: int, dense: str, out: str) -> None:
+    def __init__(
+        self, context: LayerContext, shape: ModelShape, num_labels: int, dense: str, out: str
+    ) -> None:
+        self._ops = context.ops
         self._names = (dense, out)
-        self._dense = Linear(shape.hidden_size, shape.hidden_size, True)
-        self._out = Linear(shape.hidden_size, num_labels, True)
+        self._dense = Linear(context.at(dense), shape.hidden_size, shape.hidden_size, True)
+        self._out = Linear(context.at(out), shape.hidden_size, num_labels, True)
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """`[R, H]` to logits `[R, labels]`."""
-        return self._out(ops.tanh(self._dense(pooled)))
+        return self._out(self._ops.tanh(self._dense(pooled)))
 
-    def parameters(self) -> Parameters:
-        """Under the names that the checkpoint's family has for the two layers."""
-        dense, out = self._names
-        return prefixed(dense, self._dense.parameters()) | prefixed(out, self._out.parameters())
+    def children(self) -> Mapping[str, Module]:
+        """Both layers, under the names of the family."""
+        return dict(zip(self._names, (self._dense, self._out), strict=True))

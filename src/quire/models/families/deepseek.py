@@ -57,7 +57,7 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
             correction_bias=choice.score == "sigmoid",
         )
         return DecoderStyle(
-            attention=lambda layer: LatentAttention(sizes),
+            attention=lambda context, layer: LatentAttention(context, sizes),
             mlp=mlp,
             ropes={FULL: Rope.of(shape, dim=sizes.qk_rope_head_dim)},
         )

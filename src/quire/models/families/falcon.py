@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.config.shape import LayerKV, ModelShape
 from quire.kernels.decoder import AttentionParts
 from quire.layers.alibi import RoundedBiases
+from quire.layers.context import LayerContext
 from quire.models.decoder import DecoderForCausalLM, DecoderStyle
 from quire.models.decoder_style import StepInput
 from quire.models.sublayers import Attention
@@ -40,7 +41,10 @@ class FalconForCausalLM(DecoderForCausalLM):
         )
         if not alibi:
             return style
-        return replace(style, attention=lambda i: BiasedAttention(shape, style.settled(shape), i))
+        return replace(
+            style,
+            attention=lambda context, i: BiasedAttention(context, shape, style.settled(shape), i),
+        )
 
     @classmethod
     def kv_layers(cls, shape: ModelShape) -> tuple[LayerKV, ...]:
@@ -88,9 +92,11 @@ class BiasedAttention(Attention):
     and are scaled with the scores.
     """
 
-    def __init__(self, shape: ModelShape, style: DecoderStyle, index: int) -> None:
+    def __init__(
+        self, context: LayerContext, shape: ModelShape, style: DecoderStyle, index: int
+    ) -> None:
         dim = shape.head_dim
-        super().__init__(shape, style, index, LayerKV(shape.num_kv_heads, dim, dim))
+        super().__init__(context, shape, style, index, LayerKV(shape.num_kv_heads, dim, dim))
         self._biases = _biases(shape)
 
     def fused(self, step: StepInput) -> AttentionParts | None:

@@ -6,12 +6,13 @@ of gate and up in turns. The weights in MXFP4 are refused until quantised ones a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor
 
 from quire.config.shape import ModelShape
-from quire.kernels.dispatch import ops
+from quire.kernels.dispatch import Ops
 from quire.models.config_entries import number
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.decoder_style import DecoderStyle
@@ -55,8 +56,8 @@ class GptOssForCausalLM(DecoderForCausalLM):
         alpha = number(shape, "swiglu_alpha", 1.702)
         limit = number(shape, "swiglu_limit", 7.0)
 
-        def activation(x: Tensor) -> Tensor:
-            return ops.clamped_swiglu(x, alpha, limit)
+        def activate(ops: Ops) -> Callable[[Tensor], Tensor]:
+            return lambda x: ops.clamped_swiglu(x, alpha, limit)
 
         mlp = mixture(
             shape,
@@ -64,7 +65,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
             shape.intermediate_size,
             expert_bias=True,
             router_bias=True,
-            activation=activation,
+            activate=activate,
         )
         bias = bool(shape.raw.get("attention_bias", True))
         return DecoderStyle(

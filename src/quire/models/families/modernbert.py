@@ -6,6 +6,7 @@ own. The first layer has no norm of its own: the embeddings' serves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -14,11 +15,18 @@ from torch import Tensor
 from quire.config.leaves import inner_leaves
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
+from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
+from quire.layers.module import Module, ModuleList
 from quire.layers.norm import LayerNorm
-from quire.layers.parameter import Parameters, prefixed
-from quire.models.encoder import ClassificationHead, EncoderAttention, EncoderInput, activation
+from quire.models.encoder import (
+    ClassificationHead,
+    Encoder,
+    EncoderAttention,
+    EncoderInput,
+    activation,
+)
 from quire.weights.names import NameRules
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -57,19 +65,26 @@ def rope_table(shape: ModelShape, kind: str, device: str) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device, torch.float32)
 
 
-class ModernBertLayer:
+class ModernBertLayer(Module):
     """Attention and gated MLP, each behind a norm, around a residual stream."""
 
-    def __init__(self, shape: ModelShape, kind: str, first: bool) -> None:
+    def __init__(self, context: LayerContext, shape: ModelShape, kind: str, first: bool) -> None:
         raw, size, inner = shape.raw, shape.hidden_size, shape.intermediate_size
         norm_bias, mlp_bias = bool(raw.get("norm_bias", False)), bool(raw.get("mlp_bias", False))
         window = int(raw.get("local_attention", 128)) // 2 if kind == LOCAL else None
-        self._attn_norm = None if first else LayerNorm(size, _eps(raw), norm_bias)
-        self._attn = EncoderAttention(shape, bool(raw.get("attention_bias", False)), window)
-        self._mlp_norm = LayerNorm(size, _eps(raw), norm_bias)
-        self._wi = Linear(size, 2 * inner, mlp_bias)
-        self._wo = Linear(inner, size, mlp_bias, leaves=inner_leaves(inner))
-        self._act = activation(raw.get("hidden_activation", "gelu"))
+        self._attn_norm = None if first else LayerNorm(context, size, _eps(raw), norm_bias)
+        self._attn = EncoderAttention(
+            context.at("attn"),
+            shape,
+            bool(raw.get("attention_bias", False)),
+            ("Wqkv", "Wo"),
+            window,
+        )
+        self._mlp_norm = LayerNorm(context, size, _eps(raw), norm_bias)
+        self._wi = Linear(context.at("mlp.Wi"), size, 2 * inner, mlp_bias)
+        at = context.at("mlp.Wo")
+        self._wo = Linear(at, inner, size, mlp_bias, leaves=inner_leaves(inner))
+        self._act = activation(context.ops, raw.get("hidden_activation", "gelu"))
 
     def __call__(self, x: Tensor, step: EncoderInput, rope_table: Tensor) -> Tensor:
         """`[T, H] -> [T, H]`."""
@@ -78,33 +93,40 @@ class ModernBertLayer:
         inner, gate = self._wi(self._mlp_norm(x)).chunk(2, dim=-1)
         return x + self._wo(self._act(inner) * gate)
 
-    def parameters(self) -> Parameters:
+    def children(self) -> Mapping[str, Module]:
         """Under Hugging Face's names."""
         norm = self._attn_norm
-        return (
-            ({} if norm is None else prefixed("attn_norm", norm.parameters()))
-            | prefixed("attn.Wqkv", self._attn.qkv.parameters())
-            | prefixed("attn.Wo", self._attn.out.parameters())
-            | prefixed("mlp_norm", self._mlp_norm.parameters())
-            | prefixed("mlp.Wi", self._wi.parameters())
-            | prefixed("mlp.Wo", self._wo.parameters())
-        )
+        first: dict[str, Module] = {} if norm is None else {"attn_norm": norm}
+        return first | {
+            "attn": self._attn,
+            "mlp_norm": self._mlp_norm,
+            "mlp.Wi": self._wi,
+            "mlp.Wo": self._wo,
+        }
 
 
-class ModernBertEncoder:
+class ModernBertEncoder(Encoder):
     """Hugging Face's `ModernBertModel`."""
 
     PREFIXES: tuple[str, ...] = ("model.",)
 
-    def __init__(self, shape: ModelShape, device: str) -> None:
+    def __init__(self, context: LayerContext, shape: ModelShape, device: str) -> None:
         """Raises `ModelLoadError` if the configuration asks for something the family lacks."""
-        norm = (shape.hidden_size, _eps(shape.raw), bool(shape.raw.get("norm_bias", False)))
+        norm = (
+            context,
+            shape.hidden_size,
+            _eps(shape.raw),
+            bool(shape.raw.get("norm_bias", False)),
+        )
         kinds = layer_kinds(shape)
         self._kinds = kinds
         self._tables = {kind: rope_table(shape, kind, device) for kind in set(kinds)}
-        self._embeddings = Embedding(shape.vocab_size, shape.hidden_size)
+        self._embeddings = Embedding(context, shape.vocab_size, shape.hidden_size)
         self._norm, self._final_norm = LayerNorm(*norm), LayerNorm(*norm)
-        self._layers = [ModernBertLayer(shape, kind, i == 0) for i, kind in enumerate(kinds)]
+        self._layers = ModuleList(
+            ModernBertLayer(context.at(f"layers.{i}"), shape, kind, i == 0)
+            for i, kind in enumerate(kinds)
+        )
 
     def __call__(self, step: EncoderInput) -> Tensor:
         """See `Encoder`."""
@@ -113,42 +135,45 @@ class ModernBertEncoder:
             x = layer(x, step, self._tables[kind])
         return self._final_norm(x)
 
-    def parameters(self) -> Parameters:
+    def children(self) -> Mapping[str, Module]:
         """Under Hugging Face's names."""
-        found = prefixed("embeddings.tok_embeddings", self._embeddings.parameters())
-        found |= prefixed("embeddings.norm", self._norm.parameters())
-        for i, layer in enumerate(self._layers):
-            found |= prefixed(f"layers.{i}", layer.parameters())
-        return found | prefixed("final_norm", self._final_norm.parameters())
+        return {
+            "embeddings.tok_embeddings": self._embeddings,
+            "embeddings.norm": self._norm,
+            "layers": self._layers,
+            "final_norm": self._final_norm,
+        }
 
     def name_rules(self) -> NameRules:
         """Heads of other tasks are skipped."""
         return RULES
 
     @classmethod
-    def head(cls, shape: ModelShape, num_labels: int) -> ClassificationHead:
+    def head(cls, context: LayerContext, shape: ModelShape, num_labels: int) -> ClassificationHead:
         """Dense, activation, norm, classifier."""
-        return ModernBertClassifier(shape, num_labels)
+        return ModernBertClassifier(context, shape, num_labels)
 
 
-class ModernBertClassifier:
+class ModernBertClassifier(ClassificationHead):
     """classifier(norm(act(dense(pooled state))))."""
 
-    def __init__(self, shape: ModelShape, num_labels: int) -> None:
+    def __init__(self, context: LayerContext, shape: ModelShape, num_labels: int) -> None:
         raw, size = shape.raw, shape.hidden_size
-        self._dense = Linear(size, size, bool(raw.get("classifier_bias", False)))
-        self._act = activation(raw.get("classifier_activation", "gelu"))
-        self._norm = LayerNorm(size, _eps(raw), bool(raw.get("norm_bias", False)))
-        self._classifier = Linear(size, num_labels, True)
+        self._dense = Linear(
+            context.at("head.dense"), size, size, bool(raw.get("classifier_bias", False))
+        )
+        self._act = activation(context.ops, raw.get("classifier_activation", "gelu"))
+        self._norm = LayerNorm(context, size, _eps(raw), bool(raw.get("norm_bias", False)))
+        self._classifier = Linear(context.at("classifier"), size, num_labels, True)
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """`[R, H]` to logits `[R, labels]`."""
         return self._classifier(self._norm(self._act(self._dense(pooled))))
 
-    def parameters(self) -> Parameters:
+    def children(self) -> Mapping[str, Module]:
         """Under Hugging Face's names."""
-        return (
-            prefixed("head.dense", self._dense.parameters())
-            | prefixed("head.norm", self._norm.parameters())
-            | prefixed("classifier", self._classifier.parameters())
-        )
+        return {
+            "head.dense": self._dense,
+            "head.norm": self._norm,
+            "classifier": self._classifier,
+        }
