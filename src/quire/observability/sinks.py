@@ -1,4 +1,5 @@
-"""Where facts about steps go: the sink contract, and the fan-out that shields the engine from it.
+"""Where facts about steps go: the contract of a sink, and the fan-out that keeps a sink's failures
+away from the engine.
 
 Knows nothing of what a sink does with the facts.
 """
@@ -16,16 +17,17 @@ from quire.utils.signals import pass_on_signals
 logger = get_logger(__name__)
 
 HIT_RATE_LOOKUPS: Final = 1000
-"""How many requests looked up last the prefix hit rate covers."""
+"""Number of most recent lookups that the prefix hit rate covers."""
 
 
 class StatSink(Protocol):
     """Anything that wants the facts of every step."""
 
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
-        """Take what one step did (`step`) and what it meant to callers (`iteration`).
+        """Take what one step did (`step`) and what it meant for callers (`iteration`).
 
-        Called on the engine's own thread: must return in microseconds. Either may be missing.
+        Called on the engine's own thread, so it must return within microseconds. Either may be
+        None.
         """
         ...
 
@@ -35,32 +37,32 @@ class TimedSink(Protocol):
     """A sink that also wants to be woken while no step runs."""
 
     def tick(self) -> None:
-        """Do what is due by the clock."""
+        """Do whatever is due by the clock."""
         ...
 
 
 @runtime_checkable
 class ClosingSink(Protocol):
-    """A sink that has something to finish."""
+    """A sink that has something to finish at the end."""
 
     def close(self) -> None:
-        """Finish, in at most two seconds. Safe to call twice."""
+        """Finish within two seconds. Safe to call twice."""
         ...
 
 
 class StatSinks:
-    """Hands every fact to every sink. A sink that raises is logged once and kept."""
+    """Hands every fact to every sink. If a sink raises, this is logged once and the sink stays."""
 
     def __init__(self, sinks: Iterable[StatSink] = ()) -> None:
         self._sinks: list[StatSink] = list(sinks)
         self._reported: set[int] = set()
 
     def add(self, sink: StatSink) -> None:
-        """Let one more sink have all facts from now on."""
+        """Hand all facts to one more sink from now on."""
         self._sinks.append(sink)
 
     def close(self) -> None:
-        """Let the sinks that write somewhere else end it; never raises."""
+        """Let sinks that write somewhere finish; never raises."""
         for sink in self._sinks:
             if isinstance(sink, ClosingSink):
                 self._shield(sink, sink.close)
@@ -74,7 +76,7 @@ class StatSinks:
             self._shield(sink, lambda sink=sink: sink.record(step, iteration))  # type: ignore[misc]
 
     def tick(self) -> None:
-        """Wake the sinks that live by the clock; never raises."""
+        """Wake the sinks that act by the clock; never raises."""
         for sink in self._sinks:
             if isinstance(sink, TimedSink):
                 self._shield(sink, sink.tick)
@@ -93,7 +95,7 @@ class StatSinks:
 
 
 class HitRate:
-    """Share of looked-up prefix tokens that were cached, over the requests looked up last."""
+    """Share of looked-up prefix tokens that were cached, over the most recent lookups."""
 
     def __init__(self, lookups: int = HIT_RATE_LOOKUPS) -> None:
         self._window: deque[tuple[int, int]] = deque()
@@ -102,7 +104,7 @@ class HitRate:
         self._hits = 0
 
     def extend(self, lookups: Iterable[tuple[int, int]]) -> None:
-        """Count requests, each with its tokens and how many of them were found."""
+        """Count lookups: for each, the tokens looked up and the tokens found."""
         for queries, hits in lookups:
             self._window.append((queries, hits))
             self._queries += queries

@@ -1,4 +1,4 @@
-"""Where the time of one request went, as causes that add up.
+"""Assembles the explanation of one completion: where its time went, as parts that add up.
 
 `story.py` cuts the time into episodes that touch, one cause each. Here they become parts, with
 the names of requests instead of their numbers. `wording.py` puts the causes into words.
@@ -19,9 +19,9 @@ from quire.observability.recorder.lives import Life, wait_name
 from quire.observability.recorder.ring import Recording
 
 MAX_NAMED = 5
-"""Other requests that a part names; the rest are counted."""
+"""Number of other requests that a part names; further ones are only counted."""
 MAX_SPANS = 200
-"""Intervals of a part in a report; the nearest ones are drawn together beyond."""
+"""Largest number of intervals of a part; if there are more, neighbours are merged."""
 
 
 def explain(
@@ -35,9 +35,9 @@ def explain(
 
     Args:
         recording: The records.
-        internal_id: Which.
-        now: The time, if it has not ended.
-        num_output_tokens: What the frontend has counted, if it has not ended.
+        internal_id: The completion to explain.
+        now: The current time, if it has not ended.
+        num_output_tokens: Number of output tokens so far, if it has not ended.
     """
     keys = {key for key, name in recording.names.items() if name == internal_id}
     accepted = recording.accepted.get(internal_id)
@@ -119,7 +119,7 @@ def _part(story: Story, piece: Episode, arrival: float, total: float) -> Part:
 
 
 def _spans(spans: list[tuple[float, float]], arrival: float) -> list[tuple[float, float]]:
-    """Relative to arrival; drawn together where they are too many to show."""
+    """Intervals relative to arrival; neighbours are merged if there are too many to show."""
     size = math.ceil(len(spans) / MAX_SPANS) or 1
     groups = (spans[i : i + size] for i in range(0, len(spans), size))
     return [(group[0][0] - arrival, group[-1][1] - arrival) for group in groups]
@@ -135,7 +135,8 @@ def _slowest(story: Story) -> dict[str, Any] | None:
     if starved > seconds / 2 or tokens <= max(
         step.scheduled[story.number], len(step.scheduled) - len(step.chunks)
     ):
-        # It was slow for what this request, or all together, computed, or for want of a core.
+        # No single other request is to blame: this request's own tokens or all decodes together
+        # weigh more than the largest prompt, or the step mostly waited for a core.
         number = 0
     return {
         "step": step.row.step,
@@ -167,7 +168,7 @@ def _prefix(life: Life | None, recording: Recording, evicted: int | None) -> Pre
 
 
 def expected_prefix(answer: Mapping[str, Any], block_size: int) -> PrefixReport:
-    """What a request that waits would find if it came in now.
+    """What a waiting request would find in the prefix cache if it were admitted now.
 
     Args:
         answer: Fields of `quire.core.kv.answer.PrefixAnswer`.
@@ -187,7 +188,8 @@ def expected_prefix(answer: Mapping[str, Any], block_size: int) -> PrefixReport:
 
 
 def unread_prefix(num_tokens: int) -> PrefixReport:
-    """A request that waits and will not look: its prompt is to be scored whole."""
+    """The report for a waiting request that will not use the prefix cache, because it needs the
+    log-probabilities of its whole prompt."""
     text = (
         "it does not use the prefix cache: prompt_logprobs needs every token of the prompt computed"
     )

@@ -1,9 +1,9 @@
-"""The on-call drill as a table: symptom, likely cause, evidence, the flag to change.
+"""The on-call drill as a table: symptom, likely cause, evidence, and the flag to change.
 
-Each row of `DRILL` is one sentence of the runbooks that people use with vLLM: what to look at when
-first tokens are late, when output stutters, when the cache is full, when nothing moves. `weigh`
-gives the share of time, 0 to 1, that a cause costs; below its threshold a row is silent, so a
-healthy server has no findings. Figures come from `record_signals.py`.
+Each row of `DRILL` stands for one rule from runbooks for vLLM: what to check when first tokens are
+late, when output stutters, when the cache is full, when nothing moves. `weigh` returns the share of
+time, 0 to 1, that a cause costs. Below a threshold a row reports nothing, so a healthy server has
+no findings. The figures come from `record_signals.py`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from quire.observability.explain.record_signals import Signals
 from quire.observability.explain.wording import plural, seconds
 
 NOTABLE: Final = 0.05
-"""Share of time from which on a cause is a finding."""
+"""A cause that costs at least this share of the time is a finding."""
 BURST: Final = 0.1
-"""Share of time for which a queue may stand still without being a symptom."""
+"""Share of the time for which the queue may stand still without being a symptom."""
 MIN_SPIKES: Final = 3
 SMOOTH: Final = 0.05
-"""Seconds between tokens that nobody calls a stutter: twenty a second."""
+"""Seconds between tokens up to which output reads smoothly: twenty tokens a second."""
 STARVED: Final = 0.2
-"""Share of time that threads may wait for a core: with as many threads as cores, the API process
-and the steps take turns."""
+"""Share of the time that threads may wait for a core. It is not small, because with as many threads
+as cores the API process and the steps take turns."""
 MIN_STEPS: Final = 20
-"""Below this many steps shares mean nothing."""
+"""With fewer steps than this, shares mean nothing."""
 
 
 Limits = dict[str, int | str]
@@ -45,9 +45,9 @@ class Finding(msgspec.Struct):
     evidence: str
     remedy: str
     weight: float
-    """How much it matters, 0 to 1: about the share of time it costs."""
+    """How much it matters, 0 to 1: roughly the share of time it costs."""
     limits: Limits
-    """What can be tried without a restart: a body of `POST /limits`, empty if nothing."""
+    """What to try without a restart: a body for `POST /limits`, empty if there is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,14 @@ class DrillRow:
     evidence: Callable[[Signals], str]
     remedy: Callable[[Signals], str]
     needs: tuple[str, ...] = ()
-    """Signals without which the row says nothing."""
+    """Signals that the row needs; without them it is skipped."""
     limits: Callable[[Signals], Limits] = lambda s: {}
-    """Limits that can be changed while it runs, and would help."""
+    """Limits that would help and can be changed while the server runs."""
 
 
 def _wait(reason: str) -> Callable[[Signals], float]:
-    """Share of the time in which the queue stood still for a reason; short bursts are normal."""
+    """Share of the time in which the queue stood still for this reason. Short bursts are normal and
+    count as 0."""
 
     def weigh(s: Signals) -> float:
         share = float(s["wait_share"].get(reason, 0.0))
@@ -83,7 +84,7 @@ def _pool_too_small(s: Signals) -> float:
 
 
 def _spikes(s: Signals) -> float:
-    """Spikes count when they are most of what is slow, and p99 shows them."""
+    """Spikes count if they account for most of what is slow, and if they show in p99."""
     if s.get("spikes", 0) < MIN_SPIKES or s["spikes_by_prefill"] < 0.5:
         return 0.0
     if s["itl_p99"] < _smooth(s):
@@ -94,14 +95,14 @@ def _spikes(s: Signals) -> float:
 
 
 def _smooth(s: Signals) -> float:
-    """Seconds between tokens up to which nothing stutters."""
+    """Seconds between tokens up to which output does not stutter."""
     return max(SMOOTH, 3 * float(s["decode_step_p50"]))
 
 
 def _smaller_budget(s: Signals) -> int:
-    """Tokens per step that would smooth things, by what a prompt token has cost, with a fifth to
-    spare: whoever takes the advice is not to be told the same again. Each running request needs
-    one."""
+    """A token budget under which output would not stutter, given what a prompt token has cost. A
+    fifth is to spare, so that whoever follows the advice does not get the same advice again. Each
+    running request needs one token."""
     had = min(int(s["max_num_batched_tokens"]), int(s["spike_prompt_tokens"]))
     room = 0.8 * (_smooth(s) - s["decode_step_p50"])
     fits = min(had // 2, int(room / s["spike_seconds_per_token"]))
@@ -109,8 +110,8 @@ def _smaller_budget(s: Signals) -> int:
 
 
 def _misses(s: Signals) -> float:
-    """What was computed again because it had been evicted. Prompts that nobody asks for twice are
-    evicted too, and nothing is lost by it."""
+    """Share of tokens that were computed again because they had been evicted. Evicting a prompt
+    that is never sent again costs nothing, so evictions alone do not count."""
     return min(1.0, float(s["missed_share"])) if s["prefix_queries"] > 1000 else 0.0
 
 
@@ -177,7 +178,7 @@ _FOR: Final = {
     "budget": "for tokens of a step's budget",
     "policy": "although there was room",
 }
-"""What the queue waited for, by the name of the `Wait`."""
+"""What the queue waited for, in words, by the name of the `Wait`."""
 
 
 def _spike_evidence(s: Signals) -> str:
@@ -347,11 +348,11 @@ DRILL: Final = (
         needs=("draft_acceptance",),
     ),
 )
-"""What to look for, in the order in which equally weighty causes are told."""
+"""The rows, in the order in which causes of equal weight are reported."""
 
 
 def diagnose(signals: Signals) -> list[Finding]:
-    """The causes that the records speak for, the weightiest first; none: healthy."""
+    """The causes that the figures point to, the weightiest first. An empty list means healthy."""
     if signals.get("steps", 0) < MIN_STEPS:
         return []
     found = []

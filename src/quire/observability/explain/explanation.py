@@ -1,6 +1,7 @@
-"""An explanation: what the parts, the slowest step and the prefix cache say of one completion.
+"""The explanation of one completion: its parts, its slowest step, and what the prefix cache gave
+it.
 
-`assemble.py` makes it from records; `str()` of it is the text that `quire explain` prints.
+`assemble.py` makes it from the records; `str()` gives it as text.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from quire.observability.explain.wording import plural, seconds
 
 
 class PrefixReport(msgspec.Struct):
-    """What the prefix cache gave, or would give to a request that waits."""
+    """What a request found in the prefix cache, or would find if it is still waiting."""
 
     num_tokens: int
     num_cached_tokens: int
     first_missing_block: int | None
-    """Index of the first block not found whole; None if everything that can be reused was."""
+    """Index of the first block that was not found whole; None if all that can be reused was
+    found."""
     text: str
     expected: bool = False
-    """The request waits: this is what it would find if it came in now."""
+    """True if the request is waiting: this is what it would find if it were admitted now."""
     first_difference: int | None = None
-    """For one that waits: the first token that differs from the nearest cached content."""
+    """For a waiting request: position of the first token that differs from the nearest cached
+    content."""
 
 
 class Explanation(msgspec.Struct):
@@ -39,14 +42,14 @@ class Explanation(msgspec.Struct):
     seconds: float
     """Arrival to end, or to now."""
     ttft: float | None
-    """Arrival to the end of the step that gave the first token; None if that is not known."""
+    """From arrival to the end of the step that sampled the first token; None if not known."""
     num_prompt_tokens: int
     num_output_tokens: int
     num_preemptions: int
     parts: list[Part]
     """In the order in which they began; their seconds add up to `seconds`."""
     slowest_step: dict[str, Any] | None
-    """Of the steps in which it computed."""
+    """The slowest of the steps that computed for it."""
     prefix: PrefixReport | None
 
     def __str__(self) -> str:
@@ -67,7 +70,7 @@ def summary(e: Explanation) -> str:
 
 
 def slowest_sentence(step: dict[str, Any]) -> str:
-    """What made its slowest step slow."""
+    """The sentence on what made the slowest step slow."""
     text = (
         f"slowest step {step['step']}: {seconds(step['seconds'])} with "
         f"{plural(step['num_requests'], 'request')} and {plural(step['num_tokens'], 'token')}"
@@ -80,7 +83,7 @@ def slowest_sentence(step: dict[str, Any]) -> str:
 
 
 def lines(e: Explanation) -> Iterable[str]:
-    """The explanation as text: the largest parts first."""
+    """The explanation as lines of text, the largest parts first."""
     yield summary(e)
     for part in sorted(e.parts, key=lambda part: -part.seconds):
         yield f"  {seconds(part.seconds):>8}  {part.share:>4.0%}  {part.text}"

@@ -1,7 +1,7 @@
-"""The on-call figures from metrics alone, and which of them are above the usual alert limits.
+"""The on-call figures from metrics alone, and whether they exceed the usual alert limits.
 
-Works with every server that has vLLM's metrics: it reads the text of `/metrics`, twice, and
-needs no records. `AlertRule`s are the rows; their limits are those of the usual alert rules.
+This works with every server that has vLLM's metrics: it needs two scrapes of `/metrics` and no
+records. The rules are the rows of `ALERT_RULES`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SAMPLE: Final = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value
 
 
 def parse_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Prometheus text as values by metric and labels (as they stand there)."""
+    """Values of a Prometheus text, by metric and by labels as written in the text."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for line in text.splitlines():
         match = None if line.startswith("#") else _SAMPLE.match(line)
@@ -35,10 +35,10 @@ Samples = Mapping[str, Mapping[str, float]]
 
 
 def metric_figures(before: Samples, after: Samples, seconds: float) -> Figures:
-    """The on-call figures from two scrapes: works with every server that has vLLM's metrics.
+    """The on-call figures from two scrapes.
 
-    Rates and quantiles are of the time between the scrapes, or of all time if nothing happened;
-    `old` names the latter.
+    Rates and quantiles cover the time between the scrapes. A quantile with no observation in that
+    time covers the time since the start instead; `old` lists these.
     """
     figures: Figures = {"old": []}
     for name, metric in _GAUGES.items():
@@ -66,7 +66,7 @@ def metric_figures(before: Samples, after: Samples, seconds: float) -> Figures:
 
 
 def _ended(samples: Samples, reason: str) -> float:
-    """Requests that ended for a reason."""
+    """Number of requests that ended for a reason."""
     return sum(v for k, v in samples.get("vllm:request_success_total", {}).items() if reason in k)
 
 
@@ -98,7 +98,7 @@ def _buckets(samples: Samples, metric: str) -> dict[float, int]:
 
 
 def _bucket_quantile(counts: Mapping[float, int], q: float) -> float | None:
-    """As PromQL's histogram_quantile does: linear within the bucket."""
+    """Quantile by linear interpolation within a bucket, like PromQL's `histogram_quantile`."""
     bounds = sorted(counts)
     total = counts[bounds[-1]] if bounds else 0
     if not total:
@@ -116,7 +116,7 @@ def _bucket_quantile(counts: Mapping[float, int], q: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class AlertRule:
-    """One of the figures that on-call looks at first."""
+    """A figure that whoever is on call looks at first, and its limit."""
 
     name: str
     limit: float
@@ -138,13 +138,15 @@ ALERT_RULES: Final = (
     ),
     AlertRule("failed_now", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
 )
-"""Three metrics, then two more; each with the limit that the usual alert rules have."""
+"""The rules, with the limits that alert rules for vLLM usually have."""
 
 
 def check_alerts(figures: Figures) -> list[tuple[str, bool, str]]:
-    """(figure, whether it is above its limit, what that means) for each that is known.
+    """For each rule whose figure is known: the figure as text, whether it exceeds its limit, and
+    what that means.
 
-    What has ended is no warning: a figure since the start is told, but never above its limit.
+    A figure that covers the time since the start never counts as exceeding its limit, because what
+    it shows may be long over.
     """
     return [
         _read(gate, value, figures)

@@ -1,7 +1,7 @@
-"""The parts of an explanation: stretches of a request's time, each with one cause.
+"""The parts of an explanation: portions of a request's time, each with one cause.
 
-Data alone. `story.py` finds the causes, `assemble.py` fills the parts in, `wording.py` puts them
-into words.
+This is data only. `story.py` finds the causes, `assemble.py` fills in the parts, `wording.py` puts
+them into words.
 """
 
 from __future__ import annotations
@@ -13,57 +13,58 @@ import msgspec
 
 
 class Cause(enum.StrEnum):
-    """What a stretch of a request's life went to."""
+    """What a portion of a request's time was spent on."""
 
     INTAKE = "intake"
-    """Arrival at the frontend to the core's queue."""
+    """From arrival at the frontend to the core's queue."""
     QUEUED = "queued"
     PREFILL = "prefill"
     RECOMPUTED = "recomputed"
-    """Computing again what a preemption, or a dead core, had thrown away."""
+    """Computing again what was lost to a preemption or a dead core."""
     PREEMPTED = "preempted"
-    """Waiting to come back after a preemption."""
+    """Waiting to be admitted again after a preemption."""
     STALLED = "stalled"
-    """Running, but the step had no tokens or blocks for it."""
+    """Running, but the step had no token budget or no blocks for it."""
     DECODE = "decode"
     DECODE_BESIDE_PREFILL = "decode_beside_prefill"
     """Decode steps that also computed prompts of others."""
     CORE_WAIT = "core_wait"
-    """In a step whose threads were ready to run and got no core: other processes had them."""
+    """In a step whose threads were ready to run but had no core, because other processes had
+    them."""
     BETWEEN_STEPS = "between_steps"
     """From the end of a step to the beginning of the next."""
     DELIVERY = "delivery"
-    """From the core's end of it to the frontend's."""
+    """From its end in the core to its end in the frontend."""
     UNDER_WAY = "under_way"
-    """In a step that is not over, or that was running when it was aborted."""
+    """In a step that has not ended, or had not when the request was aborted."""
     RESTART = "restart"
-    """From the last step of a core that died to the queue of the next one."""
+    """From the last step of a core that died to the queue of the next core."""
     EARLIER = "earlier"
     """Before the oldest record."""
 
 
 class Blame(msgspec.Struct):
-    """Another request that had to do with a part."""
+    """Another request that is to blame for a part."""
 
     id: str
     tokens: int
-    """Prompt tokens it computed meanwhile; 0 if it was in the way otherwise."""
+    """Prompt tokens it computed meanwhile; 0 if it was in the way by other means."""
 
 
 class Part(msgspec.Struct):
-    """Time with one cause."""
+    """The time that one cause took."""
 
     cause: str
     """A `Cause`."""
     reason: str | None
-    """For waiting: the `Wait` in small letters."""
+    """Of `queued` and `stalled`: the name of the `Wait`, in lower case."""
     seconds: float
     share: float
-    """Of the whole, 0 to 1."""
+    """Share of the completion's whole time, 0 to 1."""
     steps: int
     """Engine steps that it covers, wholly or partly."""
     text: str
     requests: list[Blame]
     spans: list[tuple[float, float]]
-    """Where it lies, in seconds since arrival."""
+    """When it happened: intervals in seconds since arrival."""
     details: dict[str, Any]

@@ -1,7 +1,7 @@
-"""Figures about the last seconds of an engine, for the doctor: from its records and from metrics.
+"""Figures about the last seconds of an engine, computed from its records for the doctor.
 
-A figure that a source does not have is absent, so the doctor's rows can tell "fine" from "not
-known". Knows no verdicts: those are rows of `diagnosis.py`.
+A figure that the records do not give is absent, so the doctor's rows can tell "fine" from "not
+known". Draws no conclusions: that is for the rows of `diagnosis.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def quantile(values: Iterable[float], q: float) -> float:
 
 
 def weighted_quantile(values: Iterable[tuple[float, int]], q: float) -> float:
-    """The same of values that each stand for so many: (value, count)."""
+    """The same for values with multiplicity: pairs of (value, count)."""
     ordered = sorted(values)
     wanted, seen = q * sum(count for _, count in ordered), 0
     for value, count in ordered:
@@ -44,7 +44,7 @@ def weighted_quantile(values: Iterable[tuple[float, int]], q: float) -> float:
 
 
 class _Window:
-    """Gathers figures over the steps of a window."""
+    """Accumulates figures over the steps in a window of time."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -74,12 +74,12 @@ class _Window:
         self._had_work = False
 
     def after(self, end: float, epoch: int) -> _Window:
-        """This one, going on from the end of a step that does not count."""
+        """This window, continuing from the end of a step that does not count."""
         self.last_end, self.epoch = end, epoch
         return self
 
     def add(self, step: Step, inside: bool) -> None:
-        """One step; outside the window only what later steps need is kept."""
+        """Add one step. Of a step outside the window, only what later steps need is kept."""
         self._lives(step, inside)
         if inside:
             self.first_start = min(self.first_start, step.row.start)
@@ -149,7 +149,7 @@ class _Window:
         self.accepted += row.num_accepted_tokens
 
     def signals(self) -> Signals:
-        """What was gathered."""
+        """The accumulated figures."""
         steps = max(1, self.steps)
         span = self.span or 1e-9
         found: Signals = {
@@ -193,7 +193,7 @@ class _Window:
         return self.recording.name(self.epoch, number)
 
     def _decoding(self) -> Signals:
-        """How long a running request waited for its next token, and what made that long."""
+        """How long running requests waited for their next token, and what made that slow."""
         everything = [*self.decode_steps, *(seconds for seconds, _, _ in self.slow)]
         if not everything:
             return {}
@@ -235,7 +235,7 @@ def read_signals(
         limits: The limits that hold now.
         window: Seconds.
         now: On the monotonic clock.
-        num_gpu_blocks_override: If the number of blocks was set by hand.
+        num_gpu_blocks_override: The number of blocks, if it was set by hand.
     """
     gathered = _Window(recording)
     changed = -math.inf if recording.limits_changed is None else recording.limits_changed
@@ -258,14 +258,14 @@ def read_signals(
 
 
 def _plus(total: float, value: float) -> float:
-    """A sum of what is known."""
+    """A sum that skips values that are not known (NaN)."""
     if math.isnan(value):
         return total
     return value if math.isnan(total) else total + value
 
 
 def _machine(recording: Recording, gathered: _Window, since: float) -> Signals:
-    """How long the engine waited for cores, and what the machine was like."""
+    """How long the engine waited for cores, and the load of the machine."""
     found: Signals = {}
     span = gathered.span or 1e-9
     for name, waited in (("core", gathered.core_wait), ("api", gathered.api_wait)):
@@ -291,7 +291,7 @@ def _machine(recording: Recording, gathered: _Window, since: float) -> Signals:
 def _reach(
     recording: Recording, first_start: float, changed: float, window: float, now: float
 ) -> Signals:
-    """How far back the steps reach that count, in seconds, and what ends them there."""
+    """How far back the steps that count reach, in seconds, and what limits it."""
     if changed > now - window:
         return {"seen_seconds": now - changed, "seen_since": "limits"}
     oldest = recording.row(0) if len(recording) else None

@@ -1,8 +1,9 @@
-"""The life of one completion, cut into pieces with one cause each.
+"""The life of one completion, cut into episodes with one cause each.
 
-From its arrival at the frontend to the end that the frontend saw, time is cut at the beginnings
-and ends of steps. A piece is what the request did, or why it could do nothing. The pieces touch,
-so their sum is the measured latency whatever happened. `assemble.py` makes an explanation of them.
+The time from its arrival at the frontend to the end that the frontend saw is cut where steps begin
+and end. An episode is what the request did, or why it could do nothing. Each episode begins where
+the previous one ends, so they always add up to the measured latency. `assemble.py` makes an
+explanation from them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from quire.observability.recorder.replay import Replay, Step
 from quire.observability.recorder.ring import STARVED_SECONDS, STARVED_SHARE, Recording
 
 _HELD = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
-"""Waits for what running requests hold, whatever they compute."""
+"""Waits for something that running requests hold, whatever they compute."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """A part while it is being gathered."""
+    """Time with one cause while it is being gathered; it need not be contiguous."""
 
     cause: Cause
     reason: int = 0
@@ -31,27 +32,28 @@ class Episode:
     spans: list[tuple[float, float]] = field(default_factory=list)
     steps: set[int] = field(default_factory=set)
     blamed: Counter[int] = field(default_factory=Counter)
-    """Other requests: prompt tokens they computed meanwhile (0: they were ahead)."""
+    """Other requests, with the prompt tokens they computed meanwhile (0: they were ahead in the
+    queue)."""
     holders: Counter[int] = field(default_factory=Counter)
-    """Other requests that had the places or blocks it waited for: steps."""
+    """Other requests that held the places or blocks it waited for, with the number of steps."""
     tokens: int = 0
-    """Of the request itself."""
+    """Tokens that the request itself computed."""
     batches: list[int] = field(default_factory=list)
     behind_others: float = 0.0
-    """Seconds in which others stood before it in the queue."""
+    """Seconds in which another request was at the head of the queue."""
     slowest: tuple[float, int] = (0.0, 0)
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the sentence needs besides."""
+    """Further details that the sentence needs."""
 
 
 class Story:
-    """Cuts the time of one completion into pieces, step by step.
+    """Cuts the time of one completion into episodes, step by step.
 
     Args:
-        recording: Decides what things are called.
-        number: The request's number in the core of `epoch`.
-        arrival: When the frontend got it; None: when it was queued.
-        end: When the frontend saw its end, or now; None: when the core ended it.
+        recording: The records.
+        keys: (epoch, number) under which each engine core knew the completion.
+        arrival: When the frontend got it; None: take the time it was queued.
+        end: When the frontend saw its end, or now; None: take the time the core ended it.
     """
 
     def __init__(
@@ -77,13 +79,13 @@ class Story:
         self._state = ""
         self._lost = 0
         self._now_waits = (0, False)
-        # reason of the wait, and whether it is at the head
+        # Why it waits, and whether it is at the head of the queue.
         self._step: Step | None = None
 
     # ---- the cuts ----------------------------------------------------------------------------
 
     def _cut(self, until: float, cause: Cause, *key: Any, reason: int = 0) -> Episode:
-        """Give the time up to `until` to a cause."""
+        """Attribute the time up to `until` to a cause."""
         piece = self.pieces.get((cause, reason, *key))
         if piece is None:
             piece = self.pieces[(cause, reason, *key)] = Episode(cause, reason)
@@ -99,7 +101,7 @@ class Story:
         return piece
 
     def tell(self) -> None:
-        """Read the recording."""
+        """Go through the recording."""
         replay = Replay(self.recording)
         self._begin(replay.lives.lives.get(self.number))
         for step in replay:
@@ -119,12 +121,12 @@ class Story:
         self._close()
 
     def _admitted(self) -> None:
-        """The prefix cache has just been asked."""
+        """The completion was just admitted, so the prefix cache was asked."""
         first = self.recording.row(0)
         if first.step == 1 and first.epoch == self.epoch:
             self.evicted = self._evicted
         elif self._evicted:
-            self.evicted = self._evicted  # at least
+            self.evicted = self._evicted  # at least: older steps may have evicted more
 
     def _begin(self, life: Life | None) -> None:
         """What happened before the oldest record."""
@@ -209,8 +211,8 @@ class Story:
             self._note(self._cut(end, Cause.PREEMPTED, self._lost), step)
 
     def _starve(self, step: Step) -> None:
-        """What of the step was waiting for a core. Where in it that was is not known: it is told
-        as its beginning."""
+        """Attribute the time that the step waited for a core. When in the step that was is not
+        known; it is shown at its beginning."""
         if starved := step.row.starved_seconds:
             piece = self._cut(step.row.start + starved, Cause.CORE_WAIT)
             piece.steps.add(step.row.step)
@@ -235,6 +237,8 @@ class Story:
         reason = head.reason if head is not None else 0
         piece = self._cut(end, Cause.QUEUED, reason=reason)
         if reason in _HELD:
+            # What it lacks is held by all running requests, whether or not they compute prompts, so
+            # they are named by how long they held it.
             self._count(piece, step)
             piece.holders.update(step.scheduled)
         else:
@@ -272,7 +276,7 @@ class Story:
         return (Cause.EARLIER, 0) not in self.pieces
 
     def _note(self, piece: Episode, step: Step) -> None:
-        """Remember who else was in the step."""
+        """Remember the other requests in the step."""
         self._count(piece, step)
         self._blame(piece, step)
 
@@ -297,7 +301,8 @@ class Story:
             self.life.status, self.life.num_output_tokens = fact.reason, fact.a
 
     def _rest(self, until: float) -> None:
-        """The time up to an end that lies between steps, or after the last recorded one."""
+        """Attribute the time up to an end that lies between steps or after the last recorded
+        one."""
         if self.cursor is None or self.cursor >= until:
             return
         if self._state == "finished":
@@ -317,7 +322,8 @@ class Story:
 
 
 def _beside(step: Step) -> Cause:
-    """What a decode in this step is called: a few prompt tokens do not make a step slow."""
+    """The cause for a decode in this step. A few prompt tokens do not make a step slow, so they do
+    not count."""
     prompt = sum(chunk.tokens for chunk in step.chunks.values())
     mostly = prompt > len(step.scheduled) - len(step.chunks)
     return Cause.DECODE_BESIDE_PREFILL if mostly else Cause.DECODE

@@ -1,6 +1,6 @@
-"""Causes in words: one sentence per part of an explanation, and the whole as text.
+"""Puts causes into words: one sentence per part of an explanation.
 
-Knows the numbers of a part, not how they were found. One row per cause in `_SENTENCES`.
+Knows the numbers of a part, but not how they were found. `_SENTENCES` has one row per cause.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _queued(part: Part) -> str:
 
 
 def _whose(part: Part) -> str:
-    """Whose need it was: numbers are those of the head of the queue, when it was last asked."""
+    """Whose need the numbers are: those of the head of the queue, the last time its admission was
+    tried."""
     return "the head of the queue needed" if part.details["num_ahead"] else "it needed"
 
 
@@ -147,22 +148,22 @@ _SENTENCES: Final[dict[str, Callable[[Part], str]]] = {
 
 
 def sentence(part: Part) -> str:
-    """What a part says, without its duration."""
+    """The sentence for a part, without its duration."""
     return _SENTENCES[part.cause](part)
 
 
 def prefix_sentence(
     total: int, hit: int, blocks: int, block_size: int, whole: bool, evicted: int | None = None
 ) -> str:
-    """Why the prefix cache gave what it gave.
+    """The sentence on what was found in the prefix cache, and why no more.
 
     Args:
         total: Tokens looked up.
         hit: Tokens found.
         blocks: Whole blocks found.
         block_size: Tokens per block.
-        whole: Everything that can be reused was found: the last token is always computed.
-        evicted: Cached blocks that were evicted before; None if that is not known.
+        whole: Whether all that can be reused was found. The last token is always computed.
+        evicted: Number of cached blocks evicted before; None if not known.
     """
     if whole and hit:
         return f"all of the prefix was cached: {hit:,} of {total:,} tokens"
@@ -181,7 +182,7 @@ def prefix_sentence(
 
 
 def _or_evicted(never: str, evicted: int | None) -> str:
-    """Why a block is not there: both causes, or the one that is left."""
+    """Why a block was not found: both possible causes, or the only one left."""
     if evicted == 0:
         return f"{never} (no block has been evicted)"
     since = f"evicted since ({plural(evicted, 'block')} were)" if evicted else "evicted since"
@@ -189,10 +190,10 @@ def _or_evicted(never: str, evicted: int | None) -> str:
 
 
 def expected_sentence(said: str, first_difference: int | None) -> str:
-    """The same for a request that waits.
+    """The same sentence for a waiting request.
 
     Args:
-        said: By `prefix_sentence`.
+        said: The result of `prefix_sentence`.
         first_difference: The first token that differs from the nearest cached content, if any.
     """
     where = f"; the nearest cached content differs at token {first_difference}"

@@ -1,9 +1,10 @@
-"""Prometheus text of metric families: what a scrape costs is writing it, so it is written fast.
+"""Prometheus text of metric families. Writing the text is what a scrape costs, so it is written
+fast.
 
-Names and labels hardly ever change, so the beginning of each line is remembered, and a line costs
-one look-up and one number. The format is Prometheus' text format 0.0.4,
-https://prometheus.io/docs/instrumenting/exposition_formats/. Needs no package: families are
-anything with `name`, `documentation`, `type` and `samples` (of `name`, `labels` and `value`), as
+Names and labels hardly ever change, so the beginning of each line is cached, and a line costs one
+lookup and one number. The format is Prometheus' text format 0.0.4,
+https://prometheus.io/docs/instrumenting/exposition_formats/. Needs no package: a family is anything
+with `name`, `documentation`, `type` and `samples` (of `name`, `labels` and `value`), as
 `prometheus_client` has them.
 """
 
@@ -15,11 +16,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 REMEMBERED: Final = 65_536
-"""Beginnings of lines. Labels come from tables, not from callers; this bounds them all the same."""
+"""Cached beginnings of lines. Labels come from tables and not from callers, so there are few; this
+bounds them all the same."""
 
 
 def render(families: Iterable[Any]) -> bytes:
-    """The text of all families, in their order. The times and examples of samples are not shown."""
+    """The text of all families, in order. Timestamps and exemplars of samples are left out."""
     lines: list[str] = []
     for family in families:
         lines.append(_head(family.name, family.documentation, family.type))
@@ -31,7 +33,7 @@ def render(families: Iterable[Any]) -> bytes:
 
 
 def number(value: float) -> str:
-    """As a reader of the format wants it; whole numbers, too, are written like `1.0`."""
+    """A number as the format spells it; whole numbers are written like `1.0`, too."""
     value = float(value)
     if math.isfinite(value):
         return repr(value)
@@ -40,7 +42,7 @@ def number(value: float) -> str:
 
 @lru_cache(4096)
 def _head(name: str, text: str, kind: str) -> str:
-    """The two lines before the samples. In this format counters are named by their samples."""
+    """The two lines before the samples. This format calls a counter by the name of its samples."""
     if kind == "counter":
         name += "_total"
     text = text.replace("\\", r"\\").replace("\n", r"\n")

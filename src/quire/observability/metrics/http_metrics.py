@@ -1,9 +1,10 @@
-"""What the HTTP side counts: requests, their duration and sizes, under the names that the common
-instrumentation of Python servers gives them.
+"""What the HTTP side counts: requests, their durations and sizes, under the names that the common
+instrumentation of Python servers uses.
 
 Each metric is a row of `HTTP_METRICS`; `prometheus.py` prints the values. Knows no HTTP library:
-the server tells of each request that is over. Handlers are routes as they stand in the server's
-table, never paths, and unknown methods are one label, so that no caller can make series.
+the server reports each request when it is over. The label `handler` is the route as written in the
+server's table, never a path, and all unknown methods share one label, so callers cannot create new
+series.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from quire.observability.metrics.table import MetricKind
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 NO_ROUTE: Final = "none"
-"""Handler of requests that no route took."""
+"""Handler label of requests that matched no route."""
 CLIENT_GONE: Final = 499
-"""Status counted for a caller that went away before it got one."""
+"""Status counted for a client that disconnected before it got one."""
 
 # fmt: off
 DURATION_BUCKETS: Final = (0.1, 0.5, 1.0)
@@ -74,7 +75,7 @@ HTTP_METRICS: Final = (REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DUR
 
 
 class HttpMetrics:
-    """The values. Told on the event loop, read on any thread."""
+    """The values. Written on the event loop, read on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,7 +101,7 @@ class HttpMetrics:
         Args:
             handler: The route, or `NO_ROUTE`.
             method: As sent.
-            status: Of the reply; `None` if the caller went away before it began.
+            status: Of the reply; `None` if the client disconnected before it began.
             seconds: From its headers to the end of its reply.
             bytes_in: Body bytes that were read.
             bytes_out: Body bytes that were sent.

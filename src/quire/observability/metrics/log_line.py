@@ -1,4 +1,4 @@
-"""The human line every few seconds, and the optional lines per step and per batch size.
+"""The stat line every few seconds, and the optional lines per step and per batch size.
 
 The stat line carries vLLM's fields in vLLM's order, then the words that older versions of vLLM
 used. Each field is a row of `FIELDS`. There is no thread here: the caller asks often enough, and a
@@ -22,7 +22,7 @@ from quire.utils.timing import Clock, RealClock
 logger = get_logger(__name__)
 
 KEPT_TIMES: Final = 1024
-"""Forward times kept for each batch size: the median is that of the last ones."""
+"""Forward times kept for each batch size; the median is over these, the most recent ones."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Interval:
     last: StepStats = field(default_factory=StepStats)
     seconds: float = 1.0
     prompt_tokens: int = 0
-    """Computed ones: cache hits do not count."""
+    """Computed prompt tokens; cache hits do not count."""
     generation_tokens: int = 0
     preemptions: int = 0
     drafts: int = 0
@@ -104,8 +104,8 @@ class LogLine:
 
     Args:
         interval: Seconds between lines.
-        device: `cpu` or `cuda`; decides the words before the KV cache's usage.
-        engine: Number of the engine in the head of the line.
+        device: `cpu` or `cuda`; decides what the line calls the KV cache.
+        engine: Number of the engine, shown at the beginning of the line.
         clock: Where time comes from.
         log: Where lines go.
     """
@@ -138,7 +138,7 @@ class LogLine:
         self.tick()
 
     def tick(self) -> None:
-        """Log if the interval is over. To be called now and then while the engine is idle."""
+        """Log if the interval is over. Call this now and then while the engine is idle."""
         seconds = self._clock.now() - self._since
         if seconds >= self._seconds:
             self._emit(seconds)
@@ -219,7 +219,7 @@ class BatchSizeLog:
             self._emit()
 
     def _emit(self) -> None:
-        """The sizes seen most, first; those seen once say nothing of a size and are left out."""
+        """The most frequent sizes first. Sizes seen once are left out: one time is no median."""
         sizes = sorted(self._counts, key=lambda size: -self._counts[size])
         rows = [
             (size, self._counts[size], round(1000 * statistics.median(self._times[size]), 2))

@@ -1,4 +1,5 @@
-"""Prometheus text of a `MetricStore` and of `HttpMetrics`. The one door to `prometheus_client`.
+"""Prometheus text of a `MetricStore` and of `HttpMetrics`. The only module that imports
+`prometheus_client`.
 
 Knows nothing of single metrics: those are rows of `metrics.METRICS` and `HTTP_METRICS`.
 """
@@ -40,8 +41,8 @@ from quire.observability.metrics.table import CACHE_INFO, CACHE_INFO_HELP, Metri
 from quire.utils.timing import Clock, RealClock
 
 MAX_AGE: Final = 0.25
-"""Seconds for which a text is handed out again while no request ends: a storm of scrapes costs one
-rendering."""
+"""Seconds for which a rendered text is served again while no request ends, so that a storm of
+scrapes costs one rendering."""
 
 
 class PrometheusSink:
@@ -52,8 +53,8 @@ class PrometheusSink:
         engine: Value of the label `engine`.
         max_model_len: Last bucket of the histograms that count tokens per request.
         clock: Decides when a rendered text is too old.
-        enabled: Without it only the process and its garbage collector are shown: a value that
-            nothing feeds would not be true.
+        enabled: If false, only the metrics of the process and its garbage collector are shown,
+            because values that nothing updates would be wrong.
         options: Options whose metrics are wanted.
     """
 
@@ -94,8 +95,8 @@ class PrometheusSink:
         return self.store.snapshot()
 
     def render(self) -> bytes:
-        """Prometheus text, at most `MAX_AGE` seconds old, which counts every request that has
-        ended. Takes milliseconds: call in a thread."""
+        """Prometheus text, at most `MAX_AGE` seconds old, that counts every request that has ended.
+        Takes milliseconds: call it on a thread."""
         with self._lock:
             now, ended = self._clock.now(), self._ended
             if self._text is None or now - self._text[0] >= MAX_AGE or ended != self._text[1]:
@@ -104,7 +105,7 @@ class PrometheusSink:
 
 
 class _StoreCollector(Collector):
-    """Shows a store's snapshot to `prometheus_client`."""
+    """Gives a store's snapshot to `prometheus_client`."""
 
     def __init__(self, store: MetricStore) -> None:
         self._store = store
@@ -118,7 +119,7 @@ class _StoreCollector(Collector):
 
 
 class _HttpCollector(Collector):
-    """Shows what the HTTP side counts."""
+    """Gives what the HTTP side counts to `prometheus_client`."""
 
     def __init__(self, metrics: HttpMetrics) -> None:
         self._metrics = metrics
@@ -137,7 +138,7 @@ class HttpText:
         self._registry.register(_HttpCollector(metrics))
 
     def render(self) -> bytes:
-        """The text of this moment. Takes a millisecond: call in a thread."""
+        """The text as of now. Takes a millisecond: call it on a thread."""
         return render(self._registry.collect())
 
 
@@ -160,12 +161,12 @@ def _by_name(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 def _family(
     name: str, kind: MetricKind, help: str, samples: list[Sample], position: str | None = None
 ) -> Family:
-    """One metric with all its label combinations; without any it is still announced.
+    """One metric with all its label combinations. Without any, it is still announced.
 
     Args:
         name, kind, help: Of the row.
         samples: Of this name.
-        position: Label of the places in a vector.
+        position: Name of the label that numbers a vector's values.
     """
     labels = list(samples[0].labels) if samples else []
     if kind is MetricKind.VECTOR:

@@ -1,7 +1,7 @@
 """The values of the metrics: `MetricStore` walks the table of `table.py` for each step.
 
-`prometheus.py` prints its snapshot, `LLM.get_metrics()` returns it. Knows nothing of single
-metrics, except for the two ratios of speculative decoding, and nothing of Prometheus or HTTP.
+`prometheus.py` prints its snapshot, `LLM.get_metrics()` returns it. Knows no metric by name, except
+the two ratios of speculative decoding, and nothing of Prometheus or HTTP.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A value of this moment."""
+    """A current value."""
 
     name: str
     labels: dict[str, str]
@@ -56,7 +56,7 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Observations by upper bound."""
+    """Observations in buckets."""
 
     name: str
     labels: dict[str, str]
@@ -104,7 +104,7 @@ class Bins:
 
 
 class Tally:
-    """Counts on one thread what another one collects."""
+    """A count that one thread adds to and another takes from."""
 
     def __init__(self) -> None:
         self._counts: deque[int] = deque()
@@ -125,7 +125,7 @@ class MetricStore:
         model_name: Value of the label `model_name`.
         engine: Value of the label `engine`.
         max_model_len: Last bucket of the histograms that count tokens per request.
-        options: Those that are on; rows that need another are absent.
+        options: The options that are on; rows that need any other are absent.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class MetricStore:
         self.dropped_spans = Tally()
         self._engine = engine
         self._info: dict[str, str] = {}
-        # Recording happens on the engine's thread, collecting on any: one short critical section.
+        # The engine's thread records and any thread may collect, so a short lock guards both.
         self._lock = threading.Lock()
         self._tokens = buckets_1_2_5(max_model_len)
         self._values: dict[str, dict[Any, float]] = {}
@@ -216,12 +216,12 @@ class MetricStore:
     # ---- rows that are made of other rows ----------------------------------------------------
 
     def share_accepted(self) -> float:
-        """Accepted by drafted tokens, 0 to 1; 0 without drafts."""
+        """Accepted draft tokens divided by draft tokens, 0 to 1; 0 without drafts."""
         return self._spec("accepted_tokens") / (self._spec("draft_tokens") or 1)
 
     def spec_efficiency(self) -> float:
-        """Tokens that verified drafts gave, by those they would have given at best, 0 to 1: a
-        draft of k tokens gives k + 1 if all of them are right. 0 without drafts."""
+        """Tokens that verified drafts gave, divided by what they could have given at best, 0 to 1.
+        A draft of k tokens gives k + 1 tokens if all of them are right. 0 without drafts."""
         drafts = self._spec("drafts")
         at_best = self._spec("draft_tokens") + drafts
         return (self._spec("accepted_tokens") + drafts) / (at_best or 1)

@@ -1,9 +1,10 @@
-"""Every metric is one row of `METRICS`: name, kind, help, buckets, how to read it from the facts.
+"""Every metric is one row of `METRICS`: name, kind, help, buckets, and how to read it from the
+facts.
 
 `MetricStore` walks the table for each step and keeps the values; `prometheus.py` prints them and
 `LLM.get_metrics()` returns them as objects; docs/metrics.md and the dashboards under deploy/ are
-written from it. Names, labels and buckets are vLLM's, and the names that older dashboards ask for
-are rows of their own with the same value.
+generated from it. Names, labels and buckets are vLLM's. Names that older dashboards query are rows
+of their own with the same value.
 
 Knows nothing of Prometheus or HTTP.
 """
@@ -24,14 +25,14 @@ class MetricKind(Enum):
 
     COUNTER = "counter"
     VECTOR = "vector"
-    """Counters by the numbers of their label: 0, 1, 2, ..."""
+    """Counters whose label is a position: 0, 1, 2, ..."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
     SUMMARY = "summary"
 
 
 class Source(Enum):
-    """Which facts a row reads. A row is read once per such record."""
+    """The record a row reads its value from. A row is read once for each such record."""
 
     STEP = StepStats
     ITERATION = IterationStats
@@ -44,8 +45,8 @@ class Source(Enum):
 class Metric:
     """One row.
 
-    `read` gives a counter's increment, a gauge's value, or a histogram's observations; with
-    `label` it gives a mapping from label value to those.
+    `read` returns a counter's increment, a gauge's value, or a histogram's observations. With
+    `label`, it returns a mapping from label value to these.
     """
 
     name: str
@@ -54,10 +55,11 @@ class Metric:
     source: Source
     read: Callable[[Any], Any]
     buckets: tuple[float, ...] = ()
-    """Upper bounds without infinity; empty on a histogram: 1-2-5 up to the model's length."""
+    """Upper bounds without infinity. Empty for a histogram means 1, 2, 5, 10, ... up to the model's
+    length."""
     label: str | None = None
     label_values: tuple[str, ...] = ()
-    """Children that exist from the start, at 0."""
+    """Label values that exist from the start, at 0."""
     option: str | None = None
     """The option without which the row is absent."""
 

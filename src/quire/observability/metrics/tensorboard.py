@@ -1,7 +1,7 @@
 """Throughput, latency and queue for TensorBoard, as a `StatSink` that writes event files.
 
-Sums are kept where facts arrive; a thread writes one point per `INTERVAL`. A full disk ends the
-writing with one warning and nothing else.
+Facts are summed up where they arrive, and a thread writes one point per `INTERVAL`. If the disk is
+full, writing ends with one warning, and the engine goes on.
 
 Format: TFRecord frames (length, masked CRC-32C of it, bytes, masked CRC-32C of them) around
 `tensorflow.Event` messages with simple values; see
@@ -76,7 +76,8 @@ def _bytes_field(number: int, data: bytes) -> bytes:
 
 
 def event(wall_time: float, step: int, values: Mapping[str, float] | None = None) -> bytes:
-    """An `Event`: scalars by tag, or, without any, the file's version."""
+    """An `Event` message with scalars by tag, or, without any, with the version of the file
+    format."""
     head = b"\x09" + struct.pack("<d", wall_time) + b"\x10" + _varint(step)
     if values is None:
         return head + _bytes_field(3, b"brain.Event:2")
@@ -103,10 +104,10 @@ class TensorBoardSink:
     """Writes points into a new event file of a folder.
 
     Args:
-        folder: Made if it is not there.
+        folder: Created if it does not exist.
 
     Raises:
-        ConfigError: it cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
 
     def __init__(self, folder: str) -> None:

@@ -1,9 +1,9 @@
 """Recorded steps as a Chrome trace, for ui.perfetto.dev or chrome://tracing.
 
 The format: "Trace Event Format", JSON object form, complete events (`ph` "X") with microseconds,
-counters ("C") and names of tracks ("M"). Process 1 is the engine: one track with the steps and
-their phases. Process 2 are the requests: one track per slot, so that requests which do not
-overlap share a track.
+counters ("C") and names of tracks ("M"). Process 1 is the engine, with one track for the steps and
+their phases. Process 2 holds the requests, with one track per slot; requests that do not overlap in
+time share a slot.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _name(what: str, process: int, track: int, name: str) -> Event:
 
 
 class _Track:
-    """What a request is doing, since when."""
+    """What a request is doing, and since when."""
 
     __slots__ = ("args", "name", "slot", "start", "steps", "until")
 
@@ -77,7 +77,7 @@ class _Trace:
     # ---- requests ----------------------------------------------------------------------------
 
     def begin(self, replay: Replay) -> None:
-        """Requests that were there before the first step."""
+        """Add the requests that were there before the first step."""
         self._epoch = self._recording.epoch
         for number, life in replay.lives.lives.items():
             running = life.state == "running"
@@ -95,7 +95,7 @@ class _Trace:
         return track
 
     def _state(self, number: int, time: float, name: str, **args: Any) -> None:
-        """From `time` on the request does this; going on with the same is one event."""
+        """From `time` on the request does this. If it did so before, the event goes on."""
         track = self._track(number)
         if track.name != name or name == "prefill":
             self._flush(self._epoch, number, track, time)

@@ -1,7 +1,7 @@
-"""Where each request stands, told by the scheduler's records alone.
+"""The state of each request, derived from the scheduler's records alone.
 
-`Lives` folds records in order. The ring of records (`ring.py`) folds what it forgets into one,
-and whoever reads the ring goes on from there. Knows no clock and nothing of what a step costs.
+`Lives` applies records in order. The ring (`ring.py`) applies the records it drops to one, and a
+reader of the ring continues from there. Knows no clock, and nothing of what a step costs.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ class Life:
     queued: float
     num_prompt_tokens: int
     num_prior_outputs: int = 0
-    """Output tokens it came with: it was replayed after a crash."""
+    """Output tokens it already had when it was queued, because it was replayed after a crash."""
     priority: int = 0
     state: str = "waiting"
     """`waiting`, `running`, `preempted`, `swapped` or `finished`."""
     admitted: float | None = None
-    """First admission."""
+    """Time of its first admission."""
     num_cached_tokens: int = 0
     """Tokens found in the prefix cache at the first admission."""
     num_cached_blocks: int = 0
     computed: int = 0
-    """Prompt tokens with KV; decode steps do not count on."""
+    """Prompt tokens that have KV; decode steps do not add to it."""
     num_computed_before: int = 0
-    """Tokens up to here were computed once and lost: computing them is repetition."""
+    """Tokens up to here were computed once and lost, so computing them is recomputation."""
     num_preemptions: int = 0
     status: int = 0
     """`RequestStatus` it ended with."""
     num_output_tokens: int = 0
-    """Known at the end."""
+    """0 until the end."""
 
 
 class QueueHead(NamedTuple):
@@ -59,10 +59,10 @@ class Lives:
         """In order of admission."""
         self.head: QueueHead | None = None
         self.ended: list[Life] = []
-        """Those whose end was read; the reader empties it."""
+        """Requests whose end was just applied; the reader empties this list."""
 
     def copy(self) -> Lives:
-        """One that can be led on without changing this."""
+        """A copy; applying records to it leaves this one unchanged."""
         twin = Lives()
         twin.lives = {number: replace(life) for number, life in self.lives.items()}
         twin.running = dict(self.running)
@@ -70,7 +70,7 @@ class Lives:
         return twin
 
     def apply(self, fact: Fact) -> None:
-        """Read one record."""
+        """Apply one record."""
         kind = fact.kind
         if kind == FactKind.STEP or kind == FactKind.STALLED:
             return
@@ -127,5 +127,5 @@ _WAIT_NAMES: Final = {int(wait): wait.name.lower() for wait in Wait}
 
 
 def wait_name(reason: int) -> str:
-    """A `Wait` as JSON and people read it: `max_num_seqs`, `blocks`, ..."""
+    """Name of a `Wait` in JSON and text: `max_num_seqs`, `blocks`, ..."""
     return _WAIT_NAMES.get(reason, "step")

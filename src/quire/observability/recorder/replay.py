@@ -1,8 +1,9 @@
-"""The recorded steps again, one by one: who was in each batch, with how many tokens, and what for.
+"""Replays the recorded steps one by one: the requests in each batch, with how many tokens and what
+for.
 
-Between the bytes of the ring (`ring.py`) and those who tell a story from them: explanations,
-the timeline, the doctor's figures. `core.facts.Follower` restores the batches; this adds what a
-chunk was for and why the queue did not move.
+Explanations, the timeline and the doctor's figures read the bytes of the ring (`ring.py`) through
+this. `core.facts.Follower` restores the batches; this adds what each chunk was for, and why the
+queue did not move.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class PromptChunk(NamedTuple):
 
     tokens: int
     before: int
-    """Tokens of the request that had KV before the step."""
+    """Number of the request's tokens that had KV before the step."""
     again: bool
-    """They were computed once, and lost."""
+    """Whether these tokens had been computed before and lost."""
     last: bool
-    """The request's next token comes out of this step."""
+    """Whether this step samples the request's next token."""
 
 
 @dataclass(slots=True)
@@ -36,17 +37,17 @@ class Step:
     scheduled: dict[int, int]
     """Tokens by request number."""
     chunks: dict[int, PromptChunk]
-    """Of those scheduled, the ones that did not simply decode."""
+    """For each scheduled request that did not simply decode, by its number."""
     verified: dict[int, tuple[int, int]]
     """Draft tokens and accepted ones, by request number."""
     facts: list[Fact]
-    """All records of the step, and those since the one before."""
+    """All records since the previous step, this step's included."""
     head: QueueHead | None
-    """Why the queue did not move, after the step was put together."""
+    """Why the queue did not move once the step was put together."""
     stalled: int
-    """The `Wait` for which running requests got nothing; 0 if all got something."""
+    """The `Wait` for which some running requests were not scheduled; 0 if all were."""
     ended: list[Life] = field(default_factory=list)
-    """Requests that ended in or right before it."""
+    """Requests that ended in this step or right before it."""
 
     @property
     def name(self) -> int:
@@ -55,8 +56,8 @@ class Step:
 
 
 class Replay:
-    """Steps of a recording in order. While one is looked at, `lives` tells where requests stand
-    after it."""
+    """The steps of a recording, in order. While the caller looks at one, `lives` holds the state of
+    the requests after it."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -94,8 +95,8 @@ class Replay:
 
 
 def _chunk(fact: Fact, life: Life | None) -> PromptChunk | None:
-    """What a record says of a chunk; None for a decode: one that verifies drafts, or the first
-    one after a swap."""
+    """The chunk that a record describes. None if it describes a decode: one that verifies drafts,
+    or the first one after a swap-in."""
     tokens, before = fact.a, fact.b
     if fact.kind == FactKind.CHUNK:
         tokens -= fact.c

@@ -1,9 +1,9 @@
-"""The ring of records: what the last steps did, and the requests that they touched.
+"""The ring of records: what the last steps did, and the requests in them.
 
-A `StatSink`. Each step costs one `pack_into` and one append; nothing is decoded before somebody
-asks. Memory is bounded: a fixed number of steps of fixed size, and so many bytes of decision
-records (`quire.core.facts`). What leaves the ring is folded into `Lives`, so that requests which
-are older than the ring are still known. Knows no HTTP, no text and no tokens.
+A `StatSink`. Each step costs one `pack_into` and one append; nothing is decoded until somebody
+asks. Memory is bounded: there are a fixed number of rows of fixed size, and a limit on the bytes of
+decision records (`quire.core.facts`). Records that leave the ring are applied to `Lives`, so that
+requests older than the ring are still known. Knows no HTTP, no text and no tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _ROW: Final = struct.Struct("<QQ7d13Q3d")
 _EPOCH: Final = struct.Struct("<Q")
 STARVED_SECONDS: Final = 0.001
 STARVED_SHARE: Final = 0.1
-"""Waits for a core that are shorter, or a smaller share of their step, are nobody's concern."""
+"""Waits for a core that are shorter than this, or a smaller share of their step, are not
+reported."""
 MACHINE_READINGS: Final = 600
-"""Kept; about one a second is made."""
+"""Number of machine readings kept; there is about one per second."""
 FACT_BYTES_PER_STEP: Final = 2048
-"""Decision records are kept up to this many bytes per step of the ring, on average."""
+"""Decision records may take this many bytes per step of the ring, on average."""
 
 
 class StepRow(NamedTuple):
@@ -58,7 +59,7 @@ class StepRow(NamedTuple):
     num_accepted_tokens: int
     prefix_missed: int
     cpu_wait_seconds: float
-    """Not a number: not known."""
+    """NaN if not known."""
     gap_wait_seconds: float
     api_wait_seconds: float
 
@@ -69,7 +70,7 @@ class StepRow(NamedTuple):
 
     @property
     def starved_seconds(self) -> float:
-        """Of `step_seconds`, those in which it waited for a core; 0 if that is little, or not
+        """How much of `step_seconds` was spent waiting for a core; 0 if that is little or not
         known."""
         waited = self.cpu_wait_seconds  # comparing what is not a number gives False
         return waited if waited >= max(STARVED_SECONDS, STARVED_SHARE * self.step_seconds) else 0.0
@@ -94,7 +95,7 @@ class CompletionEnd(NamedTuple):
 
 
 class Recording:
-    """A copy of the ring, to be read on any thread. Rows are unpacked when asked for.
+    """A copy of the ring that can be read on any thread. Rows are unpacked on access.
 
     Args:
         rows: The ring's rows as bytes, rotated by `first` rows.
@@ -107,7 +108,7 @@ class Recording:
         block_size: Tokens per KV block.
         prefix_caching: Whether prefixes are looked up.
         limits_changed: When the limits were last changed; None: never.
-        machine: What the machine did, oldest first.
+        machine: Readings of the machine's load, oldest first.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Recording:
         return StepRow._make(_ROW.unpack_from(self._rows, slot * _ROW.size))
 
     def skip(self, count: int) -> None:
-        """Let go of the oldest steps; they are folded into what was before."""
+        """Drop the oldest steps; their records are applied to `before`."""
         for index in range(count):
             epoch = self.row(index).epoch
             if epoch != self.epoch:
@@ -160,11 +161,11 @@ class Recording:
         self._first += count
 
     def keep_last(self, count: int) -> None:
-        """Let go of all but so many steps."""
+        """Drop all but the last `count` steps."""
         self.skip(max(0, len(self) - count))
 
     def name(self, epoch: int, number: int) -> str:
-        """What to call a request: the id its caller knows."""
+        """The id by which the caller knows a request."""
         internal = self.names.get((epoch, number))
         return f"#{number}" if internal is None else self.external(internal)
 
@@ -182,7 +183,7 @@ class StepRecords:
     Args:
         num_steps: Steps to keep; 0 keeps nothing.
         block_size: Tokens per KV block, for explanations of prefix hits.
-        prefix_caching: Whether prefixes are looked up, for the same.
+        prefix_caching: Whether prefixes are looked up, also for explanations.
     """
 
     def __init__(self, num_steps: int, block_size: int = 16, prefix_caching: bool = True) -> None:
@@ -209,12 +210,12 @@ class StepRecords:
     # ---- what goes in ------------------------------------------------------------------------
 
     def accept(self, external_id: str, index: int, internal_id: str, arrival: float) -> None:
-        """The frontend took a completion on; call it before the core gets it."""
+        """The frontend has accepted a completion. Call this before the core gets it."""
         if self.num_steps:
             self._accepted[internal_id] = AcceptedCompletion(external_id, index, arrival)
 
     def change_limits(self, time: float) -> None:
-        """The limits are others since `time`. The core's record of it comes with its next step."""
+        """The limits were changed at `time`. The core's record of this comes with its next step."""
         self._limits_changed = time
 
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
@@ -259,7 +260,7 @@ class StepRecords:
         self._fact_bytes += len(s.facts)
 
     def _forget(self) -> None:
-        """Let go of the oldest step, keeping where the requests stood after it."""
+        """Drop the oldest step, but keep the state of the requests after it."""
         oldest = (self._next - len(self._facts)) % self.num_steps
         epoch: int = _EPOCH.unpack_from(self._rows, oldest * _ROW.size)[0]
         records = self._facts.popleft()
@@ -268,7 +269,7 @@ class StepRecords:
             self._drop_core(self._before_epoch)
             self._before, self._before_epoch = Lives(), epoch
         if len(records) == RECORD_BYTES and records[0] == FactKind.STEP:
-            return  # a step of nothing but decodes
+            return  # only decodes: the commonest step, and it changes nothing in `Lives`
         lives = self._before
         for fact in unpack(records):
             lives.apply(fact)
@@ -278,7 +279,7 @@ class StepRecords:
 
     def _drop(self, epoch: int, number: int) -> None:
         internal = self._names.pop((epoch, number), None)
-        # A replayed request goes on under another number.
+        # A replayed request goes on under another number, and its ids are still needed then.
         if internal is not None and (epoch == self._epoch or internal not in self._names.values()):
             self._accepted.pop(internal, None)
             self._seen.pop(internal, None)
@@ -290,7 +291,7 @@ class StepRecords:
     # ---- what comes out ----------------------------------------------------------------------
 
     def snapshot(self) -> Recording:
-        """A copy to read; takes a fraction of a millisecond."""
+        """A copy for readers; takes a fraction of a millisecond."""
         first = (self._next - len(self._facts)) % max(1, self.num_steps)
         return Recording(
             bytes(self._rows), first, list(self._facts), self._before.copy(), self._before_epoch,

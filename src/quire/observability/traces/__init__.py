@@ -1,1 +1,6 @@
-"""Traces: facts become spans, spans leave over OTLP."""
+"""Traces: facts about requests and steps become spans, which are sent over OTLP.
+
+`builder.py` follows requests through the steps; `request_spans.py`, `decode_runs.py` and
+`step_spans.py` shape what it gathers into the records of `spans.py`. `tracer.py` builds and sends on
+threads; `otel.py` and `otlp_wire.py` do the sending.
+"""

@@ -1,8 +1,8 @@
-"""From facts to spans: follows requests through the steps, and hands out what is complete.
+"""From facts to spans: follows requests through the steps and returns spans once they are complete.
 
-Fed in order with requests as they are accepted, statistics of steps, and ends as the frontend
-sees them. A request's spans come out when both the frontend and the core have let go of it, a
-step's at once. Runs on no thread of its own and reads no clock.
+It is given, in order, requests as they are accepted, statistics of steps, and the ends that the
+frontend sees. A request's spans come out once both the frontend and the core are done with it, a
+step's at once. Has no thread of its own and reads no clock.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from quire.observability.traces.spans import (
 from quire.observability.traces.step_spans import step_spans
 
 GRACE: Final = 2.0
-"""Seconds that an ended request waits for the core's last word on it."""
+"""Seconds for which an ended request waits for the core to report its end."""
 REMEMBERED_STEPS: Final = 100_000
-"""Exported steps that links can still point to."""
+"""Number of exported steps that links can still point to."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """A request that the frontend has taken in, or refused."""
+    """A request that the frontend has accepted or refused."""
 
     external_id: str
     internal_ids: tuple[str, ...]
@@ -65,7 +65,7 @@ class TraceBuilder:
         self._new_core()
 
     def _new_core(self) -> None:
-        """Numbers of requests and steps start again with each engine core."""
+        """Each engine core numbers its requests and steps from the beginning."""
         self._follower = Follower()
         self._names: dict[int, str] = {}
         self._tracked: dict[int, CompletionTrace] = {}
@@ -75,7 +75,7 @@ class TraceBuilder:
     # ---- requests ----------------------------------------------------------------------------
 
     def accept(self, request: TracedRequest) -> list[Span]:
-        """Begin a trace, if the request is chosen for one. No span is complete by that."""
+        """Begin a trace if the request is sampled for one. This completes no span."""
         trace = self._begin(request)
         if trace is None:
             return []
@@ -85,7 +85,7 @@ class TraceBuilder:
         return []
 
     def refuse(self, request: TracedRequest, now: float, error: tuple[str, str]) -> list[Span]:
-        """The trace of a request that was not taken in. `error`: type and text."""
+        """The trace of a refused request. `error` is its type and text."""
         trace = self._begin(request)
         if trace is None:
             return []
@@ -113,7 +113,7 @@ class TraceBuilder:
         return spans
 
     def end_all(self, now: float, error: tuple[str, str] | None = None) -> list[Span]:
-        """Everything that is open ends now, because the engine does. `error`: type and text."""
+        """End all open traces now, because the engine ends. `error` is its type and text."""
         open_traces = {id(t): t for t in self._requests.values() if t.ended_at is None}
         for trace in open_traces.values():
             trace.ended_at, trace.error = now, error
@@ -121,7 +121,7 @@ class TraceBuilder:
         return self.complete(now + 2 * GRACE)
 
     def complete(self, now: float) -> list[Span]:
-        """Spans of the ended requests of which the core has nothing more to say."""
+        """Spans of ended requests that the core has finished with, too."""
         waiting, self._ended = self._ended, deque()
         spans: list[Span] = []
         for trace in waiting:
@@ -138,7 +138,7 @@ class TraceBuilder:
     # ---- steps -------------------------------------------------------------------------------
 
     def step(self, step: StepStats) -> list[Span]:
-        """Spans that are complete after this step: its own, and those of ended requests."""
+        """Spans that this step completes: its own, and those of ended requests."""
         if step.step <= self._last_step:
             self._new_core()
         self._last_step = step.step
@@ -227,7 +227,7 @@ class TraceBuilder:
         return list(step_spans(step, identity, roots, named))
 
     def _roots(self, scheduled: dict[int, int]) -> list[SpanId]:
-        """The roots of the traced requests in a batch, each once."""
+        """Root spans of the traced requests in a batch, without repetition."""
         found: dict[SpanId, None] = {}
         for number in scheduled:
             if number in self._tracked:
@@ -238,7 +238,8 @@ class TraceBuilder:
 
 
 def _is_lost(fact: Fact) -> bool:
-    """The step gave the request no token: it failed, or pools."""
+    """Whether the step gave the request no token, because the request failed or is a pooling
+    one."""
     if fact.kind == FactKind.PREEMPTED:
         return fact.reason == Loss.FAILURE
     failed = fact.reason == RequestStatus.FINISHED_ERROR
@@ -254,7 +255,7 @@ class _StepMemory:
         self._ids: dict[int, SpanId] = {}
 
     def new_core(self) -> None:
-        """Steps are numbered from 1 again; whoever linked to the old ones has done so."""
+        """Steps are numbered from 1 again; links to the old ones have been made by now."""
         self._ids.clear()
 
     def add(self, step: int) -> SpanId:
@@ -269,7 +270,7 @@ class _StepMemory:
         return self._ids.get(step)
 
     def is_slow(self, seconds: float) -> bool:
-        """Whether it took longer than 95 % of the steps just before it; counts it."""
+        """Whether this step took longer than 95 % of the steps just before it. Adds it to them."""
         ordered = self._ordered
         slow = len(ordered) > 1 and seconds > quantile_of_others([*ordered, seconds])
         insort(ordered, seconds)

@@ -1,7 +1,9 @@
-"""The decode steps of one request, compactly, and which of them a trace shows one by one.
+"""The decode steps of one request, stored compactly, and the choice of those that get their own
+span.
 
-10,000 tokens are 10,000 steps. A trace that shows each is of no use, so beyond `MAX_SPANS`, or on
-demand, only the slow ones are shown and the others come together in one span per stretch.
+10,000 tokens take 10,000 steps, and nobody can read a trace with a span for each. So beyond
+`MAX_SPANS`, or on demand, only slow steps get their own span, and each run of others is combined
+into one.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import msgspec
 from quire.observability.traces.spans import Alike
 
 MAX_SPANS: Final = 1000
-"""Decode spans of one completion."""
+"""Largest number of decode spans of one completion."""
 NEIGHBOURS: Final = 64
-"""A step is compared with the others of its group of so many consecutive steps."""
+"""Size of the groups of consecutive steps within which a step is compared with the others."""
 QUANTILE: Final = 0.95
 
 
@@ -30,7 +32,7 @@ class Mark(msgspec.Struct, gc=False):
     requests: int
     """In the batch."""
     alike: Alike | None = None
-    """What their spans have alike, once one was made."""
+    """What the spans of this step have in common, once the first was made."""
 
 
 class Stretch(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +49,7 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodeRun:
-    """Decode steps of one request without anything else in between.
+    """Decode steps of one request that follow one another with nothing in between.
 
     Args:
         start: When the event before ended.
@@ -69,7 +71,7 @@ class DecodeRun:
         self._tokens.append(tokens)
 
     def cut(self, limit: float) -> None:
-        """Forget the steps that ended after `limit`: nobody got their tokens."""
+        """Drop the steps that ended after `limit`: the caller never got their tokens."""
         while self._marks and self._marks[-1].end > limit:
             self._marks.pop()
             self._tokens.pop()
@@ -80,17 +82,18 @@ class DecodeRun:
         return self._marks[-1].end if self._marks else self.start
 
     def durations(self) -> list[float]:
-        """From the event before to the end of each step: what the caller waited for it."""
+        """Seconds from the previous event to the end of each step: how long the caller waited for
+        it."""
         ends = [mark.end for mark in self._marks]
         return [end - before for before, end in zip((self.start, *ends), ends, strict=False)]
 
     def stretches(self, mode: str, room: int = MAX_SPANS) -> Iterator[Stretch]:
-        """The steps as spans: each its own if `mode` is `all` and there is room; else the slow
-        ones (`slow`) or none (`none`), and what lies between them together.
+        """The steps as spans. Each has its own if `mode` is `all` and there is room; otherwise only
+        slow steps do (`slow`) or none (`none`), and the steps between them are combined.
 
         Args:
             mode: `all`, `slow` or `none`.
-            room: Most spans; at least 1.
+            room: Largest number of spans; at least 1.
         """
         seconds = self.durations()
         slow = set(slow_ones(seconds)) if mode != "none" else set()
@@ -128,7 +131,8 @@ class DecodeRun:
 
 
 def slow_ones(seconds: Sequence[float]) -> Iterator[int]:
-    """Indices of what took longer than 95 % of its neighbours: the others of its group of 64."""
+    """Indices of the values larger than 95 % of their neighbours, the other values in their group
+    of 64."""
     for first in range(0, len(seconds), NEIGHBOURS):
         group = seconds[first : first + NEIGHBOURS]
         if len(group) < 2:
@@ -138,5 +142,6 @@ def slow_ones(seconds: Sequence[float]) -> Iterator[int]:
 
 
 def quantile_of_others(ordered: Sequence[float]) -> float:
-    """What a value must exceed to lie beyond the 95th percentile (nearest rank) of the others."""
+    """The value that one must exceed to lie above the 95th percentile (nearest rank) of the
+    others."""
     return ordered[math.ceil(QUANTILE * (len(ordered) - 1)) - 1]

@@ -1,7 +1,8 @@
-"""Spans and request metrics over OTLP. The one door to `opentelemetry`; extra `[otel]`.
+"""Sends spans and request metrics over OTLP. The only module that imports `opentelemetry`; extra
+`[otel]`.
 
-gRPC or HTTP; what the standard's environment variables say (headers, timeout, certificates,
-`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`) holds. Knows no engine.
+Uses gRPC or HTTP. The standard's environment variables apply (headers, timeout, certificates,
+`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`). Knows no engine.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _PROTOCOLS: Final = {"grpc": "grpc", "http/protobuf": "http"}
 
 
 def protocol(endpoint: str, signal: str = "TRACES") -> str:
-    """`grpc` or `http`: what the standard's variables say, else by the endpoint's port and path.
+    """`grpc` or `http`, as the standard's variables say; without them, by the endpoint's port and
+    path.
 
     Raises:
         ConfigError: a variable has another value.
@@ -54,7 +56,7 @@ def protocol(endpoint: str, signal: str = "TRACES") -> str:
 
 
 def _address(endpoint: str, kind: str, path: str) -> str:
-    """HTTP endpoints without a path get the standard's."""
+    """An HTTP endpoint without a path gets the standard's path."""
     if kind == "http" and not urlsplit(endpoint).path.strip("/"):
         return f"{endpoint.rstrip('/')}/v1/{path}"
     return endpoint
@@ -65,9 +67,9 @@ class OtlpExporter:
 
     Args:
         endpoint: Where spans go.
-        metrics_endpoint: Where metrics go; `None`: nowhere.
-        wall_offset: Nanoseconds to add to the engine's clock for wall time; settled once, so that
-            spans of one trace never move against one another.
+        metrics_endpoint: Where metrics go; `None`: they are not sent.
+        wall_offset: Nanoseconds to add to the engine's clock to get wall time. It is fixed once, so
+            that spans of one trace never shift against one another.
         about: Attributes of every metric: operation, provider, model.
 
     Raises:
@@ -96,7 +98,7 @@ class OtlpExporter:
         )
 
     def export(self, spans: Sequence[Span]) -> bool:
-        """Send spans; False if the endpoint did not take them."""
+        """Send spans; False if the endpoint did not accept them."""
         made = [span_bytes(span, self._offset) for span in spans]
         message = request_bytes(made, self._about, self._scope)
         return bool(self._spans.export(message) is SpanExportResult.SUCCESS)
@@ -107,22 +109,23 @@ class OtlpExporter:
             self._metrics.finished(ended)
 
     def close(self) -> None:
-        """Stop at once; a try that is under way is given up."""
+        """Stop at once, abandoning an attempt that is under way."""
         self._spans.shutdown()
         if self._metrics is not None:
             self._metrics.close()
 
 
 def _value(value: object) -> Value:
-    """An attribute of the resource; `OTEL_RESOURCE_ATTRIBUTES` makes only texts."""
+    """An attribute of the resource, as text: `OTEL_RESOURCE_ATTRIBUTES` knows no other type."""
     if isinstance(value, (str, bool, int, float)):
         return value
     return tuple(map(str, value)) if isinstance(value, Sequence) else str(value)
 
 
 def _span_exporter(kind: str) -> Any:
-    """The library's exporter for connections, headers, certificates and retries; but it is given
-    messages that are written already, which costs a tenth of the library's own spans."""
+    """The library's exporter, used for connections, headers, certificates and retries. It is given
+    messages that are already encoded, because that costs a tenth of encoding the library's own
+    spans."""
     return _grpc_exporter() if kind == "grpc" else _http_exporter()
 
 
@@ -163,7 +166,7 @@ def _http_exporter() -> Any:
 
 
 class _Metrics:
-    """The server metrics of OpenTelemetry's conventions for generative models."""
+    """The server metrics that OpenTelemetry's conventions for generative models define."""
 
     def __init__(self, endpoint: str, resource: Resource, about: dict[str, str]) -> None:
         from opentelemetry.sdk.metrics import MeterProvider

@@ -1,9 +1,10 @@
-"""Spans as OTLP's bytes, written directly: several times cheaper than through objects of a library.
+"""Spans encoded as OTLP bytes directly, which is several times cheaper than building a library's
+objects first.
 
-A traced server makes a span per token, so what one costs decides whether traces may stay on.
-Numbers of fields are those of `opentelemetry/proto/trace/v1/trace.proto`, the wire format is
-protobuf's (https://protobuf.dev/programming-guides/encoding/). Knows no network and needs no
-package; the test reads what it writes with protobuf's own reader.
+A traced server makes a span per token, so the cost of one decides whether tracing can stay on.
+Field numbers are those of `opentelemetry/proto/trace/v1/trace.proto`; the wire format is protobuf's
+(https://protobuf.dev/programming-guides/encoding/). Knows no network and needs no package; its test
+reads the bytes back with protobuf's own parser.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FIXED64: Final = struct.Struct("<BQ")
 _TIMES: Final = struct.Struct("<BQBQ")
 _DOUBLE: Final = struct.Struct("<Bd")
 _SAMPLED, _IS_KNOWN, _IS_REMOTE = 0x001, 0x100, 0x200
-"""Bits of `flags`: W3C's sampled, and whether the parent was another process's."""
+"""Bits of `flags`: W3C's sampled bit, and whether the parent belongs to another process."""
 _LOCAL_FLAGS: Final = b"\x85\x01" + (_SAMPLED | _IS_KNOWN).to_bytes(4, "little")
 _REMOTE_FLAGS: Final = b"\x85\x01" + (_SAMPLED | _IS_KNOWN | _IS_REMOTE).to_bytes(4, "little")
 _LINK_FLAGS: Final = b"\x35" + (_SAMPLED | _IS_KNOWN).to_bytes(4, "little")
@@ -29,7 +30,7 @@ _LINK_HEAD: Final = bytes([13 << 3 | 2, 16 + 2 + 8 + 2 + len(_LINK_FLAGS), 1 << 
 
 
 def varint(value: int) -> bytes:
-    """A whole number, seven bits a byte; negative ones as 64 bits."""
+    """A whole number in seven bits per byte; negative numbers as 64 bits."""
     if 0 <= value < 128:
         return _SMALL[value]
     value &= 2**64 - 1
@@ -116,7 +117,7 @@ def span_bytes(span: Span, offset: int) -> bytes:
 
     Args:
         span: What happened.
-        offset: Nanoseconds to add to the engine's clock for wall time.
+        offset: Nanoseconds to add to the engine's clock to get wall time.
     """
     trace, own = span.id
     parts = [

@@ -1,9 +1,9 @@
 """The life of a request as spans: `queue_wait`, `prefill` (one per chunk), `first_token`,
 `decode_step`s, `preempted` and `swapped_out`, `stalled`, `finish`, under one root.
 
-The children of a completion, `first_token` apart, follow one another without gaps from arrival to
-end: each begins where the one before ended, at a moment that was measured. Knows facts of steps,
-no engine and no OpenTelemetry.
+Except for `first_token`, the children of a completion follow one another without gaps from arrival
+to end: each begins at the measured moment at which the previous one ended. Knows facts of steps,
+but no engine and no OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.observability.traces.spans import (
 )
 
 StepIds = Callable[[int], SpanId | None]
-"""The id of a step's span, if it is exported."""
+"""Returns the id of a step's span, if that is exported."""
 
 
 @dataclass(slots=True)
@@ -41,11 +41,11 @@ class Phase:
     attributes: Attributes = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     step: int = 0
-    """The step it is work of; 0: none."""
+    """The step whose work it is; 0: none."""
 
 
 class CompletionTrace:
-    """What happened to one completion, in order.
+    """What happened to one completion, in order of time.
 
     Args:
         index: Which of the request's `n`.
@@ -72,7 +72,7 @@ class CompletionTrace:
     # ---- what happens ------------------------------------------------------------------------
 
     def queued(self, fact: Fact) -> None:
-        """It stands in the core's queue. A second time: a new core has taken it over."""
+        """The core has queued it. The second time, this is a new core that took it over."""
         self._target = fact.a + fact.b
         if self._is_open:
             self._open.events.append(Event("queued", fact.time, {"quire.prompt_tokens": fact.a}))
@@ -80,7 +80,7 @@ class CompletionTrace:
         self._open_piece(Phase("recovered", self._mark, fact.time, {"quire.tokens_kept": fact.b}))
 
     def waits(self, fact: Fact) -> None:
-        """It is the head of the queue and cannot come in."""
+        """It is at the head of the queue and cannot be admitted."""
         if self._is_open:
             about: Attributes = {"quire.reason": wait_name(fact.reason)}
             if fact.a:
@@ -88,7 +88,7 @@ class CompletionTrace:
             self._open.events.append(Event("waits", fact.time, about))
 
     def admitted(self, fact: Fact) -> None:
-        """It runs from this step on."""
+        """It is admitted and runs from this step on."""
         self._open.end = fact.time
         self._open.attributes |= {"quire.step": fact.step, "quire.cached_tokens": fact.b}
         self._close_piece(fact.time)
@@ -97,13 +97,13 @@ class CompletionTrace:
         self._decoding = self._sampled_at is not None and fact.b >= self._target - 1
 
     def worked(self, mark: Mark, count: int, right: int = 0, kept: bool = True) -> None:
-        """It had `count` tokens in a step.
+        """A step computed `count` of its tokens.
 
         Args:
             mark: The step.
             count: Tokens scheduled.
-            right: Draft tokens that were accepted.
-            kept: Its result counts; not that of a request that failed in this step.
+            right: Number of draft tokens that were accepted.
+            kept: Whether the result counts. It does not if the request failed in this step.
         """
         new = 1 + right if kept else 0
         if self._decoding:
@@ -128,7 +128,7 @@ class CompletionTrace:
                 self._sampled_at = mark.end
 
     def stalled(self, step: int, end: float, reason: int) -> None:
-        """It runs, but a step had nothing for it."""
+        """It is running, but a step computed nothing for it."""
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, Phase) and last.name == "stalled":
             last.end = end
@@ -139,7 +139,7 @@ class CompletionTrace:
         self._mark = end
 
     def preempted(self, fact: Fact, winner: str | None) -> None:
-        """It lost its place and waits for another."""
+        """It was preempted and waits to be admitted again."""
         swapped = bool(fact.c)
         about: Attributes = {
             "quire.reason": Loss(fact.reason).name.lower(),
@@ -178,7 +178,7 @@ class CompletionTrace:
 
         Args:
             parent: The root, or the span of this completion.
-            end: When the frontend called it ended; later work is left out.
+            end: When the frontend considered it ended; later work is left out.
             mode: How decode steps are shown; see `DecodeRun.stretches`.
             step_ids: For the links to steps.
         """
@@ -196,7 +196,7 @@ class CompletionTrace:
         yield self._finish(parent, end)
 
     def _settle(self, end: float) -> None:
-        """Close what is open, and forget what was computed after the end."""
+        """Close the open span, and drop what was computed after the end."""
         if self._is_open:
             self._open.end = end
             self._close_piece(end)
@@ -221,7 +221,7 @@ class CompletionTrace:
         )
 
     def _first_token(self, parent: SpanId, sampled: float) -> Span:
-        """From the end of the step that sampled it to the frontend's having it."""
+        """The time from the end of the step that sampled the token until the frontend has it."""
         told = self.ended.first_token_ts if self.ended else 0.0
         about: Attributes = {}
         if told:
@@ -274,7 +274,7 @@ def _token(part: Stretch, parent: SpanId, step_ids: StepIds) -> Span:
 
 _NOTHING: Final[Attributes] = {}
 _SLOW: Final[Attributes] = {"quire.slow": True}
-"""Shared by many spans, not to be changed."""
+"""Shared by many spans, so it must not be changed."""
 
 
 def _is_kept(piece: Phase | DecodeRun, end: float) -> bool:
@@ -366,7 +366,7 @@ def outcome(ended: FinishedRequestStats | None) -> Attributes:
 
 
 def _totals(ended: list[FinishedRequestStats], arrival: float, end: float) -> Attributes:
-    """Over all completions; the prompt counts once."""
+    """Totals over all completions; the prompt counts once."""
     generated, prompt = sum(e.num_generation_tokens for e in ended), ended[0].num_prompt_tokens
     firsts = [e.first_token_ts for e in ended if e.first_token_ts]
     about: Attributes = {
@@ -385,8 +385,8 @@ def _totals(ended: list[FinishedRequestStats], arrival: float, end: float) -> At
 
 
 def _in_the_model(completions: Collection[CompletionTrace]) -> Attributes:
-    """vLLM's names for what detailed traces measure; completions of one request share steps, so
-    the longest counts."""
+    """What detailed traces measure, under vLLM's names. Completions of one request share steps, so
+    the longest time counts and not the sum."""
     forward = max((c.forward_seconds for c in completions), default=0.0)
     execute = max((c.execute_seconds for c in completions), default=0.0)
     seconds = {

@@ -1,6 +1,6 @@
 """Spans as plain records, ids, and the W3C trace context that callers send.
 
-Times are seconds on the engine's monotonic clock; whoever exports maps them to wall time. Knows no
+Times are seconds on the engine's monotonic clock; the exporter converts them to wall time. Knows no
 OpenTelemetry and no engine.
 
 Format of the headers: https://www.w3.org/TR/trace-context/.
@@ -21,12 +21,13 @@ Attributes = dict[str, Value]
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _random: Final = random.Random(os.urandom(32))
-"""Ids need to differ, not to be secret: one from the system's source costs a system call."""
+"""Ids must differ but need not be secret, so this generator does: an id from the system's source
+would cost a system call."""
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 
 class SpanId(NamedTuple):
-    """What another span can point to."""
+    """Identity of a span, for others to point to."""
 
     trace_id: int
     """128 bits, not 0."""
@@ -43,17 +44,17 @@ class Event(NamedTuple):
 
 
 class Alike(msgspec.Struct, gc=False):
-    """Attributes and links that many spans have alike: those of all tokens of one step. Who
-    writes spans can write this once."""
+    """Attributes and links that many spans share, such as those of all tokens of one step. The
+    writer can encode them once."""
 
     attributes: Attributes
     links: Sequence[SpanId]
     written: bytes = b""
-    """Whatever the writer makes of it."""
+    """Their encoding, kept here by the writer."""
 
 
 class Span(msgspec.Struct, gc=False):
-    """Something that took time, ready to be exported."""
+    """An operation with beginning and end, ready to be exported."""
 
     name: str
     id: SpanId
@@ -64,11 +65,11 @@ class Span(msgspec.Struct, gc=False):
     links: Sequence[SpanId] = ()
     events: Sequence[Event] = ()
     is_server: bool = False
-    """It answers somebody else's request."""
+    """Whether it serves a request from outside."""
     error: str | None = None
     tracestate: str = ""
     alike: Alike | None = None
-    """Further attributes and links."""
+    """Further attributes and links, shared with other spans."""
 
     @property
     def seconds(self) -> float:
@@ -77,11 +78,11 @@ class Span(msgspec.Struct, gc=False):
 
 
 class RemoteParent(NamedTuple):
-    """The caller's span, from its headers."""
+    """The caller's span, from the headers it sent."""
 
     id: SpanId
     sampled: bool
-    """The caller records its trace; so do we."""
+    """Whether the caller records its trace; if so, quire records its part."""
     tracestate: str
 
 
@@ -101,8 +102,8 @@ def child_of(parent: SpanId) -> SpanId:
 
 
 def parse_traceparent(headers: Mapping[str, str] | None) -> RemoteParent | None:
-    """The caller's span; `None` without a valid `traceparent`, which is then ignored, as the
-    standard wants."""
+    """The caller's span. `None` without a valid `traceparent`: the standard says to ignore an
+    invalid one."""
     if not headers:
         return None
     found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
@@ -122,5 +123,5 @@ def parse_traceparent(headers: Mapping[str, str] | None) -> RemoteParent | None:
 
 
 def is_chosen(trace_id: int, rate: float) -> bool:
-    """Head sampling by the trace id, so that every service decides alike for one trace."""
+    """Head sampling by the trace id, so that every service decides the same for one trace."""
     return (trace_id & (2**64 - 1)) < rate * 2**64

@@ -1,11 +1,11 @@
 """One engine step as spans: `engine_step` with `schedule`, `execute_model` and
 `update_from_output` under it.
 
-Every length is one that was measured. What has a count but no time of its own
-(`allocate_slots`, `preempt_requests`, `free_blocks`, `update_block_table`) is a span of length 0.
-`forward` and `sample` have measured lengths; their place in `execute_model` is its end, since
-they come last there. With detailed traces `worker` and each `layer` are there, too, where they were
-measured. Knows statistics of steps, no engine and no OpenTelemetry.
+All lengths are measured. What has a count but no measured time of its own (`allocate_slots`,
+`preempt_requests`, `free_blocks`, `update_block_table`) is a span of length 0. `forward` and
+`sample` are placed at the end of `execute_model`, because they come last in it. With detailed
+traces, there are spans for `worker` and each `layer`, too, at their measured times. Knows
+statistics of steps, no engine and no OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.core.stats import StepStats
 from quire.observability.traces.spans import Attributes, Span, SpanId, child_of
 
 MAX_LINKS: Final = 128
-"""Links of one span, OpenTelemetry's usual limit."""
+"""Largest number of links of one span: OpenTelemetry's usual limit."""
 
 
 def step_spans(
@@ -33,7 +33,7 @@ def step_spans(
         step: What was measured.
         identity: Id of `engine_step`.
         links: Roots of the requests in its batch.
-        preempted: Its preemptions, with the id of the request that lost its place.
+        preempted: The preemptions in it, with the id of the request that was preempted.
     """
     start, end = step.start, step.start + step.step_seconds
     yield Span("engine_step", identity, None, start, end, _about(step), list(links[:MAX_LINKS]))

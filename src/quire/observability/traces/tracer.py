@@ -1,8 +1,8 @@
-"""The tracer: takes facts on the engine's thread, makes and sends spans on two of its own.
+"""The tracer: takes facts on the engine's thread, builds and sends spans on two threads of its own.
 
-The engine's side only appends to a queue. One thread builds spans in batches, the other sends
-them, so that an endpoint that hangs holds up neither. What cannot be sent is dropped and counted,
-with one warning. Knows no OpenTelemetry: the exporter is given.
+The engine's thread only appends to a queue. One thread builds spans in batches and another sends
+them, so that an endpoint that hangs holds up neither the engine nor the building. Spans that cannot
+be sent are dropped and counted, with one warning. Knows no OpenTelemetry: it is given an exporter.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from quire.utils.timing import Clock
 logger = get_logger(__name__)
 
 MAX_QUEUED_SPANS: Final = 32_768
-"""Spans that wait for the endpoint; more are dropped."""
+"""Largest number of spans waiting for the endpoint; further ones are dropped."""
 BATCH: Final = 2048
 """Spans in one message: some 400 KB, a tenth of what collectors take by default."""
 PERIOD: Final = 0.25
 """Seconds between two rounds of building."""
 SLICE: Final = 64
-"""Facts taken in without giving other threads a turn."""
+"""Number of facts processed before other threads get a turn."""
 CLOSE_SECONDS: Final = 1.5
-"""What the last spans get to go out."""
+"""Seconds that the last spans have to be sent."""
 
 
 class SpanExporter(Protocol):
     """Sends spans somewhere."""
 
     def export(self, spans: Sequence[Span]) -> bool:
-        """Send them; False if that failed. May block for seconds."""
+        """Send spans; False if that failed. May block for seconds."""
         ...
 
     def finished(self, ended: FinishedRequestStats) -> None:
-        """Count a completion in the metrics that go along, if any do."""
+        """Count a completion in the metrics, if metrics are sent as well."""
         ...
 
     def close(self) -> None:
@@ -58,13 +58,13 @@ class SpanExporter(Protocol):
 
 
 class Tracer:
-    """Makes spans of facts. A `StatSink` with hooks for requests.
+    """Turns facts into spans. A `StatSink` with hooks for requests.
 
     Args:
         exporter: Where spans go.
         builder: Makes them.
-        on_dropped: Told how many spans were lost.
-        clock: The one of the facts.
+        on_dropped: Called with the number of spans lost.
+        clock: The clock that the facts were taken with.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Tracer:
             self._inbox.append(lambda: self._take(step, ended))
 
     def accept(self, request: TracedRequest) -> None:
-        """A request was taken in. To be told before the core gets it."""
+        """A request was accepted. Call this before the core gets it."""
         self._inbox.append(lambda: self._builder.accept(request))
 
     def refuse(self, request: TracedRequest, now: float, error: BaseException) -> None:
@@ -110,7 +110,7 @@ class Tracer:
         self._inbox.append(lambda: self._builder.refuse(request, now, told))
 
     def end_all(self, now: float, error: BaseException) -> None:
-        """The engine is gone, and every open request with it."""
+        """The engine has ended, and every open request with it."""
         told = (type(error).__name__, str(error))
         self._inbox.append(lambda: self._builder.end_all(now, told))
 
@@ -119,7 +119,7 @@ class Tracer:
         self._inbox.append(lambda: startup_spans(phases, about))
 
     def close(self) -> None:
-        """Send what there is, for a short while, and end the threads."""
+        """Send what is left, for a short while, and end the threads."""
         if self._closing:
             return
         self._closing = True
@@ -222,7 +222,7 @@ def startup_spans(phases: Sequence[tuple[str, float, float]], about: Attributes)
 
 
 class PhaseLog:
-    """Notes when a phase of the start begins; the one before ends there."""
+    """Notes when each phase of the start begins, which is when the previous one ends."""
 
     def __init__(self, now: float, first: str) -> None:
         self._begun: list[tuple[str, float]] = [("_".join(first.split()), now)]
