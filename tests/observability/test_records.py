@@ -152,8 +152,8 @@ def test_a_core_that_has_counted_beyond_32_bits() -> None:
     with LLM(
         record_steps=64, scheduling_policy="priority", max_num_batched_tokens=2**31 - 1
     ) as llm:
-        scheduler = llm.llm_engine.core.scheduler
-        scheduler.step, scheduler.facts._next_number = 2**32 - 2, 2**32 - 1
+        books = llm.llm_engine.core.scheduler.books
+        books.step, books.facts._next_number = 2**32 - 2, 2**32 - 1
         params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
         outputs = llm.generate(
             ["One", "Two"], params, priority=[2**63 - 1, -(2**63)], use_tqdm=False
