@@ -253,7 +253,7 @@ def import_counts() -> Iterator[Count]:
 def route_counts() -> Iterator[Count]:
     from quire.serving.app import ROUTES
 
-    ours = {(spec.path, method) for spec in ROUTES for method in spec.methods}
+    ours = {(path, method) for path in ROUTES for method in ROUTES.get(path).methods}
     listed = {
         f"{method.upper()} {path}": (path, method.upper())
         for path, methods in SURFACE["routes"].items()

@@ -56,6 +56,13 @@ def _file(text: str) -> str:
     return os.path.abspath(text)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise _Bad("names separated by commas, or none")
+    return () if names == ("none",) else names
+
+
 def _number(text: str) -> float:
     try:
         value = float(text)
@@ -245,6 +252,16 @@ ATTENTION_BACKEND: Annotated[
     str | None,
     Var(str, None, "Attention backend, unless `--attention-backend` names one."),
 ]
+PLUGINS: Annotated[
+    tuple[str, ...] | None,
+    Var(
+        _names,
+        None,
+        "The only plugins that count, separated by commas: names of entry points "
+        "(`policy.lifo`) or of distributions; `none`: no plugins. Unset: all that are installed, "
+        "each when it is asked for.",
+    ),
+]
 TORCH_COMPILE_CACHE_DIR: Annotated[
     str | None,
     Var(
@@ -326,7 +343,7 @@ def without_effect() -> list[str]:
     Only a warning, never an error: Kubernetes sets `QUIRE_PORT` and the like for a service called
     quire. Those are left out.
     """
-    from quire.registry import did_you_mean
+    from quire.spelling import did_you_mean
 
     known = {prefix + name for prefix in PREFIXES for name in table()}
     return [

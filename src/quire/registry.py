@@ -1,89 +1,38 @@
 """Names that stand for code: a table of `name -> "module:attribute"`, imported on first use.
 
 A registry keeps start-up cheap (a row costs nothing until someone asks for it) and turns a wrong
-name into one error that lists what exists. It does not know what its values are.
+name into one error that lists what exists. Tables that users may extend also find rows in installed
+distributions (`quire/plugins.py`): only when they are asked for a name that they do not have, or
+for all names. A registry does not know what its values are for.
 """
 
 from __future__ import annotations
 
-import os.path
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Generic, TypeVar, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from quire.errors import ConfigError, QuireError
+from quire.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from quire.plugins import Plugin
 
 T = TypeVar("T")
-
-_LONGEST: Final = 64
-"""Letters of a name that are compared: it may come from a request."""
-
-
-CUTOFF: Final = 0.8
-"""Likeness (`difflib`'s ratio) from which one name can be a misspelling of another."""
-CUTOFF_OF_WORDS: Final = 0.6
-"""The same for a name that only lacks words of the other (`max-seqs`: `max-num-seqs`), and for the
-words that differ between two."""
-LOWERS_SECURITY: Final = ("allow-", "trust-", "insecure", "unsafe", "disable-auth")
-"""Names that begin so are never suggested: nobody shall open a door because of a typing error."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name a reader most likely meant, or `None` if nothing is close.
-
-    A far-fetched suggestion is worse than none: it is followed.
-    """
-    plain = {_plain(entry): entry for entry in known}
-    wanted = _plain(name[:_LONGEST])
-    likeness = {
-        entry: _likeness(wanted, entry)
-        for entry in plain
-        if entry and not entry.removeprefix("no-").startswith(LOWERS_SECURITY)
-    }
-    best = max(likeness, key=likeness.__getitem__, default="")
-    return plain[best] if likeness.get(best) else None
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "-").strip("-")
-
-
-def _likeness(wanted: str, entry: str) -> float:
-    """How like two names are; 0 if one is hardly meant by the other."""
-    import difflib
-
-    def ratio(a: str, b: str) -> float:
-        return difflib.SequenceMatcher(None, b, a).ratio()
-
-    if min(len(wanted), len(entry)) >= 3 and _one_slip(wanted, entry):
-        return 1.0
-    words, others = wanted.split("-"), entry.split("-")
-    rest = "-".join(word for word in words if word not in others)
-    lacks = "-".join(word for word in others if word not in words)
-    if rest and lacks and ratio(rest, lacks) < CUTOFF_OF_WORDS:
-        return 0.0  # a whole word differs: it is something else
-    like = ratio(wanted, entry)
-    return like if like >= (CUTOFF if rest else CUTOFF_OF_WORDS) else 0.0
-
-
-def _one_slip(a: str, b: str) -> bool:
-    """Whether one letter is missing, too many or another, or two neighbours are swapped."""
-    same = len(os.path.commonprefix((a, b)))
-    a, b = a[same:], b[same:]
-    swapped = a[:2] == b[1::-1] and a[2:] == b[2:]
-    return a[1:] == b or a == b[1:] or a[1:] == b[1:] or swapped
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The rest of an error sentence: `; did you mean 'x'?`, or nothing."""
-    near = nearest(name, known)
-    return f"; did you mean {near!r}?" if near else ""
 
 
 class Registry(Generic[T]):
     """Lazy rows of one kind of thing.
 
     A row is either a string `"package.module:attribute"`, imported when asked for, or the value
-    itself (for plug-ins that already hold it).
+    itself.
+
+    Args:
+        kind: What a row is, for errors: "scheduling policy".
+        rows: The built-in ones.
+        error: Raised if a row does not exist or cannot be used.
+        plugins: The table's name in entry points; `None` if it cannot be extended from outside.
+        subclass_of, instance_of: `"module:Class"`, what a row's value must be. Plugins are held to
+            it before anything else meets them.
     """
 
     def __init__(
@@ -92,55 +41,120 @@ class Registry(Generic[T]):
         rows: Mapping[str, str | T] | None = None,
         *,
         error: type[QuireError] = ConfigError,
+        plugins: str | None = None,
+        subclass_of: str | None = None,
+        instance_of: str | None = None,
     ) -> None:
-        """`kind` names the thing in errors ("scheduling policy"); `error` is what is raised."""
         self.kind = kind
+        self.plugins = plugins
         self._rows: dict[str, str | T] = dict(rows or {})
         self._loaded: dict[str, T] = {}
         self._error = error
+        self._subclass_of, self._instance_of = subclass_of, instance_of
 
     def register(self, name: str, target: str | T) -> None:
-        """Add a row.
+        """Add a row, in this process only. An engine core of its own does not see it: what a server
+        shall find belongs into an entry point.
 
         Raises:
-            ValueError: the name is taken. Rows are never replaced in silence.
+            ConfigError: the name is taken. Rows are never replaced in silence.
         """
         if name in self._rows:
-            raise ValueError(f"{self.kind} {name!r} is registered already")
+            raise ConfigError(f"{self.kind} {name!r} is registered already")
         self._rows[name] = target
 
     def get(self, name: str) -> T:
         """The value of a row, imported on first use.
 
         Raises:
-            QuireError: (or the class given at construction) there is no such row; the nearest
-                name and all names are told.
+            QuireError: (or the class given at construction) there is no such row, and the error
+                tells the nearest name and all names; or it is of a plugin and cannot be used.
         """
-        if name not in self._rows:
-            raise self._error(self._unknown(name))
         if name not in self._loaded:
-            target = self._rows[name]
-            self._loaded[name] = cast(T, load(target)) if isinstance(target, str) else target
+            if name in self._rows:
+                row = self._rows[name]
+                found = cast(T, load(row)) if isinstance(row, str) else row
+                self._check(found, f"{self.kind} {name!r}")
+            else:
+                found = self._from_plugin(name)
+            self._loaded[name] = found
         return self._loaded[name]
+
+    def at(self, target: str, given_as: str) -> T:
+        """The value at `"package.module:attribute"`, which need not be a row.
+
+        Only for places that an operator names: importing runs code.
+
+        Args:
+            target: The place.
+            given_as: What the error begins with, say the flag and its value.
+
+        Raises:
+            QuireError: it cannot be imported, or is not of this table's kind.
+        """
+        try:
+            found = load(target)
+        except Exception as error:
+            # Code of others can fail in any way while it is imported. Its traceback is for the log.
+            from quire.logger import get_logger
+
+            get_logger(__name__).debug("%s", given_as, exc_info=True)
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self._error(f"{given_as} cannot be imported: {what}") from None
+        self._check(found, given_as)
+        return cast(T, found)
 
     def target(self, name: str) -> str:
         """Where a row's value lives, as text, without importing it (for documentation)."""
         row = self._rows[name]
         return row if isinstance(row, str) else f"{type(row).__module__}:{type(row).__qualname__}"
 
-    def _unknown(self, name: str) -> str:
-        names = ", ".join(sorted(self._rows)) or "none"
-        hint = did_you_mean(name, self._rows)
-        return f"unknown {self.kind} {name!r}{hint or '.'} Known: {names}"
+    def names(self) -> list[str]:
+        """All names, those of plugins last."""
+        return [*self._rows, *(name for name in self._plugins() if name not in self._rows)]
+
+    def _check(self, found: object, what: str) -> None:
+        if self._subclass_of is not None:
+            base = cast(type, load(self._subclass_of))
+            if not (isinstance(found, type) and issubclass(found, base)):
+                raise self._error(f"{what} is not a subclass of {_dotted(self._subclass_of)}")
+        if self._instance_of is not None and not isinstance(
+            found, cast(type, load(self._instance_of))
+        ):
+            raise self._error(f"{what} is not an instance of {_dotted(self._instance_of)}")
+
+    def _plugins(self) -> Mapping[str, Plugin]:
+        if self.plugins is None:
+            return {}
+        # Imported here: reading metadata of distributions is work that a plain start does not do.
+        from quire.plugins import plugins_of
+
+        return plugins_of(self.plugins, self._rows)
+
+    def _from_plugin(self, name: str) -> T:
+        plugin = self._plugins().get(name)
+        if plugin is None:
+            names = ", ".join(sorted(self.names())) or "none"
+            hint = did_you_mean(name, self.names())
+            raise self._error(f"unknown {self.kind} {name!r}{hint or '.'} Known: {names}")
+        what = f"{self.kind} {name!r} ({plugin})"
+        if plugin.rival is not None:
+            raise self._error(f"{what} is also offered by {plugin.rival}: uninstall one of them")
+        return self.at(plugin.target, what)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows
+        return name in self._rows or name in self._plugins()
 
     def __iter__(self) -> Iterator[str]:
+        """Names of the rows that need no search: built-in ones and those registered by code."""
         return iter(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def _dotted(target: str) -> str:
+    return target.replace(":", ".")
 
 
 def load(target: str) -> object:

@@ -9,7 +9,8 @@ import pytest
 import quire
 from quire.cli.serve import build_parser
 from quire.errors import ConfigError, ModelLoadError
-from quire.registry import Registry, did_you_mean, load, nearest
+from quire.registry import Registry, load
+from quire.spelling import did_you_mean, nearest
 
 
 def test_rows_are_imported_on_first_use_only():
@@ -100,4 +101,4 @@ def test_no_suggestion_opens_a_door(given: str) -> None:
 def test_suggestions_come_from_one_function() -> None:
     source = Path(quire.__file__).parent
     users = [path for path in source.rglob("*.py") if "difflib" in path.read_text("utf-8")]
-    assert users == [source / "registry.py"]
+    assert users == [source / "spelling.py"]

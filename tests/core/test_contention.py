@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.core.policies import POLICIES
+from quire.config.scheduler import POLICIES
 
 PROMPT, OUTPUT, BLOCK, COUNT = 160, 80, 16, 200
 

@@ -25,7 +25,7 @@ from quire.core.scheduler import Scheduler
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock
 
-POLICY = st.sampled_from(POLICIES)
+POLICY = st.sampled_from(list(POLICIES))
 MAX_MODEL_LEN = 48
 EOS = 9
 

@@ -89,7 +89,7 @@ def random_options(rng: random.Random, model: str, folder: Path) -> dict[str, An
         "max_num_seqs": min(budget, rng.choice([1, 3, 8, 20, 64])),
         "block_size": rng.choice([8, 8, 16, 32]),
         "enable_prefix_caching": rng.random() < 0.8,
-        "scheduling_policy": rng.choice(POLICIES),
+        "scheduling_policy": rng.choice(list(POLICIES)),
         "scheduler_reserve_full_isl": rng.random() < 0.5,
         "long_prefill_token_threshold": rng.choice([0, 0, 5, 40]),
         "long_prefill_token_threshold_adaptive": rng.random() < 0.3,
@@ -132,7 +132,7 @@ def random_limits(rng: random.Random) -> dict[str, Any]:
         "max_num_seqs": min(budget, rng.choice([1, 4, 16, 80])),
     }
     if rng.random() < 0.5:
-        limits["scheduling_policy"] = rng.choice(POLICIES)
+        limits["scheduling_policy"] = rng.choice(list(POLICIES))
     if rng.random() < 0.5:
         limits["long_prefill_token_threshold"] = rng.choice([0, 3, 50])
     return limits

@@ -24,7 +24,7 @@ async def logged(caplog: pytest.LogCaptureFixture, config: ServerConfig) -> set[
     """Paths of the requests that are logged at INFO when every route is asked once."""
     app = build_app(ServerState(config, FakeEngine()))
     transport = httpx.ASGITransport(app)
-    paths = [spec.path.replace("{id:path}", "x") for spec in ROUTES]
+    paths = [path.replace("{id:path}", "x") for path in ROUTES]
     caplog.set_level(logging.INFO, logger="quire.serving.middleware")
     caplog.clear()
     async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
@@ -35,7 +35,7 @@ async def logged(caplog: pytest.LogCaptureFixture, config: ServerConfig) -> set[
 
 
 async def test_probes_and_scrapes_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    everything = {spec.path.replace("{id:path}", "x") for spec in ROUTES} | {"/nothing"}
+    everything = {path.replace("{id:path}", "x") for path in ROUTES} | {"/nothing"}
     assert everything > PROBES
     assert await logged(caplog, ServerConfig()) == everything - PROBES
 
@@ -117,7 +117,7 @@ def test_the_flags_are_read() -> None:
 
 
 def test_probes_are_routes_without_a_user() -> None:
-    roles = {spec.path: spec.role for spec in ROUTES}
+    roles = {path: ROUTES.get(path).role for path in ROUTES}
     assert {path for path, role in roles.items() if role in (Role.OPEN, Role.METRICS)} == {
         *PROBES,
         "/",

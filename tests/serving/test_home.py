@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import httpx
-import pytest
 
 from fake_engine import FakeEngine
 from quire import __version__
 from quire.config import PoolerSpec, ServerConfig
-from quire.serving import home
 from quire.serving.app import ROUTES, build_app
 from quire.serving.server_state import ServerState
 
@@ -66,11 +64,12 @@ async def test_a_pooling_model(engine: FakeEngine) -> None:
     assert "/v1/embeddings" in routes and "/v1/chat/completions" not in routes
 
 
-@pytest.mark.parametrize("table", [home.GENERATING, home.POOLING, home.ALWAYS])
-def test_it_names_real_routes(table: dict[str, str]) -> None:
-    methods = {spec.path: spec.methods for spec in ROUTES}
-    for path, text in table.items():
-        assert text.split()[0] in methods[path]
+async def test_it_lists_the_routes_that_say_what_they_are_for(client: httpx.AsyncClient) -> None:
+    told = (await client.get("/")).json()["routes"]
+    assert told["/v1/completions"] == "POST a text, get its continuation"
+    assert told["/metrics"] == "GET Prometheus text"
+    specs = {path: ROUTES.get(path) for path in ROUTES}
+    assert set(told) == {p for p, s in specs.items() if s.about and s.runner != "pooling"}
 
 
 async def test_other_methods(client: httpx.AsyncClient) -> None:

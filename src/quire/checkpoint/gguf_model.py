@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from quire.checkpoint.gguf_header import GGUFHeader, is_gguf, read_header
 from quire.errors import ModelLoadError
-from quire.registry import did_you_mean
+from quire.spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

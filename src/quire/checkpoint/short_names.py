@@ -10,7 +10,7 @@ import contextlib
 from typing import Final
 
 from quire.checkpoint.hub_cache import cached_models
-from quire.registry import nearest
+from quire.spelling import nearest
 
 EXAMPLES: Final = {
     "all-minilm": "sentence-transformers/all-MiniLM-L6-v2",

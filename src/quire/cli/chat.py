@@ -175,7 +175,7 @@ class Chat:
         name, _, rest = line.strip().partition(" ")
         name = _OTHER_NAMES.get(name, name)
         if name not in COMMANDS:
-            from quire.registry import did_you_mean
+            from quire.spelling import did_you_mean
 
             _say(f"unknown command {name}{did_you_mean(name, (*COMMANDS, '/bye'))}; see /help")
             return 0

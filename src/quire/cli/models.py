@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.checkpoint import hub_cache
 from quire.cli.parser import Parser
-from quire.config.model import EMBEDDED_FOLDER, LOAD_FORMATS, ModelConfig
+from quire.config.model import EMBEDDED_FOLDER, FORMATS, ModelConfig
 from quire.errors import ConfigError
 from quire.utils.math import human_bytes
 
@@ -44,7 +44,7 @@ def pull_parser() -> Parser:
     """The parser of `quire pull`."""
     parser = _with_model(Parser("pull", "Download a model into the local cache."))
     parser.add_argument(
-        "--load-format", choices=[f for f in LOAD_FORMATS if f != "dummy"], default="auto",
+        "--load-format", choices=["auto", *FORMATS], default="auto",
         help="Which weights: auto (safetensors, else GGUF), safetensors, gguf, pt.",
     )  # fmt: skip
     return parser

@@ -16,7 +16,8 @@ from quire.config import neutral
 from quire.config.cli import Listed, MergeFields, MergeForeignFields, load_yaml, unknown_flag
 from quire.config.spelling import normalised
 from quire.errors import ConfigError
-from quire.registry import Registry, did_you_mean
+from quire.registry import Registry
+from quire.spelling import did_you_mean
 
 _WITH_FILES: Final[Registry[Callable[[], Parser]]] = Registry(
     "command",

@@ -58,7 +58,7 @@ def checked(name: str, value: Any) -> tuple[str, Any]:
         QuireError: there is no such option, or the value is not allowed.
     """
     from quire.params import SamplingParams
-    from quire.registry import did_you_mean
+    from quire.spelling import did_you_mean
 
     names = (*_FLAGS, "stop")
     if name not in names:

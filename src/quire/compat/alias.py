@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from quire.compat.modules import ELSEWHERE, MODULES
-from quire.registry import did_you_mean, load
+from quire.registry import load
+from quire.spelling import did_you_mean
 
 _TAKES_MODEL: Final = (
     "quire:LLM",

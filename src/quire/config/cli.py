@@ -427,7 +427,7 @@ def _flatten(data: Mapping[Any, Any]) -> dict[str, Any]:
 
 def unknown_flag(flag: str, known: Sequence[str]) -> str:
     """One sentence on a flag that neither quire nor vLLM has."""
-    from quire.registry import nearest
+    from quire.spelling import nearest
 
     flag = flag.partition("=")[0]
     dashed = "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag

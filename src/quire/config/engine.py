@@ -21,7 +21,7 @@ from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
-from quire.registry import did_you_mean
+from quire.spelling import did_you_mean
 
 SECTIONS: dict[str, Any] = {
     "model": ModelConfig,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quire.bounds import check_section
 from quire.checkpoint.hub_cache import is_repo_id, snapshot
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError
+from quire.registry import Registry
 
 EMBEDDED_MODEL = "quire-demo"
 """Name of the model that ships with the package."""
@@ -17,7 +18,17 @@ EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "assets"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 OTHER_DTYPES = {"half": "float16", "float": "float32"}
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
+FORMATS: Final[Registry[Any]] = Registry(
+    "load format",
+    {
+        "safetensors": "quire.weights.files:SafetensorsCheckpoint",
+        "gguf": "quire.weights.gguf:GGUFCheckpoint",
+        "pt": "quire.weights.torch_files:TorchCheckpoint",
+    },
+    plugins="load_format",
+)
+"""Formats of weights that have files, and what opens each: `opener(folder)` gives a
+`quire.weights.formats.Checkpoint`. `auto` chooses among the first two; `dummy` has no files."""
 DEVICES = ("auto", "cpu", "cuda")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
@@ -108,7 +119,8 @@ class ModelConfig:
         _one_of("convert", self.convert, CONVERSIONS)
         if self.task is not None:
             _one_of("task", self.task, tuple(TASKS))
-        _one_of("load-format", self.load_format, LOAD_FORMATS)
+        if self.load_format not in ("auto", "dummy") and self.load_format not in FORMATS:
+            _one_of("load-format", self.load_format, ("auto", *FORMATS.names(), "dummy"))
 
     @property
     def folder(self) -> Path:

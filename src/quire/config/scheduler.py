@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 from quire.bounds import check_section, flag
 from quire.errors import ConfigError
+from quire.registry import Registry
 
 PREEMPTION_MODES = ("auto", "recompute", "swap")
-POLICIES = ("fcfs", "priority", "sjf", "ljf", "fair", "prefill_first")
+POLICIES: Final[Registry[type[Any]]] = Registry(
+    "scheduling policy",
+    {
+        "fcfs": "quire.core.policies:FCFS",
+        "priority": "quire.core.policies:Priority",
+        "sjf": "quire.core.policies:ShortestJobFirst",
+        "ljf": "quire.core.policies:LongestJobFirst",
+        "fair": "quire.core.policies:Fair",
+        "prefill_first": "quire.core.policies:PrefillFirst",
+    },
+    plugins="policy",
+    subclass_of="quire.core.policies:Policy",
+)
+"""The values of `scheduling_policy`, and the class of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +81,7 @@ class SchedulerConfig:
         check_section(self)
         if self.scheduling_policy not in POLICIES:
             raise ConfigError(
-                f"--scheduling-policy must be one of {', '.join(POLICIES)}, "
+                f"--scheduling-policy must be one of {', '.join(POLICIES.names())}, "
                 f"got {self.scheduling_policy!r}"
             )
         self._check(

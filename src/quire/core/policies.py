@@ -1,8 +1,9 @@
 """Scheduling policies: who is admitted next, and who gives way when room runs out.
 
-A policy is one class: it holds the waiting requests and answers the scheduler's questions. The
-built-in ones stand in `POLICIES`; `--scheduler-cls` names any other subclass of `Policy`. Adding,
-finding and cancelling cost O(1) or O(log n), however many requests wait.
+A policy is one class: it holds the waiting requests and answers the scheduler's questions. Their
+names are the rows of `POLICIES` in `config/scheduler.py`; `--scheduler-cls` names any other
+subclass of `Policy`. Adding, finding and cancelling cost O(1) or O(log n), however many requests
+wait.
 
 A policy knows requests and seconds; it knows no blocks, budgets or batches.
 """
@@ -327,14 +328,3 @@ class Fair(Policy):
         yield from self._returned
         for share in self._ring.values():
             yield from share.line
-
-
-POLICIES: dict[str, type[Policy]] = {
-    "fcfs": FCFS,
-    "priority": Priority,
-    "sjf": ShortestJobFirst,
-    "ljf": LongestJobFirst,
-    "fair": Fair,
-    "prefill_first": PrefillFirst,
-}
-"""The values of `scheduling_policy`."""

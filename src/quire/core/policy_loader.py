@@ -1,15 +1,17 @@
-"""From configuration to a policy: a built-in one by name, or the user's own class, tried out
-before it is let near a request."""
+"""From configuration to a policy.
+
+A class that is not quire's own (`--scheduler-cls`, or a plugin's) is tried out with two requests
+before the model is loaded: a mistake is told at the start, and not by the first request.
+"""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from quire.config.scheduler import SchedulerConfig
-from quire.core.policies import POLICIES, CountTokens, Policy, count_all
+from quire.config.scheduler import POLICIES, SchedulerConfig
+from quire.core.policies import CountTokens, Policy, count_all
 from quire.core.request import Request, RequestStatus
 from quire.errors import ConfigError
 from quire.logger import get_logger
@@ -22,7 +24,7 @@ def make_policy(config: SchedulerConfig, count_uncached: CountTokens = count_all
     """The policy that the configuration names, empty.
 
     Raises:
-        ConfigError: `scheduler_cls` cannot be imported or is no working policy.
+        ConfigError: it cannot be imported, or is no working policy.
     """
     return policy_class(config)(config, count_uncached)
 
@@ -33,16 +35,18 @@ def policy_class(config: SchedulerConfig) -> type[Policy]:
     Raises:
         ConfigError: as `make_policy`.
     """
-    path = config.scheduler_cls
-    if path is None:
-        return POLICIES[config.scheduling_policy]
-    found = _import(path)
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise _refused(path, "is not a subclass of quire.core.policies.Policy")
+    if config.scheduler_cls is not None:
+        given_as = f"--scheduler-cls {config.scheduler_cls}"
+        found = POLICIES.at(config.scheduler_cls, given_as)
+    else:
+        given_as = f"--scheduling-policy {config.scheduling_policy}"
+        found = POLICIES.get(config.scheduling_policy)
+        if found.__module__ == Policy.__module__:
+            return found
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise _refused(path, f"does not define {missing}")
-    _try_out(path, found, config)
+        raise ConfigError(f"{given_as} does not define {missing}")
+    _try_out(given_as, found, config)
     return found
 
 
@@ -61,18 +65,7 @@ def move_waiting(old: Policy, new: Policy, requests: Iterable[Request]) -> None:
         new.prepend_request(request)
 
 
-def _import(path: str) -> Any:
-    """The object that `module:Class` names."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except Exception as error:
-        # A user's module can fail in any way while it is imported.
-        logger.debug("--scheduler-cls %s", path, exc_info=True)
-        raise _refused(path, f"cannot be imported: {_one_line(error)}") from None
-
-
-def _try_out(path: str, kind: type[Policy], config: SchedulerConfig) -> None:
+def _try_out(given_as: str, kind: type[Policy], config: SchedulerConfig) -> None:
     """Send two requests through a policy and compare what must hold of any."""
     a, b = (Request(f"trial-{i}", [1, 2], SamplingParams(max_tokens=1)) for i in "ab")
     part = "__init__"
@@ -80,12 +73,13 @@ def _try_out(path: str, kind: type[Policy], config: SchedulerConfig) -> None:
         policy = kind(config, count_all)
         for part, act, holds in _contract(policy, a, b):
             if not holds(act()):
-                raise _refused(path, f"{part} breaks the contract of Policy.{part}")
+                raise ConfigError(f"{given_as} {part} breaks the contract of Policy.{part}")
     except ConfigError:
         raise
     except Exception as error:
-        logger.debug("--scheduler-cls %s", path, exc_info=True)
-        raise _refused(path, f"{part} fails: {_one_line(error)}") from None
+        logger.debug("%s", given_as, exc_info=True)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{given_as} {part} fails: {what}") from None
 
 
 def _contract(policy: Policy, a: Request, b: Request) -> list[tuple[str, Any, Any]]:
@@ -122,11 +116,3 @@ def _contract(policy: Policy, a: Request, b: Request) -> list[tuple[str, Any, An
         ("choose_victim", lambda: policy.choose_victim([a, b]), is_one),
         ("may_displace", lambda: policy.may_displace(a, b, 0.0), lambda may: type(may) is bool),
     ]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _refused(path: str, why: str) -> ConfigError:
-    return ConfigError(f"--scheduler-cls {path} {why}")

@@ -25,6 +25,7 @@ from quire.engine.verbs import find_verb
 from quire.errors import QuireError
 from quire.executor.base import Executor, make_executor
 from quire.logger import get_logger
+from quire.plugins import check_wanted
 from quire.utils.collector import paused_collector
 from quire.utils.timing import Clock, RealClock
 
@@ -69,6 +70,7 @@ class EngineCore:
         self.config, self.decisions = config.resolve(shape)
         for decision in self.decisions:
             logger.info("%s = %s (%s)", decision.what, decision.chose, decision.why)
+        check_wanted()
         policy_class(self.config.scheduler)  # a bad one is refused before the model is loaded
         with paused_collector():
             self.executor = executor or make_executor(self.config, shape)

@@ -30,7 +30,8 @@ from quire.core.admission import LIVE_LIMITS, check_changes
 from quire.core.request import Request
 from quire.errors import EngineError, InvalidRequest, NotFound
 from quire.params import SamplingParams
-from quire.registry import Registry, did_you_mean
+from quire.registry import Registry
+from quire.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
@@ -357,5 +358,6 @@ VERBS: Final[Registry[Verb | Callable[..., Any]]] = Registry(
         "stop_profile": stop_profile,
     },
     error=InvalidRequest,
+    plugins="verb",
 )
 """Name to verb; a plain function is a verb without a part at the front end."""

@@ -92,7 +92,7 @@ class Executor(Protocol):
 ExecutorFactory = Callable[[EngineConfig, ModelShape], Executor]
 
 EXECUTORS: Final[Registry[ExecutorFactory]] = Registry(
-    "executor", {"inline": "quire.executor.inline:InlineExecutor"}
+    "executor", {"inline": "quire.executor.inline:InlineExecutor"}, plugins="executor"
 )
 
 

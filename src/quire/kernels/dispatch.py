@@ -22,7 +22,8 @@ from quire import envs
 from quire.errors import ConfigError
 from quire.kernels.decoder import DecoderParts, DecoderRun
 from quire.logger import get_logger
-from quire.registry import Registry, did_you_mean
+from quire.registry import Registry
+from quire.spelling import did_you_mean
 
 logger = get_logger(__name__)
 

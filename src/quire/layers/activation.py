@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.errors import ModelLoadError
 from quire.kernels.dispatch import Ops
-from quire.registry import did_you_mean
+from quire.spelling import did_you_mean
 
 PLAIN: Final = {
     "gelu": "gelu",

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from quire.config.shape import ModelShape
 from quire.errors import ModelLoadError
-from quire.registry import did_you_mean
+from quire.spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

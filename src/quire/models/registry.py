@@ -78,6 +78,8 @@ MODELS: Final[Registry[type[DecoderForCausalLM]]] = Registry(
         }.items()
     },
     error=ModelLoadError,
+    plugins="model",
+    subclass_of="quire.models.decoder:DecoderForCausalLM",
 )
 """Architecture in `config.json` to class."""
 

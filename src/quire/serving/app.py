@@ -5,109 +5,110 @@ Knows which handler serves which path, and nothing of what handlers do.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import quote
+import asyncio
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.errors import NotFound
+from quire.registry import Registry
 from quire.serving import admin, home, observe, probes
 from quire.serving.auth import Role
 from quire.serving.errors import MethodNotAllowed
-from quire.serving.exchange import KEY, Exchange, Scope
+from quire.serving.exchange import Exchange
 from quire.serving.middleware import Gate
 from quire.serving.openai import chat, completions, models, tokenize
 from quire.serving.pooling import classify, embeddings, score
+from quire.serving.routes import GET, POST, RouteSpec, UnknownPath, make_route, plugin_routes
 from quire.serving.server_state import ServerState
 
-Handler = Callable[[Exchange], Awaitable[None]]
+
+async def _home(exchange: Exchange) -> None:
+    """What this is, and the routes of the table that say what they are for."""
+    routes = {path: ROUTES.get(path) for path in ROUTES}
+    routes |= await asyncio.to_thread(plugin_routes, ROUTES)
+    await home.home(exchange, routes)
 
 
-@dataclass(frozen=True, slots=True)
-class RouteSpec:
-    """One row of the table."""
+_USER, _ADMIN, _METRICS, _OPEN = Role.USER, Role.ADMIN, Role.METRICS, Role.OPEN
+_TEXT, _POOLED = "generate", "pooling"
 
-    path: str
-    methods: tuple[str, ...]
-    role: Role
-    handler: Handler
-
-
-_GET, _POST = ("GET",), ("POST",)
-
-ROUTES: Final = (
-    RouteSpec("/v1/chat/completions", _POST, Role.USER, chat.chat_completions),
-    RouteSpec("/v1/completions", _POST, Role.USER, completions.completions),
-    RouteSpec("/v1/models", _GET, Role.USER, models.list_models),
-    RouteSpec("/v1/models/{id:path}", _GET, Role.USER, models.retrieve_model),
-    RouteSpec("/v1/embeddings", _POST, Role.USER, embeddings.embeddings),
-    RouteSpec("/pooling", _POST, Role.USER, embeddings.pooling),
-    RouteSpec("/classify", _POST, Role.USER, classify.classify),
-    RouteSpec("/score", _POST, Role.USER, score.score),
-    RouteSpec("/v1/score", _POST, Role.USER, score.score),
-    RouteSpec("/rerank", _POST, Role.USER, score.rerank),
-    RouteSpec("/v1/rerank", _POST, Role.USER, score.rerank),
-    RouteSpec("/v2/rerank", _POST, Role.USER, score.rerank),
-    RouteSpec("/tokenize", _POST, Role.USER, tokenize.tokenize),
-    RouteSpec("/detokenize", _POST, Role.USER, tokenize.detokenize),
-    RouteSpec("/limits", ("GET", "POST"), Role.ADMIN, admin.limits),
-    RouteSpec("/reset_prefix_cache", _POST, Role.ADMIN, admin.reset_prefix_cache),
-    RouteSpec("/explain_prefix", _POST, Role.ADMIN, admin.explain_prefix),
-    RouteSpec("/v1/requests", _GET, Role.ADMIN, observe.list_requests),
-    RouteSpec("/v1/requests/{id:path}/explain", _GET, Role.ADMIN, observe.explain),
-    RouteSpec("/v1/timeline", _GET, Role.ADMIN, observe.timeline),
-    RouteSpec("/v1/diagnosis", _GET, Role.ADMIN, observe.diagnosis),
-    RouteSpec("/start_profile", _POST, Role.ADMIN, admin.start_profile),
-    RouteSpec("/stop_profile", _POST, Role.ADMIN, admin.stop_profile),
-    RouteSpec("/metrics", _GET, Role.METRICS, probes.metrics),
-    RouteSpec("/load", _GET, Role.METRICS, probes.load),
-    RouteSpec("/", _GET, Role.OPEN, home.home),
-    RouteSpec("/livez", _GET, Role.OPEN, probes.livez),
-    RouteSpec("/readyz", _GET, Role.OPEN, probes.health),
-    RouteSpec("/health", _GET, Role.OPEN, probes.health),
-    RouteSpec("/ping", ("GET", "POST"), Role.OPEN, probes.health),
-    RouteSpec("/version", _GET, Role.OPEN, probes.version),
+ROUTES: Final[Registry[RouteSpec]] = Registry(
+    "route",
+    {
+        "/v1/chat/completions": RouteSpec(
+            POST, _USER, chat.chat_completions, "a conversation, get the next turn", _TEXT
+        ),
+        "/v1/completions": RouteSpec(
+            POST, _USER, completions.completions, "a text, get its continuation", _TEXT
+        ),
+        "/tokenize": RouteSpec(POST, _USER, tokenize.tokenize, "a text, get its tokens", _TEXT),
+        "/detokenize": RouteSpec(POST, _USER, tokenize.detokenize),
+        "/v1/embeddings": RouteSpec(
+            POST, _USER, embeddings.embeddings, "texts, get embeddings", _POOLED
+        ),
+        "/pooling": RouteSpec(POST, _USER, embeddings.pooling),
+        "/classify": RouteSpec(
+            POST, _USER, classify.classify, "texts, get labels and probabilities", _POOLED
+        ),
+        "/score": RouteSpec(
+            POST, _USER, score.score, "pairs of texts, get how well they go together", _POOLED
+        ),
+        "/v1/score": RouteSpec(POST, _USER, score.score),
+        "/rerank": RouteSpec(
+            POST, _USER, score.rerank, "a query and documents, get the documents in order", _POOLED
+        ),
+        "/v1/rerank": RouteSpec(POST, _USER, score.rerank),
+        "/v2/rerank": RouteSpec(POST, _USER, score.rerank),
+        "/v1/models": RouteSpec(GET, _USER, models.list_models, "the names of the model"),
+        "/v1/models/{id:path}": RouteSpec(GET, _USER, models.retrieve_model),
+        "/limits": RouteSpec((*GET, *POST), _ADMIN, admin.limits),
+        "/reset_prefix_cache": RouteSpec(POST, _ADMIN, admin.reset_prefix_cache),
+        "/explain_prefix": RouteSpec(POST, _ADMIN, admin.explain_prefix),
+        "/v1/requests": RouteSpec(
+            GET, _ADMIN, observe.list_requests, "what runs and what waits, and why"
+        ),
+        "/v1/requests/{id:path}/explain": RouteSpec(GET, _ADMIN, observe.explain),
+        "/v1/timeline": RouteSpec(GET, _ADMIN, observe.timeline),
+        "/v1/diagnosis": RouteSpec(GET, _ADMIN, observe.diagnosis),
+        "/start_profile": RouteSpec(POST, _ADMIN, admin.start_profile),
+        "/stop_profile": RouteSpec(POST, _ADMIN, admin.stop_profile),
+        "/": RouteSpec(GET, _OPEN, _home),
+        "/livez": RouteSpec(GET, _OPEN, probes.livez),
+        "/readyz": RouteSpec(GET, _OPEN, probes.health),
+        "/health": RouteSpec(GET, _OPEN, probes.health, "200 when requests are taken"),
+        "/ping": RouteSpec((*GET, *POST), _OPEN, probes.health),
+        "/version": RouteSpec(GET, _OPEN, probes.version),
+        "/metrics": RouteSpec(GET, _METRICS, probes.metrics, "Prometheus text"),
+        "/load": RouteSpec(GET, _METRICS, probes.load),
+    },
+    error=NotFound,
+    plugins="route",
+    instance_of="quire.serving.routes:RouteSpec",
 )
-
-
-class Endpoint:
-    """A handler as an ASGI application, together with the role of its route."""
-
-    def __init__(self, spec: RouteSpec) -> None:
-        self.role = spec.role
-        self.path = spec.path
-        self._handler = spec.handler
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Serve one request."""
-        await self._handler(scope[KEY])
+"""Path to route."""
 
 
 def build_app(state: ServerState) -> Starlette:
     """The ASGI application over `state`."""
-    routes = [Route(spec.path, Endpoint(spec), methods=list(spec.methods)) for spec in ROUTES]
-    open_paths = frozenset(spec.path for spec in ROUTES if spec.role is Role.OPEN)
+    rows = {path: ROUTES.get(path) for path in ROUTES}
+    open_paths = frozenset(path for path, spec in rows.items() if spec.role is Role.OPEN)
     app = Starlette(
-        routes=routes,
+        routes=[make_route(path, spec) for path, spec in rows.items()],
         middleware=[Middleware(Gate, state=state, open_paths=open_paths)],
         exception_handlers={HTTPException: _routing_error},
     )
     app.router.redirect_slashes = False
+    app.router.default = UnknownPath(app.router, ROUTES)
     return app
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    """Turn the router's errors into ours; the gate replies."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        raise MethodNotAllowed(request.method, allowed)
-    path = quote(request.scope["path"][:200], errors="replace")
-    raise NotFound(f"There is nothing at {path}. GET / says what there is.")
+    """Turn the router's refusal of a method into ours; the gate replies."""
+    assert isinstance(error, HTTPException) and error.status_code == 405, error
+    allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+    raise MethodNotAllowed(request.method, allowed)

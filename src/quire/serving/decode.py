@@ -17,7 +17,7 @@ import msgspec
 
 from quire.bounds import TYPE_WORDS
 from quire.errors import InvalidRequest
-from quire.registry import nearest
+from quire.spelling import nearest
 
 MAX_DEPTH: Final = 64
 """Deepest nesting of objects and arrays in a body."""

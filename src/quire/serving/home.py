@@ -1,39 +1,23 @@
 """`GET /`: what this is and where to go, as JSON, or as a small page for browsers.
 
-Knows nothing of what the routes do; a test compares the names here with the table in `app.py`.
+Lists the routes that say what they are for; knows nothing of what they do.
 """
 
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from quire.errors import Unauthorized
 from quire.serving.exchange import Exchange
+from quire.serving.routes import RouteSpec
 from quire.serving.server_state import ServerState
 from quire.version import __version__
 
 ABOUT: Final = "An LLM inference and serving engine with OpenAI's API"
-GENERATING: Final = {
-    "/v1/chat/completions": "POST a conversation, get the next turn",
-    "/v1/completions": "POST a text, get its continuation",
-    "/tokenize": "POST a text, get its tokens",
-}
-POOLING: Final = {
-    "/v1/embeddings": "POST texts, get embeddings",
-    "/classify": "POST texts, get labels and probabilities",
-    "/score": "POST pairs of texts, get how well they go together",
-    "/rerank": "POST a query and documents, get the documents in order",
-}
-ALWAYS: Final = {
-    "/v1/models": "GET the names of the model",
-    "/v1/requests": "GET what runs and what waits, and why",
-    "/health": "GET 200 when requests are taken",
-    "/metrics": "GET Prometheus text",
-}
-"""The main routes and what they are for."""
 DOCS: Final = {
     "flags": "quire serve --help",
     "pages": "docs/ of the source: cli.md, config.md, http.md, models.md, observability.md",
@@ -41,10 +25,10 @@ DOCS: Final = {
 _HTML: Final = b"text/html; charset=utf-8"
 
 
-async def home(exchange: Exchange) -> None:
+async def home(exchange: Exchange, routes: Mapping[str, RouteSpec]) -> None:
     """Name, version, model and main routes. The model's names only for callers with a key, if
     there are keys."""
-    facts = _facts(exchange.state, _is_known(exchange))
+    facts = _facts(exchange.state, _is_known(exchange), routes)
     headers = [(b"vary", b"accept")]
     if b"text/html" in (exchange.header(b"accept") or b""):
         return await exchange.reply(_page(facts).encode(), content_type=_HTML, headers=headers)
@@ -59,16 +43,20 @@ def _is_known(exchange: Exchange) -> bool:
     return True
 
 
-def _facts(state: ServerState, known: bool) -> dict[str, Any]:
+def _facts(state: ServerState, known: bool, routes: Mapping[str, RouteSpec]) -> dict[str, Any]:
     engine = state.engine
-    pools = engine is not None and engine.pooler is not None
+    runner = "generate" if engine is None or engine.pooler is None else "pooling"
     facts: dict[str, Any] = {
         "name": "quire",
         "version": __version__,
         "about": ABOUT,
         "status": state.status(),
         "models": list(state.models) if engine is not None and known else None,
-        "routes": (POOLING if pools else GENERATING) | ALWAYS,
+        "routes": {
+            path: f"{spec.methods[0]} {spec.about}"
+            for path, spec in routes.items()
+            if spec.about and spec.runner in (None, runner)
+        },
         "docs": DOCS,
     }
     if state.keys:

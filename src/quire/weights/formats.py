@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from quire.checkpoint.gguf_header import is_gguf
 from quire.checkpoint.gguf_model import gguf_file
+from quire.config.model import FORMATS
 from quire.errors import ConfigError
-from quire.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,6 @@ class Checkpoint(AbstractContextManager["Checkpoint"], Protocol):
         ...
 
 
-FORMATS: Final[Registry[Callable[[Path], Checkpoint]]] = Registry(
-    "load format",
-    {
-        "safetensors": "quire.weights.files:SafetensorsCheckpoint",
-        "gguf": "quire.weights.gguf:GGUFCheckpoint",
-        "pt": "quire.weights.torch_files:TorchCheckpoint",
-    },
-)
-"""Formats with files; `auto` chooses among the first two, `dummy` has no files."""
-
-
 def open_checkpoint(model: Path, load_format: str = "auto") -> Checkpoint:
     """Open the checkpoint of a model folder or file.
 
@@ -94,7 +83,8 @@ def open_checkpoint(model: Path, load_format: str = "auto") -> Checkpoint:
         raise ConfigError("--load-format dummy has no files to open")
     if load_format == "auto":
         load_format = "gguf" if _is_gguf_model(model) else "safetensors"
-    return FORMATS.get(load_format)(model)
+    made: Callable[[Path], Checkpoint] = FORMATS.get(load_format)
+    return made(model)
 
 
 def _is_gguf_model(model: Path) -> bool:

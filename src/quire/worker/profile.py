@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from quire import envs
 from quire.errors import ConfigError, Conflict, QuireError
 from quire.logger import get_logger
-from quire.registry import did_you_mean
+from quire.spelling import did_you_mean
 
 logger = get_logger(__name__)
 

@@ -48,7 +48,7 @@ class Proposer(Protocol):
 
 ProposerFactory = Callable[[EngineConfig, ModelShape], Proposer]
 
-PROPOSERS: Final[Registry[ProposerFactory]] = Registry("draft proposer")
+PROPOSERS: Final[Registry[ProposerFactory]] = Registry("draft proposer", plugins="draft_proposer")
 """By name; a `Worker` is told which one."""
 
 

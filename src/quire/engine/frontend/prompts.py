@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict
 
 from quire.engine.frontend.refusal import refuse, shown
 from quire.errors import ContextLengthExceeded
-from quire.registry import did_you_mean
+from quire.spelling import did_you_mean
 from quire.tokenizer import Tokenizer
 
 MAX_CACHE_SALT_LENGTH: Final = 1024

@@ -1,0 +1,122 @@
+"""What a route is, and how a path finds one.
+
+The table itself is in `app.py`. A plugin's routes are looked for when a path is asked for that the
+table does not have, and when `GET /` lists what there is. Knows no handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.routing import Route, Router
+
+from quire.errors import ConfigError, NotFound, QuireError
+from quire.logger import get_logger
+from quire.registry import Registry
+from quire.serving.auth import Role
+from quire.serving.exchange import KEY, Exchange, Scope
+from quire.spelling import did_you_mean
+
+logger = get_logger(__name__)
+
+Handler = Callable[[Exchange], Awaitable[None]]
+GET: Final = ("GET",)
+POST: Final = ("POST",)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSpec:
+    """One row of the table. Its name there is its path; `{id:path}` in it stands for any text."""
+
+    methods: tuple[str, ...]
+    role: Role
+    handler: Handler
+    about: str = ""
+    """What it is for, after the method: `GET /` lists the routes that say so."""
+    runner: str | None = None
+    """`generate` or `pooling`, if only models that are run so serve it."""
+
+
+class Endpoint:
+    """A handler as an ASGI application, together with the role of its route."""
+
+    def __init__(self, path: str, spec: RouteSpec) -> None:
+        self.role = spec.role
+        self.path = path
+        self._handler = spec.handler
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        await self._handler(scope[KEY])
+
+
+def make_route(path: str, spec: RouteSpec) -> Route:
+    """A row for the router."""
+    return Route(path, Endpoint(path, spec), methods=list(spec.methods))
+
+
+def plugin_routes(table: Registry[RouteSpec]) -> dict[str, RouteSpec]:
+    """The routes that plugins add, by path. One that cannot be used is logged and left out."""
+    found, built_in = {}, set(table)
+    for path in table.names():
+        if path in built_in:
+            continue
+        try:
+            spec = table.get(path)
+            _check(path, spec)
+        except QuireError as error:
+            logger.error("%s", error.message)
+        else:
+            found[path] = spec
+    return found
+
+
+def _check(path: str, spec: RouteSpec) -> None:
+    """Refuse a plugin's route that the server cannot offer.
+
+    Raises:
+        ConfigError: what is wrong with it.
+    """
+    if not path.startswith("/"):
+        raise ConfigError(f"the plugin's route {path!r} must begin with a slash")
+    if spec.role is Role.OPEN:
+        # Without a key a fixed list of paths is reached: installing a package makes it no longer.
+        raise ConfigError(f"the plugin's route {path} is open to everybody; it must need a key")
+
+
+class UnknownPath:
+    """The router's last resort: routes of plugins, which are added the first time it is asked."""
+
+    def __init__(self, router: Router, table: Registry[RouteSpec]) -> None:
+        self._router = router
+        self._table = table
+        self._adding: asyncio.Task[dict[str, RouteSpec]] | None = None
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Route once more, or say that there is nothing.
+
+        Raises:
+            NotFound: neither the table nor a plugin has the path.
+        """
+        if not scope.get("quire.plugins_asked"):
+            scope["quire.plugins_asked"] = True
+            if await self._add():
+                return await self._router.app(scope, receive, send)
+        path = quote(scope["path"][:200], errors="replace")
+        hint = did_you_mean(scope["path"], self._table)
+        raise NotFound(f"There is nothing at {path}{hint or '.'} GET / says what there is.")
+
+    async def _add(self) -> dict[str, RouteSpec]:
+        """The routes of plugins. They are imported on a thread: streams go on meanwhile."""
+        if self._adding is None:
+            self._adding = asyncio.create_task(self._import())
+        return await asyncio.shield(self._adding)
+
+    async def _import(self) -> dict[str, RouteSpec]:
+        found = await asyncio.to_thread(plugin_routes, self._table)
+        self._router.routes += [make_route(path, spec) for path, spec in found.items()]
+        return found
