@@ -410,7 +410,7 @@ def test_without_a_proposer_a_greedy_step_makes_no_metadata(
 ) -> None:
     """Drafts of greedy requests need no logits either, and no draft costs nothing."""
     monkeypatch.setattr(
-        "quire.worker.model_runner.SamplingMetadata.build", lambda *a, **k: pytest.fail("built")
+        "quire.worker.sampling_head.SamplingMetadata.build", lambda *a, **k: pytest.fail("built")
     )
     truth = plain_tokens(4, temperature=0.0)
     runner, new = alone(temperature=0.0)

@@ -16,6 +16,7 @@ from quire.core.scheduler import Scheduler
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata, gather_logprobs
 from quire.worker.block_table import BlockTable
+from quire.worker.cache_blocks import CacheBlocks
 from quire.worker.device import CpuDevice
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_runner import ModelRunner
@@ -271,7 +272,7 @@ def test_prompt_positions_from_the_cache_have_no_logprobs():
 
 
 def test_prompt_logprob_slabs_change_nothing(monkeypatch):
-    monkeypatch.setattr("quire.worker.model_runner._PROMPT_SLAB", 3 * VOCAB)
+    monkeypatch.setattr("quire.worker.prompt_scores._PROMPT_SLAB", 3 * VOCAB)
     runner = make_runner()
     prompt = list(range(11))
     new = new_request("a", prompt, [1, 2], prompt_logprobs=2)
@@ -501,9 +502,7 @@ def test_block_copies_read_all_before_they_write():
     """Block 1 goes to 2 while 2 goes to 3: 3 gets what was in 2 before."""
     cache = torch.arange(5.0).repeat_interleave(4).reshape(5, 4, 1, 1)
     keys, values = cache.clone(), -cache.clone()
-    state = InputBatch(4, 64, 4, 16)
-    runner = ModelRunner(FakeModel(), [(keys, values)], state, CpuDevice())
-    runner._copy_blocks([(1, 2, 3), (2, 3, 2)])
+    CacheBlocks([(keys, values)], 4, CpuDevice()).copy([(1, 2, 3), (2, 3, 2)])
     assert keys[2].flatten().tolist() == [1, 1, 1, 2]
     assert keys[3].flatten().tolist() == [2, 2, 3, 3]
     assert values[3].flatten().tolist() == [-2, -2, -3, -3]

@@ -232,6 +232,12 @@ class InputBatch:
         bounds = zip(rows.tolist(), self.num_prompt[rows].tolist(), ends.tolist(), strict=True)
         return [self.token_ids[row, start:end] for row, start, end in bounds]
 
+    def sampling_of(self, row: int) -> RequestSampling:
+        """How the request of a row samples."""
+        sampling = self.sampling[row]
+        assert sampling is not None, f"row {row} has no request"
+        return sampling
+
     def num_known(self, req_id: str, num_scheduled: int) -> int:
         """How many of a request's next tokens are no drafts."""
         row = self.row_of[req_id]

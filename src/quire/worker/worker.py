@@ -90,7 +90,7 @@ class Worker:
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
         self.weight_bytes = 0
         self.plan: KVCachePlan | None = None
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | PoolingRunner | None = None
         self._profiler = make_profiler(
             config.observability.profiler_config, with_cuda=self.device.name == "cuda"
         )
@@ -230,7 +230,7 @@ class Worker:
 
     def _make_runner(
         self, model: CausalLM | EncoderForPooling | DecoderForPooling, plan: KVCachePlan
-    ) -> ModelRunner:
+    ) -> ModelRunner | PoolingRunner:
         where = str(self.device.torch_device)
         caches = allocate_kv_cache(
             self.kv_layers, plan.num_blocks, plan.block_size, self.dtype, where, plan.groups

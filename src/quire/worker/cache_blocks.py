@@ -1,0 +1,101 @@
+"""What a batch does to the KV cache before the model runs: copies within it, and to and from the
+second tier. Knows blocks and layers, no requests and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire import envs
+from quire.attention.base import KVCache
+from quire.core.batch import BlockIds, ScheduledBatch
+from quire.worker.device import Device
+from quire.worker.kv_transfer import KVTransfer, Moved
+from quire.worker.poison import poison
+from quire.worker.tensors import to_device
+
+
+class CacheBlocks:
+    """The blocks of one model's KV cache.
+
+    Args:
+        kv_caches: Keys and values per layer; none for an encoder.
+        block_size: Tokens per block.
+        device: Where the caches are.
+        group_of: The group of each layer that has block tables of its own; absent: group 0.
+        transfer: Moves blocks to and from the second tier, if there is one.
+    """
+
+    def __init__(
+        self,
+        kv_caches: Sequence[KVCache],
+        block_size: int,
+        device: Device,
+        group_of: dict[int, int] | None = None,
+        transfer: KVTransfer | None = None,
+    ) -> None:
+        self._kv_caches = kv_caches
+        self._block_size = block_size
+        self._device = device
+        self._group_of = group_of or {}
+        # Layers of several groups share memory: each once.
+        self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
+        self._transfer = transfer or KVTransfer(None)
+        self._poisons = envs.DEBUG_KV_CACHE
+        self._fresh: list[tuple[BlockIds, int]] = []
+
+    def note_fresh(self, block_ids: BlockIds, first: int) -> None:
+        """Remember, for debugging, that a request was given blocks and reads them up to `first`."""
+        self._fresh.append((block_ids, first))
+
+    def prepare(self, batch: ScheduledBatch) -> Moved:
+        """Do all moves of a batch, in the order that lets one of them read what another wrote.
+
+        Blocks leave for the second tier before anything takes their place; copies within the cache
+        come before the content that is read back from the tier.
+        """
+        moved = Moved()
+        self._transfer.move_out(batch.swap_out, moved)
+        self.copy(batch.block_copies)
+        self._poison_fresh()
+        self._transfer.move_in(batch.swap_in, moved)
+        return moved
+
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first tokens of blocks: (from, to, tokens).
+
+        All sources are read before any destination is written.
+        """
+        if not copies:
+            return
+        counts = [count for _, _, count in copies]
+        offsets = np.concatenate([np.arange(count) for count in counts])
+        firsts = np.array([c[:2] for c in copies], dtype=np.int64) * self._block_size
+        starts = np.repeat(firsts, counts, axis=0)
+        source = to_device(starts[:, 0] + offsets, self._device)
+        destination = to_device(starts[:, 1] + offsets, self._device)
+        for cache in self._tensors.values():
+            slots = cache.flatten(0, 1)
+            slots.index_copy_(0, destination, slots.index_select(0, source))
+
+    def forget(self) -> None:
+        """No request has been given anything."""
+        self._fresh.clear()
+
+    def _poison_fresh(self) -> None:
+        """For debugging: what requests have just been given holds nothing."""
+        for tables, first in self._fresh if self._poisons else ():
+            for group, block_ids in enumerate(tables):
+                caches = [
+                    cache
+                    for layer, cache in enumerate(self._kv_caches)
+                    if self._group_of.get(layer, 0) == group
+                ]
+                poison(caches, block_ids, first, self._block_size)
+        self._fresh.clear()
+
+
+def group_of_layers(groups: Sequence[Sequence[int]]) -> dict[int, int]:
+    """The group of each layer, from the layers of each group; none: all are of group 0."""
+    return {layer: group for group, layers in enumerate(groups) for layer in layers}

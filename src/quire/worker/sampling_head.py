@@ -1,0 +1,129 @@
+"""What a model that generates text does with hidden states: logits, new tokens, log-probabilities.
+
+A request samples where its known tokens end; with drafts, also at each of them, and what equals a
+draft confirms it. Knows no family and no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from quire.core.batch import BatchResult, TokenLogprobs
+from quire.logger import get_logger
+from quire.models.base import CausalLM
+from quire.sampling import Sampler, SamplerOutput, SamplingMetadata
+from quire.worker.device import Device
+from quire.worker.input_batch import InputBatch, StepInputs
+from quire.worker.prompt_scores import PromptScorer
+from quire.worker.step_runner import Outcome
+from quire.worker.tensors import to_device
+
+logger = get_logger(__name__)
+
+
+class SamplingHead:
+    """Samples new tokens; a `StepHead`.
+
+    Args:
+        model: Computes logits.
+        input_batch: The requests' state.
+        device: Where the model is.
+    """
+
+    def __init__(self, model: CausalLM, input_batch: InputBatch, device: Device) -> None:
+        self._model = model
+        self._input_batch = input_batch
+        self._device = device
+        self._sampler = Sampler(model.ops)
+        self._scorer = PromptScorer(model, input_batch, device)
+
+    def wants_every_token(self) -> bool:
+        """While a prompt is being scored."""
+        return bool(self._input_batch.prompt_logprobs)
+
+    def read_every_token(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
+        """Score prompts; returns the states to sample from."""
+        self._scorer.score(inputs, hidden, outcome)
+        return hidden[to_device(inputs.wanted, self._device)]
+
+    def finish(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
+        """Logits and new tokens, only for requests whose known tokens end in this step.
+
+        `hidden` has the tokens that `inputs.wanted` names, `[W, H]`.
+        """
+        which = inputs.samples.nonzero()[0]
+        if not len(which):
+            return
+        num_drafts: np.ndarray | None = None
+        if len(inputs.wanted) > len(which):
+            which, num_drafts = _each_position(which, inputs.samples)
+        rows = inputs.rows[which]
+        requests = [self._input_batch.sampling_of(row) for row in rows.tolist()]
+        if any(request.active for request in requests):
+            outputs = self._input_batch.outputs(rows, num_drafts)
+            ahead = () if num_drafts is None else num_drafts.tolist()
+            metadata = SamplingMetadata.build(requests, outputs, num_drafts=ahead)
+            result = self._sampler(self._model.compute_logits(hidden, keep="logits"), metadata)
+        else:
+            result = self._sampler.take(self._model.compute_likeliest(hidden))
+        places: Sequence[int] = range(len(which))
+        if num_drafts is not None:
+            places = self._confirmed(which, num_drafts, rows, result)
+        owners = which.tolist()
+        for place in places:
+            req_id = inputs.req_ids[owners[place]]
+            if place in result.failed:
+                logger.error("request %s failed: %s", req_id, result.failed[place])
+                outcome.failed[req_id] = result.failed[place]
+                continue
+            if req_id in outcome.failed:
+                continue
+            outcome.sampled.setdefault(req_id, []).append(result.token_ids[place])
+            entry = result.logprobs[place]
+            if entry is not None:
+                outcome.logprobs.setdefault(req_id, []).append(TokenLogprobs(*entry))
+
+    def commit(self, outcome: Outcome, result: BatchResult) -> None:
+        """Sampled tokens become known ones; prompt log-probabilities are given when complete."""
+        pending = self._input_batch.prompt_logprobs
+        for req_id, entries in outcome.prompt_entries.items():
+            if req_id not in outcome.failed:
+                pending[req_id].extend(entries)
+        for req_id, token_ids in outcome.sampled.items():
+            self._input_batch.append_tokens(req_id, token_ids)
+        done = [i for i in outcome.sampled if i in pending] if pending else []
+        result.logprobs = outcome.logprobs
+        result.prompt_logprobs = {i: pending.pop(i) for i in done}
+
+    def _confirmed(
+        self, which: np.ndarray, num_drafts: np.ndarray, rows: np.ndarray, result: SamplerOutput
+    ) -> list[int]:
+        """Places of the sampled tokens that hold: a request's first, and each whose drafts before
+        it are what was sampled there. So the output is what it would be without drafts.
+
+        A place that failed ends its request only if it is the first. Otherwise the tokens before
+        it are output now, and the next step finds the failure again, as it would without drafts.
+        """
+        drafts = self._input_batch.drafts_after(rows, num_drafts)
+        places: list[int] = []
+        ended = -1
+        for place, (owner, count) in enumerate(
+            zip(which.tolist(), num_drafts.tolist(), strict=True)
+        ):
+            if owner == ended or (count and place in result.failed):
+                ended = owner
+                continue
+            places.append(place)
+            if place in result.failed or result.token_ids[place] != drafts[place]:
+                ended = owner
+        return places
+
+
+def _each_position(which: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each sampled position: the index of its request, and the drafts before it."""
+    counts = samples[which]
+    firsts = np.cumsum(counts) - counts
+    return np.repeat(which, counts), np.arange(counts.sum()) - np.repeat(firsts, counts)

@@ -1,0 +1,205 @@
+"""One step of any model: what runners for text and for pooling have in common.
+
+State, moves of KV blocks, a forward pass, and a head that makes something of the hidden states.
+Knows neither how tokens are sampled nor how states are pooled, and no family.
+
+Failures are contained. A step that raises is run again in halves, down to the request that makes
+it raise; that one fails, and the others get the results they would have got anyway, because a row
+does not depend on its neighbours and writing the same keys and values twice changes nothing.
+State moves on only after a pass has succeeded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
+from quire.kernels.scopes import follow, scope
+from quire.logger import get_logger
+from quire.outputs import Pooled
+from quire.utils.signals import pass_on_signals
+from quire.worker.cache_blocks import CacheBlocks
+from quire.worker.device import Device
+from quire.worker.forward_pass import ForwardPass
+from quire.worker.input_batch import InputBatch, StepInputs
+
+logger = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one pass produced, before any of it becomes state."""
+
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+    """The accepted drafts of each request, and one more token."""
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """Parallel to `sampled`, for the requests that asked."""
+    prompt_entries: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """Of the prompt tokens after the positions of this pass, for the requests that asked."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Requests that failed alone, with the reason."""
+    pooled: dict[str, Pooled] = field(default_factory=dict)
+    """Of requests whose prompt ended in this pass."""
+
+    def merge(self, other: Outcome) -> Outcome:
+        """Add another pass's results."""
+        for name in self.__dataclass_fields__:
+            getattr(self, name).update(getattr(other, name))
+        return self
+
+
+class StepHead(Protocol):
+    """What a runner does with hidden states."""
+
+    def wants_every_token(self) -> bool:
+        """Whether the states of all tokens are needed, not only of those that end a request's
+        known tokens."""
+        ...
+
+    def read_every_token(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
+        """Use the states of all tokens `[T, H]`, if they are wanted; returns what `finish` gets."""
+        ...
+
+    def finish(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
+        """Results of the requests that get some in this pass, into `outcome`.
+
+        May be called again for the same requests, if a later one of the pass raises: it changes no
+        state that a second call would read otherwise.
+        """
+        ...
+
+    def commit(self, outcome: Outcome, result: BatchResult) -> None:
+        """Move the head's state on, and put the results in the scheduler's words."""
+        ...
+
+
+class StepRunner:
+    """Runs batches: state, KV blocks, forward pass and head, with failures contained.
+
+    Args:
+        forward: Computes hidden states.
+        head: Makes results of them.
+        input_batch: Empty state of the right size.
+        blocks: Of the KV cache.
+        device: Where all of that is.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        head: StepHead,
+        input_batch: InputBatch,
+        blocks: CacheBlocks,
+        device: Device,
+    ) -> None:
+        self._forward = forward
+        self._head = head
+        self._input_batch = input_batch
+        self._blocks = blocks
+        self._device = device
+        self._forward_seconds = self._finish_seconds = 0.0
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> BatchResult:
+        """Compute a batch, and give each request what its tokens of this step make."""
+        self._forward_seconds = self._finish_seconds = 0.0
+        follow()
+        failed = self._update_states(batch)
+        moved = self._blocks.prepare(batch)
+        scheduled = batch.num_scheduled_tokens
+        if failed:
+            scheduled = {i: n for i, n in scheduled.items() if i not in failed}
+        outcome = Outcome(failed=failed)
+        if scheduled:
+            outcome.merge(self._attempt(list(scheduled), list(scheduled.values())))
+        result = BatchResult(
+            sampled_token_ids=outcome.sampled,
+            failed=outcome.failed,
+            forward_seconds=self._forward_seconds,
+            sample_seconds=self._finish_seconds,
+            unwritten=moved.unwritten,
+            unread=moved.unread,
+            swap_seconds=moved.seconds,
+        )
+        self._head.commit(outcome, result)
+        return result
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        self._input_batch.clear()
+        self._blocks.forget()
+
+    def _update_states(self, batch: ScheduledBatch) -> dict[str, str]:
+        """Apply what the batch says of requests; returns those that cannot be taken in."""
+        failed: dict[str, str] = {}
+        for req_id in (*batch.finished_req_ids, *batch.preempted_req_ids):
+            self._input_batch.remove(req_id)
+        for new in batch.scheduled_new_reqs:
+            try:
+                self._input_batch.add(new)
+                self._blocks.note_fresh(new.block_ids, new.num_computed_tokens)
+            except Exception as error:
+                pass_on_signals(error)
+                failed[new.req_id] = _reason(new.req_id, error)
+                self._input_batch.remove(new.req_id)
+        cached = batch.scheduled_cached_reqs
+        for req_id, computed, blocks in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        ):
+            self._input_batch.advance(req_id, computed, blocks)
+            if blocks:
+                self._blocks.note_fresh(blocks, 0)
+        for req_id, drafts in batch.scheduled_spec_tokens.items():
+            self._input_batch.put_drafts(req_id, drafts)
+        return failed
+
+    def _attempt(self, req_ids: Sequence[str], counts: Sequence[int]) -> Outcome:
+        """Run requests together; if that raises, in halves, down to the one that does it."""
+        try:
+            return self._run(req_ids, counts)
+        except Exception as error:
+            pass_on_signals(error)
+            if len(req_ids) == 1:
+                without = self._input_batch.num_known(req_ids[0], counts[0])
+                if without < counts[0]:
+                    # Whatever drafts do, they must not fail a request that works without them.
+                    logger.warning("request %s raised with drafts: trying without", req_ids[0])
+                    return self._attempt(req_ids, [without])
+                return Outcome(failed={req_ids[0]: _reason(req_ids[0], error)})
+            logger.warning(
+                "a step of %d requests raised %s; trying halves to find the one that does it",
+                len(req_ids),
+                type(error).__name__,
+            )
+        # In order: a later request may read blocks that an earlier one fills in this very step.
+        half = len(req_ids) // 2
+        first = self._attempt(req_ids[:half], counts[:half])
+        return first.merge(self._attempt(req_ids[half:], counts[half:]))
+
+    def _run(self, req_ids: Sequence[str], counts: Sequence[int]) -> Outcome:
+        inputs = self._input_batch.select(req_ids, counts)
+        every_token = self._head.wants_every_token()
+        start = time.perf_counter()
+        hidden = self._forward(inputs, every_token)
+        self._device.synchronize()
+        self._forward_seconds += time.perf_counter() - start
+        outcome = Outcome()
+        if every_token:
+            hidden = self._head.read_every_token(inputs, hidden, outcome)
+        start = time.perf_counter()
+        with scope("quire: sample"):
+            self._head.finish(inputs, hidden, outcome)
+        self._finish_seconds += time.perf_counter() - start
+        return outcome
+
+
+def _reason(req_id: str, error: Exception) -> str:
+    """What the caller is told; the exception itself goes to the log only."""
+    logger.error("request %s failed alone in a step", req_id, exc_info=error)
+    return f"internal error in the model step ({type(error).__name__}); see the server's log"
