@@ -2,7 +2,8 @@
 
 Two figures: one step (schedule, update, facts) with N decode requests running, and the admission
 of one request of 1024 tokens of which half hit the prefix cache, from building the request to its
-place in a batch. Processor time of one thread, medians.
+place in a batch. Processor time of one thread, medians. Beside them stands how the cost of a step
+grows from 1,024 to 4,096 running requests: 1 is linear.
 
     python benchmarks/scheduler_cost.py                        a table
     python benchmarks/scheduler_cost.py --json                 one JSON object
@@ -41,6 +42,7 @@ BLOCK = 16
 STEPS = 80
 ADMITTED = 1000
 ADMITTED_PROMPT = 1024
+GROWTH = (1024, 4096)
 BATCH = 8
 """Requests admitted per step while admission is timed."""
 
@@ -101,6 +103,12 @@ def admit_us() -> float:
     return statistics.median(times) * 1e6
 
 
+def growth(steps: dict[str, float]) -> float:
+    """How much more a running request costs among many than among fewer; see `GROWTH`."""
+    few, many = GROWTH
+    return round(steps[str(many)] / many / (steps[str(few)] / few), 3)
+
+
 def run_peer(python: str) -> dict[str, Any]:
     """The same figures for vLLM's scheduler, run by an interpreter that has it."""
     work = {
@@ -146,6 +154,9 @@ def show(result: dict[str, Any]) -> None:
         if peer and share:
             line += f" {peer['step_us'][count]:>18.1f} {share['step_us'][count]:>7.3f}"
         print(line)
+    few, many = GROWTH
+    line = f"growth from {few} to {many}: {result['growth']} x linear"
+    print(f"{line}; vLLM {growth(peer['step_us'])}" if peer else line)
     key = "admit_us_per_request"
     print(f"admission: {result[key]} us per request of {ADMITTED_PROMPT} tokens", end="")
     print(f"; vLLM {peer[key]} us, ratio {share[key]}" if peer and share else "")
@@ -160,7 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     gc.freeze()
     steps = {str(n): round(step_us(n), 1) for n in RUNNING}
-    result: dict[str, Any] = {"step_us": steps, "admit_us_per_request": round(admit_us(), 1)}
+    result: dict[str, Any] = {
+        "step_us": steps,
+        "growth": growth(steps),
+        "admit_us_per_request": round(admit_us(), 1),
+    }
     if options.peer_vllm:
         result["peer"] = run_peer(options.peer_vllm)
         result["ratios"] = ratios(result, result["peer"])

@@ -98,6 +98,24 @@ MUTANTS = {
         "if False:",
         "test_state_machine.py",
     ),
+    "a quiet decode may be the last": (
+        "request.py",
+        "= self.length_limit - 2",
+        "= self.length_limit - 1",
+        "test_scheduler.py",
+    ),
+    "a quiet decode may give the first output": (
+        "request.py",
+        "if num_computed <= self.num_prompt_tokens:",
+        "if num_computed < self.num_prompt_tokens:",
+        "test_scheduler.py",
+    ),
+    "a sample that is not back counts as there": (
+        "plan.py",
+        "or len(request.all_token_ids) != after",
+        "",
+        "test_scheduler.py",
+    ),
     "a window gives up a block too early": (
         "../config/kv_groups.py",
         "max(0, num_computed - window + 1) // block_size",

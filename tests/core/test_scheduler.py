@@ -61,6 +61,28 @@ def test_a_decode_step_has_one_token_per_running_request(make: Make) -> None:
     assert bench.scheduled == {f"r{i}": 1 for i in range(5)}
 
 
+def test_more_than_the_token_is_told_about_the_first_output_and_the_last(make: Make) -> None:
+    bench = make()
+    bench.wait(5.0)
+    bench.add("a", 20, max_tokens=5)
+    told = [bench.step()[0] for _ in range(5)]
+    assert [o.queued_ts for o in told] == [5.0, 0.0, 0.0, 0.0, 5.0]
+    assert [o.finish_reason is not None for o in told] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 12])
+def test_a_request_whose_sample_is_not_back_gets_nothing(make: Make, steps: int) -> None:
+    """Quiet decodes and others: the step after the first, and the one that ends a block."""
+    bench = make()
+    bench.add("a", 20, max_tokens=99)
+    for _ in range(steps):
+        bench.step()
+    scheduler = bench.scheduler
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
+    assert not any(scheduler.schedule().num_scheduled_tokens.values())
+    scheduler.check_integrity()
+
+
 def test_prefix_hit_is_capped_at_the_last_token(make: Make) -> None:
     """An aligned prompt of N full blocks hits N - 1; of the last, all but one token are copied."""
     bench = make(block_size=16)

@@ -79,6 +79,7 @@ class Books:
 
     def queue(self, request: Request) -> None:
         """A new request waits."""
+        request.length_limit = min(request.length_limit, self.max_model_len)
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
         self.delay(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import attrgetter
 
 from quire.core.facts import FactMark
@@ -28,6 +27,7 @@ class Change:
         "admitted",
         "ended",
         "facts",
+        "num_tokens",
         "pool_counts",
         "pool_step",
         "ran",
@@ -36,14 +36,16 @@ class Change:
 
     def __init__(
         self,
-        running: Sequence[Request],
+        running: list[Request],
         facts: FactMark,
         pool_counts: tuple[int, int, int, int],
         pool_step: int,
         swapped: dict[str, Swapped],
     ) -> None:
-        self.ran = list(zip(running, map(len, map(_tokens_of, running)), strict=True))
-        """The requests that ran, each with its number of tokens."""
+        self.ran = running[:]
+        """The requests that ran."""
+        self.num_tokens = list(map(len, map(_tokens_of, running)))
+        """Of each of them."""
         self.admitted: list[tuple[Request, RequestStatus, int]] = []
         """The requests admitted since, each with the status in which it waited and its number of
         tokens."""

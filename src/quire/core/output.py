@@ -9,8 +9,11 @@ from quire.core.request import Request
 from quire.outputs import FinishReason, Pooled
 
 
-class EngineCoreOutput(msgspec.Struct, array_like=True):
+class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request, or its end."""
+
+    # A step with thousands of requests makes thousands of these. The collector need not look
+    # through them: nothing they hold leads back to them.
 
     request_id: str
     new_token_ids: list[int]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.core.batch import BlockIds, ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
 from quire.core.request import Request
 from quire.logger import get_logger
@@ -61,6 +63,36 @@ class StepPlan:
         self.scheduled[request.request_id] = num_tokens
         self.budget -= num_tokens
         request.num_computed_tokens = computed + num_tokens
+
+    def take_decodes(self, requests: Iterable[Request]) -> int:
+        """Give requests the one token that a decode needs, up to the first that needs anything
+        else (more or no tokens, a verification of drafts, blocks) or finds no budget.
+
+        Returns:
+            How many have got it.
+        """
+        # Nearly all of a step goes through this loop, so it does what `take` does by itself.
+        count, budget = 0, self.budget
+        scheduled, ids = self.scheduled, self.cached_ids
+        for request in requests:
+            before = request.num_computed_tokens
+            after = before + 1
+            if (
+                after > request.num_quiet_tokens
+                or len(request.all_token_ids) != after
+                or request.spec_token_ids
+                or count == budget
+            ):
+                break
+            request.num_computed_tokens = after
+            name = request.request_id
+            scheduled[name] = 1
+            ids.append(name)
+            self.computed.append(before)
+            count += 1
+        self.new_blocks += [()] * count
+        self.budget = budget - count
+        return count
 
     def give_back(self, request: Request) -> bool:
         """Undo `take` for a running request that loses its place; False if it had none."""

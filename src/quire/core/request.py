@@ -39,7 +39,24 @@ FINISH_REASONS = {
 }
 
 
-class Request:
+class _EveryStep:
+    """What each step reads of every running request; the rest is read when something happens.
+
+    With thousands of requests a step costs as much as it fetches into the cache. Slots of a base
+    class stand first in an object, so these share one or two cache lines.
+    """
+
+    __slots__ = (
+        "all_token_ids",
+        "num_computed_tokens",
+        "num_quiet_tokens",
+        "request_id",
+        "spec_token_ids",
+        "stop_ids",
+    )
+
+
+class Request(_EveryStep):
     """One completion in the making.
 
     There is no prefill or decode phase: each step lets `num_computed_tokens` catch up with
@@ -48,31 +65,24 @@ class Request:
 
     __slots__ = (
         "adapter",
-        "all_token_ids",
         "arrival_time",
         "block_hashes",
         "cache_salt",
         "client",
         "error",
         "length_limit",
-        "max_tokens",
         "num_cached_tokens",
-        "num_computed_tokens",
         "num_preemptions",
         "num_promoted_tokens",
         "num_prompt_tokens",
-        "num_quiet_tokens",
         "number",
         "pooling_params",
         "prefix_hash",
         "priority",
         "queued_ts",
-        "request_id",
         "sampling_params",
         "scheduled_ts",
-        "spec_token_ids",
         "status",
-        "stop_ids",
         "stop_reason",
     )
 
@@ -93,7 +103,6 @@ class Request:
         self.request_id = request_id
         self.pooling_params = pooling_params
         self.sampling_params = sampling_params
-        self.max_tokens = sampling_params.max_tokens
         self.arrival_time = arrival_time
         self.priority = priority
         self.cache_salt = cache_salt
@@ -116,16 +125,18 @@ class Request:
         self.prefix_hash: _Hash | None = None
         """The running hash that these were read from."""
         self.num_quiet_tokens = 0
-        """Up to this many computed tokens the KV manager has nothing to do: there is a slot, and
-        no block becomes full. Kept by the KV manager; 0 while the request holds no blocks."""
+        """A decode that leaves at most this many computed tokens is *quiet*: there is a slot for
+        it, no block becomes full, and what it samples is neither the first output nor the last
+        that the length limit allows. Nothing but the token itself need be looked at. 0 while the
+        request holds no blocks. Kept by the KV manager and `limit_quiet_tokens`."""
         self.stop_ids = frozenset(sampling_params.stop_token_ids).union(
             () if sampling_params.ignore_eos else sampling_params.eos_token_ids
         )
         """Ids that end the request."""
-        self.length_limit = (
-            2**62 if self.max_tokens is None else self.num_prompt_tokens + self.max_tokens
-        )
-        """Number of tokens at which `max_tokens` is reached."""
+        most = sampling_params.max_tokens
+        self.length_limit = 2**62 if most is None else self.num_prompt_tokens + most
+        """Number of tokens, prompt and output, at which it ends: by `max_tokens`, or by the context
+        once the scheduler knows the request."""
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.error: str | None = None
@@ -136,6 +147,19 @@ class Request:
         """Those of them that came from the second tier."""
         self.queued_ts = 0.0
         self.scheduled_ts = 0.0
+
+    def limit_quiet_tokens(self, num_computed: int) -> None:
+        """Take from the quiet tokens, as the KV manager has settled them, those of which more than
+        the token is to be told: the first output token and the last.
+
+        Args:
+            num_computed: Computed tokens after the step that is being put together.
+        """
+        if num_computed <= self.num_prompt_tokens:
+            self.num_quiet_tokens = 0
+        elif self.num_quiet_tokens > self.length_limit - 2:
+            # A quiet decode leaves as many computed tokens as there are, and samples one more.
+            self.num_quiet_tokens = self.length_limit - 2
 
     def forget_progress(self) -> None:
         """Nothing of it is computed any more, and no hash of it is trusted to be whole."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from quire.core.request import Request, RequestStatus
 
 
-def check_stop(request: Request, max_model_len: int) -> bool:
+def check_stop(request: Request) -> bool:
     """Set `status` and `stop_reason` if the last output token ends the request.
 
     End of sequence comes first, so that it counts as "stop" even on the last allowed position;
@@ -24,10 +24,7 @@ def check_stop(request: Request, max_model_len: int) -> bool:
         request.status = RequestStatus.FINISHED_STOPPED
         request.stop_reason = last
         return True
-    at_max_tokens = (
-        request.max_tokens is not None and request.num_output_tokens >= request.max_tokens
-    )
-    if at_max_tokens or request.num_tokens >= max_model_len:
+    if request.num_tokens >= request.length_limit:
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         return True
     return False

@@ -289,7 +289,8 @@ class KVCacheManager:
                 held.num_unseen[group] = end
 
     def _num_quiet_tokens(self, held: Holding, num_lookahead: int) -> int:
-        """See `Request.num_quiet_tokens`."""
+        """Up to how many computed tokens nothing is to be done for a request; see
+        `Request.num_quiet_tokens`."""
         quiet = len(held) * self.block_size - num_lookahead
         if self.enable_caching:
             quiet = min(quiet, (held.num_cached + 1) * self.block_size - 1)

@@ -133,6 +133,7 @@ def _admit(
     if books.change is not None:
         books.change.admitted.append((request, request.status, request.num_tokens))
     block_ids, copies = books.kv.admit(request, prefix, num_new, books.num_lookahead_tokens)
+    request.limit_quiet_tokens(prefix.num_tokens + num_new)
     plan.block_copies += copies
     books.waiting.admit_request(request)
     _record_admission(books, request, prefix, num_new, plan)

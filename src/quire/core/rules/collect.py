@@ -36,7 +36,7 @@ def collect_stats(
         swap_usage=swap.usage if swap else 0.0,
         kv_cache_usage=books.kv.usage,
         num_prompt_tokens=batch.num_prompt_tokens,
-        num_generation_tokens=sum(len(o.new_token_ids) for o in outputs),
+        num_generation_tokens=sum([len(o.new_token_ids) for o in outputs]),
         num_scheduled_tokens=batch.total_num_scheduled_tokens,
         num_scheduled_requests=len(batch.num_scheduled_tokens),
         num_prefills=batch.num_prefills,

@@ -6,6 +6,8 @@ own turn to give way.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from quire.core.batch import BlockIds
 from quire.core.books import Books
 from quire.core.facts import FactKind, Loss, Wait
@@ -20,40 +22,50 @@ def continue_running(books: Books, plan: StepPlan) -> None:
     # Requests admitted this step are last in the list and already have their tokens.
     index, end = 0, len(running) - len(plan.admitted)
     while index < end and plan.budget > 0:
-        request = running[index]
-        index += 1
-        computed = request.num_computed_tokens
-        wanted = len(request.all_token_ids) + len(request.spec_token_ids) - computed
-        num_new = min(wanted, plan.chunk_limit, plan.budget)
-        if request.spec_token_ids:
-            num_new = _take_drafts(books, request, num_new, plan)
-        if num_new != 1 or computed < request.num_prompt_tokens:
-            drafts = len(plan.drafts.get(request.request_id, ()))
-            books.facts.add(FactKind.CHUNK, request.number, a=num_new, b=computed, c=drafts)
-        if num_new == 0:
-            continue
-        new_blocks: BlockIds = ()
-        if computed + num_new > request.num_quiet_tokens:
-            blocks = _find_room(books, request, num_new, plan)
-            if blocks is None:
-                index -= 1  # it has left its place
+        index += plan.take_decodes(islice(running, index, end))
+        if index < end and plan.budget > 0:
+            request = running[index]
+            if not _continue(books, request, plan):
                 end = len(running) - len(plan.admitted)
-                break
-            new_blocks = blocks
-            if plan.preempted:
-                # Taking a victim from before this request has moved everything up.
-                index = running.index(request) + 1
-                end = len(running) - len(plan.admitted)
-        plan.cached_ids.append(request.request_id)
-        plan.new_blocks.append(new_blocks)
-        plan.computed.append(computed)
-        plan.take(request, num_new)
+                break  # it has left its place to others, which found no room either
+            # Taking a victim from before this request has moved everything up.
+            index = (running.index(request) if plan.preempted else index) + 1
+            end = len(running) - len(plan.admitted)
     if index < end:
         why = Wait.BUDGET if plan.budget <= 0 else Wait.BLOCKS
         books.facts.add(FactKind.STALLED, 0, why, a=end - index)
 
 
-def _take_drafts(books: Books, request: Request, num_new: int, plan: StepPlan) -> int:
+def _continue(books: Books, request: Request, plan: StepPlan) -> bool:
+    """Give one running request its next tokens, whatever they are.
+
+    Returns:
+        Whether it still runs: it may have been the one that had to give way.
+    """
+    computed = request.num_computed_tokens
+    wanted = request.num_tokens_with_spec - computed
+    num_new = min(wanted, plan.chunk_limit, plan.budget)
+    if request.spec_token_ids:
+        num_new = _take_drafts(request, num_new, plan)
+    if num_new != 1 or computed < request.num_prompt_tokens:
+        drafts = len(plan.drafts.get(request.request_id, ()))
+        books.facts.add(FactKind.CHUNK, request.number, a=num_new, b=computed, c=drafts)
+    if num_new == 0:
+        return True
+    new_blocks: BlockIds = ()
+    if computed + num_new > request.num_quiet_tokens:
+        blocks = _find_room(books, request, num_new, plan)
+        if blocks is None:
+            return False
+        new_blocks = blocks
+    plan.cached_ids.append(request.request_id)
+    plan.new_blocks.append(new_blocks)
+    plan.computed.append(computed)
+    plan.take(request, num_new)
+    return True
+
+
+def _take_drafts(request: Request, num_new: int, plan: StepPlan) -> int:
     """Have a request's drafts verified, as many as fit and could still become output.
 
     Returns:
@@ -63,7 +75,7 @@ def _take_drafts(books: Books, request: Request, num_new: int, plan: StepPlan) -
     num_tokens = request.num_tokens
     known = min(num_new, num_tokens - request.num_computed_tokens)
     # Even if every draft is rejected the step gives one token, so that one needs no draft.
-    useful = min(request.length_limit, books.max_model_len) - num_tokens - 1
+    useful = request.length_limit - num_tokens - 1
     drafts = drafts[: max(0, min(num_new - known, useful))]
     if drafts:
         plan.drafts[request.request_id] = drafts
@@ -80,6 +92,7 @@ def _find_room(books: Books, request: Request, num_new: int, plan: StepPlan) -> 
     while True:
         blocks = kv.allocate_slots(request, num_new, num_lookahead_tokens=lookahead)
         if blocks is not None:
+            request.limit_quiet_tokens(request.num_computed_tokens + num_new)
             return blocks
         victim = books.waiting.choose_victim(books.running)
         evict(books, victim, plan, Loss.BLOCKS, request)

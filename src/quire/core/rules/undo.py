@@ -24,7 +24,7 @@ def undo(books: Books, change: Change) -> None:
     books.facts.restore(change.facts)
     books.pool_counts = change.pool_counts
     requests = _known_before(books, change)
-    for request, num_tokens in change.ran:
+    for request, num_tokens in zip(change.ran, change.num_tokens, strict=True):
         _stop_running(request, num_tokens)
     for request, status, num_tokens in change.admitted:
         _leave_waiting(request, status, num_tokens)
@@ -33,7 +33,7 @@ def undo(books: Books, change: Change) -> None:
     books.kv.undo(change.pool_step, swapped)
     for request in requests.values():
         request.forget_progress()
-    returning = [request for request, _ in change.ran if request.request_id in requests]
+    returning = [request for request in change.ran if request.request_id in requests]
     _tell(books, change, returning, ended)
     books.requests, books.running, books.finished_req_ids = requests, [], []
     _queue(books, returning)
@@ -42,7 +42,7 @@ def undo(books: Books, change: Change) -> None:
 def _known_before(books: Books, change: Change) -> dict[str, Request]:
     """All requests, by id, in the order they came."""
     known = set(books.requests.values())
-    known.update(request for request, _ in change.ran)
+    known.update(change.ran)
     known.update(request for request, _, _ in change.admitted)
     known.difference_update(change.added)
     return {r.request_id: r for r in sorted(known, key=lambda r: r.number)}

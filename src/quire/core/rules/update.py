@@ -28,26 +28,26 @@ def update_from_output(
     if books.kv.swap is not None:
         distrusted |= _apply_swaps(books, batch, result)
     finished = bool(outputs)
-    requests, max_model_len = books.requests, books.max_model_len
-    drafts = batch.scheduled_spec_tokens
+    requests, drafts = books.requests, batch.scheduled_spec_tokens
+    watched = distrusted | result.logprobs.keys()
+    plain, none_watched = not drafts, not watched
     for request_id, tokens in result.sampled_token_ids.items():
         request = requests.get(request_id)
-        if request is None or request_id in distrusted:
+        if request is None:
             continue
         everything = request.all_token_ids
-        num_tokens = len(everything) + 1
         if (
-            len(tokens) == 1
-            and request.num_prompt_tokens < num_tokens - 1
-            and num_tokens < request.length_limit
-            and num_tokens < max_model_len
+            plain
+            and len(everything) <= request.num_quiet_tokens
+            and len(tokens) == 1
             and tokens[0] not in request.stop_ids
-            and request_id not in result.logprobs
-            and not drafts
+            and (none_watched or request_id not in watched)
         ):
             # The common case: one more token, nothing to report but it.
             everything.append(tokens[0])
             outputs.append(EngineCoreOutput(request_id, tokens))
+            continue
+        if request_id in distrusted:
             continue
         if request_id in drafts:
             _judge_drafts(books, request, len(drafts[request_id]), len(tokens) - 1)
@@ -85,7 +85,7 @@ def _append_tokens(
     for token in tokens:
         request.all_token_ids.append(token)
         kept += 1
-        if check_stop(request, books.max_model_len):
+        if check_stop(request):
             break
     logprobs = result.logprobs.get(request.request_id)
     prompt_logprobs = result.prompt_logprobs.get(request.request_id) if first else None
