@@ -94,8 +94,10 @@ def test_every_end_has_a_sentence(machine: Machine, code: int | None, what: str,
 
 
 def test_advice_is_for_the_operator_alone() -> None:
-    error = Failure(1, "the engine core stopped: ValueError", "EngineDead", "See the log.").error()
+    error = Failure(
+        1, 1, "the engine core stopped: ValueError", "EngineDead", "See the log."
+    ).error()
     assert isinstance(error, EngineDead) and "log" not in error.message
     assert told(error) == "the engine core stopped: ValueError. See the log."
-    refusal = Failure(1, "no weights", "ModelLoadError").error()
+    refusal = Failure(1, 1, "no weights", "ModelLoadError").error()
     assert type(refusal) is ModelLoadError and told(refusal) == "no weights"

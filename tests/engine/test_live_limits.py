@@ -101,9 +101,9 @@ async def test_a_server_engine_refuses_at_its_limit_and_follows_changes() -> Non
         streams.append(await engine.submit("Two", short, "r2"))
         await streams[1].aclose()
         assert await last_length(streams[2]) == 20
-        assert engine.records.snapshot().row(-1).api_wait_seconds >= 0
+        assert engine.frontend.records.snapshot().row(-1).api_wait_seconds >= 0
         await streams[0].aclose()
-        assert engine.queue.num_silent == 0
+        assert engine.frontend.queue.num_silent == 0
 
 
 async def test_priorities_change_while_requests_wait() -> None:
@@ -122,14 +122,14 @@ async def test_priorities_change_while_requests_wait() -> None:
 
         tasks = [asyncio.create_task(run(n, p)) for n, p in (("first", 0), ("b", 1), ("c", 2))]
         async with asyncio.timeout(PATIENCE):
-            while len(engine.journal.replay()) < 3:
+            while len(engine.frontend.journal.replay()) < 3:
                 await asyncio.sleep(0.001)
         with pytest.raises(NotFound, match="no unfinished request has the id 'nobody'"):
             await engine.set_limits({"c": 0, "nobody": 0}, max_num_seqs=3)
         assert engine.config.scheduler.max_num_seqs == 1
         await engine.set_limits({"c": 0})
-        assert engine.records.snapshot().limits_changed is None, "no limit has changed"
-        assert [e.priority for e in engine.journal.replay()] == [0, 1, 0]
+        assert engine.frontend.records.snapshot().limits_changed is None, "no limit has changed"
+        assert [e.priority for e in engine.frontend.journal.replay()] == [0, 1, 0]
         await asyncio.gather(*tasks)
         assert ends == ["first", "c", "b"]
 

@@ -41,10 +41,10 @@ def drain(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
         for output in engine.step():
             seen.setdefault(output.request_id, []).append(output)
         engine.core.scheduler.check_integrity()
-        engine.output.check_integrity()
+        engine.frontend.output.check_integrity()
     assert not engine.has_unfinished_requests
     assert engine.core.kv.usage == 0.0
-    assert engine.output.num_unfinished == 0
+    assert engine.frontend.output.num_unfinished == 0
     return seen
 
 

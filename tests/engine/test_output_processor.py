@@ -62,6 +62,7 @@ class Frontend:
         processed = self.gate.process(
             request_id, prompt, SamplingParams(**fields), arrival_time=self.clock.now()
         )
+        self.processor.check_unused(request_id)
         self.processor.add(processed)
         return processed
 

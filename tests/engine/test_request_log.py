@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config.observability import ObservabilityConfig
+from quire.engine.frontend.listeners import AcceptedRequest
 from quire.engine.frontend.request_log import RequestLog
 from quire.errors import ConfigError
 from quire.params import SamplingParams
@@ -34,8 +35,8 @@ def lines_of(level: int, text: str | None = SECRET, **options: Any) -> list[str]
         requests=[SimpleNamespace(prompt_token_ids=[7, 8, 9])],
         params=SamplingParams(max_tokens=3),
     )
-    log.received("r1", processed)
-    log.aborted(["r1"])
+    log.accepted(AcceptedRequest("r1", processed, processed.params, None))
+    log.aborted("r1")
     return lines.lines
 
 

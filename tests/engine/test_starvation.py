@@ -188,7 +188,7 @@ def test_steps_of_an_engine_tell_it() -> None:
     with LLM(disable_log_stats=False) as llm:
         params = SamplingParams(max_tokens=8, ignore_eos=True)
         llm.generate(["One"], params, use_tqdm=False)
-        recording = llm.llm_engine.records.snapshot()
+        recording = llm.llm_engine.frontend.records.snapshot()
         rows = [recording.row(i) for i in range(len(recording))]
         known = [row for row in rows if row.cpu_wait_seconds >= 0]
         assert known and all(row.cpu_wait_seconds <= row.step_seconds for row in known)

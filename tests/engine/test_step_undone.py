@@ -186,7 +186,7 @@ def test_outputs_on_their_way_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
     params = GREEDY.replace(output_kind=RequestOutputKind.DELTA)
     for name in ("a", "b"):
         engine.add_request(name, {"prompt_token_ids": PROMPT}, params)
-    process, record = engine.output.process, engine.sinks.record
+    process, record = engine.frontend.output.process, engine.frontend.sinks.record
     calls = 0
 
     def interrupted(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,14 +202,14 @@ def test_outputs_on_their_way_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    monkeypatch.setattr(engine.output, "process", interrupted(process))
-    monkeypatch.setattr(engine.sinks, "record", interrupted(record))
+    monkeypatch.setattr(engine.frontend.output, "process", interrupted(process))
+    monkeypatch.setattr(engine.frontend.sinks, "record", interrupted(record))
     tokens: dict[str, list[int]] = {"a": [], "b": []}
     while engine.has_unfinished_requests:
         try:
             outputs = engine.step()
         except KeyboardInterrupt:
-            engine.output.check_integrity()
+            engine.frontend.output.check_integrity()
             continue
         for output in outputs:
             tokens[output.request_id] += output.outputs[0].token_ids
@@ -305,10 +305,10 @@ def test_an_alarm_is_no_fault_of_a_request(monkeypatch: pytest.MonkeyPatch) -> N
         EngineConfig.from_options(disable_log_stats=True), executor=FailingExecutor()
     )
     engine.add_request("a", {"prompt_token_ids": PROMPT}, GREEDY)
-    append = engine.output._append_tokens
+    append = engine.frontend.output._append_tokens
 
     def alarmed(*args: Any) -> Any:
-        monkeypatch.setattr(engine.output, "_append_tokens", append)
+        monkeypatch.setattr(engine.frontend.output, "_append_tokens", append)
         signal.raise_signal(signal.SIGALRM)
 
     def handler(*_: object) -> None:
@@ -316,7 +316,7 @@ def test_an_alarm_is_no_fault_of_a_request(monkeypatch: pytest.MonkeyPatch) -> N
 
     before = signal.signal(signal.SIGALRM, handler)
     try:
-        monkeypatch.setattr(engine.output, "_append_tokens", alarmed)
+        monkeypatch.setattr(engine.frontend.output, "_append_tokens", alarmed)
         with pytest.raises(TimeoutError, match="mine"):
             engine.step()
     finally:

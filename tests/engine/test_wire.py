@@ -23,7 +23,7 @@ def test_messages_round_trip() -> None:
     assert got == sent
     logprob = TokenLogprobs([5, 6], [-0.1, -2.25], 1)
     output = EngineCoreOutput("i", [5], [logprob], [None, logprob], FinishReason.STOP, "x")
-    sent_back = Outputs(4, [output])
+    sent_back = Outputs(4, 9, [output])
     got_back = msgspec.msgpack.decode(wire.encode(sent_back)[wire.HEADER :], type=FromCore)
     assert got_back == sent_back
 

@@ -240,7 +240,7 @@ def test_together_as_alone(
         mix.run()
         scheduler = llm.llm_engine.core.scheduler
         scheduler.check_integrity()
-        llm.llm_engine.output.check_integrity()
+        llm.llm_engine.frontend.output.check_integrity()
         assert scheduler.kv.usage == 0.0
     for request_id, (prompt, wish) in mix.asked.items():
         got = mix.last.get(request_id)

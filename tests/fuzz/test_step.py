@@ -32,7 +32,9 @@ ENGINE_FILES = (
     *(SOURCE / "core").rglob("*.py"),
     SOURCE / "engine" / "core.py",
     SOURCE / "engine" / "llm_engine.py",
-    SOURCE / "engine" / "output_processor.py",
+    SOURCE / "engine" / "cores" / "inline.py",
+    SOURCE / "engine" / "cores" / "obey.py",
+    *(SOURCE / "engine" / "frontend").rglob("*.py"),
     SOURCE / "tokenizer" / "detokenizer.py",
     Path(__file__).with_name("honest_worker.py"),
 )
@@ -197,7 +199,7 @@ def _run(work: Work, engine: LLMEngine, wire: Tripwire) -> None:
 
 
 def _add(work: Work, engine: LLMEngine, name: str) -> None:
-    if engine.output.is_active(name):
+    if engine.frontend.output.is_active(name):
         return  # it was left when all was done
     engine.add_request(
         name,
@@ -220,7 +222,7 @@ def _insist(
             if not engine.core.scheduler.is_changing:
                 engine.core.scheduler.check_integrity()
                 if not half_way and not wire.fired[1:]:
-                    engine.output.check_integrity()
+                    engine.frontend.output.check_integrity()
             wire.rearm()
 
 
@@ -254,9 +256,9 @@ def afterwards(work: Work, engine: LLMEngine, worker: HonestWorker) -> None:
     """Nothing is held; the same prompts again find nothing that is not theirs."""
     for _ in range(2):
         engine.core.scheduler.check_integrity()
-        engine.output.check_integrity()
+        engine.frontend.output.check_integrity()
         assert engine.core.kv.usage == 0.0, "blocks are held for nobody"
-        assert not engine.output.num_unfinished
+        assert not engine.frontend.output.num_unfinished
         for name in work.prompts:
             engine.add_request(name, {"prompt_token_ids": work.prompts[name]}, work.params[name])
         while engine.has_unfinished_requests:

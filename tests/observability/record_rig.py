@@ -44,10 +44,13 @@ class Rig:
         self.ends: dict[str, float] = {}
         self.worked: dict[str, list[float]] = {}
         """By internal id: seconds of the steps that the request was in."""
+        self.epoch = 0
         self.start_core()
 
     def start_core(self) -> None:
         """A new core; requests of the one before are gone, as when it dies."""
+        self.epoch += 1
+        self.records.begin_core(self.epoch)
         kv = KVCacheManager(self.num_blocks, 16, self.caching, 8192)
         self.scheduler = Scheduler(self.config, kv, max_model_len=8192, clock=self.clock)
 

@@ -36,7 +36,7 @@ def test_replayed_batches_are_the_scheduled_ones() -> None:
     recording = rig.records.snapshot()
     assert len(recording) == 15 < len(told)
     steps = list(Replay(recording))
-    names = [{recording.names[0, n] for n in step.scheduled} for step in steps]
+    names = [{recording.names[rig.epoch, n] for n in step.scheduled} for step in steps]
     assert names == told[-15:]
     assert [sum(s.scheduled.values()) for s in steps] == [s.row.num_scheduled_tokens for s in steps]
 
@@ -159,7 +159,7 @@ def test_a_core_that_has_counted_beyond_32_bits() -> None:
             ["One", "Two"], params, priority=[2**63 - 1, -(2**63)], use_tqdm=False
         )
         assert [len(o.outputs[0].token_ids) for o in outputs] == [6, 6]
-        rows = llm.llm_engine.records.snapshot()
+        rows = llm.llm_engine.frontend.records.snapshot()
         assert rows.row(0).step == 2**32 - 1 and rows.row(-1).step > 2**32
         for output in outputs:
             (told,) = llm.explain(output.request_id)

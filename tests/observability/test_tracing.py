@@ -347,7 +347,7 @@ def test_an_endpoint_that_is_not_there(
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
 
     def dropped() -> float:
-        values = {m.name: m for m in engine.prometheus.snapshot()}
+        values = {m.name: m for m in engine.frontend.prometheus.snapshot()}
         return values["quire:trace_spans_dropped"].value  # type: ignore[no-any-return,union-attr]
 
     with caplog.at_level(logging.WARNING):
@@ -367,7 +367,8 @@ def test_an_endpoint_that_is_not_there(
 def test_serving_does_not_wait_for_the_endpoint(http: HttpReceiver) -> None:
     """Spans are sent by a thread of their own: steps go on while a message is under way."""
     engine = make(http.endpoint)
-    sender, sends, arrived = engine.tracing.tracer._exporter, threading.Event(), threading.Event()
+    sender, sends = engine.frontend.tracing.tracer._exporter, threading.Event()
+    arrived = threading.Event()
     send = sender.export
 
     def slow(spans: object) -> bool:
@@ -423,7 +424,7 @@ def test_an_engine_that_dies_ends_its_traces(http: HttpReceiver) -> None:
     engine.add_request("lost", LONG, params(500))
     for _ in range(3):
         engine.step()
-    engine.tracing.end_all(RuntimeError("the core died"))
+    engine.frontend.fail(RuntimeError("the core died"))
     engine.shutdown()
     root = http.seen.root("lost")
     assert root.error == "the core died"

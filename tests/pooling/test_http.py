@@ -325,7 +325,7 @@ async def test_async_encode_and_metrics(embed: httpx.AsyncClient) -> None:
 
 
 def _metric(engine: AsyncLLM, name: str) -> float:
-    samples = engine.prometheus.snapshot()
+    samples = engine.frontend.prometheus.snapshot()
     if name.startswith("vllm:request_success"):
         return sum(
             s.value for s in samples

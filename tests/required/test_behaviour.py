@@ -95,7 +95,7 @@ def run(llm: LLM, prompts: list[str], tokens: int) -> list[StepStats]:
         engine.add_request(f"run{number}", prompt, params)
     while engine.has_unfinished_requests:
         outputs, stats = engine.core.step()
-        engine.output.process(outputs, engine.clock.now())
+        engine.frontend.output.process(outputs, engine.clock.now())
         seen.append(stats)
     return seen
 
@@ -465,5 +465,5 @@ def timed(llm: LLM, prompt: str, count: int) -> list[tuple[int, float]]:
         start = time.process_time()
         outputs, stats = engine.core.step()
         found.append((stats.num_scheduled_tokens, time.process_time() - start))
-        engine.output.process(outputs, engine.clock.now())
+        engine.frontend.output.process(outputs, engine.clock.now())
     return found

@@ -12,33 +12,52 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.core.output import EngineCoreOutput
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.cores.handle import OnExit, OnMessage
 from quire.engine.messages import AddRequests, EngineCoreRequest, Outputs
 from quire.outputs import FinishReason
 
 
 class SilentCore:
-    """In the place of the core's process."""
+    """A `CoreHandle` with nothing behind it."""
 
-    def __init__(self, engine: AsyncLLM) -> None:
+    def __init__(self, epoch: int, on_message: OnMessage, on_exit: OnExit) -> None:
+        self.epoch = epoch
         self.sent: list[EngineCoreRequest] = []
-        self._engine = engine
+        self._on_message = on_message
+        self._number = 0
+
+    def start(self, config: EngineConfig) -> None:
+        pass
 
     def send(self, message: Any) -> None:
         if isinstance(message, AddRequests):
             self.sent += message.requests
             asyncio.get_running_loop().call_soon(self._end, message.requests)
 
+    def stop(self) -> None:
+        pass
+
+    async def ended(self, grace: float = 1.0) -> None:
+        pass
+
     def _end(self, requests: list[EngineCoreRequest]) -> None:
         outputs = [
             EngineCoreOutput(r.request_id, [5], finish_reason=FinishReason.LENGTH) for r in requests
         ]
-        self._engine._on_message(Outputs(0, outputs))
+        self._number += 1
+        self._on_message(Outputs(self.epoch, self._number, outputs))
 
 
 def silent_engine(**options: Any) -> tuple[AsyncLLM, SilentCore]:
     """An engine that is ready, and its core."""
-    engine = AsyncLLM(EngineConfig.from_options(**options), entropy=b"fixed")
-    core = SilentCore(engine)
-    engine._core = core  # type: ignore[assignment]
-    engine.state = "ready"
-    return engine, core
+    made: list[SilentCore] = []
+
+    def make(epoch: int, on_message: OnMessage, on_exit: OnExit) -> SilentCore:
+        made.append(SilentCore(epoch, on_message, on_exit))
+        return made[-1]
+
+    config = EngineConfig.from_options(**options)
+    engine = AsyncLLM(config, entropy=b"fixed", make_core=make)
+    engine.supervisor.start()
+    engine.supervisor.state = "ready"
+    return engine, made[-1]

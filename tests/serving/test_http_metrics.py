@@ -78,7 +78,7 @@ BODIES = [
 async def test_a_reply_is_counted_before_its_last_bytes_leave(body: bytes, status: str) -> None:
     """Whoever has the whole reply and asks then finds it, in the engine's metrics too."""
     engine, _ = silent_engine()
-    engine.prometheus._clock = ManualClock()  # the text would never be too old
+    engine.frontend.prometheus._clock = ManualClock()  # the text would never be too old
     state = ServerState(ServerConfig(), engine)
     engine.metrics_text()
     seen: list[tuple[int, bytes]] = []

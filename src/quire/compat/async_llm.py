@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from quire.compat.engine_args import EngineArgs
@@ -108,14 +109,12 @@ class AsyncLLM:
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
         engine = await self._ready()
-        stream = await engine.submit(
+        outputs = engine.generate(
             prompt, sampling_params, request_id, priority=priority, trace_headers=trace_headers
         )
-        try:
-            async for output in stream:
+        async with aclosing(outputs):  # whoever leaves this generator leaves that one as well
+            async for output in outputs:
                 yield output
-        finally:
-            await stream.aclose()
 
     async def encode(
         self,
@@ -139,8 +138,10 @@ class AsyncLLM:
             reasoning_ended=reasoning_ended,
         )
         engine = await self._ready()
-        async for output in engine.encode(prompt, pooling_params, request_id, priority=priority):
-            yield output
+        outputs = engine.encode(prompt, pooling_params, request_id, priority=priority)
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End requests; their streams get a last output with `finish_reason` "abort"."""
@@ -241,7 +242,7 @@ class AsyncLLM:
     async def do_log_stats(self) -> None:
         """Let the stat line notice how much time has passed."""
         if self._engine is not None:
-            self._engine.sinks.tick()
+            self._engine.frontend.sinks.tick()
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

@@ -1,8 +1,6 @@
-"""`AsyncLLM`: the engine for servers. The core runs in its own process; this side never loads
-torch.
+"""`AsyncLLM`: the engine for servers: a front end, a supervised core, and one stream per request.
 
-It turns prompts into requests at the input gate, keeps the journal, turns the core's outputs into
-text, and hands them to one stream per request.
+The core runs in a process of its own; this side never loads torch.
 """
 
 from __future__ import annotations
@@ -10,53 +8,30 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, read_pooler
-from quire.config.engine import read_generation_config
-from quire.config.locate import located
-from quire.core.admission import with_limits
-from quire.core.stats import IterationStats
-from quire.engine.cores.death import Death
 from quire.engine.cores.process_handle import CoreProcess
-from quire.engine.frontend.calls import PendingCalls
-from quire.engine.frontend.checked import CheckedParams
-from quire.engine.frontend.input_gate import make_input_processor
-from quire.engine.frontend.journal import Journal
-from quire.engine.frontend.load_progress import LoadProgress
-from quire.engine.frontend.output_processor import OutputProcessor
-from quire.engine.frontend.prompts import PromptType
-from quire.engine.frontend.questions import Question, accept, explain_live, make_records
-from quire.engine.frontend.queue_limits import QueueLimits
-from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
-from quire.engine.frontend.request_log import RequestLog
-from quire.engine.frontend.request_tracing import Tracing
+from quire.engine.cores.supervisor import CoreEvents, Supervisor
+from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
+from quire.engine.frontend.load_progress import Loading
+from quire.engine.frontend.questions import explain_live
 from quire.engine.frontend.stream import RequestStream
-from quire.engine.messages import (
-    AbortRequests,
-    AddRequests,
-    Failure,
-    FromCore,
-    Outputs,
-    Progress,
-    Ready,
-    Reply,
-)
-from quire.engine.starvation import ApiWaits
+from quire.engine.live_config import LiveConfig
 from quire.engine.verbs import find_verb
 from quire.errors import EngineDead, QuireError, StepFailed
-from quire.logger import get_logger
-from quire.observability.traces.tracer import PhaseLog
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams
-from quire.tokenizer.fit import check_fit
-from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
+    from quire.engine.cores.handle import MakeCore
+    from quire.engine.frontend.listeners import AnyParams
+    from quire.engine.frontend.prompts import PromptType
+    from quire.engine.frontend.questions import Question
+    from quire.engine.messages import EngineCoreRequest, Outputs
     from quire.observability.explain.explanation import Explanation
-
-logger = get_logger(__name__)
 
 MAX_STEP_SECONDS = 60.0
 """A busy core that is silent for longer is called unhealthy."""
@@ -66,61 +41,50 @@ class AsyncLLM:
     """An engine that serves many callers of one event loop.
 
     Make one with `AsyncLLM.start()`. It is usable once `wait_ready()` has returned.
+
+    Args:
+        config: As given by the user.
+        entropy: Mixed into the seeds of requests without one.
+        clock, make_core: Replaceable in tests.
     """
 
-    def __init__(self, config: EngineConfig, *, clock: Clock | None = None, entropy: bytes) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        entropy: bytes,
+        clock: Clock | None = None,
+        make_core: MakeCore = CoreProcess,
+    ) -> None:
         self.clock = clock or RealClock()
-        self._phases = PhaseLog(self.clock.now(), "frontend")
-        config = located(config)
-        shape = config.model.read_shape()
-        self.given_config = config
-        self.config, _ = config.resolve(shape)
-        assert self.config.model.max_model_len is not None
-        self.max_model_len: int = self.config.model.max_model_len
+        self._loading = Loading(self.clock, "frontend")
+        live, shape = LiveConfig.begin(config)
+        assert live.now.model.max_model_len is not None, "resolve() settles it"
+        self.max_model_len: int = live.now.model.max_model_len
         self.vocab_size = shape.vocab_size
-        self.tokenizer = Tokenizer.from_folder(
-            config.model.tokenizer_folder, config.model.chat_template
-        )
-        check_fit(self.tokenizer, shape)
-        self.pooler = read_pooler(self.config.model, shape)
+        self.tokenizer = load_tokenizer(live.given.model, shape)
+        self.pooler = read_pooler(live.now.model, shape)
         """How the model pools; `None` if it generates text."""
-        self.input = make_input_processor(
-            self.config.model,
+        events = CoreEvents(
+            started=self._on_start,
+            loading=self._loading.update,
+            ready=self._on_ready,
+            outputs=self._on_outputs,
+            replay=self._replay,
+            dead=self._on_death,
+        )
+        self.supervisor = Supervisor(live, events, make_core, self.clock)
+        self.frontend = FrontEnd(
+            live,
             shape,
             self.tokenizer,
-            max_model_len=self.max_model_len,
-            block_size=self.config.cache.block_size,
-            generation_defaults=read_generation_config(self.config.model),
+            self.supervisor,
+            self.clock,
+            serves=True,
             entropy=entropy,
         )
-        tier = "disk" if self.config.cache.swap_dir else "host"
-        self.output = OutputProcessor(self.tokenizer, self.clock, tier)
-        self.default_params: SamplingParams = self.input.default_params()
-        self.journal = Journal()
-        self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
-        self.sinks, self.prometheus = make_sinks(self.config, self.clock, ApiWaits())
-        self.records = make_records(self.config)
-        self.sinks.add(self.records)
-        dropped = self.prometheus.store.dropped_spans.add
-        self.tracing = Tracing(self.config, self.clock, dropped, self._phases)
-        if self.tracing.tracer is not None:
-            self.sinks.add(self.tracing.tracer)
-        self.queue = QueueLimits(self._count_rejection)
-        self.state = "loading"
-        """`loading`, `ready` or `dead`."""
-        self.progress: tuple[str, int, int] = ("starting", 0, 0)
-        self._shown = LoadProgress(self.clock)
-        self.info: dict[str, Any] = {}
-        """What the core reported when it was ready: blocks, device, memory."""
-        self.died = asyncio.Event()
-        self._settled = asyncio.Event()
-        self.error: QuireError | None = None
-        """Why the engine is dead."""
-        self._core: CoreProcess | None = None
-        self._epoch = 0
+        self.default_params: SamplingParams = self.frontend.input.default_params()
         self._streams: dict[str, RequestStream] = {}
-        self._calls = PendingCalls(self._send)
-        self._last_message = self.clock.now()
         self._ticker: asyncio.Task[None] | None = None
 
     # ---- life --------------------------------------------------------------------------------
@@ -137,14 +101,9 @@ class AsyncLLM:
             StartupError: the configuration or the model folder is bad.
         """
         engine = cls(config, entropy=os.urandom(16) if entropy is None else entropy)
-        await engine._spawn()
+        engine._loading.enter("engine core process")
+        engine.supervisor.start()
         return engine
-
-    async def _spawn(self) -> None:
-        self._epoch += 1
-        self._phases.enter("engine core process", self.clock.now())
-        self._core = CoreProcess(self._epoch, self._on_message, self._on_exit)
-        await self._core.start(self.given_config)
 
     async def wait_ready(self) -> None:
         """Wait until the model is loaded.
@@ -152,19 +111,14 @@ class AsyncLLM:
         Raises:
             StartupError: the core could not start; its own reason.
         """
-        await self._settled.wait()
-        if self.error is not None:
-            raise self.error
+        await self.supervisor.wait_ready()
 
     async def shutdown(self) -> None:
         """End all streams and the core process."""
         if self._ticker is not None:
             self._ticker.cancel()
-        self._die(EngineDead("the engine was shut down"))
-        closing = [asyncio.to_thread(self.sinks.close)]
-        if self._core is not None:
-            closing.append(self._core.stop())
-        await asyncio.gather(*closing)
+        sinks = asyncio.to_thread(self.frontend.sinks.close)
+        await asyncio.gather(self.supervisor.shutdown(), sinks)
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -177,7 +131,7 @@ class AsyncLLM:
     async def submit(
         self,
         prompt: PromptType,
-        params: SamplingParams | PoolingParams | CheckedParams,
+        params: AnyParams,
         request_id: str,
         *,
         priority: int = 0,
@@ -192,28 +146,20 @@ class AsyncLLM:
             RequestError: it is invalid; nothing was queued.
             EngineDead: the engine has stopped.
         """
-        if self.state == "dead":
-            raise self.error or EngineDead("the engine has stopped")
-        with self.tracing.refusals(request_id, params, trace_headers) as arrival:
-            processed = self.input.process(
-                request_id,
-                prompt,
-                params,
-                arrival_time=arrival,
-                priority=priority,
-                cache_salt=cache_salt,
-                client=client,
-            )
-            self.queue.check(processed.requests, self.config.scheduler, len(self.journal))
-            self.output.add(processed)
-        self.queue.add(processed.requests)
-        self.journal.open(processed.requests)
-        accept(self.records, processed.requests)
-        self.tracing.accept(processed.requests, params, trace_headers)
+        self.supervisor.check_alive()
+        if not self._streams:
+            self.supervisor.expect_output()
+        processed = self.frontend.accept(
+            request_id,
+            prompt,
+            params,
+            trace_headers=trace_headers,
+            priority=priority,
+            cache_salt=cache_salt,
+            client=client,
+        )
         stream = RequestStream(request_id, processed.seed, processed.checked, self._abort_now)
         self._streams[request_id] = stream
-        self.request_log.received(request_id, processed)
-        self._send(AddRequests(self._epoch, processed.requests))
         return stream
 
     async def generate(
@@ -224,16 +170,20 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request; leaving the loop early aborts it."""
         stream = await self.submit(
-            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            sampling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
         )
-        try:
+        async with aclosing(stream):
             async for output in stream:
                 yield output
-        finally:
-            await stream.aclose()
 
     async def encode(
         self,
@@ -250,14 +200,12 @@ class AsyncLLM:
             EngineError: the engine failed on it.
         """
         stream = await self.submit(prompt, pooling_params, request_id, priority=priority)
-        try:
+        async with aclosing(stream):
             async for output in stream:
                 if output.error is not None:
                     raise StepFailed(output.error)
                 if output.pooled is not None:
                     yield PoolingRequestOutput.of(output)
-        finally:
-            await stream.aclose()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with `finish_reason` "abort". Unknown ids
@@ -268,17 +216,11 @@ class AsyncLLM:
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
-        internal, final = self.output.abort(request_id)
-        self.journal.close(internal)
-        self.queue.drop(internal)
-        self.sinks.record(None, self.output.take_stats())
-        if self.state != "dead":
-            self._send(AbortRequests(self._epoch, internal))
+        final = self.frontend.abort(request_id)
         if final is not None:
             stream.put(final)
-        self.request_log.aborted([request_id])
 
-    # ---- control and facts -------------------------------------------------------------------
+    # ---- control verbs -----------------------------------------------------------------------
 
     async def call(self, verb: str, /, **args: Any) -> Any:
         """Run a control verb (`engine/verbs.py`) in the core, between two steps.
@@ -287,31 +229,16 @@ class AsyncLLM:
             QuireError: there is no such verb, its arguments do not fit, or it failed.
             EngineDead: the engine has stopped.
         """
-        if self.state == "dead":
-            raise self.error or EngineDead("the engine has stopped")
-        asked = find_verb(verb)
-        sent = asked.ask(self, args)
-        return asked.tell(self, sent, await self._calls.call(self._epoch, verb, sent))
+        self.supervisor.check_alive()
+        front, asked = self.frontend, find_verb(verb)
+        sent = asked.ask(front, args)
 
-    def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
-        """Check a prompt's tokens and salt as a request's are checked.
+        def hear(result: Any) -> None:
+            asked.tell(front, sent, result)
 
-        Raises:
-            InvalidRequest: they are not of this model.
-        """
-        self.input.check_prefix(ids, cache_salt)
-
-    def internal_ids(self, request_id: str) -> list[str]:
-        """The unfinished completions of a request, by the id that its caller knows."""
-        return self.output.internal_ids(request_id)
-
-    def adopt_limits(self, limits: Mapping[str, Any], priorities: Mapping[str, int]) -> None:
-        """Keep a copy of what the core now holds."""
-        for internal_id, priority in priorities.items():
-            self.journal.set_priority([internal_id], priority)
-        self.config, changed = with_limits(self.config, limits)
-        if changed:
-            self.records.change_limits(self.clock.now())
+        # The front end hears of the result when the reply arrives, not when this coroutine has its
+        # next turn: a core that dies in between is replaced by one that has the new limits.
+        return await self.supervisor.call(verb, sent, hear)
 
     async def set_limits(
         self, priorities: Mapping[str, int] | None = None, **limits: Any
@@ -344,9 +271,6 @@ class AsyncLLM:
         """
         await self.call("stop_profile")
 
-    def _count_rejection(self, reason: str) -> None:
-        self.sinks.record(None, IterationStats(admission_rejections={reason: 1}))
-
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return bool(await self.call("reset_prefix_cache"))
@@ -363,14 +287,45 @@ class AsyncLLM:
         args = {"prompt_token_ids": prompt_token_ids, "cache_salt": cache_salt}
         return dict(await self.call("explain_prefix", **args))
 
+    # ---- what is known -----------------------------------------------------------------------
+
+    @property
+    def config(self) -> EngineConfig:
+        """What holds now, with all that the model's shape settles."""
+        return self.frontend.config
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready` or `dead`."""
+        return self.supervisor.state
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why the engine is dead; `None` while it is not."""
+        return self.supervisor.error
+
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """While loading: phase, done, total."""
+        return self.supervisor.progress
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the core reported when it was ready: blocks, device, memory."""
+        return self.supervisor.info
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests accepted and not yet ended."""
+        return len(self._streams)
+
     async def check_health(self) -> None:
         """Raise if the engine has stopped or makes no progress.
 
         Raises:
             EngineDead: with the reason.
         """
-        if self.state == "dead":
-            raise self.error or EngineDead("the engine has stopped")
+        self.supervisor.check_alive()
         age = self.last_step_age()
         if age is not None and age > MAX_STEP_SECONDS:
             raise EngineDead(
@@ -378,22 +333,12 @@ class AsyncLLM:
             )
 
     def last_step_age(self) -> float | None:
-        """Seconds since a busy core last sent anything; None while it has nothing to do."""
-        return self.clock.now() - self._last_message if len(self.journal) else None
-
-    @property
-    def num_unfinished(self) -> int:
-        """Requests accepted and not yet ended."""
-        return len(self._streams)
-
-    @property
-    def core_pid(self) -> int | None:
-        """Process id of the engine core."""
-        return self._core.pid if self._core else None
+        """Seconds since a busy core last proved progress; None while it has nothing to do."""
+        return self.supervisor.silence() if self._streams else None
 
     def metrics_text(self) -> bytes:
         """The Prometheus exposition."""
-        return self.prometheus.render()
+        return self.frontend.prometheus.render()
 
     def question(self) -> Question:
         """A copy of the records, to be asked on any thread: explanations, timeline, listing.
@@ -401,7 +346,7 @@ class AsyncLLM:
         Raises:
             InvalidRequest: no records are kept.
         """
-        return Question(self.records, self.output.active(), self.clock.now(), self.config)
+        return self.frontend.question()
 
     async def explain(self, request_id: str) -> list[Explanation]:
         """Where the time of a request went, by completion.
@@ -410,84 +355,54 @@ class AsyncLLM:
             NotFound: the id is in no record.
             InvalidRequest: no records are kept.
         """
-        return await explain_live(self, request_id)
+        return await explain_live(self.frontend, self._prefix_of, request_id)
 
-    # ---- messages of the core ----------------------------------------------------------------
+    async def _prefix_of(self, request: EngineCoreRequest) -> dict[str, Any]:
+        return await self.explain_prefix(request.prompt_token_ids, request.cache_salt)
 
-    def _send(self, message: Any) -> None:
-        assert self._core is not None, "start() makes one"
-        self._core.send(message)
+    def check_integrity(self) -> None:
+        """Check that front end and streams know of the same requests and tokens.
 
-    def _on_message(self, message: FromCore) -> None:
-        if message.epoch != self._epoch:
-            return  # words of a core that was replaced
-        if len(self.journal) == 0 or not isinstance(message, Reply):
-            self._last_message = self.clock.now()
-        match message:
-            case Outputs():
-                self._on_outputs(message)
-            case Reply():
-                self._calls.answer(message)
-            case Progress(phase=phase, done=done, total=total):
-                self.progress = (phase, done, total)
-                self._phases.enter(phase, self.clock.now())
-                self._shown.update(phase, done, total)
-            case Ready(info=info):
-                self._on_ready(info)
-            case Failure():
-                self._die(message.error())
+        Raises:
+            AssertionError: they do not; a bug.
+        """
+        self.frontend.check_integrity(self._streams.keys())
+
+    # ---- news of the core --------------------------------------------------------------------
+
+    def _on_start(self, epoch: int) -> None:
+        self.frontend.begin_core(epoch)
 
     def _on_ready(self, info: dict[str, Any]) -> None:
-        self._shown.finish()
-        self.info = info
-        self.prometheus.set_cache_config(cache_facts(self.config, info))
-        add_log_sinks(self.sinks, self.config, self.clock, info["device"])
-        self._ticker = asyncio.create_task(self._tick())
-        self.tracing.started(info)
-        self.state = "ready"
-        self.progress = ("ready", 1, 1)
-        self._settled.set()
+        if self._ticker is None:  # the first core
+            self.frontend.started(self._loading, info)
+            self._ticker = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
         """Let the stat line notice that nothing happens."""
         while True:
             await asyncio.sleep(1)
-            self.sinks.tick()
+            self.frontend.sinks.tick()
 
     def _on_outputs(self, message: Outputs) -> None:
-        # Journal first: a token must be in it before it is on the wire.
-        known = self.journal.record(message.outputs)
-        self.queue.step(known, message.stats.num_waiting if message.stats else None)
-        processed = self.output.process(known, self.clock.now())
-        if processed.aborts:
-            self.journal.close(processed.aborts)
-            self._send(AbortRequests(self._epoch, processed.aborts))
-        for output in processed.request_outputs:
+        taken = self.frontend.take(message.outputs, message.stats)
+        self.frontend.release(taken)
+        for output in taken.request_outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
             if output.finished:
                 del self._streams[output.request_id]
             stream.put(output)
-        self.sinks.record(message.stats, processed.iteration)
+        self.frontend.report(message.stats, taken.iteration)
 
-    def _on_exit(self, core: CoreProcess, death: Death) -> None:
-        if core.epoch != self._epoch or self.state == "dead":
-            return
-        logger.error("the engine core died (%s). %s", death.what, death.why)
-        self._die(EngineDead(f"the engine core died ({death.what})", advice=death.why))
+    def _replay(self) -> list[EngineCoreRequest]:
+        return self.frontend.replay()
 
-    def _die(self, error: QuireError) -> None:
+    def _on_death(self, error: QuireError) -> None:
         """End everything that waits for the core."""
-        if self.state == "dead":
-            return
-        self.state = "dead"
-        self.error = error
-        self._shown.finish()
-        self.tracing.end_all(error)
+        self._loading.finish()
+        self.frontend.fail(error)
         for stream in self._streams.values():
             stream.put(error)
         self._streams.clear()
-        self._calls.fail(error)
-        self._settled.set()
-        self.died.set()

@@ -8,27 +8,26 @@ from quire.engine.foreign import check_request_options
 from quire.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from threading import RLock
-
     from quire.config import EngineConfig
     from quire.config.model import ModelConfig
-    from quire.engine.core import EngineCore
-    from quire.engine.frontend.output_processor import OutputProcessor
-    from quire.observability.metrics.prometheus import PrometheusSink
-    from quire.observability.sinks import StatSinks
+    from quire.engine.frontend.front_end import FrontEnd
     from quire.tokenizer.tokenizer import Tokenizer
 
 
 class EngineVerbs:
     """Members of `LLMEngine` that scripts for vLLM use."""
 
-    config: EngineConfig
-    core: EngineCore
-    lock: RLock
-    output: OutputProcessor
-    tokenizer: Tokenizer
-    sinks: StatSinks
-    prometheus: PrometheusSink
+    frontend: FrontEnd
+
+    @property
+    def config(self) -> EngineConfig:
+        """What holds now, with all that the model's shape settles."""
+        return self.frontend.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.frontend.tokenizer
 
     def call(self, verb: str, args: dict[str, Any]) -> Any:
         """Run a control verb of the core."""
@@ -65,7 +64,7 @@ class EngineVerbs:
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that have not ended."""
-        return len({completion.external_id for completion in self.output.active()})
+        return len({completion.external_id for completion in self.frontend.output.active()})
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model is run for: `generate`, or `encode` of a pooling model."""
@@ -79,15 +78,15 @@ class EngineVerbs:
         """
         if self.config.observability.disable_log_stats:
             raise ConfigError("get_metrics() needs LLM(..., disable_log_stats=False)")
-        return self.prometheus.snapshot()
+        return self.frontend.prometheus.snapshot()
 
     def do_log_stats(self) -> None:
         """Let the stat line notice how much time has passed."""
-        self.sinks.tick()
+        self.frontend.sinks.tick()
 
     def do_log_stats_with_interval(self) -> None:
         """The same: the line comes when its interval is over."""
-        self.sinks.tick()
+        self.frontend.sinks.tick()
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

@@ -212,7 +212,7 @@ class LLM(PoolingVerbs):
             given = self.get_default_sampling_params()
         params = one_for_each("sampling_params", SamplingParams, given, count)
         distinct = {id(p): p for p in params}
-        check = self.llm_engine.input.check
+        check = self.llm_engine.frontend.input.check
         # Only the end matters here: text is decoded once.
         final = {"output_kind": RequestOutputKind.FINAL_ONLY}
         checked = {key: check(p.replace(**final)) for key, p in distinct.items()}
@@ -258,7 +258,7 @@ class LLM(PoolingVerbs):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Sampling parameters from the model's generation_config.json."""
-        return self.llm_engine.input.default_params()
+        return self.llm_engine.frontend.input.default_params()
 
     def get_metrics(self) -> list[Any]:
         """Current values of all metrics, as Counter, Gauge and Histogram records.

@@ -1,51 +1,41 @@
-"""`LLMEngine`: input gate, core and output processor in one process, driven by its caller."""
+"""`LLMEngine`: a front end and a core in one process, driven by their caller."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
 from quire.config import EngineConfig
-from quire.config.engine import read_generation_config
 from quire.config.locate import located
-from quire.core.admission import with_limits
-from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
-from quire.engine.core import EngineCore, ProgressCallback
+from quire.engine.cores.inline import InlineCore
 from quire.engine.engine_verbs import EngineVerbs
 from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
-from quire.engine.frontend.checked import CheckedParams
-from quire.engine.frontend.input_gate import make_input_processor
-from quire.engine.frontend.load_progress import LoadProgress
-from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
-from quire.engine.frontend.processed_input import ProcessedInput
-from quire.engine.frontend.prompts import PromptType
-from quire.engine.frontend.questions import (
-    Question,
-    accept,
-    make_records,
-    tell_prefix,
-    waiting_request,
-)
-from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
-from quire.engine.frontend.request_log import RequestLog
-from quire.engine.frontend.request_tracing import Tracing
+from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
+from quire.engine.frontend.load_progress import Loading
+from quire.engine.frontend.questions import explain_inline
+from quire.engine.live_config import LiveConfig
+from quire.engine.messages import FromCore, Outputs, Progress
 from quire.engine.verbs import find_verb
-from quire.errors import ConfigError, EngineDead, QuireError
-from quire.executor.base import Executor
+from quire.errors import ConfigError, Conflict, EngineDead
 from quire.logger import get_logger
-from quire.observability.traces.tracer import PhaseLog
-from quire.outputs import RequestOutput
-from quire.params import PoolingParams, SamplingParams
-from quire.tokenizer.fit import check_fit
-from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.function_trace import trace_functions
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
+    from quire.engine.core import EngineCore, ProgressCallback
+    from quire.engine.frontend.listeners import AnyParams
+    from quire.engine.frontend.output_processor import ProcessedOutputs
+    from quire.engine.frontend.prompts import PromptType
+    from quire.engine.frontend.questions import Question
+    from quire.engine.messages import EngineCoreRequest
+    from quire.executor.base import Executor
     from quire.observability.explain.explanation import Explanation
+    from quire.outputs import RequestOutput
 
 logger = get_logger(__name__)
 
@@ -79,61 +69,43 @@ class LLMEngine(EngineVerbs):
         self.clock = clock or RealClock()
         self.lock = threading.RLock()
         """Held while the engine is used: threads may share it, and take turns."""
-        self._taken: list[ProcessedOutputs] = []
-        self._stats: StepStats | None = None
+        self._taken: list[tuple[ProcessedOutputs, StepStats | None]] = []
         # what a step produced, until it is handed over
         self._num_changes: int | None = None
         # of the scheduler when the step began that is under way
+        self._progress = progress
+        self._loading = Loading(self.clock, "engine core")
         config = located(config)
-        self.tokenizer = Tokenizer.from_folder(
-            config.model.tokenizer_folder, config.model.chat_template
-        )
-        check_fit(self.tokenizer, config.model.read_shape())
-        phases = PhaseLog(self.clock.now(), "engine core")
-        shown = LoadProgress(self.clock)
-
-        def tell(phase: str, done: int, total: int) -> None:
-            phases.enter(phase, self.clock.now())
-            shown.update(phase, done, total)
-            if progress is not None:
-                progress(phase, done, total)
-
+        shape = config.model.read_shape()
+        tokenizer = load_tokenizer(config.model, shape)
+        self._inline = InlineCore(1, self._on_message, executor=executor, clock=self.clock)
         try:
-            self.core = EngineCore(config, executor=executor, clock=self.clock, progress=tell)
+            self._inline.start(config)
         finally:
-            shown.finish()
-        self.config = self.core.config
-        model = self.config.model
-        assert model.max_model_len is not None
-        self.input = make_input_processor(
-            model,
-            model.read_shape(),
-            self.tokenizer,
-            max_model_len=model.max_model_len,
+            self._loading.finish()
+        self.frontend = FrontEnd(
+            LiveConfig(config, self.core.config),
+            shape,
+            tokenizer,
+            self._inline,
+            self.clock,
+            serves=False,
             kv_capacity_tokens=self.core.kv.capacity_tokens,
-            block_size=self.config.cache.block_size,
-            generation_defaults=read_generation_config(model),
         )
-        tier = "disk" if self.config.cache.swap_dir else "host"
-        self.output = OutputProcessor(self.tokenizer, self.clock, tier)
-        self.request_log = RequestLog(self.config.observability, self.tokenizer.decode)
-        self.sinks, self.prometheus = make_sinks(self.config, self.clock)
-        self.records = make_records(self.config)
-        self.sinks.add(self.records)
-        self.prometheus.set_cache_config(cache_facts(self.config, self.core.info.to_dict()))
-        add_log_sinks(self.sinks, self.config, self.clock, self.core.info.device)
-        dropped = self.prometheus.store.dropped_spans.add
-        self.tracing = Tracing(self.config, self.clock, dropped, phases)
-        if self.tracing.tracer is not None:
-            self.sinks.add(self.tracing.tracer)
-        self.tracing.started(self.core.info.to_dict())
+        self.frontend.begin_core(self._inline.epoch)
+        self.frontend.started(self._loading, self.core.info.to_dict())
         self._ended = False
+
+    @property
+    def core(self) -> EngineCore:
+        """The core in this process."""
+        return self._inline.core
 
     def add_request(
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | PoolingParams | CheckedParams,
+        params: AnyParams,
         arrival_time: float | None = None,
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -168,40 +140,18 @@ class LLMEngine(EngineVerbs):
             prompt_text=prompt_text,
             kv_hints=kv_hints,
         )
-        with self.lock, self.tracing.refusals(request_id, params, trace_headers) as arrival:
-            processed = self.input.process(
+        with self.lock:
+            self._enter()
+            self.frontend.accept(
                 request_id,
                 prompt,
                 params,
-                arrival_time=arrival,
+                trace_headers=trace_headers,
                 priority=priority,
                 cache_salt=cache_salt,
                 client=client,
             )
-            self._recover()
-            self._add(request_id, processed, params, trace_headers)
         return request_id
-
-    def _add(
-        self,
-        request_id: str,
-        processed: ProcessedInput,
-        params: SamplingParams | PoolingParams | CheckedParams,
-        trace_headers: Mapping[str, str] | None,
-    ) -> None:
-        """Let everybody know of a request, or nobody."""
-        try:
-            self.output.add(processed)
-            self.tracing.accept(processed.requests, params, trace_headers)
-            accept(self.records, processed.requests)
-            self.request_log.received(request_id, processed)
-            for request in processed.requests:
-                self.core.add_request(request)
-        except QuireError:
-            raise  # refused: its id belongs to another
-        except BaseException:
-            self.abort_request([request_id])
-            raise
 
     def step(self) -> list[RequestOutput]:
         """Run one engine step and return what it means to the callers.
@@ -210,7 +160,7 @@ class LLMEngine(EngineVerbs):
         again, and no output is lost.
         """
         with self.lock:
-            self._recover()
+            self._enter()
             if not self._taken:
                 self._step()
             return self._hand_over()
@@ -218,15 +168,47 @@ class LLMEngine(EngineVerbs):
     def _step(self) -> None:
         self._num_changes = self.core.scheduler.num_changes
         try:
-            self.core.step_into(self._take_in)
+            self._inline.step()
         except BaseException:
             self._recover()
             raise
         self._num_changes = None
 
-    def _take_in(self, outputs: list[EngineCoreOutput], stats: StepStats) -> None:
-        self._taken = [self.output.process(outputs, self.clock.now())]
-        self._stats = stats
+    def _on_message(self, message: FromCore) -> None:
+        match message:
+            case Outputs():
+                taken = self.frontend.take(message.outputs, message.stats)
+                self._taken = [(taken, message.stats)]
+            case Progress():
+                self._loading.update(message.phase, message.done, message.total)
+                if self._progress is not None:
+                    self._progress(message.phase, message.done, message.total)
+
+    def _enter(self) -> None:
+        """Before anything is done: see that nothing is half done.
+
+        Raises:
+            Conflict: something is being done, and this call comes from within it.
+        """
+        if self._num_changes is not None or self._taken or self.core.scheduler.is_changing:
+            self._refuse_reentry()
+            self._recover()
+
+    def _refuse_reentry(self) -> None:
+        """A signal handler runs on top of what it interrupts, and the lock lets its own thread
+        through: going on would undo, or do twice, what is only paused. The stack tells that from
+        what was left by an exception; a flag could be left standing by a second one."""
+        busy = (LLMEngine._step.__code__, LLMEngine._hand_over.__code__)
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            holder = frame.f_locals.get("self")
+            if holder is self.core or (holder is self and frame.f_code in busy):
+                raise Conflict(
+                    "the engine was called from within its own step, by a signal handler "
+                    "probably; have the handler set a flag, and call the engine when the "
+                    "interrupted call has returned"
+                )
+            frame = frame.f_back
 
     def _recover(self) -> None:
         """If a step was left half done, take back its part in the outputs, too. Can be interrupted
@@ -236,7 +218,7 @@ class LLMEngine(EngineVerbs):
         self.core.recover()
         if self.core.scheduler.num_changes == self._num_changes:
             self._taken = []
-            self.output.rewind(
+            self.frontend.rewind(
                 {r.request_id: r.num_output_tokens for r in self.core.scheduler.requests.values()}
             )
         self._num_changes = None
@@ -246,23 +228,19 @@ class LLMEngine(EngineVerbs):
         interrupts here, the next call does."""
         if not self._taken:
             return []
-        taken, stats = self._taken[0], self._stats
-        self.core.abort_requests(taken.aborts)
-        self._stats = None
+        taken, stats = self._taken[0]
+        self.frontend.release(taken)
+        self._taken[0] = taken, None
         if stats is not None:
-            self.sinks.record(stats, taken.iteration)
-        return self._taken.pop().request_outputs
+            self.frontend.report(stats, taken.iteration)
+        return self._taken.pop()[0].request_outputs
 
     def abort_request(self, request_ids: list[str]) -> None:
         """End requests by their external ids; unknown ones are ignored."""
         with self.lock:
-            self._recover()
+            self._enter()
             for request_id in request_ids:
-                self.core.abort_requests(self.output.internal_ids(request_id))
-                _, final = self.output.abort(request_id)
-                if final is not None:
-                    self.request_log.aborted([request_id])
-            self.sinks.record(None, self.output.take_stats())
+                self.frontend.abort(request_id)
 
     def question(self) -> Question:
         """A copy of the records, to be asked: explanations, timeline, listing.
@@ -271,7 +249,7 @@ class LLMEngine(EngineVerbs):
             InvalidRequest: no records are kept.
         """
         with self.lock:
-            return Question(self.records, self.output.active(), self.clock.now(), self.config)
+            return self.frontend.question()
 
     def call(self, verb: str, args: dict[str, Any]) -> Any:
         """Run a control verb of the core, between the steps of other threads.
@@ -281,27 +259,9 @@ class LLMEngine(EngineVerbs):
         """
         asked = find_verb(verb)
         with self.lock:
-            self._recover()
-            sent = asked.ask(self, args)
-            return asked.tell(self, sent, self.core.call(verb, sent))
-
-    def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
-        """Check a prompt's tokens and salt as a request's are checked.
-
-        Raises:
-            InvalidRequest: they are not of this model.
-        """
-        self.input.check_prefix(ids, cache_salt)
-
-    def internal_ids(self, request_id: str) -> list[str]:
-        """The unfinished completions of a request, by the id that its caller knows."""
-        return self.output.internal_ids(request_id)
-
-    def adopt_limits(self, limits: Mapping[str, Any], priorities: Mapping[str, int]) -> None:
-        """Keep a copy of what the core now holds."""
-        self.config, changed = with_limits(self.config, limits)
-        if changed:
-            self.records.change_limits(self.clock.now())
+            self._enter()
+            sent = asked.ask(self.frontend, args)
+            return asked.tell(self.frontend, sent, self.core.call(verb, sent))
 
     def explain(self, request_id: str) -> list[Explanation]:
         """Where the time of a request went: one explanation for each of its completions.
@@ -311,18 +271,14 @@ class LLMEngine(EngineVerbs):
             InvalidRequest: no records are kept.
         """
         with self.lock:
-            told = self.question().explain(request_id)
-            request = waiting_request(told, self.output)
-            if request is not None:
-                answer = None
-                if request.sampling_params.reads_prefix_cache:
-                    args = {
-                        "prompt_token_ids": request.prompt_token_ids,
-                        "cache_salt": request.cache_salt,
-                    }
-                    answer = self.call("explain_prefix", args)
-                tell_prefix(told, request, answer, self.config.cache.block_size)
-            return told
+            return explain_inline(self.frontend, self._prefix_of, request_id)
+
+    def _prefix_of(self, request: EngineCoreRequest) -> dict[str, Any]:
+        args = {
+            "prompt_token_ids": request.prompt_token_ids,
+            "cache_salt": request.cache_salt,
+        }
+        return dict(self.call("explain_prefix", args))
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -335,5 +291,5 @@ class LLMEngine(EngineVerbs):
             if self._ended:
                 return
             self._ended = True
-            self.core.shutdown()
-            self.sinks.close()
+            self._inline.stop()
+            self.frontend.sinks.close()

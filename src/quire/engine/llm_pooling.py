@@ -204,7 +204,7 @@ class PoolingVerbs:
         return [PoolingRequestOutput.of(output) for output in outputs]
 
     def _pooler(self) -> PoolerSpec:
-        gate = self.llm_engine.input
+        gate = self.llm_engine.frontend.input
         if not isinstance(gate, PoolingInputProcessor):
             raise UnsupportedTask(
                 f"{self.llm_engine.config.model.names[0]} generates text; embeddings, classes and "

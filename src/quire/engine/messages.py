@@ -1,7 +1,9 @@
-"""Messages between a frontend and an engine core: msgpack over a Unix socket, no pickle.
+"""Messages between a front end and an engine core: msgpack over a Unix socket, no pickle.
 
-Each message carries the epoch of the core it belongs to, so that words of a dead core can be
-told from those of its successor. Inline engines use the same request type without encoding it.
+Each message carries the epoch of the core it belongs to, so that words of a dead core can be told
+from those of its successor. Messages of a core are numbered as well: one that was lost or repeated
+would be a gap or a repetition in somebody's text. A core in the caller's process gets and gives
+the same messages, without encoding them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True):
     """One completion to compute. A request with `n` > 1 becomes `n` of these."""
 
     request_id: str
-    """Internal id, unique in this frontend: `<external>-<8 hex digits>`, with `<i>_` in front for
+    """Internal id, unique in this front end: `<external>-<8 hex digits>`, with `<i>_` in front for
     completion `i` of `n`."""
     external_id: str
     """The id the caller knows."""
@@ -42,28 +44,28 @@ class EngineCoreRequest(msgspec.Struct, array_like=True):
 
 
 class Start(msgspec.Struct, tag=True):
-    """Frontend to core, first message: the configuration."""
+    """Front end to core, first message: the configuration."""
 
     epoch: int
     config: dict[str, Any]
 
 
 class AddRequests(msgspec.Struct, tag=True):
-    """Frontend to core."""
+    """Front end to core."""
 
     epoch: int
     requests: list[EngineCoreRequest]
 
 
 class AbortRequests(msgspec.Struct, tag=True):
-    """Frontend to core; unknown ids are ignored."""
+    """Front end to core; unknown ids are ignored."""
 
     epoch: int
     request_ids: list[str]
 
 
 class Call(msgspec.Struct, tag=True):
-    """Frontend to core: run a named control verb and answer with `Reply`."""
+    """Front end to core: run a named control verb and answer with `Reply`."""
 
     epoch: int
     call_id: int
@@ -72,33 +74,37 @@ class Call(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """Core to frontend: the model is loaded."""
+    """Core to front end: the model is loaded."""
 
     epoch: int
+    number: int
     info: dict[str, Any]
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Core to frontend while loading."""
+    """Core to front end while loading."""
 
     epoch: int
+    number: int
     phase: str
     done: int = 0
     total: int = 0
 
 
 class Outputs(msgspec.Struct, tag=True):
-    """Core to frontend: what one step produced."""
+    """Core to front end: what one step produced."""
 
     epoch: int
+    number: int
     outputs: list[EngineCoreOutput]
     stats: StepStats | None = None
 
 
 class Reply(msgspec.Struct, tag=True):
-    """Core to frontend: the answer to a `Call`."""
+    """Core to front end: the answer to a `Call`."""
 
     epoch: int
+    number: int
     call_id: int
     result: Any = None
     error: str | None = None
@@ -107,9 +113,10 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class Failure(msgspec.Struct, tag=True):
-    """Core to frontend: the core cannot start or go on."""
+    """Core to front end: the core cannot start or go on."""
 
     epoch: int
+    number: int
     message: str
     kind: str = "EngineDead"
     """Name of the class in `quire.errors`."""
@@ -117,7 +124,7 @@ class Failure(msgspec.Struct, tag=True):
     """For the operator; of `EngineDead` alone."""
 
     def error(self) -> QuireError:
-        """The error to raise at the frontend's side."""
+        """The error to raise on the front end's side."""
         kind = error_class(self.kind)
         if issubclass(kind, EngineDead):
             return kind(self.message, advice=self.advice)
@@ -126,6 +133,7 @@ class Failure(msgspec.Struct, tag=True):
 
 ToCore = Start | AddRequests | AbortRequests | Call
 FromCore = Ready | Progress | Outputs | Reply | Failure
+"""Each with `epoch` and `number`: 1, 2, 3 in the order in which the core of that epoch sends."""
 
 
 def error_class(kind: str) -> type[QuireError]:

@@ -42,6 +42,15 @@ class TimedSink(Protocol):
 
 
 @runtime_checkable
+class CoreSink(Protocol):
+    """A sink that goes by numbers which each engine core counts from 1: of steps, of requests."""
+
+    def begin_core(self, epoch: int) -> None:
+        """What is recorded from now on comes from the core of this epoch."""
+        ...
+
+
+@runtime_checkable
 class ClosingSink(Protocol):
     """A sink that has something to finish at the end."""
 
@@ -74,6 +83,12 @@ class StatSinks:
         """Hand over the facts of one step; never raises."""
         for sink in self._sinks:
             self._shield(sink, lambda sink=sink: sink.record(step, iteration))  # type: ignore[misc]
+
+    def begin_core(self, epoch: int) -> None:
+        """Tell the sinks that the next facts come from another engine core; never raises."""
+        for sink in self._sinks:
+            if isinstance(sink, CoreSink):
+                self._shield(sink, lambda sink=sink: sink.begin_core(epoch))  # type: ignore[misc]
 
     def tick(self) -> None:
         """Wake the sinks that act by the clock; never raises."""

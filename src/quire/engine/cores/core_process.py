@@ -1,10 +1,10 @@
-"""The engine-core process: sockets on one side, an `EngineCore` on the other.
+"""The engine-core process: a socket on one side, an `EngineCore` on the other.
 
 Run as `python -m quire.engine.cores.core_process FD`, where FD is one end of a Unix socket pair
-whose other end the frontend holds. When that end closes, the frontend is gone and this process ends
-at once.
+whose other end the front end holds. When that end closes, the front end is gone, and this process
+ends at once.
 
-One thread reads, one writes, the main thread steps; so a slow reader never holds up a step.
+One thread reads, one writes, and the main thread steps, so a slow reader never holds up a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import queue
 import socket
 import sys
 import threading
-from typing import Any
 
 import msgspec
 
@@ -25,18 +24,8 @@ from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.core import EngineCore
 from quire.engine.cores import wire
-from quire.engine.messages import (
-    AbortRequests,
-    AddRequests,
-    Call,
-    Failure,
-    Outputs,
-    Progress,
-    Ready,
-    Reply,
-    Start,
-    ToCore,
-)
+from quire.engine.cores.obey import obey
+from quire.engine.messages import Failure, FromCore, Outputs, Progress, Ready, Start, ToCore
 from quire.errors import QuireError
 from quire.logger import get_logger, setup_logging
 from quire.utils.function_trace import trace_functions
@@ -54,10 +43,12 @@ class EngineCoreProcess:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="core-writer", daemon=True)
         self.epoch = 0
+        self._number = 1
+        # of the next message; counted on the main thread alone
         self._again = False
         # the last step raised
 
@@ -90,7 +81,7 @@ class EngineCoreProcess:
         # What is here now stays: to look through all of it takes a tenth of a second, in which
         # every request would wait.
         gc.freeze()
-        self._send(Ready(self.epoch, core.info.to_dict()))
+        self._send(Ready(self.epoch, self._number, core.info.to_dict()))
         return core
 
     def _loop(self, core: EngineCore) -> None:
@@ -112,44 +103,32 @@ class EngineCoreProcess:
             self._again = True
             logger.exception("a step raised %s and is tried once more", type(error).__name__)
             return
-        self._outbox.put(frame)
+        self._put(frame)
 
     def _frame(self, outputs: list[EngineCoreOutput], stats: StepStats) -> bytes:
-        return wire.encode(Outputs(self.epoch, outputs, stats))
+        return wire.encode(Outputs(self.epoch, self._number, outputs, stats))
 
     def _handle(self, core: EngineCore, message: ToCore) -> None:
-        match message:
-            case AddRequests(requests=requests):
-                for request in requests:
-                    core.add_request(request)
-            case AbortRequests(request_ids=request_ids):
-                core.abort_requests(request_ids)
-            case Call(call_id=call_id, verb=verb, args=args):
-                self._send(self._call(core, call_id, verb, args))
-            case _:
-                logger.error("unexpected message %s", type(message).__name__)
-
-    def _call(self, core: EngineCore, call_id: int, verb: str, args: dict[str, Any]) -> Reply:
-        try:
-            return Reply(self.epoch, call_id, core.call(verb, args))
-        except QuireError as error:
-            return Reply(self.epoch, call_id, error=error.message, kind=type(error).__name__)
-        except Exception as error:
-            # A control verb must never take the engine down with it.
-            logger.exception("verb %s failed", verb)
-            return Reply(self.epoch, call_id, error=f"{type(error).__name__}: {error}")
+        reply = obey(core, message, self._number)
+        if reply is not None:
+            self._send(reply)
 
     def _progress(self, phase: str, done: int, total: int) -> None:
-        self._send(Progress(self.epoch, phase, done, total))
+        self._send(Progress(self.epoch, self._number, phase, done, total))
 
     def _fail(self, kind: str, message: str, advice: str = "") -> int:
-        self._send(Failure(self.epoch, message, kind, advice))
+        self._send(Failure(self.epoch, self._number, message, kind, advice))
         self._outbox.put(None)
         self._writer.join(timeout=2)
         return 1
 
-    def _send(self, message: Any) -> None:
-        self._outbox.put(wire.encode(message))
+    def _send(self, message: FromCore) -> None:
+        self._put(wire.encode(message))
+
+    def _put(self, frame: bytes) -> None:
+        """Send what has been encoded with `_number`. A step that is undone has taken no number."""
+        self._number += 1
+        self._outbox.put(frame)
 
     def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(ToCore)
@@ -159,7 +138,7 @@ class EngineCoreProcess:
             except OSError:
                 frame = None
             if frame is None:
-                # The frontend is gone: nobody will read what we compute. A running step is not
+                # The front end is gone: nobody will read what we compute. A running step is not
                 # worth waiting for.
                 os._exit(0)
             self._inbox.put(decoder.decode(frame))
@@ -176,8 +155,8 @@ def main(argv: list[str]) -> int:
     """Entry point."""
     die_with_parent()
     set_process_title("quire::EngineCore")
-    # The frontend decides when to end, and tells by closing the socket: it may have requests to
-    # finish first. Ctrl-C, systemd and container runtimes signal every process of the group.
+    # The front end decides when to end, and says so by closing the socket: it may have requests
+    # to finish first. Ctrl-C, systemd and container runtimes signal every process of the group.
     leave_group_signals_to_parent()
     faulthandler.enable()  # a crash in native code says where
     setup_logging("EngineCore")

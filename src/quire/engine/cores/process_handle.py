@@ -1,4 +1,4 @@
-"""The frontend's side of an engine-core process: start it, talk to it, notice its end.
+"""A core in a process of its own: start it, talk to it, notice its end.
 
 Knows processes and frames; knows nothing of what the messages mean.
 """
@@ -9,15 +9,15 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.cores import wire
-from quire.engine.cores.death import Death, MemoryWatch, describe
-from quire.engine.messages import FromCore, Start
+from quire.engine.cores.death import MemoryWatch, describe
+from quire.engine.cores.handle import OnExit, OnMessage
+from quire.engine.messages import FromCore, Start, ToCore
 from quire.logger import get_logger
 from quire.utils.process import group_signals_held, terminate
 
@@ -30,33 +30,35 @@ REAP_SECONDS: Final = 1.0
 
 
 class CoreProcess:
-    """One engine-core process of one epoch.
+    """One engine-core process of one epoch, as `CoreHandle` says.
 
     The two ends of a socket pair have no name in the file system: nobody else can connect, and
     nothing is left behind however either side ends.
 
     Args:
+        epoch: Counted from 1.
         on_message: Called in the event loop with every message of this process.
         on_exit: Called once, when the process has closed its end, with how it died.
     """
 
-    def __init__(
-        self,
-        epoch: int,
-        on_message: Callable[[FromCore], None],
-        on_exit: Callable[[CoreProcess, Death], None],
-    ) -> None:
+    def __init__(self, epoch: int, on_message: OnMessage, on_exit: OnExit) -> None:
         self.epoch = epoch
         self._on_message = on_message
         self._on_exit = on_exit
         self._process: subprocess.Popen[bytes] | None = None
+        self._ours: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._receiver: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []
+        # frames from before the event loop had the socket
+        self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, config: EngineConfig) -> None:
-        """Spawn the process and send it its configuration."""
-        ours, theirs = socket.socketpair()
+    def start(self, config: EngineConfig) -> None:
+        """Spawn the process and send it its configuration.
+
+        Raises:
+            OSError: the system allows no more processes, files or memory.
+        """
+        self._ours, theirs = socket.socketpair()
         with theirs:
             command = [
                 sys.executable,
@@ -67,42 +69,40 @@ class CoreProcess:
             # Blocking for a few milliseconds, once; asyncio's own spawning needs a child watcher.
             with group_signals_held():
                 self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self.send(Start(self.epoch, config.to_dict()))
         memory = MemoryWatch(self._process.pid)
-        self._receiver = asyncio.create_task(self._receive(reader, memory))
-        self._watcher = asyncio.create_task(_watch(memory))
+        watcher = asyncio.create_task(_watch(memory))
+        receiver = asyncio.create_task(self._receive(self._ours, memory, watcher))
+        self._tasks = [watcher, receiver]
 
-    @property
-    def pid(self) -> int | None:
-        """Process id, once started."""
-        return self._process.pid if self._process else None
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit code; None while it runs. Negative: ended by that signal."""
-        return self._process.poll() if self._process else None
-
-    def send(self, message: Any) -> None:
+    def send(self, message: ToCore) -> None:
         """Send a message. A core that is gone is noticed by the receiver, not here."""
-        assert self._writer is not None, "not started"
-        if not self._writer.is_closing():
-            self._writer.write(wire.encode(message))
+        frame = wire.encode(message)
+        if self._writer is None:
+            self._early.append(frame)
+        elif not self._writer.is_closing():
+            self._writer.write(frame)
 
-    async def stop(self, grace: float = 1.0) -> None:
-        """End the process and reap it.
-
-        Closing the socket is enough for a healthy one; `grace` seconds later it is killed.
-        """
-        for task in (self._receiver, self._watcher):
-            if task is not None:
-                task.cancel()
+    def stop(self) -> None:
+        """Close the socket, which is enough for a healthy core to end."""
+        for task in self._tasks:
+            task.cancel()
         if self._writer is not None:
             self._writer.close()
+        elif self._ours is not None:
+            self._ours.close()
+
+    async def ended(self, grace: float = 1.0) -> None:
+        """Reap the process; `grace` seconds from now it is killed."""
         if self._process is not None:
             await asyncio.to_thread(terminate, self._process, grace)
 
-    async def _receive(self, reader: asyncio.StreamReader, memory: MemoryWatch) -> None:
+    async def _receive(
+        self, ours: socket.socket, memory: MemoryWatch, watcher: asyncio.Task[None]
+    ) -> None:
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._writer.writelines(self._early)
+        self._early.clear()
         decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
         while (frame := await wire.receive_async(reader)) is not None:
             try:
@@ -110,15 +110,16 @@ class CoreProcess:
             except Exception:
                 # One bad message or one bad consumer must not stop all the others.
                 logger.exception("a message of the engine core could not be handled")
-        if self._watcher is not None:
-            self._watcher.cancel()
-        self._on_exit(self, describe(await self._ended(), memory))
+        watcher.cancel()
+        self._on_exit(self, describe(await self._exit_code(), memory))
 
-    async def _ended(self) -> int | None:
-        """The exit code: a process that dies closes its socket a moment before it can be reaped."""
+    async def _exit_code(self) -> int | None:
+        """Negative: ended by that signal; `None`: it still runs. A process that dies closes its
+        socket a moment before it can be reaped."""
+        assert self._process is not None, "started"
         loop = asyncio.get_running_loop()
         end = loop.time() + REAP_SECONDS
-        while (code := self.exit_code) is None and loop.time() < end:
+        while (code := self._process.poll()) is None and loop.time() < end:
             await asyncio.sleep(0.005)
         return code
 

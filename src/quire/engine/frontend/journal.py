@@ -7,11 +7,13 @@ kernels on nothing but the tokens, the continuation has the same bytes. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from quire.core.output import EngineCoreOutput
+from quire.core.stats import StepStats
+from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.engine.messages import EngineCoreRequest
 
 
@@ -25,8 +27,9 @@ class JournalEntry:
         self.output_token_ids = list(request.output_token_ids)
 
 
-class Journal:
-    """Entries of all unfinished completions, by internal request id."""
+class Journal(Listener):
+    """Entries of all unfinished completions, by internal request id. The first of the listeners,
+    so that no other, and no caller, has a token that it has not."""
 
     def __init__(self) -> None:
         self._entries: dict[str, JournalEntry] = {}
@@ -34,18 +37,26 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def accepted(self, accepted: AcceptedRequest) -> None:
+        """Open entries for a request."""
+        self.open(accepted.requests)
+
+    def stepped(self, outputs: Sequence[EngineCoreOutput], stats: StepStats | None) -> None:
+        """Write down what a step produced."""
+        self.record(outputs)
+
+    def closed(self, internal_ids: Sequence[str]) -> None:
+        """Forget completions that ended on this side."""
+        self.close(internal_ids)
+
     def open(self, requests: Iterable[EngineCoreRequest]) -> None:
         """Accept requests."""
         for request in requests:
             self._entries[request.request_id] = JournalEntry(request)
 
-    def record(self, outputs: Iterable[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """Write new tokens down, and close entries that ended.
-
-        Returns:
-            The outputs of requests the journal knows; others were aborted meanwhile.
-        """
-        known = []
+    def record(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Write new tokens down, and close entries that ended. Outputs of requests without an
+        entry, which were aborted meanwhile, are left alone."""
         for output in outputs:
             entry = self._entries.get(output.request_id)
             if entry is None:
@@ -53,19 +64,20 @@ class Journal:
             entry.output_token_ids += output.new_token_ids
             if output.finish_reason is not None:
                 del self._entries[output.request_id]
-            known.append(output)
-        return known
 
     def close(self, request_ids: Iterable[str]) -> None:
         """Forget completions that were aborted."""
         for request_id in request_ids:
             self._entries.pop(request_id, None)
 
-    def set_priority(self, request_ids: Iterable[str], priority: int) -> None:
-        """Unfinished completions have another priority from now on."""
-        for request_id in request_ids:
-            if entry := self._entries.get(request_id):
-                entry.request.priority = priority
+    def set_priority(self, request_id: str, priority: int) -> None:
+        """A completion has another priority from now on, unless it has ended."""
+        if entry := self._entries.get(request_id):
+            entry.request.priority = priority
+
+    def tokens(self) -> dict[str, list[int]]:
+        """Output so far of each unfinished completion, by internal id."""
+        return {name: entry.output_token_ids for name, entry in self._entries.items()}
 
     def replay(self) -> list[EngineCoreRequest]:
         """The unfinished requests with their output, in order of acceptance, for a new core."""

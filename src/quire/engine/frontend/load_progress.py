@@ -1,7 +1,8 @@
-"""How far the loading of a model is: a line on a terminal, now and then a line in a log.
+"""How far the loading of a model is: a line on a terminal, or now and then a line in a log.
 
-A start that takes no longer than `QUIET_SECONDS` shows nothing. Hears (phase, bytes done, bytes in
-all); knows no files and no processes.
+A start that takes no longer than `QUIET_SECONDS` shows nothing. `Loading` also notes when each
+phase began, for the trace of the start. Hears (phase, bytes done, bytes in all); knows no files
+and no processes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from typing import Final, TextIO
 
 from quire.logger import get_logger
+from quire.observability.traces.tracer import PhaseLog
 from quire.utils.math import human_bytes
 from quire.utils.timing import Clock, RealClock
 
@@ -84,3 +86,30 @@ class LoadProgress:
             # The cursor goes back, so that a line of the log takes the place of this one.
             room = shutil.get_terminal_size().columns - 1
             print(f"{text[:room]}{_CLEAR}", end="\r", file=self._terminal, flush=True)
+
+
+class Loading:
+    """The start of an engine, as it is shown and as it is remembered.
+
+    Args:
+        clock: The engine's.
+        first: What the start begins with.
+    """
+
+    def __init__(self, clock: Clock, first: str) -> None:
+        self.phases = PhaseLog(clock.now(), first)
+        self._clock = clock
+        self._shown = LoadProgress(clock)
+
+    def enter(self, phase: str) -> None:
+        """A phase begins of which no progress is known."""
+        self.phases.enter(phase, self._clock.now())
+
+    def update(self, phase: str, done: int, total: int) -> None:
+        """Hear of bytes `done` of `total` in a phase."""
+        self.enter(phase)
+        self._shown.update(phase, done, total)
+
+    def finish(self) -> None:
+        """It is over, one way or the other. Safe to call twice."""
+        self._shown.finish()

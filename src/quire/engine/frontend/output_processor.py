@@ -55,6 +55,8 @@ class ActiveCompletion:
     arrival_time: float
     num_prompt_tokens: int
     num_output_tokens: int
+    seen: bool = True
+    """Whether the core has spoken of it yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,23 +162,32 @@ class OutputProcessor:
         """Requests that have not ended."""
         return len(self._requests)
 
+    @property
+    def num_completions(self) -> int:
+        """Completions that have not ended."""
+        return len(self._completions)
+
     def is_active(self, external_id: str) -> bool:
         """Whether a request of this id has not ended."""
         return external_id in self._requests
 
-    def add(self, processed: ProcessedInput) -> None:
-        """Register an admitted request; call it before the core gets it.
+    def check_unused(self, external_id: str) -> None:
+        """Refuse a request whose id is taken.
 
         Raises:
             InvalidRequest: a request of the same id is active.
         """
-        first = processed.requests[0]
-        if first.external_id in self._requests:
+        if external_id in self._requests:
             raise InvalidRequest(
-                f"request_id {first.external_id!r} is in use by a request that has not ended; "
+                f"request_id {external_id!r} is in use by a request that has not ended; "
                 "choose another or wait for its end.",
                 param="request_id",
             )
+
+    def add(self, processed: ProcessedInput) -> None:
+        """Register an admitted request whose id is unused; call it before the core gets it."""
+        first = processed.requests[0]
+        assert first.external_id not in self._requests, f"{first.external_id} is in use"
         metrics = RequestMetrics(arrival_time=first.arrival_time)
         request = _Request(processed, [], metrics)
         request.completions += [self._completion(request, r) for r in processed.requests]
@@ -257,7 +268,12 @@ class OutputProcessor:
                 first.arrival_time,
                 len(first.prompt_token_ids),
                 completion.num_tokens,
+                completion.seen,
             )
+
+    def tokens(self) -> dict[str, list[int]]:
+        """Output so far of each completion that has not ended, by internal id."""
+        return {i: c.detokenizer.token_ids for i, c in self._completions.items()}
 
     def request_of(self, internal_id: str) -> EngineCoreRequest | None:
         """What a completion that has not ended was asked for."""

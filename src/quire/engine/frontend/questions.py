@@ -1,4 +1,4 @@
-"""The frontend's questions to the records: one place for the inline engine and the server's.
+"""Questions to the records, for `LLM` and the server alike.
 
 Joins the ring of records with what the frontend knows of unfinished requests. What answers is
 imported when somebody asks: no server waits for it at its start.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from quire.bounds import read_field, show
 from quire.config import EngineConfig
+from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.engine.frontend.output_processor import ActiveCompletion, OutputProcessor
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import InvalidRequest, NotFound, QuireError
@@ -53,20 +54,19 @@ class RequestState(msgspec.Struct):
     num_preemptions: int
 
 
-def make_records(config: EngineConfig) -> StepRecords:
-    """The ring, as large as configured."""
-    cache = config.cache
-    steps = config.observability.record_steps
-    return StepRecords(steps, cache.block_size, cache.enable_prefix_caching)
+class RecordListener(Listener):
+    """Tells the ring of records which requests came in, so that it knows their callers' names."""
+
+    def __init__(self, records: StepRecords) -> None:
+        self._records = records
+
+    def accepted(self, accepted: AcceptedRequest) -> None:
+        """Before the core has it, so that no record is of an unknown request."""
+        for one in accepted.requests:
+            self._records.accept(one.external_id, one.index, one.request_id, one.arrival_time)
 
 
-def accept(records: StepRecords, requests: Iterable[EngineCoreRequest]) -> None:
-    """Tell the ring of requests before the core gets them."""
-    for request in requests:
-        records.accept(request.external_id, request.index, request.request_id, request.arrival_time)
-
-
-def waiting_request(
+def _waiting_request(
     told: Sequence[Explanation], output: OutputProcessor
 ) -> EngineCoreRequest | None:
     """The request of an explanation that has no prefix yet, because it waits; all its completions
@@ -77,11 +77,11 @@ def waiting_request(
     return None
 
 
-def tell_prefix(
+def _tell_prefix(
     told: Sequence[Explanation],
     request: EngineCoreRequest,
     answer: Mapping[str, Any] | None,
-    block_size: int,
+    config: EngineConfig,
 ) -> None:
     """Add to explanations without a prefix what the request would find if it came in now.
 
@@ -89,7 +89,7 @@ def tell_prefix(
         told: Explanations of its completions.
         request: Asked for.
         answer: Of the verb `explain_prefix`; `None` if the request does not read the cache.
-        block_size: Tokens per KV block.
+        config: What holds.
     """
     from quire.observability.explain.assemble import expected_prefix, unread_prefix
 
@@ -98,47 +98,75 @@ def tell_prefix(
             explanation.prefix = (
                 unread_prefix(len(request.prompt_token_ids))
                 if answer is None
-                else expected_prefix(answer, block_size)
+                else expected_prefix(answer, config.cache.block_size)
             )
 
 
-class Live(Protocol):
-    """An engine whose core runs elsewhere."""
+class Answering(Protocol):
+    """A front end, as far as explanations go."""
 
-    config: EngineConfig
     output: OutputProcessor
+
+    @property
+    def config(self) -> EngineConfig:
+        """What holds."""
+        ...
 
     def question(self) -> Question:
         """A copy of the records."""
         ...
 
-    async def explain_prefix(
-        self, prompt_token_ids: list[int], cache_salt: str | None = None
-    ) -> dict[str, Any]:
-        """What the core's prefix cache has of a prompt."""
-        ...
 
+def explain_inline(
+    front: Answering, explain_prefix: Callable[[EngineCoreRequest], Mapping[str, Any]], name: str
+) -> list[Explanation]:
+    """Explain a request, asking the core in this process what its prefix cache has for it.
 
-async def explain_live(engine: Live, request_id: str) -> list[Explanation]:
-    """Explain a request, asking the core what the prefix cache has for it while it waits.
+    Args:
+        front: Knows the records.
+        explain_prefix: Asks the core.
+        name: The request's id.
 
     Raises:
-        NotFound: the id is in no record.
+        NotFound: the id is in no record; some that are get named.
         InvalidRequest: no records are kept.
     """
-    told = await asyncio.to_thread(engine.question().explain, request_id)
-    request, answer = waiting_request(told, engine.output), None
+    told = front.question().explain(name)
+    request = _waiting_request(told, front.output)
+    if request is not None:
+        reads = request.sampling_params.reads_prefix_cache
+        _tell_prefix(told, request, explain_prefix(request) if reads else None, front.config)
+    return told
+
+
+async def explain_live(
+    front: Answering,
+    explain_prefix: Callable[[EngineCoreRequest], Coroutine[Any, Any, Mapping[str, Any]]],
+    name: str,
+) -> list[Explanation]:
+    """Explain a request, asking the core elsewhere what its prefix cache has for it.
+
+    Args:
+        front: Knows the records.
+        explain_prefix: Asks the core.
+        name: The request's id.
+
+    Raises:
+        NotFound: the id is in no record; some that are get named.
+        InvalidRequest: no records are kept.
+    """
+    told = await asyncio.to_thread(front.question().explain, name)
+    request, answer = _waiting_request(told, front.output), None
     if request is None:
         return told
     if request.sampling_params.reads_prefix_cache:
-        asking = engine.explain_prefix(request.prompt_token_ids, request.cache_salt)
         try:
-            answer = await asyncio.wait_for(asking, PREFIX_SECONDS)
+            answer = await asyncio.wait_for(explain_prefix(request), PREFIX_SECONDS)
         except (TimeoutError, QuireError):
             return told  # the core is busy or gone: the rest is true without it
         # It may have come in meanwhile; then its own blocks were found.
-        told = await asyncio.to_thread(engine.question().explain, request_id)
-    tell_prefix(told, request, answer, engine.config.cache.block_size)
+        told = await asyncio.to_thread(front.question().explain, name)
+    _tell_prefix(told, request, answer, front.config)
     return told
 
 

@@ -6,15 +6,17 @@ what the last step reported (a queue behind full memory). The larger one counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.output import EngineCoreOutput
+from quire.core.stats import StepStats
+from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import TooManyRequests
 
 
-class QueueLimits:
+class QueueLimits(Listener):
     """Counts requests that have no output yet, and refuses more than the limits allow.
 
     Args:
@@ -33,6 +35,30 @@ class QueueLimits:
     def num_silent(self) -> int:
         """Completions accepted that have no output yet."""
         return len(self._silent)
+
+    def accepted(self, accepted: AcceptedRequest) -> None:
+        """A request has joined the queue."""
+        self.add(accepted.requests)
+
+    def stepped(self, outputs: Sequence[EngineCoreOutput], stats: StepStats | None) -> None:
+        """Whoever has output is no longer in the queue."""
+        self.step(outputs, stats.num_waiting if stats else None)
+
+    def closed(self, internal_ids: Sequence[str]) -> None:
+        """They wait no longer, if they did."""
+        self.drop(internal_ids)
+
+    def check_integrity(self, silent: Mapping[str, int]) -> None:
+        """Check the count against what others know.
+
+        Args:
+            silent: Prompt tokens of the completions that have no output yet, by internal id.
+
+        Raises:
+            AssertionError: they differ; a bug.
+        """
+        assert self._silent == silent, f"queued {self._silent}, without output {silent}"
+        assert self._num_tokens == sum(silent.values()), "the sum of prompt tokens is off"
 
     def check(
         self, requests: Sequence[EngineCoreRequest], config: SchedulerConfig, num_unfinished: int

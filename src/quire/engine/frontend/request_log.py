@@ -7,16 +7,16 @@ where somebody asked twice. Knows nothing of how requests run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from quire.config.observability import ObservabilityConfig
-from quire.engine.frontend.processed_input import ProcessedInput
+from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
 
 
-class RequestLog:
+class RequestLog(Listener):
     """Writes the lines, or nothing if they were not asked for.
 
     Args:
@@ -36,10 +36,11 @@ class RequestLog:
         self._decode = decode
         self._log = log or logger
 
-    def received(self, request_id: str, processed: ProcessedInput) -> None:
-        """A request has been accepted."""
+    def accepted(self, accepted: AcceptedRequest) -> None:
+        """A request came in."""
         if not self._on:
             return
+        request_id, processed = accepted.request_id, accepted.processed
         if self._log.isEnabledFor(logging.DEBUG):
             text, ids = processed.prompt_text, processed.requests[0].prompt_token_ids
             ids = ids[: self._longest]
@@ -52,7 +53,7 @@ class RequestLog:
             )
         self._log.info("Received request %s: params: %s", request_id, processed.params)
 
-    def aborted(self, request_ids: Iterable[str]) -> None:
-        """Requests have been ended from outside."""
+    def aborted(self, request_id: str) -> None:
+        """A request was ended from outside."""
         level = logging.INFO if self._on else logging.DEBUG
-        self._log.log(level, "Aborted request(s) %s.", ",".join(request_ids))
+        self._log.log(level, "Aborted request(s) %s.", request_id)

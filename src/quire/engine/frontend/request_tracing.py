@@ -1,4 +1,4 @@
-"""What the frontends tell the tracer: which requests came in, under which parameters and parent.
+"""What a front end tells the tracer: which requests came in, with which parameters and parent.
 
 `make_tracer` is the only place that loads the OpenTelemetry door, and only if an endpoint is set.
 """
@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.frontend.checked import CheckedParams
-from quire.engine.messages import EngineCoreRequest
+from quire.engine.frontend.listeners import AcceptedRequest, AnyParams, Listener, RefusedRequest
 from quire.errors import ConfigError, QuireError
 from quire.observability.traces.builder import TraceBuilder, TracedRequest
 from quire.observability.traces.spans import Attributes, parse_traceparent
 from quire.observability.traces.tracer import PhaseLog, Tracer
-from quire.params import PoolingParams, SamplingParams
+from quire.params import SamplingParams
 from quire.utils.timing import Clock
 
 OPERATIONS = {"generate": "text_completion", "pooling": "embeddings"}
@@ -70,7 +69,7 @@ def describe(
     request_id: str,
     internal_ids: tuple[str, ...],
     arrival: float,
-    params: SamplingParams | PoolingParams | CheckedParams,
+    params: AnyParams,
     trace_headers: Mapping[str, str] | None,
 ) -> TracedRequest:
     """A request as the tracer wants it. Cheap: it runs where requests are accepted."""
@@ -99,69 +98,57 @@ def _sampling(params: SamplingParams) -> Attributes:
     return {name: value for name, value in values.items() if value is not None}
 
 
-class Tracing:
-    """A frontend's words to the tracer; silent if there is none.
+class Tracing(Listener):
+    """Tells the tracer which requests come in, are refused, or end with the engine. What steps do
+    it hears as a sink of statistics.
 
     Args:
+        tracer: Makes and sends the spans.
         config: Resolved.
         clock: The engine's.
-        on_dropped: Told how many spans were lost.
-        phases: Of the start.
-
-    Raises:
-        ConfigError: see `make_tracer`.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        clock: Clock,
-        on_dropped: Callable[[int], None],
-        phases: PhaseLog,
-    ) -> None:
-        self.tracer = make_tracer(config, clock, on_dropped)
+    def __init__(self, tracer: Tracer, config: EngineConfig, clock: Clock) -> None:
+        self.tracer = tracer
         self._config = config
         self._clock = clock
-        self._phases = phases
 
-    def accept(
-        self,
-        requests: Sequence[EngineCoreRequest],
-        params: SamplingParams | PoolingParams | CheckedParams,
-        trace_headers: Mapping[str, str] | None,
-    ) -> None:
-        """A request was taken in. To be told before the core gets it."""
-        if self.tracer is not None:
-            first, ids = requests[0], tuple(request.request_id for request in requests)
-            arrival = first.arrival_time
-            self.tracer.accept(
-                describe(self._config, first.external_id, ids, arrival, params, trace_headers)
-            )
+    def accepted(self, accepted: AcceptedRequest) -> None:
+        """A trace begins, before the core has the request."""
+        first = accepted.requests[0]
+        ids = tuple(request.request_id for request in accepted.requests)
+        about = describe(
+            self._config,
+            first.external_id,
+            ids,
+            first.arrival_time,
+            accepted.params,
+            accepted.trace_headers,
+        )
+        self.tracer.accept(about)
 
-    @contextmanager
-    def refusals(
-        self,
-        request_id: str,
-        params: SamplingParams | PoolingParams | CheckedParams,
-        trace_headers: Mapping[str, str] | None,
-    ) -> Iterator[float]:
-        """Gives the time of arrival; an error inside is a refusal."""
-        arrival = self._clock.now()
-        try:
-            yield arrival
-        except QuireError as error:
-            if self.tracer is not None:
-                refused = describe(self._config, request_id, (), arrival, params, trace_headers)
-                self.tracer.refuse(refused, self._clock.now(), error)
-            raise
+    def refused(self, refused: RefusedRequest) -> None:
+        """A trace of nothing but a refusal."""
+        about = describe(
+            self._config,
+            refused.request_id,
+            (),
+            refused.arrival,
+            refused.params,
+            refused.trace_headers,
+        )
+        self.tracer.refuse(about, self._clock.now(), refused.error)
 
-    def started(self, info: Mapping[str, Any]) -> None:
-        """The engine is ready. `info`: what the executor says of itself."""
-        if self.tracer is not None:
-            about = {f"quire.{name}": info[name] for name in ("device", "dtype", "num_blocks")}
-            self.tracer.started(self._phases.phases(self._clock.now()), about)
+    def failed(self, error: QuireError) -> None:
+        """All open traces end."""
+        self.tracer.end_all(self._clock.now(), error)
 
-    def end_all(self, error: BaseException) -> None:
-        """The engine is gone."""
-        if self.tracer is not None:
-            self.tracer.end_all(self._clock.now(), error)
+    def started(self, phases: PhaseLog, info: Mapping[str, Any]) -> None:
+        """The engine is ready.
+
+        Args:
+            phases: Of its start.
+            info: What the executor says of itself.
+        """
+        about = {f"quire.{name}": info[name] for name in ("device", "dtype", "num_blocks")}
+        self.tracer.started(phases.phases(self._clock.now()), about)

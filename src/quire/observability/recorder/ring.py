@@ -197,7 +197,6 @@ class StepRecords:
         # slot of the next row; the rows before it are the last len(self._facts)
         self._before = Lives()
         self._epoch = self._before_epoch = 0
-        self._last_step = 0
         self._names: dict[tuple[int, int], str] = {}
         self._accepted: dict[str, AcceptedCompletion] = {}
         self._seen: dict[str, CompletionEnd] = {}
@@ -208,6 +207,13 @@ class StepRecords:
         return len(self._facts)
 
     # ---- what goes in ------------------------------------------------------------------------
+
+    def begin_core(self, epoch: int) -> None:
+        """Steps come from the core of this epoch from now on; it numbers steps and requests
+        afresh."""
+        self._epoch = epoch
+        if not self._facts:
+            self._before_epoch = epoch  # the first core, or one after a core that never stepped
 
     def accept(self, external_id: str, index: int, internal_id: str, arrival: float) -> None:
         """The frontend has accepted a completion. Call this before the core gets it."""
@@ -232,9 +238,6 @@ class StepRecords:
                     self._seen[ended.request_id] = CompletionEnd(end, ended.finish_reason)
 
     def _add(self, s: StepStats) -> None:
-        if s.step <= self._last_step:
-            self._epoch += 1  # another core counts from 1 again
-        self._last_step = s.step
         limit = self.num_steps * FACT_BYTES_PER_STEP
         while self._facts and (
             len(self._facts) == self.num_steps or self._fact_bytes + len(s.facts) > limit

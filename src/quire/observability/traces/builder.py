@@ -62,15 +62,16 @@ class TraceBuilder:
         self._ended: deque[RequestTrace] = deque()
         """Ended for the frontend; the core has not said so yet."""
         self._steps = _StepMemory()
-        self._new_core()
+        self.begin_core()
 
-    def _new_core(self) -> None:
-        """Each engine core numbers its requests and steps from the beginning."""
+    def begin_core(self) -> list[Span]:
+        """Each engine core numbers its requests and steps from the beginning. This completes no
+        span."""
         self._follower = Follower()
         self._names: dict[int, str] = {}
         self._tracked: dict[int, CompletionTrace] = {}
-        self._last_step = 0
         self._steps.new_core()
+        return []
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -139,9 +140,6 @@ class TraceBuilder:
 
     def step(self, step: StepStats) -> list[Span]:
         """Spans that this step completes: its own, and those of ended requests."""
-        if step.step <= self._last_step:
-            self._new_core()
-        self._last_step = step.step
         self._names.update(step.names)
         facts = list(unpack(step.facts))
         scheduled = self._follower.follow(step.facts)

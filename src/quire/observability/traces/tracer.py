@@ -100,6 +100,10 @@ class Tracer:
         if step is not None or ended:
             self._inbox.append(lambda: self._take(step, ended))
 
+    def begin_core(self, epoch: int) -> None:
+        """What comes from now on is of another engine core."""
+        self._inbox.append(self._builder.begin_core)
+
     def accept(self, request: TracedRequest) -> None:
         """A request was accepted. Call this before the core gets it."""
         self._inbox.append(lambda: self._builder.accept(request))

@@ -1,0 +1,257 @@
+"""`Supervisor`: keeps an engine core for a front end, and knows which one is there.
+
+It owns the epoch, the start of a core and the news of its end. A core can be replaced by another of
+the next epoch, which gets the limits of now and every unfinished request with its output so far.
+Whether that is done when a core dies is up to `replaces`; `never` is what servers use, so the
+engine ends with its core. Knows no text, no streams and no processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.engine.cores.death import Death
+from quire.engine.cores.handle import CoreHandle, MakeCore
+from quire.engine.cores.pending_calls import PendingCalls, Then
+from quire.engine.live_config import LiveConfig
+from quire.engine.messages import (
+    AddRequests,
+    EngineCoreRequest,
+    Failure,
+    FromCore,
+    Outputs,
+    Progress,
+    Ready,
+    Reply,
+    ToCore,
+)
+from quire.errors import EngineDead, QuireError
+from quire.logger import get_logger
+from quire.utils.timing import Clock
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreEvents:
+    """What a supervisor tells, and the one thing it asks. All are called in the event loop."""
+
+    started: Callable[[int], None]
+    """A core of this epoch has been started."""
+    loading: Callable[[str, int, int], None]
+    """It loads: phase, bytes done, bytes in all."""
+    ready: Callable[[dict[str, Any]], None]
+    """It is ready; what its executor says of itself."""
+    outputs: Callable[[Outputs], None]
+    """A step of it has produced something. Each step is heard once, in order."""
+    replay: Callable[[], list[EngineCoreRequest]]
+    """Asked when a core takes the place of another: what it has to take over."""
+    dead: Callable[[QuireError], None]
+    """The core is gone and is not replaced. Told once; nothing comes after it."""
+
+
+def never(error: QuireError) -> bool:
+    """The engine ends with its core."""
+    return False
+
+
+class Supervisor:
+    """One core at a time.
+
+    Args:
+        live: The configuration. A core is started with what holds at that moment.
+        events: Who hears of the core.
+        make_core: Makes the handle of an epoch.
+        clock: Monotonic time.
+        replaces: Asked with the error whether a core that died is to be replaced.
+    """
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        events: CoreEvents,
+        make_core: MakeCore,
+        clock: Clock,
+        replaces: Callable[[QuireError], bool] = never,
+    ) -> None:
+        self.epoch = 0
+        """Of the core that is there; 0 before the first."""
+        self.state = "loading"
+        """`loading`, `ready` or `dead`."""
+        self.progress: tuple[str, int, int] = ("starting", 0, 0)
+        """While loading: phase, done, total."""
+        self.info: dict[str, Any] = {}
+        """What the core reported when it was ready: blocks, device, memory."""
+        self.error: QuireError | None = None
+        """Why the engine is dead."""
+        self._live = live
+        self._events = events
+        self._make_core = make_core
+        self._clock = clock
+        self._replaces = replaces
+        self._core: CoreHandle | None = None
+        self._number = 0
+        # of the last message heard of this epoch
+        self._calls = PendingCalls()
+        self._settled = asyncio.Event()
+        self._heard = clock.now()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the first core.
+
+        Raises:
+            OSError: it cannot even begin.
+        """
+        self._start_core()
+
+    async def wait_ready(self) -> None:
+        """Wait until the core that is there is ready.
+
+        Raises:
+            StartupError: it cannot start; its own reason.
+            EngineDead: it has stopped.
+        """
+        await self._settled.wait()
+        if self.error is not None:
+            raise self.error
+
+    def respawn(self, why: QuireError) -> None:
+        """Put a core of the next epoch in the place of this one, whatever state that is in. It
+        goes on with every unfinished request where its callers stand.
+
+        Args:
+            why: What ends the control verbs that the old core will not answer. None of them has
+                changed anything that the new core could know of.
+        """
+        assert self._core is not None, "start() makes the first"
+        self._dismiss(self._core)
+        self._calls.fail(why)
+        self.state, self.progress = "loading", ("starting", 0, 0)
+        self._settled.clear()
+        try:
+            self._start_core()
+        except OSError as error:
+            logger.error("an engine core could not be started: %s", error)
+            return self.end(EngineDead("the engine core died, and no other could be started"))
+        if requests := self._events.replay():
+            self.send(AddRequests(self.epoch, requests))
+
+    def end(self, error: QuireError) -> None:
+        """Nothing more comes of the core; whoever waits for it gets `error`."""
+        if self.state == "dead":
+            return
+        self.state, self.error = "dead", error
+        self._calls.fail(error)
+        self._settled.set()
+        self._events.dead(error)
+
+    async def shutdown(self) -> None:
+        """End the core, and wait until it and its predecessors have."""
+        self.end(EngineDead("the engine was shut down"))
+        if self._core is not None:
+            self._dismiss(self._core)
+        await asyncio.gather(*self._leaving)
+
+    def _start_core(self) -> None:
+        self.epoch += 1
+        self._number = 0
+        self._heard = self._clock.now()
+        self._core = self._make_core(self.epoch, self._on_message, self._on_exit)
+        self._core.start(self._live.given)
+        self._events.started(self.epoch)
+
+    def _dismiss(self, core: CoreHandle) -> None:
+        core.stop()
+        leaving = asyncio.get_running_loop().create_task(core.ended())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    # ---- to the core -------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """Raise if the engine has stopped.
+
+        Raises:
+            QuireError: why.
+        """
+        if self.state == "dead":
+            raise self.error or EngineDead("the engine has stopped")
+
+    def send(self, message: ToCore) -> None:
+        """Bring a message to the core that is there; nowhere if there is none."""
+        if self.state != "dead":
+            assert self._core is not None, "start() makes one"
+            self._core.send(message)
+
+    async def call(self, verb: str, args: dict[str, Any], then: Then | None = None) -> Any:
+        """Run a control verb in the core.
+
+        Args:
+            verb, args: What is called.
+            then: Gets the result at the moment the core's reply is heard, so that nothing the core
+                says or suffers afterwards comes first; also if the caller has gone meanwhile.
+
+        Raises:
+            QuireError: the verb failed, or the core died.
+        """
+        self.check_alive()
+        call, future = self._calls.make(self.epoch, verb, args, then)
+        self.send(call)
+        return await future
+
+    def expect_output(self) -> None:
+        """The core was idle and gets work now: its silence counts from here."""
+        self._heard = self._clock.now()
+
+    def silence(self) -> float:
+        """Seconds since the core last proved progress. Replies to verbs prove none."""
+        return self._clock.now() - self._heard
+
+    # ---- of the core -------------------------------------------------------------------------
+
+    def _on_message(self, message: FromCore) -> None:
+        if message.epoch != self.epoch or self.state == "dead" or message.number <= self._number:
+            return  # of a core that was replaced, or heard before
+        if message.number != self._number + 1:
+            # The tokens in between are lost to us, but the core would go on after them.
+            self._on_death(EngineDead("a message of the engine core was lost"))
+            return
+        self._number = message.number
+        if not isinstance(message, Reply):
+            self._heard = self._clock.now()
+        match message:
+            case Outputs():
+                self._events.outputs(message)
+            case Reply():
+                self._calls.answer(message)
+            case Progress(phase=phase, done=done, total=total):
+                self.progress = (phase, done, total)
+                self._events.loading(phase, done, total)
+            case Ready(info=info):
+                self._on_ready(info)
+            case Failure():
+                self._on_death(message.error())
+
+    def _on_ready(self, info: dict[str, Any]) -> None:
+        self.info = info
+        self._events.ready(info)
+        self.state, self.progress = "ready", ("ready", 1, 1)
+        self._settled.set()
+
+    def _on_exit(self, core: CoreHandle, death: Death) -> None:
+        if core is not self._core or self.state == "dead":
+            return
+        logger.error("the engine core died (%s). %s", death.what, death.why)
+        self._on_death(EngineDead(f"the engine core died ({death.what})", advice=death.why))
+
+    def _on_death(self, error: QuireError) -> None:
+        if self._replaces(error):
+            self.respawn(error)
+        else:
+            self.end(error)

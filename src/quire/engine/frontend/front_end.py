@@ -1,0 +1,342 @@
+"""`FrontEnd`: what happens to a request before it reaches a core, and to what comes back.
+
+It owns the input gate, the output processor and everybody who listens, and it is the same for a
+core in this process (`LLMEngine`) and one elsewhere (`AsyncLLM`). Who hears what, in this order:
+
+| Event | Journal | Queue | Output processor | Records | Traces | Log of requests | Core |
+|---|---|---|---|---|---|---|---|
+| accepted | opens | counts | registers first | names | begin | a line | gets it last |
+| refused | | counts its own | | | one span | | |
+| outputs of a step | writes first | uncounts | makes text | | | | |
+| closed on this side | forgets | uncounts | | | | | told first |
+| aborted | | | last output | | | a line | |
+| engine gone | | | | | end | | |
+
+The journal hears before any caller does: a token is in it before it is on the wire. Statistics of
+steps go to the sinks once all that is done. Knows no process, no socket and no stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from quire.config import EngineConfig, ModelConfig, ModelShape
+from quire.config.engine import read_generation_config
+from quire.core.output import EngineCoreOutput
+from quire.core.stats import IterationStats, StepStats
+from quire.engine.frontend.input_gate import InputGate, make_input_processor
+from quire.engine.frontend.journal import Journal
+from quire.engine.frontend.listeners import (
+    AcceptedRequest,
+    AnyParams,
+    Listener,
+    ListenerTable,
+    RefusedRequest,
+)
+from quire.engine.frontend.load_progress import Loading
+from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
+from quire.engine.frontend.processed_input import ProcessedInput
+from quire.engine.frontend.prompts import PromptType
+from quire.engine.frontend.questions import Question, RecordListener
+from quire.engine.frontend.queue_limits import QueueLimits
+from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
+from quire.engine.frontend.request_log import RequestLog
+from quire.engine.frontend.request_tracing import Tracing, make_tracer
+from quire.engine.live_config import LiveConfig
+from quire.engine.messages import AbortRequests, AddRequests, EngineCoreRequest, ToCore
+from quire.engine.starvation import ApiWaits
+from quire.errors import QuireError
+from quire.observability.recorder.ring import StepRecords
+from quire.outputs import RequestOutput
+from quire.tokenizer.fit import check_fit
+from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.timing import Clock
+
+
+class ToTheCore(Protocol):
+    """Where messages go, whichever core is there at the moment."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the core that is there."""
+        ...
+
+    def send(self, message: ToCore) -> None:
+        """Bring a message to it."""
+        ...
+
+
+def load_tokenizer(model: ModelConfig, shape: ModelShape) -> Tokenizer:
+    """The tokenizer of a model.
+
+    Raises:
+        StartupError: it cannot be read, or is not the model's.
+    """
+    tokenizer = Tokenizer.from_folder(model.tokenizer_folder, model.chat_template)
+    check_fit(tokenizer, shape)
+    return tokenizer
+
+
+class FrontEnd:
+    """Accepts requests for one core and makes answers of what it produces.
+
+    Args:
+        live: The configuration, as it holds now.
+        shape: The model's.
+        tokenizer: See `load_tokenizer`.
+        core: Where requests go.
+        clock: Monotonic time.
+        serves: Keep a journal, limit the queue, and time the waits of this process. `LLM` has none
+            of them: a journal is read when a core is replaced, which a core in the caller's
+            process never is, and `LLM` takes all prompts at once.
+        options: Further ones of `InputProcessor`.
+
+    Raises:
+        StartupError: the model's files or the configuration do not allow a start.
+    """
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        shape: ModelShape,
+        tokenizer: Tokenizer,
+        core: ToTheCore,
+        clock: Clock,
+        *,
+        serves: bool,
+        **options: Any,
+    ) -> None:
+        config = live.now
+        self.live = live
+        self.clock = clock
+        self._core = core
+        self.tokenizer = tokenizer
+        self.input = _make_gate(config, shape, tokenizer, options)
+        self.output = OutputProcessor(tokenizer, clock, "disk" if config.cache.swap_dir else "host")
+        self.journal = Journal() if serves else None
+        self.queue = QueueLimits(self._count_rejection) if serves else None
+        self.records = _make_records(config)
+        first = [ApiWaits()] if serves else []
+        self.sinks, self.prometheus = make_sinks(config, clock, *first)
+        self.sinks.add(self.records)
+        tracer = make_tracer(config, clock, self.prometheus.store.dropped_spans.add)
+        self.tracing = None if tracer is None else Tracing(tracer, config, clock)
+        if tracer is not None:
+            self.sinks.add(tracer)
+        log = RequestLog(config.observability, tokenizer.decode)
+        listeners = (self.journal, self.queue, RecordListener(self.records), self.tracing, log)
+        self._tell = ListenerTable([one for one in listeners if isinstance(one, Listener)])
+
+    @property
+    def config(self) -> EngineConfig:
+        """What holds now."""
+        return self.live.now
+
+    # ---- the engine's life -------------------------------------------------------------------
+
+    def begin_core(self, epoch: int) -> None:
+        """What is reported from now on comes from the core of this epoch."""
+        self.sinks.begin_core(epoch)
+
+    def started(self, loading: Loading, info: Mapping[str, Any]) -> None:
+        """The first core is ready.
+
+        Args:
+            loading: The start.
+            info: What the executor says of itself.
+        """
+        loading.finish()
+        self.prometheus.set_cache_config(cache_facts(self.config, info))
+        add_log_sinks(self.sinks, self.config, self.clock, info["device"])
+        if self.tracing is not None:
+            self.tracing.started(loading.phases, info)
+
+    def fail(self, error: QuireError) -> None:
+        """The engine is gone."""
+        self._tell.failed(error)
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def accept(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: AnyParams,
+        *,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str = "",
+    ) -> ProcessedInput:
+        """Take a request in and hand it to the core. Either everybody knows of it, or nobody.
+
+        Raises:
+            RequestError: it is invalid, or a limit is reached; nothing was queued.
+        """
+        arrival = self.clock.now()
+        try:
+            processed = self.input.process(
+                request_id,
+                prompt,
+                params,
+                arrival_time=arrival,
+                priority=priority,
+                cache_salt=cache_salt,
+                client=client,
+            )
+            if self.queue is not None:
+                now = self.config.scheduler
+                self.queue.check(processed.requests, now, self.output.num_completions)
+            self.output.check_unused(request_id)
+        except QuireError as error:
+            self._tell.refused(RefusedRequest(request_id, params, trace_headers, arrival, error))
+            raise
+        self._announce(AcceptedRequest(request_id, processed, params, trace_headers))
+        return processed
+
+    def _count_rejection(self, reason: str) -> None:
+        self.report(None, IterationStats(admission_rejections={reason: 1}))
+
+    def _announce(self, accepted: AcceptedRequest) -> None:
+        try:
+            self.output.add(accepted.processed)
+            self._tell.accepted(accepted)
+            self._core.send(AddRequests(self._core.epoch, accepted.requests))
+        except BaseException:
+            self.abort(accepted.request_id)
+            raise
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request from outside.
+
+        Returns:
+            Its last output, with `finish_reason` "abort"; `None` if the id is unknown.
+        """
+        # The core comes first: if an exception leaves this half way, a second call still finds
+        # the request, and it does no harm to end it there twice.
+        internal = self.output.internal_ids(request_id)
+        if internal:
+            self._core.send(AbortRequests(self._core.epoch, internal))
+        self._tell.closed(internal)
+        _, final = self.output.abort(request_id)
+        if final is not None:
+            self._tell.aborted(request_id)
+        self.report(None, self.output.take_stats())
+        return final
+
+    # ---- outputs -----------------------------------------------------------------------------
+
+    def take(
+        self, outputs: Sequence[EngineCoreOutput], stats: StepStats | None
+    ) -> ProcessedOutputs:
+        """Take in what a step produced. Once its request outputs have been handed over, `release`
+        and `report` are to be called."""
+        self._tell.stepped(outputs, stats)
+        taken = self.output.process(outputs, self.clock.now())
+        if taken.aborts:
+            self._tell.closed(taken.aborts)
+        return taken
+
+    def rewind(self, num_tokens: Mapping[str, int]) -> None:
+        """Undo the last `take`: its step has not happened. For a front end without a journal.
+
+        Args:
+            num_tokens: By internal id, of what the core still works on: tokens before that step.
+        """
+        assert self.journal is None, "what is in the journal may be on the wire"
+        self.output.rewind(num_tokens)
+
+    def release(self, taken: ProcessedOutputs) -> None:
+        """Have the core let go of what ended on this side only, by a stop string say."""
+        if taken.aborts:
+            self._core.send(AbortRequests(self._core.epoch, taken.aborts))
+
+    def report(self, stats: StepStats | None, iteration: IterationStats) -> None:
+        """Hand statistics to all sinks."""
+        self.sinks.record(stats, iteration)
+
+    def replay(self) -> list[EngineCoreRequest]:
+        """What a new core must take over: every unfinished completion, with its output so far."""
+        assert self.journal is not None, "there is no journal to replay"
+        return self.journal.replay()
+
+    # ---- for control verbs (`Front` in `engine/verbs.py`) --------------------------------------
+
+    def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
+        """Check a prompt's tokens and salt as a request's are checked.
+
+        Raises:
+            InvalidRequest: they are not of this model.
+        """
+        self.input.check_prefix(ids, cache_salt)
+
+    def internal_ids(self, request_id: str) -> list[str]:
+        """The unfinished completions of a request, by the id that its caller knows."""
+        return self.output.internal_ids(request_id)
+
+    def adopt_limits(self, limits: Mapping[str, Any], priorities: Mapping[str, int]) -> None:
+        """Keep a copy of what the core now holds, for the core that may come after it.
+
+        Args:
+            limits: All of `LIVE_LIMITS`.
+            priorities: What was changed, by internal id.
+        """
+        if self.journal is not None:
+            for internal_id, priority in priorities.items():
+                self.journal.set_priority(internal_id, priority)
+        if self.live.change_limits(limits):
+            self.records.change_limits(self.clock.now())
+
+    # ---- what is known -----------------------------------------------------------------------
+
+    def question(self) -> Question:
+        """A copy of the records, to be asked on any thread: explanations, timeline, listing.
+
+        Raises:
+            InvalidRequest: no records are kept.
+        """
+        return Question(self.records, self.output.active(), self.clock.now(), self.config)
+
+    def check_integrity(self, streams: Collection[str] | None = None) -> None:
+        """Check that all who know of requests know of the same ones, and of the same tokens.
+
+        Args:
+            streams: External ids of the requests that somebody waits for; `None` if unknown.
+
+        Raises:
+            AssertionError: they do not; a bug.
+        """
+        self.output.check_integrity()
+        active = list(self.output.active())
+        if self.journal is not None:
+            assert self.journal.tokens() == self.output.tokens(), "journal and outputs differ"
+        if self.queue is not None:
+            silent = {c.internal_id: c.num_prompt_tokens for c in active if not c.seen}
+            self.queue.check_integrity(silent)
+        if streams is not None:
+            known = {completion.external_id for completion in active}
+            assert known == set(streams), f"streams of {set(streams)}, requests {known}"
+
+
+def _make_gate(
+    config: EngineConfig, shape: ModelShape, tokenizer: Tokenizer, options: dict[str, Any]
+) -> InputGate:
+    model = config.model
+    assert model.max_model_len is not None, "resolve() settles it"
+    return make_input_processor(
+        model,
+        shape,
+        tokenizer,
+        max_model_len=model.max_model_len,
+        block_size=config.cache.block_size,
+        generation_defaults=read_generation_config(model),
+        **options,
+    )
+
+
+def _make_records(config: EngineConfig) -> StepRecords:
+    """The ring, as large as configured."""
+    cache = config.cache
+    steps = config.observability.record_steps
+    return StepRecords(steps, cache.block_size, cache.enable_prefix_caching)
