@@ -1,9 +1,9 @@
-"""What every number from outside may be: one table for options, one for request fields.
+"""The allowed values of every number from outside: one table for options, one for request fields.
 
-Every front door reads numbers with the same row: flags, `--config` files, `LLM(...)`,
-`POST /limits`, HTTP bodies, `SamplingParams`. So one value gets one verdict, and nothing further
-in has to fear a number that an array, a record or a tensor cannot hold. Rules between fields, and
-those that depend on a model or on memory, are checked where these are known.
+Flags, `--config` files, `LLM(...)`, `POST /limits`, HTTP bodies and `SamplingParams` all read a
+number with the same row. So a value is accepted or refused the same way everywhere, and no inner
+code meets a number that an array, a record or a tensor cannot hold. Rules between fields, and rules
+that depend on a model or on memory, are checked where those are known.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from quire.errors import ConfigError, InvalidRequest
 from quire.utils.math import parse_size
 
 INT32: Final = 2**31 - 1
-"""What the arrays of a step count in: positions, lengths, block ids."""
+"""Largest value in the arrays of a step: positions, lengths, block ids."""
 INT64: Final = 2**63 - 1
 EXACT: Final = 2**53
-"""Integers up to here survive a trip through JSON and floating point."""
+"""Integers up to this stay exact in JSON and floating point."""
 TOLD_WHOLE: Final = 10**6
-"""Up to this limit a sentence tells both ends of a range; beyond, only the end that was passed."""
+"""Up to this limit, a message names both ends of a range; beyond it, only the end that was
+exceeded."""
 SECONDS: Final = 1e9
-"""30 years: longer waits overflow the clocks of timers."""
+"""30 years: longer waits overflow timers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The values of one number."""
+    """The allowed values of one number."""
 
     kind: type[int] | type[float]
     low: float
@@ -42,11 +43,11 @@ class Bound:
     below: bool = False
     """`high` itself is not allowed."""
     also: tuple[int, ...] = ()
-    """Further values that have a meaning of their own."""
+    """Further allowed values, which have a meaning of their own."""
     unset: tuple[object, ...] = ()
     """Spellings of `None`."""
     note: str = ""
-    """What a reader should know of special values."""
+    """What to tell the reader about special values."""
 
     def holds(self, value: float) -> bool:
         """Whether a number of the right kind is allowed."""
@@ -55,7 +56,7 @@ class Bound:
         return (left and right) or value in self.also
 
     def rule(self, value: float | None) -> str:
-        """What goes after "must be" for a number that was refused, or for what is none."""
+        """The text after "must be" in a message that refuses a value."""
         noun = "an integer" if self.kind is int else "a number"
         if self.high <= TOLD_WHOLE:
             text = noun + self._range()
@@ -74,11 +75,11 @@ class Bound:
         return f" in {'(' if self.above else '['}{low}, {high}{')' if self.below else ']'}"
 
     def read(self, value: object) -> Any:
-        """The value as a plain `int` or `float`: what numpy and other libraries call a number is
-        one, a truth value is not.
+        """The value as a plain `int` or `float`. Numbers of numpy and other libraries count as
+        numbers, truth values do not.
 
         Raises:
-            ValueError: it is not allowed; the text goes on from "must be".
+            ValueError: the value is not allowed; the message continues after "must be".
         """
         found = _number(self.kind, value)
         if found is None or not self.holds(found):
@@ -91,7 +92,8 @@ def _plain(limit: float) -> str:
 
 
 def _number(kind: type[int] | type[float], value: object) -> float | None:
-    """A plain number of that kind; `None` if it is none, or NaN, or beyond floating point."""
+    """A plain number of that kind; `None` if it is not a number, NaN, or too large for floating
+    point."""
     if isinstance(value, bool):
         return None
     if kind is int:
@@ -143,7 +145,8 @@ OPTIONS: Final[dict[str, Bound]] = {
     "max_body_bytes": _integer(1024, 2**30),
     "shutdown_timeout": _real(0, SECONDS),
 }
-"""Of each option that is a number. A frame between the processes holds a body of any size."""
+"""Bounds of each option that is a number. A body may be of any size, because frames between the
+processes may."""
 
 FIELDS: Final[dict[str, Bound]] = {
     "n": _integer(1, 128),
@@ -171,7 +174,7 @@ FIELDS: Final[dict[str, Bound]] = {
     "top_n": _integer(0, INT32),
     "steps": _integer(1, INT32),
 }
-"""Of each field of a request that is a number; `logit_bias` of its values."""
+"""Bounds of each request field that is a number; for `logit_bias`, of its values."""
 
 
 TYPE_WORDS: Final = {
@@ -183,11 +186,11 @@ TYPE_WORDS: Final = {
     "object": "an object",
     "null": "null",
 }
-"""What error messages call the types of JSON, by msgspec's names of them."""
+"""Words for JSON types in error messages, by msgspec's names."""
 
 
 def show(value: object) -> str:
-    """A value for an error message: short, and never an error itself."""
+    """A value as text for an error message: shortened, and safe for any object."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
@@ -195,12 +198,12 @@ def show(value: object) -> str:
 
 
 def flag(name: str) -> str:
-    """An option as it stands on the command line."""
+    """An option as written on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def read_option(name: str, value: object) -> Any:
-    """The number given for an option; text is read as on the command line (`8k`, `0.5`, `auto`).
+    """The number given for an option; a text is read as on the command line (`8k`, `0.5`, `auto`).
 
     Raises:
         ConfigError: it is no number, or out of range.
@@ -237,7 +240,7 @@ def _from_text(bound: Bound, text: str) -> object:
 
 
 def read_integer(text: str) -> int:
-    """A whole number as people write it: exact at any size, or with a suffix.
+    """A whole number as people write it: of any size, exactly, or with a suffix.
 
     Raises:
         ConfigError: the text is not such a number.
@@ -248,8 +251,8 @@ def read_integer(text: str) -> int:
 
 
 def check_section(section: Any) -> None:
-    """Check the fields of a configuration section by their annotations, and bring what may be
-    spelled in several ways to one: numbers to plain ones, a text alone to a list of one.
+    """Check the fields of a configuration section by their annotations, and normalise their values:
+    numbers to plain `int` or `float`, a single text to a list.
 
     Raises:
         ConfigError: a value is of a wrong type or out of range.
@@ -293,4 +296,4 @@ _READERS: Final[dict[str, Callable[[str, Any], object]]] = {
     "list[str]": _read_texts,
     "dict[str, Any]": _of_type(dict, "an object"),
 }
-"""By annotation. A new annotation of a section's field needs a row here."""
+"""Readers by annotation. A new annotation of a section's field needs a row here."""

@@ -1,4 +1,4 @@
-"""Every environment variable, in one typed table.
+"""All environment variables, in one typed table.
 
 `envs.LOGGING_LEVEL` reads `QUIRE_LOGGING_LEVEL`, else `VLLM_LOGGING_LEVEL`, else the default, at
 the moment of access. An empty value counts as unset. A bad value raises `ConfigError`, which
@@ -27,12 +27,12 @@ _STREAMS |= {f"ext://sys.{name}": name for name in ("stderr", "stdout")}
 
 
 class _Bad(Exception):
-    """A value is refused; the text says what is allowed."""
+    """A value is not allowed; the message says what is."""
 
 
 @dataclass(frozen=True)
 class Var:
-    """One row: how the text is read, and what holds without it."""
+    """One row: how the text is read, and the default."""
 
     parse: Callable[[str], Any]
     default: Any
@@ -74,13 +74,13 @@ def _number(text: str) -> float:
 
 
 def _interval(text: str) -> float:
-    """Zero and less fall back to the default, as in vLLM."""
+    """Zero or less falls back to the default, as in vLLM."""
     value = _number(text)
     return value if value > 0 else 10.0
 
 
 def _interval_or_off(text: str) -> float | None:
-    """Zero and less mean off, as in vLLM."""
+    """Zero or less means off, as in vLLM."""
     value = _number(text)
     return value if value > 0 else None
 
@@ -338,10 +338,10 @@ def ensure_valid() -> None:
 
 
 def without_effect() -> list[str]:
-    """A sentence for each `QUIRE_…` or `VLLM_…` variable that is set and that no row reads.
+    """A sentence for each `QUIRE_…` or `VLLM_…` variable that is set but read by no row.
 
-    Only a warning, never an error: Kubernetes sets `QUIRE_PORT` and the like for a service called
-    quire. Those are left out.
+    These are warnings, never errors, because Kubernetes sets `QUIRE_PORT` and the like for a
+    service called quire. Such variables are left out.
     """
     from quire.spelling import did_you_mean
 

@@ -4,10 +4,10 @@
     ├── RequestError                 the request is at fault; nothing else is disturbed (4xx)
     │   ├── InvalidRequest           a field is wrong                                    400
     │   │   ├── ContextLengthExceeded  prompt does not fit the model's context           400
-    │   │   └── UnsupportedTask      the model is not made for what is asked             400
+    │   │   └── UnsupportedTask      the model is not made for this task                 400
     │   ├── Unauthorized             missing or wrong key                                401
     │   ├── NotFound                 unknown model, route or id                          404
-    │   ├── Conflict                 it contradicts what is going on                     409
+    │   ├── Conflict                 it conflicts with the current state                 409
     │   ├── PayloadTooLarge          body over the limit                                 413
     │   └── TooManyRequests          a queue limit is reached                            429
     ├── StartupError                 the engine cannot start: configuration, files, memory, port
@@ -19,7 +19,7 @@
         ├── EngineDead               the engine core stopped and could not be replaced   503
         └── StepFailed               one request failed inside a step                    500
 
-This module knows the wire status and code of each error, but not how a reply is written.
+This module knows the HTTP status and the code of each error, but not how a reply is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from __future__ import annotations
 from typing import Final
 
 NOT_A_NUMBER: Final = "numerical: the model's output is not a finite number"
-"""Why a request failed alone whose logits held NaN or infinity; metrics count such requests."""
+"""The message of a request that failed because its logits held NaN or infinity; metrics count
+these."""
 
 
 class QuireError(Exception):
@@ -65,7 +66,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class UnsupportedTask(InvalidRequest):
-    """The model is not made for what is asked: a text of an embedding model, say."""
+    """The model is not made for this task; for example, an embedding model was asked for text."""
 
     code = "unsupported_task"
 
@@ -86,14 +87,15 @@ class NotFound(RequestError):
 
 
 class Conflict(RequestError):
-    """It contradicts what is going on: a profiler started twice, say."""
+    """The request conflicts with the current state; for example, the profiler is already
+    running."""
 
     status = 409
     type = "ConflictError"
 
 
 class PayloadTooLarge(RequestError):
-    """The body is larger than the server reads."""
+    """The body is larger than the server accepts."""
 
     status = 413
     type = "PayloadTooLarge"
@@ -153,7 +155,7 @@ class EngineDead(EngineError):
 
 
 def told(error: QuireError) -> str:
-    """What a terminal shows of an error: one line, with the advice for the operator."""
+    """An error as one line for the terminal, with advice for the operator."""
     advice = getattr(error, "advice", "")
     text = f"{error.message}. {advice}" if advice else error.message
     return " ".join(text.split())

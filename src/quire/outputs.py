@@ -1,6 +1,7 @@
-"""What callers get back: `RequestOutput` with its `CompletionOutput`s, or what a model pooled.
+"""What callers get back: `RequestOutput` with its `CompletionOutput`s, or the output of a pooling
+model.
 
-Names and fields are vLLM's. Nothing here knows how the values came about.
+Names and fields are vLLM's. Nothing here knows how the values are computed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FinishReason(enum.IntEnum):
-    """Why a completion ended. `str()` gives the word used in APIs and metric labels."""
+    """Why a completion ended. `str()` is the word used in APIs and metric labels."""
 
     STOP = 0
     LENGTH = 1
@@ -44,7 +45,7 @@ PositionLogprobs = dict[int, Logprob]
 
 
 class Pooled(msgspec.Struct, array_like=True, frozen=True):
-    """Numbers that a model pooled out of one prompt."""
+    """The numbers that a pooling model computed for one prompt."""
 
     shape: tuple[int, ...]
     """`[size]`, or `[tokens, size]`."""
@@ -72,7 +73,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum over sampled tokens, when `logprobs` was asked for."""
+    """Sum over the sampled tokens, if `logprobs` was requested."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     """`stop`, `length`, `abort` or `error`; `None` while running."""
@@ -105,7 +106,8 @@ class RequestMetrics:
 
     @property
     def first_token_latency(self) -> float:
-        """Time to first token: first output seen by the caller's process minus arrival."""
+        """Time to first token, in seconds: from arrival to the first output in the caller's
+        process."""
         return self.first_token_ts - self.arrival_time
 
 
@@ -125,12 +127,12 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
     seed: int | None = None
-    """Seed in force: the request's own or the one chosen at admission. Repeating the request
-    with it gives the same tokens."""
+    """The seed used: the request's own or the one it was given. Repeating the request with it gives
+    the same tokens."""
     error: str | None = None
     """Set when `finish_reason` is `error`: what happened to this request."""
     pooled: Pooled | None = None
-    """Of a pooling request, which has no `outputs`."""
+    """The result of a pooling request; it has no `outputs`."""
     # Of vLLM, for what quire does not do: always empty.
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
@@ -142,7 +144,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """What a model pooled, as it is."""
+    """The output of a pooling model, unprocessed."""
 
     data: Any
     """float32 array: `[size]`, or `[tokens, size]` for the task `token_embed`."""
@@ -156,7 +158,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers it has."""
+        """The number of its elements."""
         return len(self.embedding)
 
 
@@ -168,13 +170,13 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.probs)
 
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """How well two texts go together."""
+    """How well two texts match."""
 
     score: float
 
@@ -184,7 +186,7 @@ P = TypeVar("P")
 
 @dataclass(slots=True)
 class PoolingRequestOutput(Generic[P]):
-    """One finished prompt of a pooling model. The named subclasses hold what their names say."""
+    """One finished prompt of a pooling model. Each subclass holds the output that its name says."""
 
     request_id: str
     outputs: P
@@ -199,7 +201,7 @@ class PoolingRequestOutput(Generic[P]):
 
     @classmethod
     def of(cls, output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
-        """From what the engine gives."""
+        """From the engine's output."""
         assert output.pooled is not None, f"{output.request_id} was not pooled"
         return PoolingRequestOutput(
             output.request_id,
@@ -237,7 +239,7 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
 
 
 def _but(output: PoolingRequestOutput[PoolingOutput], outputs: P) -> tuple[Any, ...]:
-    """Fields of a pooled request, with other numbers."""
+    """The fields of a pooled request, with other outputs."""
     return (
         output.request_id, outputs, output.prompt_token_ids, output.num_cached_tokens,
         output.finished,

@@ -1,9 +1,9 @@
-"""Parameters of a request, for sampling or pooling: one validated record each.
+"""The parameters of a request, for sampling or for pooling, as validated records.
 
-Field names, defaults and rules are those of vLLM's records of the same names. Validation happens
-on construction and raises `InvalidRequest` with the limit and the given value; the limits of
-numbers stand in `quire.bounds`. What depends on a model (vocabulary size, context length) is
-checked later, at the engine's input gate.
+Field names, defaults and rules are those of vLLM's classes of the same names. Values are validated
+on construction; `InvalidRequest` names the limit and the given value. The limits of numbers are in
+`quire.bounds`. What depends on a model (vocabulary size, context length) is checked later, at the
+engine's input gate.
 
 This module knows nothing of tensors, tokenizers or HTTP.
 """
@@ -22,9 +22,10 @@ from quire.bounds import INT64, read_field, show
 from quire.errors import InvalidRequest
 
 SAMPLING_EPS: Final = 1e-5
-"""A temperature below this means greedy decoding."""
+"""Temperatures below this mean greedy decoding."""
 MIN_TEMPERATURE: Final = 1e-2
-"""Temperatures between `SAMPLING_EPS` and this are raised to it: below, float32 overflows."""
+"""Temperatures between `SAMPLING_EPS` and this are raised to it, because float32 overflows below
+it."""
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_LENGTH: Final = 1024
 MAX_LOGIT_BIAS: Final = 4096
@@ -44,7 +45,7 @@ class RequestOutputKind(enum.Enum):
 
 
 class SamplingType(enum.IntEnum):
-    """How the tokens of a request come about."""
+    """How the tokens of a request are chosen."""
 
     GREEDY = 0
     RANDOM = 1
@@ -52,8 +53,8 @@ class SamplingType(enum.IntEnum):
 
 
 class Params(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the parameters of all requests have in common: a value may be replaced, and is then
-    checked like a given one."""
+    """What sampling and pooling parameters have in common. A field that is set later is validated
+    like one given on construction."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__struct_fields__:
@@ -74,8 +75,8 @@ class Params(msgspec.Struct, kw_only=True, omit_defaults=True):
 class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """How the tokens of one request are chosen and when it stops.
 
-    `None` stands for the default of a field, unless its annotation gives it another meaning. What
-    numpy calls a number is one; lists may be tuples or sets.
+    `None` stands for the default of a field, unless its annotation gives it another meaning.
+    numpy's numbers count as numbers, and lists may also be tuples or sets.
 
     Raises:
         InvalidRequest: a field is out of range; the message names the limit and the value.
@@ -93,11 +94,11 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     temperature: float = 1.0
     """[0, 2]; below 1e-5 decoding is greedy."""
     top_p: float = 1.0
-    """Smallest set of tokens whose probability reaches this; (0, 1]."""
+    """Keep the smallest set of most likely tokens whose total probability reaches this; (0, 1]."""
     top_k: int = 0
-    """Only the k most likely tokens; 0 or -1 turns it off."""
+    """Keep only the k most likely tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
-    """Drops tokens less likely than this share of the most likely one; [0, 1]."""
+    """Drop tokens whose probability is below this share of the most likely token's; [0, 1]."""
     seed: int | None = None
     """Key of the request's random numbers. Without one, admission chooses and reports one."""
     stop: str | list[str] | None = None
@@ -106,13 +107,15 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """Token ids that end the output; the stop token stays in `token_ids`."""
     ignore_eos: bool = False
     max_tokens: int | None = 16
-    """Most tokens to generate; `None` means up to the model's context."""
+    """Largest number of tokens to generate; `None` means up to the model's context."""
     min_tokens: int = 0
-    """End-of-sequence and stop ids are masked, stop strings not searched, until this many."""
+    """Until this many tokens, end-of-sequence and stop ids are masked, and stop strings are not
+    searched."""
     logprobs: int | None = None
-    """Log-probabilities of this many likeliest tokens at each output position; -1 means all."""
+    """Return the log-probabilities of this many most likely tokens at each output position; -1:
+    all."""
     prompt_logprobs: int | None = None
-    """The same for prompt positions; turns reading of the prefix cache off for the request."""
+    """The same for prompt positions. The request then does not read the prefix cache."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -125,7 +128,7 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     bad_words: list[str] | None = None
     """Words that must not appear: the last token of a matching sequence is banned."""
     skip_reading_prefix_cache: bool | None = None
-    """`None`: off unless `prompt_logprobs` asks for every prompt position."""
+    """`None`: false, unless `prompt_logprobs` needs every prompt position computed."""
     # vLLM's parameters for what quire does not do: values that ask for nothing (`_NOT_DONE`).
     structured_outputs: Any = None
     prompt_logprob_token_ids: Any = None
@@ -153,14 +156,14 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """From values of which some are `None`: those are left at their defaults, except
-        `max_tokens`, where `None` means up to the model's context."""
+        """Parameters from values of which some may be `None`, which stands for the default. For
+        `max_tokens`, `None` means up to the model's context."""
         kept = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
         return cls(**kept)
 
     @property
     def greedy(self) -> bool:
-        """True when the most likely token is always taken."""
+        """Whether the most likely token is always taken."""
         return self.temperature < SAMPLING_EPS
 
     @property
@@ -203,7 +206,7 @@ POOLING_TASKS: Final = ("embed", "classify", "score", "token_embed")
 
 
 class PoolingParams(Params, kw_only=True, omit_defaults=True):
-    """What a request wants of a pooling model.
+    """What a request asks of a pooling model.
 
     Raises:
         InvalidRequest: a field is out of range; the message names the limit and the value.
@@ -275,7 +278,8 @@ _NOT_DONE_POOLING: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
 
 
 def _check_not_done(p: Params, table: dict[str, tuple[tuple[Any, ...], str]]) -> None:
-    """Bring what asks for nothing to the default, so that it does not travel; refuse the rest."""
+    """Replace harmless values by the default, so that they are not sent along, and refuse all
+    others."""
     for name, (neutral, instead) in table.items():
         value = getattr(p, name)
         if value is neutral[0]:
@@ -307,11 +311,12 @@ _DEFAULTS: Final = {
     for f in msgspec.structs.fields(SamplingParams)
     if type(None) not in get_args(f.type)
 }
-"""What `None` stands for, where it is not a value of its own: a list is made by its factory."""
+"""What `None` stands for in fields where it is not a value of its own; lists are made by a
+factory."""
 
 
 def _check(p: SamplingParams) -> None:
-    """Check each field on its own, and bring its value to the plain type of its annotation."""
+    """Check each field on its own, and convert its value to the plain type of its annotation."""
     for name, default in _DEFAULTS.items():
         if getattr(p, name) is None:
             _set(p, name, default() if callable(default) else default)
@@ -369,7 +374,7 @@ def _check_stops(p: SamplingParams) -> None:
 
 
 def _texts(name: str, given: object, most: int) -> list[str]:
-    """A collection of strings as a list; those of a set in a fixed order."""
+    """A collection of strings as a list; a set gives a fixed order."""
     if not isinstance(given, (list, tuple, set, frozenset)):
         one = "a string or " if name == "stop" else ""
         _fail(name, f"{one}a list of strings", given)
@@ -384,7 +389,7 @@ def _texts(name: str, given: object, most: int) -> list[str]:
 
 
 def _token_ids(name: str, given: object) -> list[int]:
-    """A collection of token ids as a list of plain integers; those of a set in ascending order."""
+    """A collection of token ids as a list of plain integers; a set gives ascending order."""
     if not isinstance(given, (list, tuple, set, frozenset)):
         _fail(name, "a list of token ids (integers of at least 0)", given)
     ids = given if isinstance(given, list) else list(given)
@@ -426,7 +431,7 @@ def _read_logit_bias(bias: object) -> dict[int, float]:
 
 
 def _normalise(p: SamplingParams) -> None:
-    """Bring equal meanings to one spelling, so that later code has one case."""
+    """Give values of equal meaning one spelling, so that later code has one case."""
     if p.seed == -1:
         _set(p, "seed", None)
     if p.top_k == -1:

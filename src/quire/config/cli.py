@@ -1,12 +1,13 @@
 """Command-line flags, derived from the configuration sections: no flag is written by hand.
 
-A field's name gives the flag, its annotation the way values are read, the prose under it the
-help. `add_*_flags` fill an argparse parser; `engine_config` and `server_config` build the
-sections from what was given. Only given values reach the namespace, so that a YAML file can come
-between the command line and the defaults.
+A field's name gives the flag, its annotation decides how values are read, and the prose under it is
+the help. `add_*_flags` fill an argparse parser; `engine_config` and `server_config` build the
+sections from the values given. Defaults do not reach the namespace, so that a YAML file can take
+precedence over them.
 
-vLLM's flags without a field here (`config/neutral.py`) are read too, so that a value that asks for
-nothing does not stop a start; they are left out of the help. This module knows nothing of commands.
+The parser also reads vLLM's flags that have no field here (`config/neutral.py`), so that a command
+line with harmless values for them still starts; they are left out of the help. This module knows
+nothing of commands.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ RENAMED: Final = {
 
 
 def _checked(parse: Callable[[str], Any], what: str) -> Callable[[str], Any]:
-    """Turn a parser's errors into ones argparse prints as they are."""
+    """Turn the errors of a reader into errors that argparse prints unchanged."""
 
     def read(text: str) -> Any:
         try:
@@ -68,7 +69,7 @@ def _model_len(text: str) -> int | None:
 
 
 _NONE: Final = ("None",)
-"""How `None` is written on the command line, as with vLLM: the flag is as if not given."""
+"""How `None` is written on the command line, as in vLLM: as if the flag were not given."""
 
 
 def _optional(
@@ -78,14 +79,14 @@ def _optional(
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Two JSON objects as one, at every depth; of two other values the newer."""
+    """Two JSON objects merged at every depth; of two other values, the newer."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def json_or_text(text: str) -> Any:
-    """What JSON makes of it, else the text itself."""
+    """The text read as JSON, or the text itself if it is not JSON."""
     import json
 
     try:
@@ -95,7 +96,8 @@ def json_or_text(text: str) -> Any:
 
 
 class MergeFields(argparse.Action):
-    """A JSON object; given more than once (or as `--flag.key value`), keys come together."""
+    """A JSON object. If it is given more than once (or as `--flag.key value`), the keys are
+    merged."""
 
     def __call__(
         self,
@@ -104,7 +106,7 @@ class MergeFields(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Add the keys of `values` to what is there."""
+        """Merge the keys of `values` into those given before."""
         setattr(namespace, self.dest, _merged(getattr(namespace, self.dest, {}), values))
 
 
@@ -113,7 +115,7 @@ class MergeForeignFields(MergeFields):
 
 
 class Listed(argparse.Action):
-    """Values one by one, or all of them as one JSON list."""
+    """Values given one by one, or all of them as one JSON list."""
 
     def __call__(
         self,
@@ -128,7 +130,8 @@ class Listed(argparse.Action):
 
 
 class Once(argparse.Action):
-    """A value with two places on the command line: both may name it only if they agree."""
+    """A value that can be given in two places on the command line; if both give it, they must
+    agree."""
 
     def __call__(
         self,
@@ -183,7 +186,8 @@ _FOREIGN: Final[dict[neutral.Unset, dict[str, Any]]] = {
     neutral.LIST: {"action": Listed, "nargs": "*"},
     neutral.JSON: {"type": _optional(json_or_text), "action": MergeForeignFields},
 }
-"""How argparse reads flags without a field. It refuses none: the table has the better sentence."""
+"""How argparse reads flags without a field. It refuses no value, because the table gives a better
+message."""
 
 
 # ------------------------------------------------------------------------------- the table of flags
@@ -210,7 +214,8 @@ class Flag:
 
     @property
     def help_with_default(self) -> str:
-        """Prose for a terminal: no markup, and the default if the prose does not tell it."""
+        """Prose for a terminal: without markup, and with the default unless the prose mentions
+        it."""
         text = self.help.replace("`", "")
         if "Default:" in text or self.default in (None, [], {}, ""):
             return text
@@ -255,13 +260,14 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 @functools.cache
 def prose(section: type) -> dict[str, str]:
-    """The string under each field, read from the source; empty where there is no source."""
+    """The string under each field, read from the source file; empty if there is no source file."""
     return _prose_of_module(section.__module__).get(section.__name__, {})
 
 
 @functools.cache
 def _prose_of_module(name: str) -> dict[str, dict[str, str]]:
-    """By class and field. The module is parsed whole: finding a class's lines alone is slower."""
+    """The prose by class and field. The whole module is parsed, because finding the lines of a
+    class alone is slower."""
     import ast
     import inspect
 
@@ -309,7 +315,8 @@ def _add_neutral(
     root: type,
     without: Sequence[str] = (),
 ) -> None:
-    """Let the parser read flags that have no field. Their values are judged with the sections."""
+    """Let the parser read flags that have no field. Their values are checked when the sections are
+    built."""
     fields = {flag.field for flag in flags(root)}
     for row in rows.values():
         if row.name not in fields:
@@ -340,7 +347,7 @@ def _add(parser: argparse.ArgumentParser, root: type, without: Sequence[str] = (
 
 
 def given_options(namespace: argparse.Namespace, root: type) -> dict[str, Any]:
-    """What was given for `EngineConfig` or `ServerConfig`, by field."""
+    """The values given for `EngineConfig` or `ServerConfig`, by field."""
     names = (flag.field for flag in flags(root))
     return {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
 
@@ -348,12 +355,12 @@ def given_options(namespace: argparse.Namespace, root: type) -> dict[str, Any]:
 def given_neutral(
     namespace: argparse.Namespace, rows: Mapping[str, neutral.NeutralOption]
 ) -> dict[str, Any]:
-    """What was given of flags without a field, by name."""
+    """The values given for flags without a field, by name."""
     return {name: getattr(namespace, name) for name in rows if hasattr(namespace, name)}
 
 
 def taken_line(namespace: argparse.Namespace) -> str | None:
-    """One line on flags that were given and do nothing here, or None."""
+    """One line naming the flags that were given and have no effect here, or None."""
     rows = {**neutral.engine_rows(), **neutral.server_rows()}
     return neutral.taken(given_neutral(namespace, rows))
 
@@ -426,7 +433,7 @@ def _flatten(data: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def unknown_flag(flag: str, known: Sequence[str]) -> str:
-    """One sentence on a flag that neither quire nor vLLM has."""
+    """One sentence on a flag that neither quire nor vLLM knows."""
     from quire.spelling import nearest
 
     flag = flag.partition("=")[0]

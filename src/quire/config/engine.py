@@ -1,7 +1,8 @@
-"""The tree of sections, and the step that settles what was left open.
+"""The tree of sections, and `resolve`, which settles what was left open.
 
-`resolve()` returns a new tree and the list of decisions it took; nothing changes a section
-afterwards. Memory-dependent numbers (KV blocks) are settled by the worker, which can measure.
+`resolve()` returns a new tree and the list of decisions it made; nothing changes a section
+afterwards. Numbers that depend on memory (KV blocks) are settled by the worker, which can measure
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One automatic choice, for the start-up log and for questions later."""
+    """One automatic choice, for the log at start and for later questions."""
 
     what: str
     chose: str
@@ -132,10 +133,10 @@ class EngineConfig:
 def _for_whole_prompts(
     scheduler: SchedulerConfig, cache: CacheConfig, length: int, decisions: list[Decision]
 ) -> tuple[SchedulerConfig, CacheConfig]:
-    """An encoder sees its whole prompt at once: no chunks, no KV cache to reuse.
+    """Settings for an encoder, which computes a prompt in one step and has no KV cache to reuse.
 
     Raises:
-        ConfigError: prompts are to be cut.
+        ConfigError: an option asks for prompts to be split.
     """
     if scheduler.long_prefill_token_threshold or scheduler.long_prefill_token_threshold_adaptive:
         raise ConfigError(

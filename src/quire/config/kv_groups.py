@@ -1,14 +1,15 @@
-"""Layers that share block lists: how they are grouped, and which blocks a group needs.
+"""Groups of layers that share a block list: how they are formed, and which blocks a group needs.
 
-Layers of one window form groups of equal depth (number of layers), so that one block id means the
-same bytes whatever group uses it: the layers at the same place of all groups share one tensor. A
-request has one block list per group; a group with a window gives up the blocks behind it.
+Layers with the same window form groups of equal depth (number of layers). The layers at the same
+position in each group share one tensor, so a block id means the same bytes whichever group uses it.
+A request has one block list per group; a group with a sliding window frees the blocks that fall out
+of it.
 
-The depth is the smallest number of layers of one window (Gemma 3: 1 full layer for 5 with a
-window, so 1 full group and 5 windowed ones), or the largest if that is at most a quarter more.
-A group that is not filled wastes the rest of its pages. Layers of different windows are grouped
-only if they keep equally many numbers per token; else, and with
-`--disable-hybrid-kv-cache-manager`, all layers keep all tokens, in one group.
+The depth is the smallest number of layers with one window, or the largest such number if that is at
+most a quarter more. (Gemma 3 has 1 full layer for every 5 with a window, which makes 1 full group
+and 5 windowed ones.) A group with fewer layers than the depth wastes the rest of its pages. Layers
+with different windows are grouped only if they store equally many numbers per token. Otherwise, and
+with `--disable-hybrid-kv-cache-manager`, all layers are in one group and keep all tokens.
 
 Knows no tensors, no requests and no pool.
 """
@@ -24,20 +25,20 @@ from quire.utils.math import cdiv
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose KV stands in the same blocks."""
+    """Layers whose KV is in the same blocks."""
 
     layers: tuple[int, ...]
-    """Indices of the layers; the place in here is the place in the page."""
+    """Indices of the layers; a layer's position in this tuple is its position in the page."""
     window: int | None = None
-    """Positions a token sees, itself included; `None`: all before it."""
+    """Number of positions a token attends to, itself included; `None`: all up to itself."""
 
 
 def form_groups(layers: Sequence[LayerKV], hybrid: bool = True) -> tuple[KVGroup, ...]:
     """Group the layers of a model; groups that keep all tokens come first.
 
     Args:
-        layers: What each layer keeps.
-        hybrid: False: one group that keeps all tokens.
+        layers: What each layer stores.
+        hybrid: If false, there is one group that keeps all tokens.
     """
     everything = tuple(range(len(layers)))
     kinds: dict[int | None, list[int]] = {}
@@ -55,7 +56,7 @@ def form_groups(layers: Sequence[LayerKV], hybrid: bool = True) -> tuple[KVGroup
 
 
 def _numbers(layer: LayerKV) -> tuple[int, int]:
-    """Numbers a layer keeps per token, of keys and of values."""
+    """How many numbers a layer stores per token, for keys and for values."""
     return layer.num_kv_heads * layer.key_dim, layer.num_kv_heads * layer.value_dim
 
 
@@ -71,32 +72,33 @@ def _evenly(indices: list[int], parts: int) -> list[list[int]]:
 
 
 def page_layers(groups: Sequence[KVGroup]) -> tuple[int, ...]:
-    """For each place of a page, a layer that shows its size."""
+    """For each position in a page, one of the layers that use it, to tell its size."""
     return max((group.layers for group in groups), key=len)
 
 
 def page_bytes(
     layers: Sequence[LayerKV], groups: Sequence[KVGroup], block_size: int, bytes_per_element: int
 ) -> int:
-    """Bytes of one block, all places together."""
+    """Bytes of one block, all layer positions together."""
     per_token = sum(layers[i].bytes_per_token(bytes_per_element) for i in page_layers(groups))
     return per_token * block_size
 
 
 def num_unseen_blocks(window: int | None, num_computed: int, block_size: int) -> int:
-    """Blocks at the head of a request that none of its tokens from `num_computed` on sees."""
+    """Number of blocks at the beginning of a request that no token from `num_computed` on attends
+    to."""
     if window is None:
         return 0
     return max(0, num_computed - window + 1) // block_size
 
 
 def blocks_before(window: int, block_size: int) -> int:
-    """Blocks that must be there before a block boundary so that what follows can be computed."""
+    """Number of blocks before a block boundary that must be present to compute what follows it."""
     return cdiv(window - 1, block_size)
 
 
 def most_blocks(window: int | None, num_tokens: int, chunk: int, block_size: int) -> int:
-    """Blocks that a group holds at most for a request of `num_tokens` tokens, when no step
+    """Largest number of blocks that a group holds for a request of `num_tokens` tokens if no step
     computes more than `chunk` of them."""
     whole = cdiv(num_tokens, block_size)
     if window is None:
@@ -107,5 +109,6 @@ def most_blocks(window: int | None, num_tokens: int, chunk: int, block_size: int
 def blocks_per_request(
     windows: Sequence[int | None], num_tokens: int, chunk: int, block_size: int
 ) -> int:
-    """Blocks that a request of `num_tokens` tokens holds at most, all groups together."""
+    """Largest number of blocks that a request of `num_tokens` tokens holds in all groups
+    together."""
     return sum(most_blocks(window, num_tokens, chunk, block_size) for window in windows)

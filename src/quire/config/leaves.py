@@ -1,10 +1,12 @@
-"""How products are cut along K, so that tensor-parallel ranks can share one and keep its bits.
+"""How products are split along K, so that tensor-parallel ranks can share one and get the same
+bits.
 
-A layer whose input is spread over ranks (attention's output projection, an MLP's down projection)
-sums each of L equal parts of K, its leaves, on its own, and adds the leaves' float32 sums as a
-binary tree of neighbours: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). R ranks hold L / R
-neighbouring leaves each, that is a branch of the tree, so the result is the same for every R that
-divides L, and L is the largest number of ranks. The cut is the layer's own, on one rank too.
+Some layers have their input split over ranks: attention's output projection and an MLP's down
+projection. Such a layer divides K into L equal parts, the leaves, sums each leaf on its own, and
+adds the leaves' float32 sums as a binary tree of neighbours: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 +
+7)). Each of R ranks holds L / R neighbouring leaves, which form a branch of the tree. So the result
+is the same for every R that divides L, and at most L ranks can share the product. The split belongs
+to the layer and is the same on a single rank.
 
 Knows sizes only, no weights.
 """
@@ -15,16 +17,16 @@ from collections.abc import Callable
 from typing import Final
 
 MOST_LEAVES: Final = 8
-"""As many ranks as can share a product."""
+"""Largest number of leaves, and so of ranks that can share a product."""
 TILE: Final = 64
-"""Columns of an MLP's inner size that no rank divides."""
+"""Columns of an MLP's inner size that always stay on one rank."""
 
 
 def head_leaves(heads: int, kv_heads: int, width: int) -> int:
     """Leaves of a product over all heads' outputs, each `width` wide.
 
-    The unit is a query head. As many ranks must also be able to share the KV heads: each has some
-    of them, or some have the same one.
+    The unit is a query head. The same number of ranks must also be able to share the KV heads:
+    either each rank has some of them, or several ranks have the same one.
     """
     return _largest(heads, width, lambda n: kv_heads % n == 0 or n % kv_heads == 0)
 
@@ -32,7 +34,7 @@ def head_leaves(heads: int, kv_heads: int, width: int) -> int:
 def inner_leaves(size: int) -> int:
     """Leaves of a product over an MLP's inner `size`. The unit is a tile of 64.
 
-    What is no whole number of tiles is not cut.
+    A size that is not a whole number of tiles is not split: it has 1 leaf.
     """
     return 1 if size % TILE else _largest(size // TILE, TILE)
 

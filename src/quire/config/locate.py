@@ -1,7 +1,7 @@
 """From a model's name to its files: local folder, embedded model, local cache, hub.
 
-`located()` runs once, where a command or an `LLM` begins. It pins the revision to a commit, so
-that every process of the engine, also one started much later, reads the same files.
+`located()` runs once, when a command or an `LLM` starts. It resolves the revision to a commit, so
+that every process of the engine, even one started much later, reads the same files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ logger = get_logger(__name__)
 
 
 def located(config: EngineConfig) -> EngineConfig:
-    """The configuration with its model and tokenizer on this machine, fetched if need be.
+    """The configuration with model and tokenizer on this machine, downloaded if necessary.
 
     Raises:
-        ModelLoadError: the model is nowhere, or cannot be fetched.
+        ModelLoadError: the model is not found, or cannot be downloaded.
     """
     model = config.model
     revision = _pinned(model, model.model, model.revision, model.load_format)
@@ -35,7 +35,7 @@ def located(config: EngineConfig) -> EngineConfig:
 
 
 def _pinned(model: ModelConfig, name: str, revision: str | None, load_format: str) -> str | None:
-    """The commit to read; the revision as it was for a folder."""
+    """The commit to read; for a folder, the revision unchanged."""
     if not model.is_remote(name):
         return revision
     folder = hub_cache.snapshot(name, revision, model.download_dir)

@@ -1,11 +1,11 @@
-"""vLLM's options that have no field here: which values ask for nothing, what to say of the others.
+"""vLLM's options that have no field here: which values are harmless, and what to say of the others.
 
-One table for the command line, `--config` files, `LLM(...)` and `EngineArgs`. An option is taken
-if its value is vLLM's default, `None`, or one of `ALSO`: it asks for what happens anyway. Any other
-value is refused with a sentence. The rows are grouped by that sentence, so that a group reads as
-one statement about quire.
+The same table serves the command line, `--config` files, `LLM(...)` and `EngineArgs`. An option is
+accepted if its value is vLLM's default, `None`, or one in `ALSO`, because then it asks for what
+quire does anyway. Any other value is refused with a sentence. The rows are grouped by that
+sentence, so each group reads as one statement about quire.
 
-This module knows names and values; how flags are parsed is `config/cli.py`'s.
+This module knows names and values; `config/cli.py` parses the flags.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.errors import ConfigError
 
 
 class Unset(enum.Enum):
-    """How a value is read whose default is `None`."""
+    """Type of an option whose default is `None`, which has no type."""
 
     SWITCH = "switch"
     INT = "int"
@@ -240,7 +240,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
     },
     'nearest: --hf-overrides \'{"rope_scaling": …}\'': {"rope_scaling": JSON, "rope_theta": FLOAT},
 }  # fmt: skip
-"""Options of an engine: sentence, then the options it is said of, with vLLM's defaults."""
+"""Options of an engine: by sentence, the options it applies to, with vLLM's defaults."""
 
 SERVER: Final[dict[str, dict[str, Any]]] = {
     _ONE_API: {
@@ -329,11 +329,11 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
     "trust_remote_code": (True,),
     "use_v2_block_manager": (False,),
 }  # fmt: skip
-"""Values beside the default that change nothing here: what they turn off does not exist, or they
-permit what quire never does."""
+"""Further values that change nothing here: they turn off what quire does not have, or permit what
+quire never does."""
 
 _SHOWN: Final = 10
-"""Most names in the line that tells what does nothing."""
+"""Largest number of names in the line about options without effect."""
 
 SHORT: Final = {
     "-O": "optimization_level",
@@ -371,13 +371,13 @@ class NeutralOption:
     name: str
     kind: Unset
     default: Any
-    """vLLM's; for a JSON object, its known entries."""
+    """vLLM's default; for a JSON object, the entries it may have."""
     remedy: str
     server: bool
 
     @property
     def flag(self) -> str:
-        """As on the command line."""
+        """The flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -386,7 +386,7 @@ class NeutralOption:
         return (self.flag, *(short for short, name in SHORT.items() if name == self.name))
 
     def asks_nothing(self, value: Any) -> bool:
-        """Whether `value` means what happens anyway."""
+        """Whether `value` asks for what quire does anyway."""
         if value is None or any(_equal(value, other) for other in ALSO.get(self.name, ())):
             return True
         if self.kind is Unset.JSON and isinstance(value, Mapping):
@@ -436,12 +436,12 @@ def server_rows() -> dict[str, NeutralOption]:
 
 
 def row(name: str) -> NeutralOption | None:
-    """The row of an option, or None: then quire has a field for it, or nobody knows it."""
+    """The row of an option. None if quire has a field for it, or if vLLM has no such option."""
     return engine_rows().get(name) or server_rows().get(name)
 
 
 def check(row: NeutralOption, value: Any) -> None:
-    """Take a value that asks for nothing.
+    """Accept a harmless value.
 
     Raises:
         ConfigError: it asks for something that quire does not do.
@@ -451,7 +451,7 @@ def check(row: NeutralOption, value: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """The value behind the flag, as short as a message wants it."""
+    """The value as shown after the flag in a message, shortened."""
     if value is True:
         return ""
     text = repr(value) if isinstance(value, (dict, list, tuple, set)) else str(value)
@@ -459,7 +459,7 @@ def _shown(value: Any) -> str:
 
 
 def taken(options: Mapping[str, Any]) -> str | None:
-    """One line on options that were taken and do nothing; None if there are none."""
+    """One line naming the options that were accepted and have no effect; None if there are none."""
     names = sorted(name for name in options if row(name) is not None)
     if not names:
         return None
@@ -469,7 +469,8 @@ def taken(options: Mapping[str, Any]) -> str | None:
 
 
 def beyond_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that a program did not merely pass on at vLLM's default."""
+    """The options whose value differs from vLLM's default. (Programs often pass on every
+    option.)"""
     rows = engine_rows()
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Where the HTTP server listens and who may call it. The engine core never sees this."""
+"""Where the HTTP server listens, and who may call it. The engine core never sees this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_LEVELS: Final = {
 PROBES: Final = frozenset(
     ("/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/load")
 )
-"""What orchestrators and scrapers ask every few seconds."""
+"""Paths that orchestrators and scrapers request every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """How flags may be spelled: underscores, old names, dots into JSON objects.
 
-Knows which flags a parser has, not what they mean.
+Knows which flags a parser has, but not what they mean.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quire.errors import ConfigError
 
 
 def normalised(arguments: Sequence[str], known: Mapping[str, argparse.Action]) -> Iterator[str]:
-    """Bring flags to the spelling argparse knows: dashes for underscores, today's name for an old
-    one, and `--flag.key value` as JSON.
+    """Rewrite flags in the spelling that argparse knows: dashes for underscores, current names for
+    old ones, and `--flag.key value` as JSON.
 
     Raises:
         ConfigError: a dotted flag has no value.
