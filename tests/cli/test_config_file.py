@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.cli import chat, complete, inspect, profile, sampling, serve
+from quire.cli import chat, complete, inspect, profile, sampling_flags, serve
 from quire.cli.target import Server, server_target
 from quire.config.cli import engine_config
 from quire.errors import ConfigError
@@ -29,7 +29,7 @@ def test_one_file_serves_all_commands(tmp_path, monkeypatch):
     for command in (chat, complete):
         here = command.build_parser().parse(["--config", str(path)])
         assert server_target(here) is None and not hasattr(here, "port")
-        assert sampling.given(here) == {"temperature": 0.5}
+        assert sampling_flags.given(here) == {"temperature": 0.5}
         assert engine_config(here).scheduler.max_num_seqs == 3
         there = command.build_parser().parse(["--config", str(path), "--url", "http://h"])
         assert server_target(there) == Server("http://h", "first", None)

@@ -1,1 +1,2 @@
-"""The `quire` command. Each subcommand is a module; nothing heavy is imported before it is used."""
+"""The `quire` command. Each subcommand is a module, and nothing heavy is imported before it is
+needed."""

@@ -1,8 +1,9 @@
 """`quire chat [MODEL]`: talk to a model in the terminal, here or at a running server.
 
-The commands inside a chat live here; where replies come from is `quire.cli.talkers`, what is said
-`quire.cli.conversation`, how it is typed and shown `quire.cli.user_input` and `quire.cli.wrap`.
-On a terminal it prompts; with piped input each line is one turn and only replies reach stdout.
+This module has the commands inside a chat. Replies come from `quire.cli.talkers`;
+`quire.cli.conversation` holds what was said; `quire.cli.user_input` and `quire.cli.wrap` read and
+show it. On a terminal it prompts. With piped input, each line is one turn, and only replies are
+written to stdout.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _HINT: Final = (
 )
 
 _ANSWERED, _FAILED, _STOPPED = range(3)
-"""How an attempt to answer ends; the last without a word."""
+"""How an attempt to answer ends; `_STOPPED`: before the first word."""
 
 
 def build_parser() -> Parser:
@@ -97,11 +98,11 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What has been said."""
+        """The messages so far."""
         return self._talk.messages
 
     def run(self, messages: Iterator[str]) -> int:
-        """Answer each message; the exit code tells whether a turn failed."""
+        """Answer each message; the exit code says whether a turn failed."""
         code = 0
         for text in messages:
             if text.strip() in _LEAVE:
@@ -125,7 +126,7 @@ class Chat:
     def turn(self, text: str) -> int:
         """Send one message and print the reply as it comes; 1 if it was refused.
 
-        Ctrl-C ends the reply, not the program; what was said so far stays in the conversation.
+        Ctrl-C ends the reply, not the program; the part so far stays in the conversation.
         """
         self._talk.say("user", text)
         end = self._answer()
@@ -134,7 +135,7 @@ class Chat:
         return int(end == _FAILED)
 
     def _answer(self) -> int:
-        """Have the conversation answered. Unless it was, nothing is added to it."""
+        """Have the conversation answered. If that fails, the conversation stays unchanged."""
         turn, out = Turn(), writer()
         try:
             self._stream(turn, out.feed)
@@ -157,7 +158,7 @@ class Chat:
         return _ANSWERED
 
     def _stream(self, turn: Turn, show: Callable[[str], None]) -> None:
-        """Show the reply, or as much of it as there is before Ctrl-C."""
+        """Show the reply, or the part of it that came before Ctrl-C."""
         try:
             with contextlib.closing(
                 self._talker.reply(self.messages, self._options, turn)
@@ -261,7 +262,7 @@ COMMANDS: Final[dict[str, tuple[_Run, str, str]]] = {
     "/params": (Chat._params, "K=V ...", "like /set, for several"),
     "/help": (Chat._help, "", "this"),
 }
-"""By name: what runs it (the exit code counts for piped input), its argument, its help."""
+"""By name: the function (its exit code counts for piped input), the argument, and the help."""
 _OTHER_NAMES: Final = {"/?": "/help", "/clear": "/reset"}
 _LEAVE: Final = ("/bye", "/exit", "/quit")
 HELP: Final = "\n".join(

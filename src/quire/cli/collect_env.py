@@ -1,6 +1,6 @@
-"""`quire collect-env`: what a report needs to know about the machine and the installation.
+"""`quire collect-env`: what a bug report should say about the machine and the installation.
 
-Reads files and package metadata only: torch is not imported. Values of variables that hold keys
+Reads files and package metadata only, and does not import torch. Values of variables that hold keys
 are not shown.
 """
 

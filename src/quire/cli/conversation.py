@@ -1,7 +1,7 @@
 """A conversation: its messages, and a file that keeps it.
 
-Messages are those of the chat API, so a saved file can be sent to a server. Knows no terminal and
-no model.
+Messages have the form of the chat API, so a saved file can be sent to a server. Knows no terminal
+and no model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Conversation:
         return first[0]["content"] if first and first[0]["role"] == "system" else None
 
     def start_over(self, system: str | None) -> None:
-        """Forget all, with this system prompt or none."""
+        """Forget everything; begin again with this system prompt, or none."""
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def say(self, role: str, text: str) -> None:
@@ -79,7 +79,7 @@ def save(path: str, conversation: Conversation, options: dict[str, Any], model: 
 def load(path: str) -> tuple[Conversation, dict[str, Any], str]:
     """Read a conversation, its sampling options and the name of the model it was with.
 
-    A list of messages alone is fine too.
+    The file may also be a plain list of messages.
 
     Raises:
         InvalidRequest: the file cannot be read, or is no conversation.

@@ -1,8 +1,8 @@
-"""`quire doctor`: checks of this machine, or with a URL the on-call drill on a running server.
+"""`quire doctor`: checks this machine or, given a URL, runs the on-call drill on a server.
 
-The drill reads `/metrics` twice and the server's records, applies the table of
-`quire.observability.explain.diagnosis`, and prints the likely causes with their evidence and the
-flag to change. Exit code 1 if something is wrong.
+The drill scrapes `/metrics` twice, has the server apply `quire.observability.explain.diagnosis` to
+its records, and prints the likely causes with their evidence and the flag to change. The exit code
+is 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _drill(client: Client, window: float, watch: float, as_json: bool) -> int:
 
 
 def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
-    """Metrics, records and what they speak for.
+    """The figures from metrics and records, and the findings.
 
     Raises:
         QuireError: the server cannot be reached.
@@ -113,7 +113,7 @@ def examine(client: Client, window: float, watch: float) -> dict[str, Any]:
 
 
 def seen(signals: dict[str, Any]) -> str:
-    """Which steps count, and why none before them."""
+    """Which steps the figures cover, and why no earlier ones."""
     from quire.observability.explain.wording import plural, seconds
 
     back = seconds(signals["seen_seconds"])
@@ -130,7 +130,7 @@ _SEEN: Final = {
 
 
 def nothing_found(signals: dict[str, Any]) -> str:
-    """What it means that there is no finding."""
+    """What the absence of findings means."""
     from quire.observability.explain.diagnosis import MIN_STEPS
 
     if signals["steps"] < MIN_STEPS:

@@ -1,4 +1,4 @@
-"""A talker with an engine of its own, for `quire chat` without `--url`."""
+"""A talker that runs its own engine, for `quire chat` without `--url`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from quire.errors import StepFailed
 T = TypeVar("T")
 
 _STOP_SECONDS: Final = 3.0
-"""What is left of a start that was interrupted gets to end."""
+"""Seconds that the rest of an interrupted start has to end."""
 
 
 class EngineTalker:
-    """An engine of our own. It lives on an event loop in a thread.
+    """An engine on an event loop in a thread.
 
-    So the engine goes on (heartbeats, a dying core) while the main thread waits for the user.
+    So the engine keeps working (heartbeats, noticing a dead core) while the main thread waits for
+    the user.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -94,7 +95,7 @@ class EngineTalker:
         return await self._engine.submit({"prompt_token_ids": ids}, chosen, request_id)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the loop do it; Ctrl-C here cancels it there."""
+        """Run a coroutine on the loop; Ctrl-C here cancels it there."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -1,6 +1,6 @@
-"""`quire explain REQUEST_ID`: where the time of one request went, as text, picture or JSON.
+"""`quire explain REQUEST_ID`: where the time of one request went, as a picture or as JSON.
 
-The picture is a waterfall: one line per cause, a bar where in the request's life it lies.
+The picture is a waterfall: one line per cause, with a bar that shows when it acted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLOURS: Final = {
     "decode": "green",
     "decode_beside_prefill": "cyan",
 }
-"""Of the bars; other causes are grey."""
+"""Colours of the bars; other causes are grey."""
 BAR: Final = 40
 EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
@@ -93,7 +93,8 @@ def waterfall(told: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def draw(spans: Sequence[tuple[float, float]], total: float, width: int = BAR) -> str:
-    """Intervals as a bar; each cell is filled as far as they cover it, the least visibly."""
+    """The intervals as a bar. Each cell is filled to the degree that they cover it; even the
+    shortest is visible."""
     cells = [0.0] * width
     scale = width / total if total > 0 else 0.0
     for start, end in spans:

@@ -1,6 +1,6 @@
 """A client of a running server: JSON and server-sent events over the standard library.
 
-Knows HTTP and the OpenAI error envelope, nothing of models. Only commands that ask a running
+Knows HTTP and OpenAI's error format, but nothing of models. Only commands that talk to a running
 server use it.
 """
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 600.0
-"""Silence after which a server counts as gone: a long prompt takes its time before token one."""
+"""Seconds of silence after which the server counts as gone. A long prompt takes its time before the
+first token."""
 
 
 class Client:

@@ -1,4 +1,5 @@
-"""`quire inspect MODEL`: what a model is and needs, from its configuration and headers alone."""
+"""`quire inspect MODEL`: what a model is and what it needs, from its configuration and headers
+alone."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _found(config: EngineConfig) -> EngineConfig:
-    """The model on this machine; of one that is only on the hub, its small files."""
+    """The model on this machine. If it is only on the hub, its small files are downloaded."""
     model = config.model
     if model.is_remote(model.model) and not model.folder.is_dir():
         config = dataclasses.replace(config, model=dataclasses.replace(model, load_format="dummy"))
@@ -48,7 +49,7 @@ def _found(config: EngineConfig) -> EngineConfig:
 
 
 def inspect(config: EngineConfig) -> dict[str, Any]:
-    """Everything that can be said of a model without its weights, as plain data.
+    """Everything that can be said about a model without its weights, as plain data.
 
     Raises:
         StartupError: the configuration or a header cannot be read, or a flag contradicts it.

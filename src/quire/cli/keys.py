@@ -1,4 +1,4 @@
-"""Single keys of a terminal, read while something else is shown. Knows no meaning of a key."""
+"""Reads single keys of a terminal while something else is shown. Knows no key's meaning."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Self
 class Keys:
     """A context in which keys arrive without Enter and are not shown.
 
-    Where the input is no terminal there are none: `wait` then only waits. Ctrl-C interrupts as
-    ever. The terminal is put back at the end, whatever happens.
+    If the input is not a terminal, no keys arrive, and `wait` only waits. Ctrl-C interrupts as
+    usual. The terminal is restored at the end, whatever happens.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Keys:
         self._restore.close()
 
     def wait(self, seconds: float) -> str | None:
-        """The next key, or None if none comes in time."""
+        """The next key, or None if none is pressed in time."""
         if not self._is_terminal:
             time.sleep(seconds)
             return None

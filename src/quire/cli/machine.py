@@ -1,4 +1,4 @@
-"""Checks of this machine for `quire doctor`: each gives a verdict, what was found, and a remedy.
+"""Checks of this machine for `quire doctor`. Each gives a verdict, what was found, and a remedy.
 
 Reads files, tries a port and a connection; loads neither torch nor a model.
 """
@@ -95,7 +95,7 @@ def _threads(usable: int | None, quota: float | None) -> Check:
 
 
 def _load(usable: int | None) -> list[Check]:
-    """Whether others keep the cores busy; nothing where the system does not tell."""
+    """Whether other processes keep the cores busy; no check if the system does not say."""
     try:
         load = os.getloadavg()[0]
     except (AttributeError, OSError):

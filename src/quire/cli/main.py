@@ -1,7 +1,7 @@
 """The `quire` command: finds the subcommand, and turns errors into one line and an exit code.
 
-Importing this loads nothing but the table below. Exit codes: 0 done, 1 failed, 2 wrong usage,
-130 interrupted.
+Importing this module loads nothing but the table below. Exit codes: 0 done, 1 failed, 2 wrong
+usage, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An argparse parser that speaks like the rest of quire: one line per error, with a remedy.
+"""An argparse parser whose errors are like all of quire's: one line, with a remedy.
 
-It adds to argparse: `--max_num_seqs` for `--max-num-seqs`, `--flag.key value` for JSON flags,
-`--config file.yaml` between command line and defaults, did-you-mean, and `--help=TOPIC`. It does
-not know what the flags mean.
+Beyond argparse it accepts `--max_num_seqs` for `--max-num-seqs`, `--flag.key value` for JSON flags,
+a `--config file.yaml` that ranks between command line and defaults, and `--help=TOPIC`, and it
+suggests the nearest flag for a misspelled one. It does not know what the flags mean.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HELP = "Show this and exit; also --help=listgroup, --help=GROUP, --help=FLAG."
 class Parser(argparse.ArgumentParser):
     """The parser of one subcommand.
 
-    Defaults given to `add_argument` are set after the YAML file was read; flags without one are
-    absent from the namespace unless they were given.
+    Defaults given to `add_argument` are applied after the YAML file was read. Flags without a
+    default are absent from the namespace unless they were given.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help=_HELP)
 
     def add_argument(self, *names: Any, **how: Any) -> argparse.Action:
-        """Like argparse's; the default is kept back until the file was read."""
+        """Like argparse's, but the default is applied only after the file was read."""
         late = how.get("default", argparse.SUPPRESS)
         how["default"] = argparse.SUPPRESS
         action = super().add_argument(*names, **how)
@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def error(self, message: str) -> NoReturn:
-        """argparse's way out, as an exception like all others."""
+        """Raise argparse's errors as an exception like all others, instead of exiting."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
     @property
@@ -105,7 +105,8 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def suggested(self) -> list[str]:
-        """Those that do something: nobody means an option that is only taken."""
+        """The spellings to suggest: flags that have an effect. Nobody means an option that is only
+        accepted."""
         names = {flag: flag[2:].removeprefix("no-").replace("-", "_") for flag in self.known}
         return [flag for flag, name in names.items() if not neutral.row(name)]
 
@@ -120,7 +121,7 @@ class Parser(argparse.ArgumentParser):
     # ------------------------------------------------------------------------------------ the file
 
     def _apply(self, path: str, namespace: argparse.Namespace) -> None:
-        """Put the file's values where the command line gave none."""
+        """Use the file's values where the command line gave none."""
         actions = {action.dest: action for action in self._actions if action.option_strings}
         for unwanted in ("help", "config"):
             actions.pop(unwanted, None)
@@ -177,7 +178,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class First(argparse.Action):
-    """One value; a file may hold several (a server's keys), of which the first counts."""
+    """A single value. A file may hold several (a server's keys); the first one counts."""
 
     def __call__(
         self,
@@ -192,7 +193,7 @@ class First(argparse.Action):
 
 @functools.cache
 def _keys_of_commands() -> frozenset[str]:
-    """Keys that some command reads from a file: all commands can share one."""
+    """All keys that some command reads from a file, because all commands can share one file."""
     parsers = [_WITH_FILES.get(name)() for name in _WITH_FILES]
     return frozenset(
         action.dest for parser in parsers for action in parser._actions if action.option_strings
@@ -205,7 +206,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _from_yaml(action: argparse.Action, value: Any) -> Any:
-    """A YAML value as the flag would have read it.
+    """A YAML value, read as the flag would read it.
 
     Raises:
         ArgumentTypeError: the value does not fit the flag.

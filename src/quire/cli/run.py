@@ -1,8 +1,8 @@
 """`quire run script.py [args]`: run a script written for vllm, unmodified.
 
 In this process `import vllm` gives quire: the names of `quire.compat` and nothing else. The script
-sees `sys.argv`, `sys.path[0]` and `__name__ == "__main__"` as under `python script.py`, and its
-exceptions look as they do there. No file is changed and no package installed.
+sees the same `sys.argv`, `sys.path[0]` and `__name__ == "__main__"` as under `python script.py`,
+and its tracebacks look the same. No file is changed, and no package is installed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Our flags, the script (if any), the script's arguments."""
+    """quire's own flags, the script (if any), and the script's arguments."""
     index = 0
     while index < len(arguments) and arguments[index].startswith("-"):
         index += 2 if arguments[index] == "--model" else 1
@@ -74,7 +74,8 @@ def _execute(path: str) -> int:
 
 
 def _from_script(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """The part of a traceback that python would show: without the frames that led to the script."""
+    """The part of a traceback that `python script.py` would show, without the frames that led to
+    the script."""
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename != path:
         inner = inner.tb_next

@@ -1,4 +1,4 @@
-"""Arguments of the commands that ask a running server, and the client they make."""
+"""Arguments of the commands that talk to a running server, and the client made from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_running_flags(parser: Parser) -> None:
 
 
 def is_url(text: str | None) -> bool:
-    """Whether an argument is the URL of a server, where it could be something else."""
+    """Whether an argument that could be something else is the URL of a server."""
     return text is not None and text.lower().startswith(_SCHEMES)
 
 
@@ -44,10 +44,10 @@ def server_named(namespace: argparse.Namespace) -> bool:
 
 
 def running_client(namespace: argparse.Namespace) -> Client:
-    """A client of the server that the flags name.
+    """A client for the server that the flags name.
 
     Raises:
-        ConfigError: two servers are given, or the one that is given is bad.
+        ConfigError: two servers are given, or the URL is invalid.
     """
     from quire import envs
 

@@ -22,7 +22,7 @@ _FLAGS: Final[dict[str, tuple[type, str]]] = {
 
 
 def add_sampling_flags(parser: Parser, **defaults: object) -> None:
-    """Add the flags; `defaults` are told in the help, `options` applies them."""
+    """Add the flags. `defaults` appear in the help only; the caller applies them."""
     group = parser.add_argument_group("Sampling")
     for name, (kind, text) in _FLAGS.items():
         told = f" Default: {defaults[name]}." if name in defaults else ""
@@ -52,7 +52,7 @@ def parse_value(name: str, text: str) -> tuple[str, Any]:
 
 
 def checked(name: str, value: Any) -> tuple[str, Any]:
-    """An option and its value, if both can be.
+    """The option and its value, if both are valid.
 
     Raises:
         QuireError: there is no such option, or the value is not allowed.

@@ -1,4 +1,5 @@
-"""`quire serve [MODEL]`: flags in, server out. What a server is, `quire.serving` knows."""
+"""`quire serve [MODEL]`: starts the server that the flags describe. The server itself is
+`quire.serving`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Where the replies of `quire chat` come from: what a talker is, and the one that asks a server.
+"""Where the replies of `quire chat` come from: the protocol of a talker, and the one that asks a
+server.
 
-The one with an engine of its own is `quire.cli.engine_talker`. Talkers give a plain iterator of
-text pieces; they know nothing of the terminal.
+The talker that runs its own engine is in `quire.cli.engine_talker`. Talkers return a plain iterator
+of text pieces and know nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 
 @dataclass
 class Turn:
-    """What one reply said and took. Seconds are monotonic."""
+    """Text and timing of one reply. Seconds are monotonic."""
 
     text: str = ""
     num_tokens: int = 0
@@ -22,10 +23,10 @@ class Turn:
     first: float | None = None
     last: float | None = None
     stopped: bool = False
-    """The user did not want more."""
+    """The user stopped the reply."""
 
     def add(self, text: str, num_tokens: int) -> None:
-        """Note a piece that came just now."""
+        """Record a piece that has just arrived."""
         self.last = time.monotonic()
         if self.first is None:
             self.first = self.last
@@ -62,7 +63,7 @@ class Talker(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         ...
 
 

@@ -13,7 +13,7 @@ from quire.config.locate import located
 from quire.errors import ConfigError
 
 _SAMPLING = ("seed",)
-"""Engine flags whose name means the request's own option in these commands."""
+"""Engine flags whose names these commands use for an option of the request."""
 _FOR_A_SERVER = ("api_key", "model_name")
 
 
@@ -41,10 +41,10 @@ def add_target_flags(parser: Parser, *, positional: bool) -> None:
 
 
 def server_target(namespace: argparse.Namespace) -> Server | None:
-    """The server to ask, or None for an engine of our own. A URL as MODEL is a server, too.
+    """The server to ask, or None for an own engine. A URL given as MODEL is a server, too.
 
     Raises:
-        ConfigError: flags of the other target are given; they would have no effect.
+        ConfigError: flags are given that would have no effect on this target.
     """
     from quire import envs
 
@@ -68,12 +68,14 @@ def server_target(namespace: argparse.Namespace) -> Server | None:
 
 
 def _typed(namespace: argparse.Namespace, name: str) -> bool:
-    """Whether an option stands on the command line: a file holds options of all commands."""
+    """Whether an option was given on the command line. A file does not count, because it holds
+    options of all commands."""
     return hasattr(namespace, name) and name not in getattr(namespace, "from_file", ())
 
 
 def engine_target(namespace: argparse.Namespace) -> EngineConfig:
-    """The engine to start. A missing model folder is told here, before anything heavy is loaded.
+    """The engine to start. A missing model folder is reported here, before anything heavy is
+    loaded.
 
     Raises:
         StartupError: a flag is wrong, or the model folder is missing or incomplete.
@@ -84,9 +86,9 @@ def engine_target(namespace: argparse.Namespace) -> EngineConfig:
 
 
 def quiet_logs() -> None:
-    """Log warnings only, in this process and those it starts, unless a variable sets the level.
+    """Log only warnings, in this process and those it starts, unless a variable sets the level.
 
-    What these commands print is for reading.
+    The output of these commands is for people to read.
 
     Raises:
         ConfigError: an environment variable has a bad value.

@@ -1,8 +1,8 @@
-"""`quire top`: a running server at a glance, again and again.
+"""`quire top`: shows a running server at a glance, updated continuously.
 
-Reads `/metrics` and `/v1/requests`. On a terminal the picture is redrawn until `q`; elsewhere, or
-with `--once`, it is printed once and nothing is cut. Against a server that lists no requests the
-figures remain.
+Reads `/metrics` and `/v1/requests`. On a terminal the screen is redrawn until `q` is pressed;
+elsewhere, or with `--once`, it is printed once, in full. For a server that does not list its
+requests, only the figures are shown.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ HINT: Final = (
     "q quits; quire explain ID tells where a request's time went (its beginning is enough)"
 )
 PIPED_WIDTH: Final = 2000
-"""Columns where there is no terminal: more than any id has."""
+"""Columns if there is no terminal: more than any id needs."""
 SHORTEST_ID: Final = 12
-"""Characters of an id that a narrow terminal shows at least."""
+"""Fewest characters of an id that a narrow terminal shows."""
 
 
 def build_parser() -> Parser:
@@ -77,8 +77,8 @@ def _watch(view: View, console: Any, interval: float) -> int:
 
 
 class Pace:
-    """Figures between two ends of steps, so that a step that takes longer than the interval is not
-    taken for a standstill."""
+    """Rates measured from the end of one step to the end of a later one, so that a step longer than
+    the interval does not look like a standstill."""
 
     def __init__(self) -> None:
         self._before: Mapping[str, Mapping[str, float]] | None = None
@@ -87,15 +87,16 @@ class Pace:
         self._paces: dict[str, Any] = {}
 
     def see(self, samples: Mapping[str, Mapping[str, float]], busy: bool, now: float) -> Any:
-        """The figures as they are now.
+        """The current figures.
 
         Args:
-            samples: Of `/metrics`.
+            samples: Values of `/metrics`.
             busy: Whether requests are unfinished.
             now: Seconds.
 
         Returns:
-            Signals; `step_seconds` is there while a step runs that had begun by the last look.
+            Figures; among them `step_seconds`, while a step is running that was running at the
+            previous call.
         """
         from quire.observability.explain.metric_alerts import metric_figures
 
@@ -112,13 +113,13 @@ class Pace:
 
 
 _NOW: Final = ("running", "waiting", "kv_usage", "step_seconds")
-"""Signals that are true at once; the others need a step that has ended."""
+"""Figures that are valid at once; the others need a step to end first."""
 _WORK: Final = (
     "vllm:engine_steps_total",
     "vllm:generation_tokens_total",
     "vllm:prompt_tokens_total",
 )
-"""Whatever grows when a step ends; other engines count no steps."""
+"""Counters that grow when a step ends. (Other engines do not count steps themselves.)"""
 
 
 def _work(samples: Mapping[str, Mapping[str, float]]) -> float:
@@ -126,14 +127,14 @@ def _work(samples: Mapping[str, Mapping[str, float]]) -> float:
 
 
 class View:
-    """What is known of the server, and how to show it."""
+    """What is known about the server, and how to show it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._pace = Pace()
 
     def look(self) -> Any:
-        """Ask the server; the picture, to be printed by rich.
+        """Ask the server; returns the screen, for rich to print.
 
         Raises:
             QuireError: it cannot be reached.
@@ -202,7 +203,8 @@ class View:
 
 
 def waits_for(state: dict[str, Any]) -> str:
-    """What a request waits for: the head of the queue for something, the others for that one."""
+    """What a request waits for: the head of the queue waits for a resource, the others wait for the
+    head."""
     reason = state["wait_reason"]
     if reason is None:
         return ""

@@ -1,7 +1,7 @@
 """What the user types, or a pipe holds, as messages: one a line, or several lines between `\"\"\"`.
 
-On a terminal Ctrl-C clears what is being typed; twice in a row, or Ctrl-D, ends. Knows nothing of
-conversations.
+On a terminal, Ctrl-C clears the current input; pressed twice in a row, it ends the program, as does
+Ctrl-D. Knows nothing of conversations.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ FENCE: Final = '"""'
 _PROMPT, _MORE = "> ", "... "
 
 ReadLine = Callable[[str], str]
-"""Shows a prompt and returns a line without its end; EOFError when there are no more."""
+"""Shows a prompt and returns a line without its newline; raises EOFError at the end of the
+input."""
 
 
 def read_messages(read: ReadLine) -> Iterator[str]:
-    """Messages until the input ends."""
+    """The messages until the input ends."""
     warned = False
     while True:
         try:
@@ -53,7 +54,7 @@ def _message(read: ReadLine) -> str:
 
 
 def piped(prompt: str) -> str:
-    """A line of a pipe; nothing is prompted."""
+    """Reads a line from a pipe, without a prompt."""
     line = sys.stdin.readline()
     if not line:
         raise EOFError
@@ -61,7 +62,7 @@ def piped(prompt: str) -> str:
 
 
 def typed(prompt: str) -> str:
-    """A line of a terminal."""
+    """Reads a line from a terminal."""
     if sys.stdout.isatty():
         return _typed_with_history(prompt)
     print(prompt, end="", file=sys.stderr, flush=True)  # stdout is somebody's file

@@ -1,7 +1,7 @@
-"""Text that comes in pieces, broken at words to fit a terminal.
+"""Wraps text that arrives in pieces at words, to fit a terminal.
 
-A word is held back until it is whole, so nothing on the screen ever moves. Control characters are
-dropped: what a model writes must not steer the terminal.
+A word is held back until it is complete, so nothing on the screen ever moves. Control characters
+are dropped, because a model's output must not control the terminal.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ _TAB = "    "
 
 
 def terminal_width() -> int:
-    """Columns of the terminal as it is now."""
+    """The current number of columns of the terminal."""
     return max(20, shutil.get_terminal_size().columns)
 
 
 def columns(text: str) -> int:
-    """Columns a text takes on a terminal (Unicode TR 11: wide and full-width characters two)."""
+    """Columns that a text takes on a terminal (Unicode TR 11: wide and full-width characters take
+    two)."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
@@ -44,7 +45,7 @@ class Plain:
 
 
 class Wrapped:
-    """Writes pieces with line breaks between words, at the width that holds at that moment."""
+    """Writes pieces with line breaks between words, at the terminal's current width."""
 
     def __init__(self, out: TextIO, width: Callable[[], int] = terminal_width) -> None:
         self._out = out
@@ -54,7 +55,7 @@ class Wrapped:
         self._goes_on = False
 
     def feed(self, piece: str) -> None:
-        """Take a piece; all words that are whole by then are written."""
+        """Take a piece and write all words that are complete."""
         for character in piece:
             if character == "\n":
                 self._put()
@@ -69,13 +70,15 @@ class Wrapped:
         self._out.flush()
 
     def end(self) -> None:
-        """The text is complete: write what is left, and end the line."""
+        """The text is complete: write the rest and end the line."""
         self.feed("\n")
 
     def _letter(self, character: str) -> None:
-        """Scripts of wide characters have no spaces: a line may break before and after each.
+        """Scripts with wide characters have no spaces, so a line may break before and after each
+        character.
 
-        A word longer than a line is left to the terminal, so that it can be copied whole.
+        A word longer than a line is not broken here but by the terminal, so that it can be copied
+        whole.
         """
         wide = columns(character) == 2
         if wide:
@@ -105,5 +108,5 @@ class Wrapped:
 
 
 def writer() -> Plain | Wrapped:
-    """Where replies go: broken at words on a terminal, untouched elsewhere."""
+    """The writer for replies: wrapped at words on a terminal, unchanged elsewhere."""
     return Wrapped(sys.stdout) if sys.stdout.isatty() else Plain(sys.stdout)

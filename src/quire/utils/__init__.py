@@ -1,1 +1,1 @@
-"""Leaf helpers. They know nothing of engines, requests or tensors."""
+"""Small helpers at the bottom of the stack. They know nothing of engines, requests or tensors."""

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept out of the way. Knows nothing of what it looks through."""
+"""Keeps Python's garbage collector out of the way."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No collections while much is made that stays, such as modules and models.
+    """Pause collection while many objects are made that will stay, such as modules and models.
 
-    Each time their number has grown by a quarter all of them would be looked through.
+    Otherwise the collector would traverse all of them each time their number has grown by a
+    quarter.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""`QUIRE_TRACE_FUNCTION=1`: every call and return of a function of quire, in a file per thread.
+"""`QUIRE_TRACE_FUNCTION=1`: writes every call and return of quire's functions to a file per thread.
 
-For finding out where a process hangs or which way it went. It slows everything down many times.
-Knows no thread but those that run it or start after it.
+Use it to find where a process hangs, or which path it took. It slows everything down many times
+over. It traces the thread that calls it and threads that start later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 def trace_functions(instance: str | None = None) -> Path:
-    """Trace this thread, and those that start later, from now on.
+    """Trace this thread, and threads that start later, from now on.
 
     The files are `<tmp>/<user>/quire/quire-instance-<id>/QUIRE_TRACE_FUNCTION_for_process_<pid>_
     thread_<id>_at_<time>.log`; only their owner can read them.
@@ -47,7 +47,7 @@ def trace_functions(instance: str | None = None) -> Path:
 
 
 def stop_tracing() -> None:
-    """Trace no further threads, and this one no more."""
+    """Stop tracing this thread and new ones."""
     threading.settrace(None)
     sys.settrace(None)
 
@@ -73,7 +73,7 @@ def _start(folder: Path) -> Any:
 
 
 def _give_up(error: OSError) -> None:
-    """Trace nothing more: the files cannot be written."""
+    """Stop tracing, because the files cannot be written."""
     stop_tracing()
     logger.warning_once("QUIRE_TRACE_FUNCTION: nothing more is traced: %s", error.strerror)
 

@@ -1,7 +1,7 @@
 """What this process may use of its machine: RAM and cores, within its control groups.
 
-A container's limit is what counts there, not the machine's size: reading only the latter gets
-the process killed. Knows nothing of models.
+In a container its limit counts and not the size of the machine: a process that goes by the latter
+is killed. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ControlGroups:
     membership: Path = Path("/proc/self/cgroup")
 
     def memory_left(self) -> int | None:
-        """Bytes that may still be taken; file cache that can be dropped counts as free.
+        """Bytes that can still be allocated; file cache that can be dropped counts as free.
 
         `None` if no group has a limit.
         """
@@ -38,14 +38,15 @@ class ControlGroups:
         return max(0, min(left)) if left else None
 
     def cpu_quota(self) -> float | None:
-        """Cores' worth of time per period; `None` if no group has a limit."""
+        """The CPU quota in cores; `None` if no group has one."""
         shares = [share for folder in self._folders("cpu") if (share := _quota(folder))]
         return min(shares) if shares else None
 
     def oom_kills(self) -> int | None:
-        """Processes of this group that the kernel's out-of-memory killer has ended so far.
+        """Number of processes of this group that the kernel's out-of-memory killer has ended so
+        far.
 
-        `None` where no such count can be read.
+        `None` if the count cannot be read.
         """
         for folder in self._folders("memory"):
             for name in ("memory.events", "memory.oom_control"):
@@ -54,8 +55,9 @@ class ControlGroups:
         return None
 
     def throttled(self) -> float | None:
-        """Seconds so far in which a quota kept this process, or others of its group, from running;
-        that of the group that was throttled longest. `None` where no such count can be read."""
+        """Seconds so far in which a quota kept this process, or others of its group, from running.
+        Of several groups, the one that was throttled longest counts. `None` if the count cannot be
+        read."""
         found = []
         for folder in self._folders("cpu"):
             file = folder / "cpu.stat"
@@ -65,7 +67,8 @@ class ControlGroups:
         return max(found, default=None)
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """The process's group of a controller and all above, as far as they can be seen."""
+        """The process's group for a controller and all groups above it, as far as they are
+        visible."""
         try:
             lines = self.membership.read_text("utf-8").splitlines()
         except OSError:
@@ -119,7 +122,7 @@ def held_memory(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def available_memory(groups: ControlGroups | None = None) -> int:
-    """Bytes of RAM this process can still take without swapping or being killed."""
+    """Bytes of RAM this process can still allocate without swapping or being killed."""
     import psutil
 
     free = int(psutil.virtual_memory().available)

@@ -1,6 +1,7 @@
-"""Processes of one machine: their titles, their ends, and children that outlive nobody.
+"""Processes of one machine: their titles, how they end, and children that do not outlive their
+parent.
 
-Uses the Linux calls where they exist and says so where they do not. Knows nothing of engines.
+Uses Linux calls where they exist; return values say where they do not. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any, Final
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 GROUP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a terminal, systemd or a container runtime sends to all processes of a group at once."""
+"""Signals that a terminal, systemd or a container runtime sends to all processes of a group at
+once."""
 _NAME_BYTES: Final = 15
 """Linux keeps 15 bytes of a name and a final zero (prctl(2))."""
 
@@ -35,10 +37,10 @@ def _prctl(option: int, argument: Any) -> bool:
 
 
 def set_process_title(title: str) -> bool:
-    """Name this process for `ps`, `top` and profilers; True if at least the short name took.
+    """Name this process for `ps`, `top` and profilers; True if at least the short name was set.
 
     The short name (`comm`) is cut at 15 bytes. The long one is written over the memory of the
-    command line, cut at its length, for Linux shows that memory as the command.
+    command line and cut at its length, because Linux shows that memory as the command.
     """
     name = title.encode()[:_NAME_BYTES]
     done = _prctl(_PR_SET_NAME, ctypes.c_char_p(name))
@@ -59,12 +61,12 @@ def _overwrite_command_line(title: bytes) -> None:
 
 
 def die_with_parent(parent_pid: int | None = None) -> bool:
-    """Have the kernel kill this process when its parent ends; True if that is armed.
+    """Have the kernel kill this process when its parent ends; True if that is set up.
 
     Pass `parent_pid` (the parent's `os.getpid()`, handed over at start) to close the gap between
-    the fork and this call: if the parent is gone already, this process ends here. Linux counts
-    the thread that started this process as the parent: it must live as long as its process.
-    Elsewhere than on Linux this does nothing.
+    the fork and this call: if the parent has ended already, this process ends here. Linux treats
+    the thread that started this process as the parent, so that thread must live as long as its
+    process. On other systems this does nothing.
     """
     armed = _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if armed and parent_pid is not None and os.getppid() != parent_pid:
@@ -74,10 +76,10 @@ def die_with_parent(parent_pid: int | None = None) -> bool:
 
 @contextlib.contextmanager
 def group_signals_held() -> Iterator[None]:
-    """Hold back `GROUP_SIGNALS` in this thread; a child started meanwhile begins with them held.
+    """Block `GROUP_SIGNALS` in this thread; a child started meanwhile begins with them blocked.
 
-    So no such signal finds the child before it has called `leave_group_signals_to_parent`: not
-    even in the moment in which its interpreter starts. Here they arrive when the block ends.
+    So no such signal reaches the child before it has called `leave_group_signals_to_parent`, not
+    even while its interpreter starts. In this process the signals arrive when the block ends.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
@@ -87,7 +89,7 @@ def group_signals_held() -> Iterator[None]:
 
 
 def leave_group_signals_to_parent() -> None:
-    """Ignore `GROUP_SIGNALS`: the parent gets them too, and ends this process when it is time."""
+    """Ignore `GROUP_SIGNALS`: the parent gets them too, and ends this process in due time."""
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
@@ -97,7 +99,8 @@ def leave_group_signals_to_parent() -> None:
 def ends_at_sigterm() -> Iterator[None]:
     """End with exit code 0 at SIGTERM; outside the main thread this does nothing.
 
-    The first process of a container needs a handler: without one the kernel drops the signal.
+    The first process of a container needs a handler, because without one the kernel drops the
+    signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,9 +113,9 @@ def ends_at_sigterm() -> Iterator[None]:
 
 
 def terminate(process: subprocess.Popen[Any], grace: float) -> int:
-    """End a child for certain and reap it; returns its exit code (negative: the signal).
+    """End a child in any case and reap it; returns its exit code (negative: the signal).
 
-    SIGTERM, then up to `grace` seconds for it to go, then SIGKILL.
+    Sends SIGTERM, waits up to `grace` seconds, then sends SIGKILL.
     """
     if process.poll() is None:
         process.terminate()

@@ -1,7 +1,7 @@
-"""Telling what a signal's handler raises from what the interrupted code raises.
+"""Tells exceptions raised by a signal handler from those raised by the code it interrupted.
 
-Whoever contains the failure of one request catches `Exception`. An alarm's handler may raise one,
-too, at any statement; it is meant for whoever set the alarm, and no fault of a request.
+Code that contains the failure of one request catches `Exception`. The handler of an alarm may raise
+one, too, at any statement. That one is for the code that set the alarm, and no fault of a request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def pass_on_signals(error: BaseException) -> None:
-    """Raise an error again if the handler of a signal has raised it; otherwise nothing happens."""
+    """Raise the error again if a signal handler raised it; otherwise do nothing."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
     traceback = error.__traceback__
     while traceback is not None:
@@ -22,7 +22,7 @@ def pass_on_signals(error: BaseException) -> None:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code of a Python function or method; none of anything else."""
+    """The code object of a Python function or method; `None` for anything else."""
     if isinstance(handler, MethodType):
         handler = handler.__func__
     return handler.__code__ if isinstance(handler, FunctionType) else None

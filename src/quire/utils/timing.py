@@ -1,6 +1,6 @@
-"""The engine's clock: monotonic seconds, replaceable in tests and simulation.
+"""The engine's clock: monotonic seconds, replaceable in tests.
 
-Wall-clock time is only for printing; nothing in the engine decides by it.
+Wall-clock time is only for printing; the engine makes no decision by it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Anything that tells monotonic seconds."""
+    """Anything that gives monotonic seconds."""
 
     def now(self) -> float:
         """Seconds since an arbitrary fixed point; never goes back."""
