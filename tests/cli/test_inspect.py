@@ -96,6 +96,6 @@ def test_the_tree_of_a_model_in_the_log(
         "qkv_proj (Linear)",
         "weight [128, 48] x 2",
         "kernels ",
-        "attention reference",
+        "attention paged",
     ):
         assert line in caplog.text, caplog.text
