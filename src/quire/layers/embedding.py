@@ -34,14 +34,13 @@ class Embedding(Module):
 class TiedEmbedding(Module):
     """Ids `[T] -> [T, H]` out of the language-model head's weight: one copy serves both."""
 
-    def __init__(self, context: LayerContext, head: Linear, dtype: torch.dtype) -> None:
-        self._ops = context.ops
+    def __init__(self, head: Linear, dtype: torch.dtype) -> None:
         self._head = head
         self._dtype = dtype
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """Look up rows."""
-        return self._ops.embedding_of(input_ids, self._head.prepared, self._dtype)
+        return self._head.rows(input_ids, self._dtype)
 
     def own_parameters(self) -> Parameters:
         """`weight`: the head's."""

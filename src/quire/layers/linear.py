@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +9,11 @@ from torch import Tensor
 
 from quire.layers.context import LayerContext
 from quire.layers.module import Module
-from quire.layers.parameter import Parameter, Parameters
+from quire.layers.parameter import Parameters
 
 
 class Linear(Module):
-    """`[T, K] -> [T, N]`; the weight is prepared once for the chosen kernels, then fixed."""
+    """`[T, K] -> [T, N]`, by the method that the model's weight format has for this layer."""
 
     def __init__(
         self,
@@ -40,16 +39,11 @@ class Linear(Module):
             leaves: Parts of K that are summed on their own, then added as a tree: for a layer
                 whose K tensor-parallel ranks would cut (`quire.config.leaves`).
         """
-        self._ops = context.ops
-        self._parts = (out_features,) if isinstance(out_features, int) else out_features
-        self._shape = (sum(self._parts), in_features)
-        self._has_bias = bias
-        self._weight: tuple[list[Tensor], torch.dtype] | None = None
-        self._bias: Tensor | None = None
-        self._gated = gated
+        parts = (out_features,) if isinstance(out_features, int) else out_features
+        self.method = context.linear_method(in_features, parts, bias, gated, leaves)
+        """How the weight is kept and multiplied with."""
+        self._apply = self.method.apply
         self._keep = keep
-        self._leaves = leaves
-        self._prepared: Any = None
 
     def __call__(
         self, x: Tensor, out_dtype: torch.dtype | None = None, keep: str | None = None
@@ -58,53 +52,29 @@ class Linear(Module):
 
         `keep` stands in for the layer's own one.
         """
-        return self._ops.linear(x, self._prepared, out_dtype, keep or self._keep)
+        return self._apply(x, out_dtype, keep or self._keep)
 
     def gated(self, x: Tensor, activation: str) -> Tensor:
         """`activation(gate) * up`, rounded once: `[T, N / 2]`."""
-        return self._ops.gated_linear(x, self._prepared, activation, self._keep)
+        return self.method.gated(x, activation, self._keep)
 
     def likeliest(self, x: Tensor) -> Tensor:
         """The column of the largest number of each row of the float32 result: int64 `[T]`.
 
         -1 where some number of a row is not finite.
         """
-        return self._ops.likeliest(x, self._prepared)
+        return self.method.likeliest(x)
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight for ids `[T]`: `[T, K]`."""
+        return self.method.rows(ids, dtype)
 
     @property
     def prepared(self) -> Any:
-        """The loaded weight as `ops.prepare_linear` made it, for operations over several layers."""
-        assert self._prepared is not None, "the weight is not loaded yet"
-        return self._prepared
+        """The loaded weight for operations over several layers; `None` if its method keeps it in a
+        way that those do not read."""
+        return self.method.prepared
 
     def own_parameters(self) -> Parameters:
-        """`weight` and perhaps `bias`."""
-        parts = self._parts if len(self._parts) > 1 else ()
-        found = {
-            "weight": Parameter(self._shape, self._load_weight, parts, load_parts=self._load_parts)
-        }
-        if self._has_bias:
-            found["bias"] = Parameter(self._shape[:1], self._load_bias, parts)
-        return found
-
-    def _load_weight(self, tensor: Tensor) -> None:
-        self._load_parts([tensor], tensor.dtype)
-
-    def _load_parts(self, parts: Sequence[Tensor], dtype: torch.dtype) -> None:
-        self._weight = list(parts), dtype
-        self._prepare()
-
-    def _load_bias(self, tensor: Tensor) -> None:
-        self._bias = tensor
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Once weight and bias are there. The checkpoint's tensors are let go: they may be large
-        or memory-mapped."""
-        if self._weight is None or (self._has_bias and self._bias is None):
-            return
-        parts, dtype = self._weight
-        self._prepared = self._ops.prepare_linear(
-            parts, self._bias, gated=self._gated, dtype=dtype, leaves=self._leaves
-        )
-        self._weight = self._bias = None
+        """Those of the method: `weight`, perhaps `bias` and others."""
+        return self.method.parameters()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.config.leaves import inner_leaves
+from quire.errors import ModelLoadError
 from quire.kernels.moe import ExpertWeights, Routing
 from quire.layers.activation import activation
 from quire.layers.context import DEFAULT, LayerContext
@@ -50,6 +51,12 @@ class Expert(Module):
             context.at("down_proj"), inner, size, bias, leaves=inner_leaves(inner)
         )
 
+    @property
+    def can_be_grouped(self) -> bool:
+        """Whether `ops.grouped_experts` can multiply with the weights."""
+        linears = (self._gate_up_proj, self._down_proj)
+        return all(linear.method.for_experts for linear in linears)
+
     def weights(self) -> ExpertWeights:
         """Both weights, once they are loaded."""
         return ExpertWeights(self._gate_up_proj.prepared, self._down_proj.prepared)
@@ -76,6 +83,10 @@ class MoE(MLPBlock):
             Expert(context.at(f"experts.{i}"), hidden_size, style.expert_size, style.expert_bias)
             for i in range(count)
         )
+        if not all(expert.can_be_grouped for expert in self._experts):
+            raise ModelLoadError(
+                f"the checkpoint's weight format cannot keep experts ({context.name})"
+            )
         self._weights: list[ExpertWeights] = []
         self._correction: Tensor | None = None
         self._shared: Expert | None = None

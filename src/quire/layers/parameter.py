@@ -21,6 +21,8 @@ class Parameter:
     """Rows of each part, if checkpoints keep it in parts that are stacked."""
     dtype: torch.dtype | None = None
     """Type to load it in, if not the model's."""
+    stored: frozenset[str] | None = None
+    """Types that it takes, as the checkpoint's format names them (`I8`); `None`: floats."""
     load_parts: Callable[[Sequence[Tensor], torch.dtype], None] | None = None
     """If there: instead of `load`, takes the checkpoint's tensors as they are, of any float type,
     and rounds them to the type given. Spares a copy of large weights."""

@@ -332,7 +332,7 @@ class DecoderForCausalLM(Module):
         width = style.embedding_size or shape.hidden_size
         self._lm_head = Linear(context.at("lm_head"), width, shape.vocab_size, style.head_bias)
         embedding = (
-            TiedEmbedding(context, self._lm_head, dtype)
+            TiedEmbedding(self._lm_head, dtype)
             if self.is_tied
             else Embedding(context, shape.vocab_size, width)
         )

@@ -29,7 +29,14 @@ from quire.layers.parameter import Parameters
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.encoder import ClassificationHead, Encoder, EncoderInput
 from quire.models.pooler import Pooler
-from quire.models.registry import MODELS, build_model, kv_layers, resolve_device, resolve_dtype
+from quire.models.registry import (
+    MODELS,
+    build_model,
+    kv_layers,
+    resolve_device,
+    resolve_dtype,
+    weight_format,
+)
 from quire.registry import load
 from quire.weights.loader import load_weights
 from quire.weights.names import NameRules
@@ -235,12 +242,13 @@ def load_pooling_model(
         ConfigError: no attention backend serves the model on this device, or one is wanted for an
             encoder.
     """
-    context = LayerContext(ops or default_ops())
+    kind = resolve_dtype(shape, dtype)
+    context = LayerContext(ops or default_ops(), torch_dtype(kind), weight_format(shape))
     common = (
         context,
         spec,
         shape,
-        resolve_dtype(shape, dtype),
+        kind,
         resolve_device(device),
         max_model_len,
     )

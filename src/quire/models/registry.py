@@ -19,6 +19,7 @@ from quire.errors import ModelLoadError
 from quire.kernels.dispatch import Ops, default_ops
 from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
 from quire.layers.context import LayerContext
+from quire.layers.linear_method import PLAIN, WEIGHT_FORMATS, WeightFormat
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.decoder import DecoderForCausalLM
@@ -137,9 +138,9 @@ def build_model(
     """
     _mention_code(shape)
     family = MODELS.get(shape.architecture)
-    _refuse_quantised(shape)
+    weights = weight_format(shape)
     _check(family, shape)
-    context = LayerContext(ops or default_ops())
+    context = LayerContext(ops or default_ops(), torch_dtype(dtype), weights)
     attention = _attention(family, shape, dtype, device, attention_backend, context.ops)
     return family(shape, torch_dtype(dtype), device, attention, max_model_len, context)
 
@@ -224,11 +225,19 @@ def _mention_code(shape: ModelShape) -> None:
         )
 
 
-def _refuse_quantised(shape: ModelShape) -> None:
-    quantization = shape.raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+def weight_format(shape: ModelShape) -> WeightFormat:
+    """How the checkpoint keeps linear layers, by its `quantization_config`.
+
+    Raises:
+        ModelLoadError: in a way that nothing here reads.
+    """
+    said = shape.raw.get("quantization_config")
+    if not said:
+        return PLAIN
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    if method not in WEIGHT_FORMATS:
         raise ModelLoadError(
-            f"the checkpoint is quantised ({method or quantization}), which quire does not read "
+            f"the checkpoint is quantised ({method or said}), which quire does not read "
             "yet: use a float32, bfloat16 or float16 one"
         )
+    return WEIGHT_FORMATS.get(method)(said)

@@ -52,7 +52,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"], Protocol):
 
     @property
     def types(self) -> frozenset[str]:
-        """Types that `read` understands."""
+        """Types of weights that are plain numbers, whatever they are stored as."""
         ...
 
     @property

@@ -45,6 +45,11 @@ class Target(Protocol):
         ...
 
     @property
+    def stored(self) -> frozenset[str] | None:
+        """Types that it takes, as the checkpoint's format names them; `None`: floats."""
+        ...
+
+    @property
     def load(self) -> Callable[[Tensor], None]:
         """Takes the whole tensor."""
         ...
@@ -196,8 +201,8 @@ def _matched(
             stored = checkpoint.tensors[here.stored]
             if here.shape != shape:
                 misshaped.append(_misshape(here, shape, stored))
-            elif stored.dtype not in checkpoint.types:
-                raise ModelLoadError(_unreadable(here.stored, stored, checkpoint.types))
+            elif stored.dtype not in (types := target.stored or checkpoint.types):
+                raise ModelLoadError(_unreadable(here.stored, stored, types))
         steps.append(_Step(target, tuple(expected)))
     unexpected = {f.stored for n, f in found.items() if n not in used and not rules.ignored(n)}
     _report(folder, missing, list(unexpected), misshaped)
