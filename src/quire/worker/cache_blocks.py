@@ -13,7 +13,7 @@ from quire.core.batch import BlockIds, ScheduledBatch
 from quire.worker.device import Device
 from quire.worker.kv_transfer import KVTransfer, Moved
 from quire.worker.poison import poison
-from quire.worker.tensors import to_device
+from quire.worker.tensors import to_tensor_on
 
 
 class CacheBlocks:
@@ -37,7 +37,7 @@ class CacheBlocks:
     ) -> None:
         self._kv_caches = kv_caches
         self._block_size = block_size
-        self._device = device
+        self._tensor = to_tensor_on(device)
         self._group_of = group_of or {}
         # Layers of several groups share memory: each once.
         self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
@@ -73,8 +73,8 @@ class CacheBlocks:
         offsets = np.concatenate([np.arange(count) for count in counts])
         firsts = np.array([c[:2] for c in copies], dtype=np.int64) * self._block_size
         starts = np.repeat(firsts, counts, axis=0)
-        source = to_device(starts[:, 0] + offsets, self._device)
-        destination = to_device(starts[:, 1] + offsets, self._device)
+        source = self._tensor(starts[:, 0] + offsets)
+        destination = self._tensor(starts[:, 1] + offsets)
         for cache in self._tensors.values():
             slots = cache.flatten(0, 1)
             slots.index_copy_(0, destination, slots.index_select(0, source))

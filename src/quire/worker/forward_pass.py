@@ -21,7 +21,7 @@ from quire.models.encoder import EncoderInput
 from quire.models.pooling import EncoderForPooling
 from quire.worker.device import Device
 from quire.worker.input_batch import StepInputs
-from quire.worker.tensors import to_device
+from quire.worker.tensors import to_tensor_on
 
 
 class ForwardPass(Protocol):
@@ -55,7 +55,7 @@ class PagedForward:
         self._model = model
         self._kv_caches = kv_caches
         self._block_size = block_size
-        self._device = device
+        self._tensor = to_tensor_on(device)
         self._group_of = group_of
 
     def __call__(self, inputs: StepInputs, every_token: bool) -> Tensor:
@@ -94,9 +94,6 @@ class PagedForward:
         by_layer = [groups[self._group_of[i]] for i in range(len(self._kv_caches))]
         return replace(first, by_layer=by_layer)
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return to_device(array, self._device)
-
 
 class EncoderForward:
     """Whole prompts, without a KV cache.
@@ -114,16 +111,16 @@ class EncoderForward:
         token_types: Callable[[StepInputs], np.ndarray],
     ) -> None:
         self._model = model
-        self._device = device
+        self._tensor = to_tensor_on(device)
         self._token_types = token_types
 
     def __call__(self, inputs: StepInputs, every_token: bool) -> Tensor:
         """See `ForwardPass`; an encoder always gives every token."""
         assert every_token, "an encoder's states are pooled, not sampled from"
         step = EncoderInput(
-            input_ids=to_device(inputs.input_ids, self._device),
-            positions=to_device(inputs.positions, self._device),
-            token_types=to_device(self._token_types(inputs), self._device),
-            query_start_loc=to_device(inputs.query_start_loc, self._device),
+            input_ids=self._tensor(inputs.input_ids),
+            positions=self._tensor(inputs.positions),
+            token_types=self._tensor(self._token_types(inputs)),
+            query_start_loc=self._tensor(inputs.query_start_loc),
         )
         return self._model.encode(step)

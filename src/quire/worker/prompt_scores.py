@@ -15,7 +15,7 @@ from quire.sampling import LogprobRow, gather_logprobs
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.step_runner import Outcome
-from quire.worker.tensors import to_device
+from quire.worker.tensors import to_tensor_on
 
 _PROMPT_SLAB: Final = 2**24
 """Prompt logits held at once: 64 MiB of float32."""
@@ -33,7 +33,7 @@ class PromptScorer:
     def __init__(self, model: CausalLM, input_batch: InputBatch, device: Device) -> None:
         self._model = model
         self._input_batch = input_batch
-        self._device = device
+        self._tensor = to_tensor_on(device)
 
     def score(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
         """Log-probabilities of the prompt tokens that follow the positions of this step."""
@@ -60,7 +60,7 @@ class PromptScorer:
         at_once = max(1, _PROMPT_SLAB // self._input_batch.vocab_size)
         for start in range(0, len(targets), at_once):
             part = slice(start, start + at_once)
-            ids = to_device(targets[part], self._device)
+            ids = self._tensor(targets[part])
             logprobs = self._model.ops.log_softmax(self._model.compute_logits(hidden[part]))
             entries += gather_logprobs(logprobs, ids, [count] * len(ids), self._model.ops)
         return entries

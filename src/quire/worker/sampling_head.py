@@ -19,7 +19,7 @@ from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.prompt_scores import PromptScorer
 from quire.worker.step_runner import Outcome
-from quire.worker.tensors import to_device
+from quire.worker.tensors import to_tensor_on
 
 logger = get_logger(__name__)
 
@@ -36,7 +36,7 @@ class SamplingHead:
     def __init__(self, model: CausalLM, input_batch: InputBatch, device: Device) -> None:
         self._model = model
         self._input_batch = input_batch
-        self._device = device
+        self._tensor = to_tensor_on(device)
         self._sampler = Sampler(model.ops)
         self._scorer = PromptScorer(model, input_batch, device)
 
@@ -47,7 +47,7 @@ class SamplingHead:
     def read_every_token(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
         """Score prompts; returns the states to sample from."""
         self._scorer.score(inputs, hidden, outcome)
-        return hidden[to_device(inputs.wanted, self._device)]
+        return hidden[self._tensor(inputs.wanted)]
 
     def finish(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
         """Logits and new tokens, only for requests whose known tokens end in this step.
