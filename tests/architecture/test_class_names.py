@@ -15,9 +15,6 @@ SHARED = {
 }
 """Names that two classes have, and why: scripts written for vLLM import both of them by it."""
 
-KNOWN = {"Call", "Head"}
-"""Names that still occur twice without a reason. Rows leave this list; none is added."""
-
 
 def classes_by_name(source: Path) -> dict[str, list[str]]:
     """Files of the public classes at the top level of modules, by the name of the class."""
@@ -35,7 +32,7 @@ def twice(source: Path) -> dict[str, list[str]]:
 
 def test_no_two_public_classes_share_a_name():
     for name, files in twice(SOURCE).items():
-        assert name in SHARED or name in KNOWN, f"class {name} is in {' and '.join(files)}"
+        assert name in SHARED, f"class {name} is in {' and '.join(files)}"
 
 
 def test_the_list_of_shared_names_is_current():

@@ -9,6 +9,7 @@ import pytest
 
 import tiny
 from quire.config import ModelConfig, ModelShape, PoolerSpec
+from quire.engine.frontend.input_gate import text_gate
 from quire.engine.frontend.pooling_input import PoolingInputProcessor
 from quire.errors import ContextLengthExceeded, InvalidRequest, UnsupportedTask
 from quire.params import PoolingParams, SamplingParams
@@ -85,7 +86,7 @@ def test_each_request_has_an_id_of_its_own_and_refused_ones_use_none() -> None:
 def test_no_text_comes_of_it() -> None:
     message = "gives embeddings; it generates no text"
     with pytest.raises(UnsupportedTask, match=message):
-        gate().check(SamplingParams())
+        text_gate(gate())
     with pytest.raises(UnsupportedTask, match=message):
         gate().process("r", [5], SamplingParams(), arrival_time=0.0)
 

@@ -14,6 +14,7 @@ from quire.config.model import EMBEDDED_MODEL
 from quire.config.neutral import beyond_defaults, taken
 from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
 from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.input_gate import text_gate
 from quire.engine.frontend.prompts import PromptType
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.llm_pooling import PoolingVerbs, as_prompts, one_for_each
@@ -212,7 +213,7 @@ class LLM(PoolingVerbs):
             given = self.get_default_sampling_params()
         params = one_for_each("sampling_params", SamplingParams, given, count)
         distinct = {id(p): p for p in params}
-        check = self.llm_engine.frontend.input.check
+        check = text_gate(self.llm_engine.frontend.input).check
         # Only the end matters here: text is decoded once.
         final = {"output_kind": RequestOutputKind.FINAL_ONLY}
         checked = {key: check(p.replace(**final)) for key, p in distinct.items()}

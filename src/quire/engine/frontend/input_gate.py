@@ -39,3 +39,14 @@ def make_input_processor(
         gate.default_params()  # bad ones are refused now, not with the first request
         return gate
     return PoolingInputProcessor(model, shape, tokenizer, pooler=pooler, **options)
+
+
+def text_gate(gate: InputGate) -> InputProcessor:
+    """The gate of a model that generates text.
+
+    Raises:
+        UnsupportedTask: this model pools.
+    """
+    if isinstance(gate, PoolingInputProcessor):
+        raise gate.no_text()
+    return gate

@@ -68,14 +68,6 @@ class PoolingInputProcessor:
         """
         return default_sampling_params(self._defaults)
 
-    def check(self, params: SamplingParams) -> CheckedParams:
-        """The answer to a call that wants text, before any prompt of it is read.
-
-        Raises:
-            UnsupportedTask: this model generates none.
-        """
-        raise self._no_text()
-
     def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
         """See `PromptReader.check_prefix`.
 
@@ -106,7 +98,7 @@ class PoolingInputProcessor:
         """
         check_request_id(request_id)
         if isinstance(params, (SamplingParams, CheckedParams)):
-            raise self._no_text()
+            raise self.no_text()
         if not isinstance(params, PoolingParams):
             refuse("pooling_params", f"must be PoolingParams, got {type(params).__name__}.")
         priority = read_field("priority", priority)
@@ -138,7 +130,8 @@ class PoolingInputProcessor:
     def _does(self) -> str:
         return "gives embeddings" if self.pooler.task == "embed" else "classifies"
 
-    def _no_text(self) -> UnsupportedTask:
+    def no_text(self) -> UnsupportedTask:
+        """The answer to whoever wants text of this model."""
         return UnsupportedTask(f"{self._name} {self._does}; it generates no text.")
 
     def _check_task(self, params: PoolingParams) -> None:
