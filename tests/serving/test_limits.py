@@ -21,7 +21,7 @@ from quire.config import ServerConfig
 from quire.engine.async_llm import AsyncLLM
 from quire.serving import limits
 from quire.serving.app import build_app
-from quire.serving.openai import completions
+from quire.serving.openai import completion_reply as completions
 from quire.serving.server_state import ServerState
 from silent_core import SilentCore, silent_engine
 

@@ -17,6 +17,7 @@ import msgspec
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
 from quire.serving import errors
 from quire.serving.decode import Unsupported, decode
+from quire.serving.dialect import OPENAI
 from quire.serving.errors import RequestTimeout, UnsupportedMediaType
 from quire.serving.server_state import ServerState
 
@@ -31,11 +32,8 @@ DISCARD_TIMES: Final = 8
 """Of a body that is too long, at most this many times the limit is read and thrown away."""
 DISCARD_SECONDS: Final = 5.0
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
-_EVENT_STREAM: Final = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
+_UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Asks proxies to pass a stream on as it comes."""
 
 
 class Exchange:
@@ -44,6 +42,8 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Any, send: Any, state: ServerState) -> None:
         self.scope = scope
         self.state = state
+        self.dialect = OPENAI
+        """The route's, once it is found."""
         self.request_id = uuid.uuid4().hex
         self.status: int | None = None
         """Status of the reply once it has started."""
@@ -177,12 +177,13 @@ class Exchange:
         await self._send_body(body, more=False)
 
     async def fail(self, error: QuireError) -> None:
-        """Reply with an error envelope."""
-        await self.reply(errors.encode(error), error.status, headers=errors.headers(error))
+        """Reply with an error, as the dialect says it."""
+        body = self.dialect.error(error)
+        await self.reply(body, error.status, headers=errors.headers(error))
 
     async def start_stream(self) -> None:
-        """Start a stream of server-sent events."""
-        await self._start(200, list(_EVENT_STREAM))
+        """Start a stream, of the content type that the dialect has."""
+        await self._start(200, [(b"content-type", self.dialect.stream_type), *_UNBUFFERED])
 
     async def write(self, frames: bytes) -> None:
         """Send finished frames of the stream; waits while the client reads too slowly."""

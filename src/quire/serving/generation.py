@@ -1,4 +1,4 @@
-"""The outputs of one HTTP request for text: those of all its prompts, merged as they come.
+"""One HTTP request for text: its prompts submitted, and what the model says as turn events.
 
 Knows nothing of wire formats.
 """
@@ -10,77 +10,70 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
-from quire.outputs import PositionLogprobs, RequestOutput
-from quire.params import SamplingParams
+from quire.outputs import RequestOutput
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.server_state import ServerState
-from quire.serving.submission import Submission, request_failed, submitted
+from quire.serving.submission import Submission, submitted
+from quire.serving.turn_reader import TurnReader
+from quire.serving.turns import Batch, ModelTurn, Usage
 
 _END: Final = None
 _Item = tuple[int, RequestOutput] | BaseException | None
 
 
 class Generation:
-    """Submitted requests. Outputs come with the index of their prompt."""
+    """Submitted requests, and what comes of them."""
 
-    def __init__(self, streams: list[OutputStream], scored: bool = False) -> None:
-        self.streams = streams
-        self._scored = scored
-        self._scores: dict[int, list[PositionLogprobs | None]] = {}
+    def __init__(self, streams: list[OutputStream], reader: TurnReader) -> None:
+        self._streams = streams
+        self._reader = reader
 
     @property
     def seed(self) -> int:
         """The base of all seeds: the first prompt's own, from which the others' are made."""
-        return self.streams[0].seed
+        return self._streams[0].seed
 
-    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Outputs of all prompts as they come.
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._reader.usage
+
+    async def events(self) -> AsyncGenerator[list[Batch]]:
+        """The events of all choices as they come: those of an engine's output at a time. `usage`
+        is final after the last.
 
         Raises:
             EngineError: the engine failed; what it said about it is in the log.
         """
-        merged = self._single() if len(self.streams) == 1 else self._merged()
-        held: dict[int, list[RequestOutput]] = {}
-        async with aclosing(merged):
-            async for index, output in merged:
-                if output.error is not None or any(
-                    c.finish_reason == "error" for c in output.outputs
-                ):
-                    raise request_failed(output)
-                if self._scored:
-                    for released in self._with_scores(index, output, held):
-                        yield index, released
-                else:
-                    yield index, output
+        reader = self._reader
+        if len(self._streams) == 1 and not reader.scored:  # most requests: no detours per token
+            async for output in self._streams[0]:
+                yield reader.read(0, output)
+            return
+        async with aclosing(self._merged()) as merged:
+            async for prompt_index, output in merged:
+                for released in reader.release(prompt_index, output):
+                    yield reader.read(prompt_index, released)
 
-    def _with_scores(
-        self, index: int, output: RequestOutput, held: dict[int, list[RequestOutput]]
-    ) -> list[RequestOutput]:
-        """Outputs that may go out, each with its prompt's log-probabilities.
+    async def turns(self) -> list[ModelTurn]:
+        """All choices in their order, whole: the fold of `events`.
 
-        They come once, with whichever completion is first; a reply needs them at the beginning of
-        every choice. So what comes before them waits.
+        Raises:
+            EngineError: the engine failed; what it said about it is in the log.
         """
-        waiting = held.setdefault(index, [])
-        waiting.append(output)
-        if output.prompt_logprobs is not None:
-            self._scores[index] = output.prompt_logprobs
-        elif index not in self._scores and not output.finished:
-            return []
-        held[index] = []
-        for released in waiting:
-            released.prompt_logprobs = self._scores.get(index)
-        return waiting
-
-    async def _single(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        async for output in self.streams[0]:
-            yield 0, output
+        turns: dict[int, ModelTurn] = {}
+        async for batches in self.events():
+            for batch in batches:
+                choice = batch[0].choice
+                turns.setdefault(choice, ModelTurn(choice)).add(batch)
+        return [turns[choice] for choice in sorted(turns)]
 
     async def _merged(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Outputs of all prompts as they come, each with the index of its prompt."""
         # Bounded, so that a slow reader holds back the streams, which then merge their deltas.
-        queue: asyncio.Queue[_Item] = asyncio.Queue(len(self.streams))
+        queue: asyncio.Queue[_Item] = asyncio.Queue(len(self._streams))
         pumps = [
-            asyncio.ensure_future(_pump(i, stream, queue)) for i, stream in enumerate(self.streams)
+            asyncio.ensure_future(_pump(i, stream, queue)) for i, stream in enumerate(self._streams)
         ]
         try:
             open_streams = len(pumps)
@@ -109,13 +102,12 @@ async def _pump(index: int, stream: OutputStream, queue: asyncio.Queue[_Item]) -
 
 @asynccontextmanager
 async def generate(
-    state: ServerState, engine: EngineClient, submission: Submission
+    state: ServerState, engine: EngineClient, submission: Submission, reader: TurnReader
 ) -> AsyncIterator[Generation]:
     """Submit prompts for text; on exit, whatever has not finished is aborted.
 
     Raises:
         RequestError: the engine refuses a prompt; those before it are aborted.
     """
-    assert isinstance(submission.params, SamplingParams), "text is made by sampling"
     async with submitted(state, engine, submission) as streams:
-        yield Generation(streams, submission.params.prompt_logprobs is not None)
+        yield Generation(streams, reader)

@@ -18,6 +18,7 @@ from quire.errors import ConfigError, NotFound, QuireError
 from quire.logger import get_logger
 from quire.registry import Registry
 from quire.serving.auth import Role
+from quire.serving.dialect import OPENAI, Dialect
 from quire.serving.exchange import KEY, Exchange, Scope
 from quire.spelling import did_you_mean
 
@@ -39,6 +40,8 @@ class RouteSpec:
     """What it is for, after the method: `GET /` lists the routes that say so."""
     runner: str | None = None
     """`generate` or `pooling`, if only models that are run so serve it."""
+    dialect: Dialect = OPENAI
+    """How it says errors and frames streams."""
 
 
 class Endpoint:
@@ -48,10 +51,13 @@ class Endpoint:
         self.role = spec.role
         self.path = path
         self._handler = spec.handler
+        self._dialect = spec.dialect
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Serve one request."""
-        await self._handler(scope[KEY])
+        exchange: Exchange = scope[KEY]
+        exchange.dialect = self._dialect
+        await self._handler(exchange)
 
 
 def make_route(path: str, spec: RouteSpec) -> Route:

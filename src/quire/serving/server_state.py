@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from quire.observability.metrics.prometheus import HttpText
 from quire.serving.auth import KeyRing
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.errors import EngineLoading, ShuttingDown
+from quire.serving.parsing import PARSERS, OutputParser
 from quire.version import __version__
 
 STALLED_AFTER: Final = 60.0
@@ -35,6 +36,8 @@ class ServedModel:
     engine: EngineClient
     fingerprint: str
     """`system_fingerprint`: equal for equal software and model configuration."""
+    parsers: Sequence[type[OutputParser]] = ()
+    """What reads the text of its replies, in this order."""
 
 
 class ServerState:
@@ -61,13 +64,22 @@ class ServerState:
         """Engine request ids of these, for the end of a drain."""
         self.created: Final = int(time.time())
 
-    def serve(self, engine: EngineClient) -> None:
-        """Let requests ask for the names of an engine, which may still be loading."""
+    def serve(self, engine: EngineClient, parsers: Sequence[str] = ()) -> None:
+        """Let requests ask for the names of an engine, which may still be loading.
+
+        Args:
+            engine: What answers.
+            parsers: Names of the output parsers that read its replies, in this order.
+
+        Raises:
+            ConfigError: there is no such parser.
+        """
+        kinds = [PARSERS.get(name) for name in parsers]
         model = engine.config.model
         digest = hashlib.sha256(f"{__version__} {model}".encode()).hexdigest()
         for name in dict.fromkeys(model.names):
             assert name not in self.models, f"{name} is served already"
-            self.models[name] = ServedModel(name, engine, f"fp_{digest[:10]}")
+            self.models[name] = ServedModel(name, engine, f"fp_{digest[:10]}", kinds)
 
     @property
     def engine(self) -> EngineClient | None:

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from quire.bounds import read_field
 from quire.errors import InvalidRequest
-from quire.outputs import CompletionOutput, RequestOutput
 from quire.serving.checks import truncate
 from quire.serving.conversation import render_chat
 from quire.serving.decode import show
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.generation import Generation, generate
+from quire.serving.generation import generate
 from quire.serving.limits import check_prompts
-from quire.serving.openai.logprobs import (
-    chat_logprobs,
-    num_scored,
-    prompt_logprobs,
-)
-from quire.serving.openai.reply import Chunks, ReplyHead, Usage
+from quire.serving.openai.chat_reply import ChatReply, stream_frames, whole_reply
+from quire.serving.openai.reply import ReplyHead, usage_each
 from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
-from quire.serving.prompts import encode, off_loop
+from quire.serving.parsing import ParserSetup, Parsing
+from quire.serving.prompts import encode
 from quire.serving.server_state import ServedModel, require_runner
-from quire.serving.sse import send_stream
+from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
 from quire.serving.token_texts import TokenTexts
+from quire.serving.turn_reader import TurnReader
 
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """A checked request and how its reply looks."""
+    """A checked request: what to ask, how to read it, and how to say it."""
 
-    request: ChatRequest
     submission: Submission
-    head: ReplyHead
-    texts: TokenTexts
-    prefix: str
-    """With `echo`: the unfinished assistant turn that the reply continues."""
+    reader: TurnReader
+    reply: ChatReply
 
 
 async def chat_completions(exchange: Exchange) -> None:
@@ -99,8 +90,14 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
         exchange.client(request.user),
         exchange.trace_headers(),
     )
+    tokens = bool(request.logprobs or request.return_token_ids or usage_each(request))
+    parsing = Parsing(served.parsers, ParserSetup(prompt, tools or ()))
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
-    return _Chat(request, submission, head, texts, _echoed(request))
+    return _Chat(
+        submission,
+        TurnReader(params, tokens=tokens, parsing=parsing),
+        ChatReply(request, head, texts, _echoed(request)),
+    )
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
@@ -176,111 +173,8 @@ def _echoed(request: ChatRequest) -> str:
 
 
 async def _answer(exchange: Exchange, engine: EngineClient, chat: _Chat) -> None:
-    async with generate(exchange.state, engine, chat.submission) as generation:
-        if chat.request.stream:
-            await send_stream(exchange, _frames(chat, generation))
+    async with generate(exchange.state, engine, chat.submission, chat.reader) as generation:
+        if chat.reply.request.stream:
+            await send_stream(exchange, stream_frames(chat.reply, generation))
         else:
-            await exchange.reply(await _whole(chat, generation))
-
-
-async def _whole(chat: _Chat, generation: Generation) -> bytes:
-    """The reply in one piece."""
-    usage, final = Usage(), None
-    async for _, final in generation.outputs():  # noqa: B007 - only the last one is wanted
-        pass
-    assert final is not None, "a stream ended without an output"
-    usage.add(0, final)
-    return await off_loop(num_scored(final), lambda: _reply(chat, final, usage, generation.seed))
-
-
-def _reply(chat: _Chat, final: RequestOutput, usage: Usage, seed: int) -> bytes:
-    reply = chat.head.to_dict("chat.completion") | {
-        "choices": [_choice(chat, completion) for completion in final.outputs],
-        "usage": usage.to_dict(),
-        "seed": seed,
-        **_prompt_extras(chat, final),
-    }
-    return msgspec.json.encode(reply)
-
-
-def _choice(chat: _Chat, completion: CompletionOutput) -> dict[str, Any]:
-    text = chat.prefix + completion.text
-    return {
-        "index": completion.index,
-        "message": {"role": "assistant", "content": text, "refusal": None},
-        "logprobs": _choice_logprobs(chat, completion),
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        **({"token_ids": completion.token_ids} if chat.request.return_token_ids else {}),
-    }
-
-
-def _choice_logprobs(chat: _Chat, completion: CompletionOutput) -> dict[str, Any] | None:
-    if completion.logprobs is None or not chat.request.logprobs:
-        return None
-    top = chat.request.top_logprobs or 0
-    return chat_logprobs(completion.token_ids, completion.logprobs, top, chat.texts)
-
-
-def _prompt_extras(chat: _Chat, output: RequestOutput) -> dict[str, Any]:
-    """What the client asked to know of the prompt."""
-    extras: dict[str, Any] = {}
-    if chat.request.return_token_ids:
-        extras["prompt_token_ids"] = output.prompt_token_ids
-    if chat.request.prompt_logprobs is not None and output.prompt_logprobs is not None:
-        extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
-    return extras
-
-
-async def _frames(chat: _Chat, generation: Generation) -> AsyncGenerator[bytes]:
-    """Role chunk, text chunks and finish chunk of each choice, then the usage chunk."""
-    chunks = Chunks(chat.head, chat.request, b'"delta":{"content":', b"}")
-    plain = not (chat.request.logprobs or chat.request.return_token_ids or chunks.usage_each)
-    usage, started = Usage(), set[int]()
-    async for index, output in generation.outputs():
-        usage.add(index, output)
-        frames = []
-        for completion in output.outputs:
-            if completion.index not in started:
-                extra: dict[str, Any] = {}
-                if not started:
-                    extra = {"seed": generation.seed, **_prompt_extras(chat, output)}
-                frames.append(_role(chat, chunks, completion.index, usage, extra))
-                started.add(completion.index)
-            if not plain and completion.token_ids:
-                frames.append(chunks.full(_delta(chat, completion), usage))
-            elif completion.text:
-                frames.append(chunks.text(completion.index, completion.text))
-            if completion.finish_reason is not None:
-                frames.append(chunks.full(_finish(completion), usage))
-        if frames:
-            yield b"".join(frames)
-    if chunks.usage_last:
-        yield chunks.usage(usage)
-
-
-def _role(chat: _Chat, chunks: Chunks, index: int, usage: Usage, extra: dict[str, Any]) -> bytes:
-    delta = {"role": "assistant", "content": chat.prefix}
-    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-    return chunks.full(choice, usage, extra)
-
-
-def _delta(chat: _Chat, completion: CompletionOutput) -> dict[str, Any]:
-    """A text chunk with everything that was asked for."""
-    return {
-        "index": completion.index,
-        "delta": {"content": completion.text},
-        "logprobs": _choice_logprobs(chat, completion),
-        "finish_reason": None,
-        **({"token_ids": completion.token_ids} if chat.request.return_token_ids else {}),
-    }
-
-
-def _finish(completion: CompletionOutput) -> dict[str, Any]:
-    return {
-        "index": completion.index,
-        "delta": {},
-        "logprobs": None,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-    }
+            await exchange.reply(await whole_reply(chat.reply, generation))

@@ -2,90 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from quire.errors import InvalidRequest
-from quire.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from quire.serving.checks import truncate
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
-from quire.serving.generation import Generation, generate
+from quire.serving.generation import generate
 from quire.serving.limits import PROMPTS, check_prompts
-from quire.serving.openai.logprobs import (
-    TextLogprobs,
-    join,
-    num_scored,
-    prompt_logprobs,
+from quire.serving.openai.completion_reply import (
+    CompletionReply,
+    stream_frames,
+    whole_reply,
 )
-from quire.serving.openai.reply import Chunks, ReplyHead, Usage
+from quire.serving.openai.reply import ReplyHead, usage_each
 from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
-from quire.serving.prompts import check_ids, encode_all, off_loop
+from quire.serving.prompts import check_ids, encode_all
 from quire.serving.server_state import ServedModel, require_runner
-from quire.serving.sse import send_stream
+from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
 from quire.serving.token_texts import TokenTexts
+from quire.serving.turn_reader import TurnReader
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default on this endpoint."""
 
 
-@dataclass(slots=True)
-class _Choice:
-    """What has been sent of one choice."""
-
-    logprobs: TextLogprobs
-    started: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Completion:
-    """A checked request and how its reply looks."""
+    """A checked request: what to ask, how to read it, and how to say it."""
 
-    request: CompletionRequest
     submission: Submission
-    head: ReplyHead
-    texts: TokenTexts
-    echoes: list[str]
-    """With `echo`: the text of each prompt."""
-    n: int
-    choices: dict[int, _Choice] = field(default_factory=dict)
-    scores: dict[int, msgspec.Raw] = field(default_factory=dict)
-    """The `prompt_logprobs` of each prompt as JSON: all its choices carry them."""
-    echoed: dict[int, TextLogprobs] = field(default_factory=dict)
-    """The echoed `logprobs` of each prompt, with which all its choices begin."""
-
-    @property
-    def prompt_only(self) -> bool:
-        """`max_tokens` 0 with `echo`: one token is computed and dropped."""
-        return self.request.max_tokens == 0
-
-    def choice(self, index: int) -> _Choice:
-        """State of a choice, made on first use."""
-        if index not in self.choices:
-            self.choices[index] = _Choice(TextLogprobs(self.texts))
-        return self.choices[index]
-
-    def prompt_scores(self, prompt_index: int, output: RequestOutput) -> msgspec.Raw:
-        """`prompt_logprobs` of a prompt that was scored, made once for all choices."""
-        if prompt_index not in self.scores:
-            positions = prompt_logprobs(output.prompt_logprobs or [])
-            self.scores[prompt_index] = msgspec.Raw(msgspec.json.encode(positions))
-        return self.scores[prompt_index]
-
-    def echoed_logprobs(
-        self, prompt_index: int, output: RequestOutput, own: TextLogprobs
-    ) -> dict[str, list[Any]]:
-        """`logprobs` of an echoed prompt, made once for all choices; `own` goes on after it."""
-        if prompt_index not in self.echoed:
-            made = self.echoed[prompt_index] = TextLogprobs(self.texts)
-            made.piece(output.prompt_token_ids, output.prompt_logprobs or [])
-        return own.follow(self.echoed[prompt_index])
+    reader: TurnReader
+    reply: CompletionReply
 
 
 async def completions(exchange: Exchange) -> None:
@@ -96,8 +48,8 @@ async def completions(exchange: Exchange) -> None:
     """
     request = await exchange.record(CompletionRequest, COMPLETION_UNSUPPORTED)
     served = exchange.state.model_for(request.model)
-    completion = await _prepare(exchange, served, request)
-    await exchange.while_connected(_answer(exchange, served.engine, completion))
+    asked = await _prepare(exchange, served, request)
+    await exchange.while_connected(_answer(exchange, served.engine, asked))
 
 
 async def _prepare(
@@ -136,9 +88,14 @@ async def _prepare(
         exchange.trace_headers(),
     )
     head = ReplyHead(request_id, "text_completion", served.name, served.fingerprint)
+    tokens = request.logprobs is not None or request.return_token_ids or usage_each(request)
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
     echoes = [_echo(engine, request, prompts[i], cut) for i, cut in enumerate(ids)]
-    return _Completion(request, submission, head, texts, echoes, params.n)
+    return _Completion(
+        submission,
+        TurnReader(params, tokens=bool(tokens), prompt_only=request.max_tokens == 0),
+        CompletionReply(request, head, texts, echoes, shows_tokens=bool(tokens)),
+    )
 
 
 def _max_tokens(request: CompletionRequest) -> int:
@@ -200,108 +157,9 @@ def _echo(
     )
 
 
-async def _answer(exchange: Exchange, engine: EngineClient, completion: _Completion) -> None:
-    async with generate(exchange.state, engine, completion.submission) as generation:
-        if completion.request.stream:
-            await send_stream(exchange, _frames(completion, generation))
+async def _answer(exchange: Exchange, engine: EngineClient, asked: _Completion) -> None:
+    async with generate(exchange.state, engine, asked.submission, asked.reader) as generation:
+        if asked.reply.request.stream:
+            await send_stream(exchange, stream_frames(asked.reply, generation))
         else:
-            await exchange.reply(await _whole(completion, generation))
-
-
-async def _whole(completion: _Completion, generation: Generation) -> bytes:
-    """The reply in one piece, choices in the order of the prompts."""
-    usage, finals = Usage(), dict[int, RequestOutput]()
-    async for prompt_index, output in generation.outputs():
-        finals[prompt_index] = output
-
-    def work() -> bytes:
-        choices = []
-        for prompt_index, output in sorted(finals.items()):
-            _drop_output(completion, output)
-            usage.add(prompt_index, output)
-            choices += [_piece(completion, prompt_index, output, c) for c in output.outputs]
-        reply = completion.head.to_dict() | {
-            "choices": choices,
-            "usage": usage.to_dict(),
-            "seed": generation.seed,
-        }
-        return msgspec.json.encode(reply)
-
-    return await off_loop(sum(map(num_scored, finals.values())), work)
-
-
-def _drop_output(completion: _Completion, output: RequestOutput) -> None:
-    """Forget the one token that had to be computed when only the prompt was wanted."""
-    if not completion.prompt_only:
-        return
-    for c in output.outputs:
-        c.text, c.token_ids, c.stop_reason = "", [], None
-        c.logprobs = None if c.logprobs is None else []
-        c.finish_reason = c.finish_reason and "length"
-
-
-def _piece(
-    completion: _Completion, prompt_index: int, output: RequestOutput, c: CompletionOutput
-) -> dict[str, Any]:
-    """A whole choice, or the next piece of one: the first begins with the echoed prompt."""
-    index = prompt_index * completion.n + c.index
-    choice = completion.choice(index)
-    first, choice.started = not choice.started, True
-    piece = {
-        "index": index,
-        "text": (completion.echoes[prompt_index] if first else "") + c.text,
-        "logprobs": _logprobs(completion, prompt_index, output, c, first),
-        "finish_reason": c.finish_reason,
-        "stop_reason": c.stop_reason,
-    }
-    if completion.request.return_token_ids:
-        piece["token_ids"] = c.token_ids
-        if first:
-            piece["prompt_token_ids"] = output.prompt_token_ids
-    if first and completion.request.prompt_logprobs is not None and output.prompt_logprobs:
-        piece["prompt_logprobs"] = completion.prompt_scores(prompt_index, output)
-    return piece
-
-
-def _logprobs(
-    completion: _Completion,
-    prompt_index: int,
-    output: RequestOutput,
-    c: CompletionOutput,
-    first: bool,
-) -> dict[str, list[Any]] | None:
-    if completion.request.logprobs is None:
-        return None
-    own = completion.choice(prompt_index * completion.n + c.index).logprobs
-    pieces = []
-    if first and completion.request.echo and output.prompt_logprobs is not None:
-        pieces.append(completion.echoed_logprobs(prompt_index, output, own))
-    positions: list[PositionLogprobs] = c.logprobs or []
-    pieces.append(own.piece(c.token_ids, positions))
-    return join(pieces)
-
-
-async def _frames(completion: _Completion, generation: Generation) -> AsyncGenerator[bytes]:
-    """Chunks of all choices as they come, then the usage chunk."""
-    request = completion.request
-    chunks = Chunks(completion.head, request, b'"text":', b"")
-    plain = request.logprobs is None and not request.return_token_ids and not chunks.usage_each
-    usage, extra = Usage(), {"seed": generation.seed}
-    async for prompt_index, output in generation.outputs():
-        _drop_output(completion, output)
-        usage.add(prompt_index, output)
-        frames = []
-        for c in output.outputs:
-            index = prompt_index * completion.n + c.index
-            started = completion.choice(index).started
-            if plain and started and c.finish_reason is None:
-                if c.text:
-                    frames.append(chunks.text(index, c.text))
-                continue
-            piece = _piece(completion, prompt_index, output, c)
-            frames.append(chunks.full(piece, usage, extra))
-            extra = {}
-        if frames:
-            yield b"".join(frames)
-    if chunks.usage_last:
-        yield chunks.usage(usage)
+            await exchange.reply(await whole_reply(asked.reply, generation))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.outputs import Logprob, PositionLogprobs, RequestOutput
+from quire.outputs import Logprob, PositionLogprobs
 from quire.serving.token_texts import FLOOR, TokenTexts, finite
+from quire.serving.turns import ModelTurn
 
 
 def chat_logprobs(
@@ -79,10 +80,11 @@ class TextLogprobs:
         return top
 
 
-def num_scored(output: RequestOutput) -> int:
+def num_scored(turns: Sequence[ModelTurn]) -> int:
     """Positions with log-probabilities that a reply holds: what building it takes."""
-    prompt = len(output.prompt_logprobs or ())
-    return prompt + sum(len(c.logprobs or ()) for c in output.outputs)
+    prompts = {turn.prompt.index: turn.prompt for turn in turns if turn.prompt is not None}
+    scored = sum(len(prompt.logprobs or ()) for prompt in prompts.values())
+    return scored + sum(len(turn.logprobs or ()) for turn in turns)
 
 
 def join(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -12,38 +12,25 @@ from typing import Any
 
 import msgspec
 
-from quire.outputs import RequestOutput
 from quire.serving.openai.schema import GenerateRequest
+from quire.serving.turns import Usage
 
 encode = msgspec.json.encode
 
 
-@dataclass(slots=True)
-class Usage:
-    """Token counts of one HTTP request, over all its prompts and choices."""
+def usage_each(request: GenerateRequest) -> bool:
+    """Whether every chunk tells the token counts so far."""
+    return bool(request.stream_options and request.stream_options.continuous_usage_stats)
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    _seen: set[int] = field(default_factory=set)
 
-    def add(self, prompt_index: int, output: RequestOutput) -> None:
-        """Count an output: its prompt once, its tokens each time."""
-        if prompt_index not in self._seen:
-            self._seen.add(prompt_index)
-            self.prompt_tokens += len(output.prompt_token_ids)
-            self.cached_tokens += output.num_cached_tokens
-        for completion in output.outputs:
-            self.completion_tokens += len(completion.token_ids)
-
-    def to_dict(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +69,7 @@ class Chunks:
     ) -> None:
         options = request.stream_options
         self.usage_last = bool(options and options.include_usage)
-        self.usage_each = bool(options and options.continuous_usage_stats)
+        self._usage_each = usage_each(request)
         # OpenAI: with include_usage, the other chunks have a usage field too, and it is null.
         self._tail = b',"usage":null}\n\n' if self.usage_last else b"}\n\n"
         self._head = b"data: " + encode(head.to_dict())[:-1] + b',"choices":['
@@ -101,12 +88,12 @@ class Chunks:
         parts = [self._head, encode(choice), b"]"]
         if extra:
             parts += [b",", encode(extra)[1:-1]]
-        if self.usage_each:
-            parts += [b',"usage":', encode(usage.to_dict()), b"}\n\n"]
+        if self._usage_each:
+            parts += [b',"usage":', encode(usage_object(usage)), b"}\n\n"]
         else:
             parts.append(self._tail)
         return b"".join(parts)
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk, without choices."""
-        return b'%b],"usage":%b}\n\n' % (self._head, encode(usage.to_dict()))
+        return b'%b],"usage":%b}\n\n' % (self._head, encode(usage_object(usage)))

@@ -1,0 +1,217 @@
+"""Replies of `POST /v1/chat/completions`: turn events as chunks, and their fold as one object.
+
+Knows nothing of how the events came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from quire.serving.generation import Generation
+from quire.serving.openai.logprobs import chat_logprobs, num_scored, prompt_logprobs
+from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
+from quire.serving.openai.schema import ChatRequest
+from quire.serving.prompts import off_loop
+from quire.serving.token_texts import TokenTexts
+from quire.serving.turns import (
+    Batch,
+    Begin,
+    Finish,
+    ModelTurn,
+    PromptInfo,
+    Reasoning,
+    Text,
+    Tokens,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallBegin,
+    TurnEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What the reply to one request looks like."""
+
+    request: ChatRequest
+    head: ReplyHead
+    texts: TokenTexts
+    prefix: str
+    """With `echo`: the unfinished assistant turn that the reply continues."""
+
+
+def _finish_reason(finish: Finish) -> str:
+    """OpenAI's word: it names calls of tools as a reason to stop."""
+    return "tool_calls" if finish.num_calls and finish.reason == "stop" else finish.reason
+
+
+def _prompt_extras(reply: ChatReply, prompt: PromptInfo) -> dict[str, Any]:
+    """What the client asked to know of the prompt."""
+    extras: dict[str, Any] = {}
+    if reply.request.return_token_ids:
+        extras["prompt_token_ids"] = prompt.token_ids
+    if reply.request.prompt_logprobs is not None and prompt.logprobs is not None:
+        extras["prompt_logprobs"] = prompt_logprobs(prompt.logprobs)
+    return extras
+
+
+def _logprobs(reply: ChatReply, tokens: Tokens | ModelTurn) -> dict[str, Any] | None:
+    if tokens.logprobs is None or not reply.request.logprobs:
+        return None
+    top = reply.request.top_logprobs or 0
+    return chat_logprobs(tokens.token_ids, tokens.logprobs, top, reply.texts)
+
+
+# ---- whole ---------------------------------------------------------------------------------------
+
+
+async def whole_reply(reply: ChatReply, generation: Generation) -> bytes:
+    """The reply in one piece."""
+    turns = await generation.turns()
+
+    def work() -> bytes:
+        prompt = turns[0].prompt
+        assert prompt is not None, "a turn without a beginning"
+        body = reply.head.to_dict("chat.completion") | {
+            "choices": [_choice(reply, turn) for turn in turns],
+            "usage": usage_object(generation.usage),
+            "seed": generation.seed,
+            **_prompt_extras(reply, prompt),
+        }
+        return msgspec.json.encode(body)
+
+    return await off_loop(num_scored(turns), work)
+
+
+def _choice(reply: ChatReply, turn: ModelTurn) -> dict[str, Any]:
+    assert turn.finish is not None, "a turn without an end"
+    return {
+        "index": turn.choice,
+        "message": _message(reply, turn),
+        "logprobs": _logprobs(reply, turn),
+        "finish_reason": _finish_reason(turn.finish),
+        "stop_reason": turn.finish.stop_reason,
+        **({"token_ids": turn.token_ids} if reply.request.return_token_ids else {}),
+    }
+
+
+def _message(reply: ChatReply, turn: ModelTurn) -> dict[str, Any]:
+    text, reasoning, calls = reply.prefix + turn.text, turn.reasoning, turn.calls
+    content = None if calls and not text else text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message |= _reasoning(reasoning)
+    if calls:
+        message["tool_calls"] = [_call(call) for call in calls]
+    return message
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names: each client reads the one or the other."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+# ---- streamed ------------------------------------------------------------------------------------
+
+
+def _begin_call(event: ToolCallBegin) -> dict[str, Any]:
+    call = {"index": event.call, **_call(ToolCall(event.id, event.name))}
+    return {"tool_calls": [call]}
+
+
+def _more_arguments(event: ToolCallArguments) -> dict[str, Any]:
+    return {"tool_calls": [{"index": event.call, "function": {"arguments": event.text}}]}
+
+
+DELTAS: Final[dict[type[TurnEvent], Callable[[Any], dict[str, Any]]]] = {
+    Text: lambda event: {"content": event.text},
+    Reasoning: lambda event: _reasoning(event.text),
+    ToolCallBegin: _begin_call,
+    ToolCallArguments: _more_arguments,
+}
+"""The `delta` of what is said. The end of a call has none."""
+
+
+async def stream_frames(reply: ChatReply, generation: Generation) -> AsyncGenerator[bytes]:
+    """Role chunk, delta chunks and finish chunk of each choice, then the usage chunk."""
+    stream = _Stream(reply, generation)
+    async for batches in generation.events():
+        frames: list[bytes] = []
+        for batch in batches:
+            stream.add(batch, frames)
+        if frames:
+            yield b"".join(frames)
+    if stream.chunks.usage_last:
+        yield stream.chunks.usage(generation.usage)
+
+
+class _Stream:
+    """The chunks of one streamed reply."""
+
+    def __init__(self, reply: ChatReply, generation: Generation) -> None:
+        self.chunks = Chunks(reply.head, reply.request, b'"delta":{"content":', b"}")
+        self._reply = reply
+        self._generation = generation
+        self._any_begun = False
+
+    def add(self, batch: Batch, frames: list[bytes]) -> None:
+        """Append the chunks of a batch. Its tokens go with the first thing that they say."""
+        tokens: Tokens | None = None
+        for event in batch:
+            if type(event) is Text and tokens is None:
+                frames.append(self.chunks.text(event.choice, event.text))
+            elif type(event) in DELTAS:
+                delta = DELTAS[type(event)](event)
+                frames.append(self._delta(event.choice, delta, tokens))
+                tokens = None
+            elif isinstance(event, Tokens):
+                tokens = event
+            elif isinstance(event, Begin):
+                frames.append(self._role(event))
+            elif isinstance(event, Finish):
+                if tokens is not None:
+                    frames.append(self._delta(event.choice, {"content": ""}, tokens))
+                    tokens = None
+                frames.append(self._finish(event))
+        if tokens is not None:
+            frames.append(self._delta(tokens.choice, {"content": ""}, tokens))
+
+    def _role(self, event: Begin) -> bytes:
+        extra: dict[str, Any] = {}
+        if not self._any_begun:
+            self._any_begun = True
+            extra = {"seed": self._generation.seed, **_prompt_extras(self._reply, event.prompt)}
+        delta = {"role": "assistant", "content": self._reply.prefix}
+        choice = {"index": event.choice, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self.chunks.full(choice, self._generation.usage, extra)
+
+    def _delta(self, choice: int, delta: dict[str, Any], tokens: Tokens | None) -> bytes:
+        """A chunk with everything that was asked for."""
+        body = {
+            "index": choice,
+            "delta": delta,
+            "logprobs": tokens and _logprobs(self._reply, tokens),
+            "finish_reason": None,
+        }
+        if tokens is not None and self._reply.request.return_token_ids:
+            body["token_ids"] = tokens.token_ids
+        return self.chunks.full(body, self._generation.usage)
+
+    def _finish(self, event: Finish) -> bytes:
+        choice = {
+            "index": event.choice,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": _finish_reason(event),
+            "stop_reason": event.stop_reason,
+        }
+        return self.chunks.full(choice, self._generation.usage)
