@@ -1,6 +1,7 @@
 """What the tree over leaves costs: products of a layer with leaves and without, in turns.
 
     python benchmarks/cpu_leaves.py [--shape qwen2.5-0.5b] [--pairs N] [--json]
+    python benchmarks/cpu_leaves.py --experts   a mixture: 64 experts, 8 per token
 
 Processor time of one thread, all products of all layers as in a step, each layer with weights of
 its own. A line says how long the layers with leaves take, one without being 1: the median of all
@@ -21,8 +22,11 @@ from make_model import SHAPES
 from quire.config.leaves import head_leaves, inner_leaves
 from quire.kernels import native_linear
 from quire.kernels.compiled import choose_isa, set_num_threads
+from quire.kernels.dispatch import choose
+from quire.kernels.moe import ExpertWeights, Routing, route_experts
 
 ROWS = (1, 8, 32, 512)
+EXPERT_ROWS = (1, 8, 32, 256, 2048)
 
 
 class Layers:
@@ -57,7 +61,37 @@ class Layers:
         return time.process_time() - start
 
 
-def compare(plain: Layers, tree: Layers, rows: int, pairs: int) -> dict[str, float]:
+class Experts:
+    """One mixture layer, its router left out."""
+
+    SIZE, INNER, COUNT, TOP_K = 2048, 1024, 64, 8
+
+    def __init__(self, has_leaves: bool) -> None:
+        self._ops = choose("native")
+        leaves = inner_leaves(self.INNER) if has_leaves else 1
+        self._layers = [
+            ExpertWeights(
+                self._ops.prepare_linear(torch.randn(2 * self.INNER, self.SIZE).bfloat16()),
+                self._ops.prepare_linear(
+                    torch.randn(self.SIZE, self.INNER).bfloat16(), leaves=leaves
+                ),
+            )
+            for _ in range(self.COUNT)
+        ]
+
+    def seconds(self, rows: int) -> float:
+        """Processor time of the layer once, for rows that choose their experts evenly."""
+        x = torch.randn(rows, self.SIZE, generator=torch.Generator().manual_seed(rows)).bfloat16()
+        logits = torch.randn(rows, self.COUNT, generator=torch.Generator().manual_seed(rows))
+        chosen = route_experts(logits, None, Routing(self.COUNT, self.TOP_K))
+        start = time.process_time()
+        self._ops.grouped_experts(x, *chosen, self._layers, self._ops.silu_and_mul)
+        return time.process_time() - start
+
+
+def compare(
+    plain: Layers | Experts, tree: Layers | Experts, rows: int, pairs: int
+) -> dict[str, float]:
     """The ratio with its interval; who goes first changes from pair to pair."""
     ratios = []
     for i in range(pairs + 2):
@@ -76,18 +110,24 @@ def compare(plain: Layers, tree: Layers, rows: int, pairs: int) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen2.5-0.5b")
+    parser.add_argument("--experts", action="store_true", help="a mixture layer instead")
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     isa, shape = choose_isa(), SHAPES[options.shape]
     set_num_threads(1)
     torch.set_num_threads(1)
-    plain, tree = Layers(shape, has_leaves=False), Layers(shape, has_leaves=True)
-    lines = [compare(plain, tree, n, max(8, options.pairs // (1 + n // 128))) for n in ROWS]
+    if options.experts:
+        name, counts = "mixture", EXPERT_ROWS
+        plain, tree = Experts(has_leaves=False), Experts(has_leaves=True)
+    else:
+        name, counts = options.shape, ROWS
+        plain, tree = Layers(shape, has_leaves=False), Layers(shape, has_leaves=True)
+    lines = [compare(plain, tree, n, max(8, options.pairs // (1 + n // 128))) for n in counts]
     if options.json:
-        print(json.dumps({"isa": isa, "shape": options.shape, "leaves": lines}))
+        print(json.dumps({"isa": isa, "shape": name, "leaves": lines}))
         return
-    print(f"isa {isa}, shape {options.shape}, one thread")
+    print(f"isa {isa}, {name}, one thread")
     for line in lines:
         print("{:4} rows: {:.4f} ({:.4f} to {:.4f})".format(*line.values()))
 

@@ -84,8 +84,28 @@ struct GemmArgs {
   const int64_t* rows = nullptr;
   const float* shares = nullptr;
   int64_t out_rows = 0;
+  // With `rows`: `out` holds one tile of columns alone, [leaves, out_rows, 64], of rows from this on.
+  int64_t tile_from = -1;
 };
 QUIRE_KERNEL(gemm, (const GemmArgs&))
+
+// The down projections of a mixture: each row of `out` is the sum over its experts of share times product.
+// Rows of one expert stand together in `x`, in ascending order of the rows that they add to. Per leaf
+// the sums of the experts are added in the order of `layers`, from 0 on; then the leaves as a tree, then
+// the weighed biases, which were added in the same order. All in float32, each product and sum rounded.
+struct ExpertsArgs {
+  const Linear* const* layers;  // of equal n, k, dtype and leaves; all have a bias or none has
+  const int64_t* ends;          // [experts]: where the rows of each end
+  int64_t experts;
+  const void* x;  // [ends[experts - 1], k], rows x_stride elements apart
+  int x_dtype;
+  int64_t x_stride;
+  const int64_t* rows;  // of `out`, for each row of x
+  const float* shares;
+  float* out;  // [out_rows, n]
+  int64_t out_rows;
+};
+QUIRE_KERNEL(sum_experts, (const ExpertsArgs&))
 
 // The largest number of a row and its column as one key, which is compared and replaced at once: the
 // order of the threads does not matter. The key is 0 at first, larger for a larger number, and for

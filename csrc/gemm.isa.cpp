@@ -47,7 +47,13 @@ struct Block {
   int64_t apart;        // from the sums of one that waits to the next
   const char* next;     // what to fetch meanwhile
   int64_t lines;        // of 64 bytes to fetch per four steps and pass
+  float* into;          // nullptr, or what the weighed sums of the leaf are added to, not written to `sums`
 };
+
+// Where row i of the product is added to.
+QUIRE_INLINE float* added_to(const Block& b, int64_t i) {
+  return b.into + (b.work.args.rows[i] - b.work.args.tile_from) * kTile;
+}
 
 // Leaves that wait when so many are done.
 int64_t waiting(int64_t done) { return __builtin_popcountll(static_cast<uint64_t>(done)); }
@@ -87,7 +93,8 @@ QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, 
 
 // Rows alone are bound by memory: they fetch their own weights, 16 steps ahead.
 template <int R, int P>
-void tile_bf16(const Block& b, const bf16* x, float* sums, const char* next) {
+void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
+  const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
   const bf16* w = reinterpret_cast<const bf16*>(b.weights);
   const int64_t stride = b.work.stride, k1 = b.k1;
   __m512 acc[R][4];
@@ -103,6 +110,17 @@ void tile_bf16(const Block& b, const bf16* x, float* sums, const char* next) {
     sums -= b.apart;
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
       acc[r][j] = _mm512_add_ps(_mm512_loadu_ps(sums + r * 64 + j * 16), acc[r][j]);
+  }
+  if (b.into) {
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+      const __m512 share = _mm512_set1_ps(b.work.args.shares[row + r]);
+      float* out = added_to(b, row + r);
+      QUIRE_UNROLL for (int j = 0; j < 4; ++j) {
+        const __m512 said = _mm512_mul_ps(acc[r][j], share);
+        _mm512_storeu_ps(out + j * 16, _mm512_add_ps(_mm512_loadu_ps(out + j * 16), said));
+      }
+    }
+    return;
   }
   QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
     _mm512_storeu_ps(sums + r * 64 + j * 16, acc[r][j]);
@@ -151,8 +169,9 @@ QUIRE_INLINE void step_f32(const float* x, int64_t stride, const void* w, int64_
   }
 }
 
-template <int R, int D> void tile_f32(const Block& b, const float* x, float* sums) {
+template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums) {
   const int64_t stride = b.work.stride;
+  const float* x = static_cast<const float*>(b.work.x) + row * stride;
   for (int64_t column = 0; column < kTile; column += kVectors * kLanes) {
     Vec acc[R][kVectors];
     float* at = sums + column;
@@ -172,19 +191,20 @@ template <int R, int D> void tile_f32(const Block& b, const float* x, float* sum
       QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kVectors; ++j)
         acc[r][j] = add(load(at + r * 64 + j * kLanes), acc[r][j]);
     }
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kVectors; ++j)
-      store(at + r * 64 + j * kLanes, acc[r][j]);
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+      float* out = b.into ? added_to(b, row + r) + column : at + r * 64;
+      const Vec share = b.into ? splat(b.work.args.shares[row + r]) : zero();
+      QUIRE_UNROLL for (int j = 0; j < kVectors; ++j) {
+        float* place = out + j * kLanes;
+        store(place, b.into ? add(load(place), mul(acc[r][j], share)) : acc[r][j]);
+      }
+    }
   }
-}
-
-template <int R, int D> void rows_f32(const Block& b, int64_t row, float* sums) {
-  tile_f32<R, D>(b, static_cast<const float*>(b.work.x) + row * b.work.stride, sums);
 }
 
 template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pass) {
 #if QUIRE_LEVEL >= 3
   if (b.work.direct) {
-    const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
     // A short block's passes go on: a longer lead did no harm there, and good with 16 rows.
     const bool fetched = pass * b.lines >= kLines && b.k1 - b.k0 > kShortBlock;
@@ -192,22 +212,22 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
     (void)fetched;
 #else
     switch (fetched ? 0 : b.lines) {
-      case 16: return tile_bf16<R, 16>(b, x, sums, next);
-      case 8: return tile_bf16<R, 8>(b, x, sums, next);
-      case 4: return tile_bf16<R, 4>(b, x, sums, next);
-      case 3: return tile_bf16<R, 3>(b, x, sums, next);
-      case 2: return tile_bf16<R, 2>(b, x, sums, next);
-      case 1: return tile_bf16<R, 1>(b, x, sums, next);
+      case 16: return tile_bf16<R, 16>(b, row, sums, next);
+      case 8: return tile_bf16<R, 8>(b, row, sums, next);
+      case 4: return tile_bf16<R, 4>(b, row, sums, next);
+      case 3: return tile_bf16<R, 3>(b, row, sums, next);
+      case 2: return tile_bf16<R, 2>(b, row, sums, next);
+      case 1: return tile_bf16<R, 1>(b, row, sums, next);
     }
 #endif
-    return tile_bf16<R, 0>(b, x, sums, next);
+    return tile_bf16<R, 0>(b, row, sums, next);
   }
 #endif
   (void)pass;
   switch (b.work.args.layer->dtype) {
-    case kBF16: return rows_f32<R, kBF16>(b, row, sums);
-    case kF16: return rows_f32<R, kF16>(b, row, sums);
-    default: return rows_f32<R, kF32>(b, row, sums);
+    case kBF16: return tile_f32<R, kBF16>(b, row, sums);
+    case kF16: return tile_f32<R, kF16>(b, row, sums);
+    default: return tile_f32<R, kF32>(b, row, sums);
   }
 }
 
@@ -406,9 +426,9 @@ void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int
   for (int64_t row = row0, pass = 0, count; row < row1; row += count, ++pass) {
     const int64_t left = passes - pass, at = (row - row0) * kTile;
     count = (row1 - row + left - 1) / left;
-    if (ends_leaf && args.rows) fetch_leaf(args, leaf, row, count, tile);
+    if (ends_leaf && args.rows && !block.into) fetch_leaf(args, leaf, row, count, tile);
     some_rows(block, row, count, mine + at, pass);
-    if (!ends_leaf) continue;
+    if (!ends_leaf || block.into) continue;
     if (args.rows) add_leaf(args, leaf, row, count, tile, sums + at);
     else if (leaf + 1 == args.layer->leaves) finish_rows(args, row, count, tile, sums + at);
   }
@@ -433,7 +453,10 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
       const char* next = passes == 1 ? weights + k0 * kTile * item + 4096
                          : k1 < k    ? weights + k1 * kTile * item
                                      : after;
-      const Block block{work, weights, k0, k1, k0 == begin, joins, apart, next, lines_per_pass(passes)};
+      const bool adds = k1 == end && work.args.tile_from >= 0;
+      float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
+      const Block block{work, weights, k0,   k1,  k0 == begin, joins,
+                        apart, next,   lines_per_pass(passes), adds ? into : nullptr};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }
@@ -495,23 +518,145 @@ void widen_rows(const GemmArgs& a, const void* x, int64_t stride, bool direct, v
   });
 }
 
+// The rows as the register tiles read them; in scratch memory of the caller if they are not so yet.
+Work prepared(const GemmArgs& a) {
+  const Linear& layer = *a.layer;
+  const int64_t k = packed_k(layer.k, layer.dtype);
+  const bool direct = QUIRE_LEVEL >= 3 && a.x_dtype == kBF16 && layer.dtype == kBF16;
+  if (k == layer.k && (direct || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct};
+  void* wide = scratch(2, static_cast<size_t>(a.m * k) * (direct ? 2 : 4));
+  widen_rows(a, a.x, a.x_stride, direct, wide, k);
+  return {a, wide, k, direct};
+}
+
+// ---- mixtures ----------------------------------------------------------------------------------
+
+// Tiles of columns that are made at a time: an expert's rows are fetched once for all of them. A sum of so few
+// rows, whose inner activations a near cache holds, goes tile by tile.
+constexpr int64_t kSumTiles = 8, kNarrowRows = 512;
+// Rows that are made at a time, times tiles, times leaves: their sums take 8 MiB of the last-level cache.
+// Fewer rows would fetch every expert's weights more often.
+constexpr int64_t kSumRows = 32768;
+
+// Some tiles of the sums of some rows, over all experts.
+struct TileSums {
+  const ExpertsArgs& a;
+  int64_t tile0, tile1;
+  int64_t first, count;  // rows first .. first + count of `out`
+  float* leaves;         // [tile1 - tile0][leaves + 1][count][64]; the last of a tile are the weighed biases
+
+  int64_t size() const { return count * kTile; }
+  float* of_tile(int64_t tile) const { return leaves + (tile - tile0) * ((*a.layers)->leaves + 1) * size(); }
+};
+
+void add_bias(const TileSums& s, const Linear& layer, int64_t tile, int64_t from, int64_t to) {
+  const float* bias = layer.bias + tile * kTile;
+  float* const shift = s.of_tile(tile) + layer.leaves * s.size();
+  const int64_t left = layer.n - tile * kTile;
+  for (int64_t i = from; i < to; ++i) {
+    const Vec share = splat(s.a.shares[i]);
+    float* out = shift + (s.a.rows[i] - s.first) * kTile;
+    for (int64_t j = 0; j < kTile && j < left; j += kLanes) {
+      const bool whole = left - j >= kLanes;
+      const Vec said = mul(whole ? load(bias + j) : load_n(bias + j, left - j), share);
+      store(out + j, add(load(out + j), said));
+    }
+  }
+}
+
+// Adds the leaves as a tree, in place, then the biases.
+void finish_sum(const TileSums& s, int64_t tile) {
+  const Linear& layer = **s.a.layers;
+  const int64_t left = layer.n - tile * kTile, size = s.size();
+  float* const leaves = s.of_tile(tile);
+  for (int64_t step = 1; step < layer.leaves; step *= 2)
+    for (int64_t leaf = 0; leaf < layer.leaves; leaf += 2 * step) {
+      float* one = leaves + leaf * size;
+      for (int64_t i = 0; i < size; i += kLanes)
+        store(one + i, add(load(one + i), load(one + step * size + i)));
+    }
+  const float* shift = leaves + layer.leaves * size;
+  for (int64_t row = 0; row < s.count; ++row) {
+    float* out = s.a.out + (s.first + row) * layer.n + tile * kTile;
+    for (int64_t i = 0; i < kTile && i < left; i += kLanes) {
+      Vec v = load(leaves + row * kTile + i);
+      if (layer.bias) v = add(v, load(shift + row * kTile + i));
+      if (left - i >= kLanes) store(out + i, v);
+      else store_n(out + i, v, left - i);
+    }
+  }
+}
+
+// First of the ascending rows[from .. to) that is not below `row`.
+int64_t first_at(const int64_t* rows, int64_t from, int64_t to, int64_t row) {
+  while (from < to) {
+    const int64_t middle = (from + to) / 2;
+    if (rows[middle] < row) from = middle + 1;
+    else to = middle;
+  }
+  return from;
+}
+
+void add_experts(const TileSums& s, const Work& all, float* sums) {
+  const ExpertsArgs& a = s.a;
+  for (int64_t e = 0, from = 0, end; e < a.experts; ++e, from = end) {
+    end = a.ends[e];
+    const Linear& layer = *a.layers[e];
+    const int64_t begin = first_at(a.rows, from, end, s.first);
+    const int64_t m = first_at(a.rows, begin, end, s.first + s.count) - begin;
+    if (m == 0) continue;
+    GemmArgs args = all.args;
+    args.layer = &layer;
+    args.m = m;
+    args.rows = a.rows + begin;
+    args.shares = a.shares + begin;
+    args.out_rows = s.count;
+    args.tile_from = s.first;
+    const int64_t bytes = all.direct ? 2 : 4;
+    const Work work{args, static_cast<const char*>(all.x) + begin * all.stride * bytes, all.stride, all.direct};
+    const char* next_expert = tile_at(*a.layers[e + 1 < a.experts ? e + 1 : 0], s.tile0);
+    const Cut cut(layer, m);
+    for (int64_t row = 0; row < m; row += cut.height)
+      for (int64_t tile = s.tile0; tile < s.tile1; ++tile) {
+        args.out = s.of_tile(tile);
+        const char* after = tile + 1 < s.tile1 ? tile_at(layer, tile + 1) : next_expert;
+        one_tile(work, row, row + cut.height < m ? row + cut.height : m, tile, after, sums);
+      }
+    if (layer.bias)
+      for (int64_t tile = s.tile0; tile < s.tile1; ++tile) add_bias(s, layer, tile, begin, begin + m);
+  }
+}
+
 }  // namespace
+
+void sum_experts(const ExpertsArgs& a) {
+  if (a.out_rows == 0 || a.experts == 0) return;
+  const Linear& layer = **a.layers;
+  GemmArgs args{&layer, a.x, a.x_dtype, a.ends[a.experts - 1], a.x_stride, nullptr, nullptr, kF32, kNone, false};
+  const Work work = prepared(args);
+  const int64_t tiles = packed_tiles(layer.n), shared = tiles / num_threads() / 4;
+  const int64_t width = a.out_rows <= kNarrowRows || shared < 1 ? 1 : shared < kSumTiles ? shared : kSumTiles;
+  const int64_t most = kSumRows / layer.leaves / width, groups = (tiles + width - 1) / width;
+  const int64_t chunks = (a.out_rows + most - 1) / most;
+  parallel_for(groups * chunks, 1, [&](int64_t from, int64_t to) {
+    auto* sums = static_cast<float*>(scratch(3, kPanel * kTile * sizeof(float)));
+    for (int64_t i = from; i < to; ++i) {
+      const int64_t first = i % chunks * most, tile = i / chunks * width;
+      TileSums s{a, tile, tile + width < tiles ? tile + width : tiles, first,
+                 first + most < a.out_rows ? most : a.out_rows - first, nullptr};
+      const auto size = static_cast<size_t>((s.tile1 - tile) * (layer.leaves + 1) * s.size()) * sizeof(float);
+      s.leaves = static_cast<float*>(scratch(4, size));
+      __builtin_memset(s.leaves, 0, size);
+      add_experts(s, work, sums);
+      for (int64_t t = tile; t < s.tile1; ++t) finish_sum(s, t);
+    }
+  });
+}
 
 void gemm(const GemmArgs& a) {
   if (a.m == 0) return;
   const Linear& layer = *a.layer;
-  const void* x = a.x;
-  int64_t stride = a.x_stride;
-  const int64_t k = packed_k(layer.k, layer.dtype);
-  const bool direct = QUIRE_LEVEL >= 3 && a.x_dtype == kBF16 && layer.dtype == kBF16;
-  const bool ready = k == layer.k && (direct || a.x_dtype == kF32);
-  if (!ready) {
-    void* wide = scratch(2, static_cast<size_t>(a.m * k) * (direct ? 2 : 4));
-    widen_rows(a, x, stride, direct, wide, k);
-    x = wide;
-    stride = k;
-  }
-  const Work work{a, x, stride, direct};
+  const Work work = prepared(a);
   const Cut cut(layer, a.m);
   const Cut next = a.next ? Cut(*a.next, a.m) : cut;
   const auto kept = static_cast<size_t>(waiting(layer.leaves - 1) + 1);

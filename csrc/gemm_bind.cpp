@@ -1,5 +1,6 @@
 // Bindings of linear layers, norms and packing.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include "bind.h"
 #include "gemm.h"
@@ -42,6 +43,16 @@ void run_add_leaves(const Linear& layer, uintptr_t x, int x_dtype, int64_t m, in
   args.shares = at<float>(shares);
   args.out_rows = total_rows;
   QUIRE_PICK(gemm)(args);
+}
+
+// See ExpertsArgs.
+void run_sum_experts(const std::vector<const Linear*>& layers, const std::vector<int64_t>& ends,
+                     uintptr_t x, int x_dtype, int64_t x_stride, uintptr_t rows, uintptr_t shares,
+                     uintptr_t out, int64_t out_rows) {
+  nb::gil_scoped_release release;
+  QUIRE_PICK(sum_experts)(ExpertsArgs{layers.data(), ends.data(), static_cast<int64_t>(layers.size()),
+                                      at<void>(x), x_dtype, x_stride, at<int64_t>(rows),
+                                      at<float>(shares), at<float>(out), out_rows});
 }
 
 // Column of the largest sum of each row, -1 where some sum is not finite.
@@ -89,6 +100,8 @@ void bind_gemm(nb::module_& m) {
         "out"_a, "out_dtype"_a, "activation"_a, "split"_a);
   m.def("add_leaves", &run_add_leaves, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a,
         "total"_a, "total_rows"_a, "rows"_a, "shares"_a);
+  m.def("sum_experts", &run_sum_experts, "layers"_a, "ends"_a, "x"_a, "x_dtype"_a, "x_stride"_a, "rows"_a,
+        "shares"_a, "out"_a, "out_rows"_a);
   m.def("likeliest", &run_likeliest, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "ids"_a);
   m.def("norm", &run_norm, "norm"_a, "x"_a, "residual"_a, "sum"_a, "out"_a, "dtype"_a, "rows"_a,
         "size"_a, "x_stride"_a);

@@ -108,10 +108,7 @@ def grouped_experts(
     same order. Experts that nobody chose cost nothing.
     `ops` multiplies, and has prepared the weights.
     """
-    order = experts.view(-1).argsort(stable=True)
-    tokens = order // experts.shape[1]
-    shares = weights.view(-1)[order]
-    counts = torch.bincount(experts.view(-1), minlength=len(layers)).tolist()
+    tokens, shares, counts = by_expert(weights, experts, len(layers))
     down = layers[0].down
     total = torch.zeros(down.leaves, *x.shape, dtype=torch.float32, device=x.device)
     shift = None if down.bias is None else torch.zeros_like(total[0])
@@ -128,6 +125,19 @@ def grouped_experts(
             begin += count
     out = sum_neighbours(total.unbind())
     return out if shift is None else out.add_(shift)
+
+
+def by_expert(
+    weights: Tensor, experts: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor, list[int]]:
+    """The tokens of the first expert, in ascending order, then those of the next, and so on.
+
+    Returns:
+        Tokens `[T * K]` int64, their weights `[T * K]`, and how many each expert has.
+    """
+    order = experts.view(-1).argsort(stable=True)
+    counts = torch.bincount(experts.view(-1), minlength=num_experts).tolist()
+    return order // experts.shape[1], weights.view(-1)[order], counts
 
 
 def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Final
 from quire.kernels import (
     native_attention,
     native_decoder,
+    native_experts,
     native_linear,
     native_sampling,
 )
@@ -35,5 +36,6 @@ IMPLEMENTATION: Final = Implementation(
     },
     device="cpu",
     unavailable=unavailable,
+    combined={"grouped_experts": native_experts.grouped_experts},
 )
 """The row of `dispatch.IMPLEMENTATIONS`."""
