@@ -3,10 +3,11 @@
 import torch
 
 from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
-from quire.attention.paged import ReferenceAttention
+from quire.attention.paged import PagedAttention
 from quire.config.shape import LayerKV
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.dispatch import default_ops
 
 HEADS, LATENT, ROPE, TOKENS = 4, 20, 8, 90
 
@@ -20,7 +21,7 @@ def attend(layer, spec, values):
         tensor.fill_(torch.nan)
     blocks = [[6, 2, 1, 7, 4, 3]]
     metadata = AttentionMetadata.build([TOKENS], [TOKENS], blocks, 16)
-    return ReferenceAttention().forward(q, k, k[..., :values], cache, metadata, spec)
+    return PagedAttention(default_ops()).forward(q, k, k[..., :values], cache, metadata, spec)
 
 
 def test_the_beginning_of_keys_serves_as_values():
