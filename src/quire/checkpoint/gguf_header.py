@@ -1,9 +1,9 @@
-"""The head of a GGUF file: metadata and tensor directory, checked against the file.
+"""The header of a GGUF file: metadata and tensor directory, checked against the file.
 
-Format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little
-endian): magic, version, counts, key/value pairs, tensor infos, then the data from the next
-multiple of `general.alignment`. Every length is checked against what is left of the file before
-anything is read, so a hostile header cannot make it allocate. Knows nothing of models.
+Format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian):
+magic, version, counts, key/value pairs, tensor infos, then the data from the next multiple of
+`general.alignment`. Every length is checked against the rest of the file before anything is read,
+so a hostile header cannot cause a large allocation. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMS: Final = 4
 MAX_NESTING: Final = 2
-"""Arrays in arrays."""
+"""Largest depth of arrays in arrays."""
 MAX_ARRAY: Final = 2**24
-"""Values in one metadata array; vocabularies are far smaller."""
+"""Largest number of values in one metadata array; vocabularies are far smaller."""
 SCALARS: Final = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
@@ -70,11 +70,11 @@ TYPES: Final[dict[int, tuple[str, int, int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a file says of itself."""
+    """What a file says about itself."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
-    """By the file's names; shapes are row-major, slowest dimension first."""
+    """Tensors by their names in the file; shapes are row-major, slowest dimension first."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -86,7 +86,7 @@ def read_header(path: Path) -> GGUFHeader:
     """Metadata and tensors of a file.
 
     Raises:
-        ModelLoadError: the file cannot be read, is cut short, or is no GGUF file.
+        ModelLoadError: the file cannot be read, is truncated, or is not a GGUF file.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -98,7 +98,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def broken(path: Path, why: str) -> str:
-    """The sentence for a file that is not what its name says."""
+    """The message for a file that is not what its name says."""
     return f"{str(path)!r} is not a whole GGUF file: {why}. Was the download or copy cut short?"
 
 
@@ -107,7 +107,7 @@ class _Broken(Exception):
 
 
 class _Cursor:
-    """Reads one value after the other; never past the end."""
+    """Reads one value after another, never past the end."""
 
     def __init__(self, view: mmap.mmap) -> None:
         self._view = view
@@ -140,7 +140,8 @@ class _Cursor:
         return struct.unpack(format, self._take(struct.calcsize(format)))[0]
 
     def _count(self, least: int) -> int:
-        """A number of things of at least `least` bytes each, which must fit the file."""
+        """The number of elements that follow, each at least `least` bytes long; they must fit into
+        the file."""
         count = int(self._number("<Q"))
         if count * least > len(self._view) - self._at:
             raise _Broken(f"{count} entries are announced at byte {self._at}")

@@ -1,9 +1,10 @@
-"""GGUF's words in Hugging Face's: the configuration, and the names and layout of tensors.
+"""Translates GGUF's terms into Hugging Face's: the configuration, and the names and layout of
+tensors.
 
-A row of `ARCHITECTURES` per architecture of llama.cpp. `config_of` makes the `config.json` that
-the file stands for; `hf_name` and `GGUFLayout` say what each tensor is called there and what
-llama.cpp's converter did to it. Knows no tensor values except the rotary factors, which exist
-only as a tensor.
+`ARCHITECTURES` has a row per architecture of llama.cpp. `config_of` makes the `config.json` that
+corresponds to the file; `hf_name` gives Hugging Face's name of a tensor, and `GGUFLayout` says what
+llama.cpp's converter did to it. Reads no tensor data except the rotary factors, which exist only as
+a tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from quire.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class GGUFLayout:
-    """What llama.cpp's converter does to a family's tensors, to be undone."""
+    """What llama.cpp's converter does to a family's tensors, and has to be undone."""
 
     architecture: str
     """Hugging Face's name of the class."""
@@ -76,7 +77,7 @@ _LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def hf_name(name: str) -> str | None:
-    """Hugging Face's name of a tensor; `None` for one that is no weight of the model."""
+    """Hugging Face's name of a tensor; `None` for one that is not a weight of the model."""
     if name == ROPE_FACTORS:
         return None
     match = _NAME.fullmatch(name)
@@ -90,7 +91,8 @@ def hf_name(name: str) -> str | None:
 
 
 def gguf_file(model: Path) -> Path | None:
-    """The GGUF file that a path names: itself, or the only one of a folder (first of a split).
+    """The GGUF file that a path means: the file itself, or the only one in a folder (the first part
+    of a split one).
 
     Raises:
         ModelLoadError: the folder has several models in this format.
@@ -136,7 +138,7 @@ def layout_of(metadata: Mapping[str, Any], source: str) -> GGUFLayout:
     """The row of a file's architecture.
 
     Raises:
-        ModelLoadError: there is none; all are named.
+        ModelLoadError: there is no such row; the message names all that exist.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -155,7 +157,7 @@ def layout_of(metadata: Mapping[str, Any], source: str) -> GGUFLayout:
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """The `config.json` that a file stands for.
+    """The `config.json` that corresponds to a file.
 
     Raises:
         ModelLoadError: the file is broken, or its architecture is unknown.
@@ -232,7 +234,7 @@ _OPTIONS: Final[dict[str, Callable[[GGUFHeader, _Metadata], dict[str, Any]]]] = 
     "mpt": _mpt,
     "olmo": _olmo,
 }
-"""Model type to the entries that only its configurations have."""
+"""By model type, the entries that only its configuration has."""
 
 
 def _rows(header: GGUFHeader, name: str) -> int | None:
@@ -241,7 +243,7 @@ def _rows(header: GGUFHeader, name: str) -> int | None:
 
 
 def _eos(meta: Mapping[str, Any]) -> list[int] | None:
-    """End of sequence and end of turn: both end an answer."""
+    """Ids of end-of-sequence and end-of-turn; both end an answer."""
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     ids = [meta[name] for name in names if isinstance(meta.get(name), int)]
     return list(dict.fromkeys(ids)) or None
@@ -259,7 +261,8 @@ def _scaling(path: Path, header: GGUFHeader, get: _Metadata) -> dict[str, Any] |
 
 
 def _llama3_scaling(path: Path, header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
-    """The parameters behind the stored factors: Llama 3.1's, if they give these very factors.
+    """The scaling parameters that the stored factors come from: Llama 3.1's, if they give exactly
+    these factors.
 
     Raises:
         ModelLoadError: the factors follow another rule.

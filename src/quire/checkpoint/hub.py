@@ -1,8 +1,9 @@
-"""The one door to the Hugging Face hub: lists a repository and downloads what a model needs.
+"""Lists a repository on the Hugging Face hub and downloads what a model needs. The only module that
+imports the hub's library.
 
-The hub's library reads `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` itself; it is
-imported only when something must be fetched. Every fault becomes one `ModelLoadError`. Knows file
-names, not what is in the files.
+The library reads `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` itself, and is imported
+only when something must be downloaded. Every failure becomes a `ModelLoadError`. Knows the names of
+files, but not their contents.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SMALL: Final = (
     "adapter_config.json",
     "SHA256SUMS",
 )
-"""Files beside the weights that are fetched if they exist."""
+"""Files besides the weights that are downloaded if they exist."""
 WEIGHTS: Final = {
     "safetensors": ("*.safetensors", "*.safetensors.index.json"),
     "gguf": ("*.gguf",),
@@ -53,7 +54,7 @@ WEIGHTS: Final = {
     "dummy": (),
 }
 NOT_WEIGHTS: Final = ("training_args.bin", "consolidated*.safetensors", "optimizer.bin")
-"""Second copies and leftovers of training, unless they are all there is."""
+"""Second copies of weights, and leftovers of training; ignored if there is anything else."""
 SPARE: Final = 64 * 2**20
 """Bytes that must stay free on the disk."""
 
@@ -77,8 +78,8 @@ def fetch(
 ) -> str:
     """Download what a model needs into the cache; returns the commit.
 
-    A connection that breaks is taken up again where it broke. `tell` hears one sentence for the
-    start and the end; the hub's own progress bars go to the terminal.
+    If the connection breaks, the download resumes where it stopped. `tell` is called with one
+    sentence at the start and one at the end; the hub's own progress bars go to the terminal.
 
     Raises:
         ModelLoadError: the repository, revision or a file is missing; access is refused; the hub
@@ -111,7 +112,7 @@ def fetch(
 
 
 def choose(files: Sequence[RemoteFile], load_format: str, repo: str) -> list[RemoteFile]:
-    """The files of a repository that a model needs: no second copy of the weights.
+    """The files of a repository that a model needs, without a second copy of the weights.
 
     Raises:
         ModelLoadError: the repository has no weights of the format.
@@ -168,7 +169,7 @@ def _there(cache: Path, repo: str, commit: str, file: RemoteFile) -> bool:
 
 
 def _write_ref(cache: Path, repo: str, revision: str, commit: str) -> None:
-    """Remember what a branch or tag stood for: files were asked for by commit."""
+    """Store which commit a branch or tag stood for, because the files were requested by commit."""
     if revision == commit:
         return
     path = cache / f"models--{repo.replace('/', '--')}" / "refs" / revision
@@ -177,7 +178,7 @@ def _write_ref(cache: Path, repo: str, revision: str, commit: str) -> None:
 
 
 class _faults:
-    """Turns what the hub's library raises into one sentence with a remedy."""
+    """Turns exceptions of the hub's library into one sentence with a remedy."""
 
     def __init__(self, repo: str, revision: str | None) -> None:
         self._repo = repo

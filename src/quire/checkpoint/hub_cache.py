@@ -1,8 +1,8 @@
 """The local cache of downloaded models, in the Hugging Face hub's own layout.
 
 `<cache>/models--org--name/` holds `refs/<revision>` (a file with a commit), `snapshots/<commit>/`
-(links to files) and `blobs/`. Shared with every other program that uses the hub. Reads folders
-only: it neither imports the hub's library nor touches the network.
+(links to files) and `blobs/`. Every program that uses the hub shares it. This module only reads
+folders: it neither imports the hub's library nor uses the network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATTERNS: Final = {"safetensors": "*.safetensors", "pt": "*.bin", "gguf": "*.ggu
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """One model of the cache."""
+    """One model in the cache."""
 
     name: str
     folder: Path
@@ -48,12 +48,12 @@ def is_repo_id(name: str) -> bool:
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a full commit, which never moves."""
+    """Whether a revision is a full commit id, which always means the same files."""
     return bool(revision and _COMMIT.fullmatch(revision))
 
 
 def cache_folder(download_dir: str | None = None) -> Path:
-    """Where models are kept: `--download-dir`, else the hub's own place.
+    """Folder in which models are kept: `--download-dir`, or else the hub's own.
 
     That is `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
     """
@@ -77,10 +77,10 @@ def repo_folder(name: str, download_dir: str | None = None) -> Path:
 
 
 def snapshot(name: str, revision: str | None, download_dir: str | None = None) -> Path | None:
-    """Folder of a revision's files, if the cache knows the revision. Not necessarily complete.
+    """Folder of a revision's files, if the cache has the revision. It is not necessarily complete.
 
     Raises:
-        ModelLoadError: the revision cannot be one.
+        ModelLoadError: this cannot be the name of a revision.
     """
     revision = revision or DEFAULT_REVISION
     if not _REVISION.fullmatch(revision) or ".." in revision:
@@ -102,7 +102,7 @@ def _read_ref(path: Path) -> str | None:
 
 
 def is_complete(folder: Path, load_format: str = "auto") -> bool:
-    """Whether a snapshot has a configuration and all files of the weights asked for."""
+    """Whether a snapshot has a configuration and all weight files of the format asked for."""
     formats = ("safetensors", "gguf") if load_format == "auto" else (load_format,)
     if load_format == "dummy":
         return (folder / "config.json").is_file()
@@ -127,7 +127,7 @@ def _indexed(index: Path) -> list[str]:
 
 
 def cached_models(download_dir: str | None = None) -> Iterator[CachedModel]:
-    """The models of the cache, by name."""
+    """The models in the cache, in order of their names."""
     for folder in sorted(cache_folder(download_dir).glob("models--*--*")):
         name = folder.name.removeprefix("models--").replace("--", "/")
         if not is_repo_id(name) or not folder.is_dir():
@@ -149,7 +149,7 @@ def _revisions(folder: Path) -> Iterator[str]:
 
 
 def remove(name: str, download_dir: str | None = None) -> int:
-    """Delete a model from the cache, all revisions; returns the bytes that are free now.
+    """Delete a model with all its revisions from the cache; returns the bytes freed.
 
     Raises:
         ModelLoadError: the cache does not have it, or it cannot be deleted.

@@ -1,8 +1,9 @@
-"""Digests of a model's files: `SHA256SUMS`, or what the hub's cache knows of its blobs.
+"""Checksums of a model's files: from `SHA256SUMS`, or from the names of the blobs in the hub's
+cache.
 
-The manifest has the format of `sha256sum`: a digest, two spaces, a name relative to the folder.
-In the hub's cache a file links to a blob named by its SHA-256 (large files) or by git's blob id
-(small ones), so there every file can be checked without a manifest.
+The manifest has the format of `sha256sum`: a digest, two spaces, and a name relative to the folder.
+In the hub's cache, a file is a link to a blob, and the name of the blob is its SHA-256 (large
+files) or its git blob id (small ones). So files there can be checked without a manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _GIT = re.compile(r"[0-9a-f]{40}")
 _SHOWN: Final = 5
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
+"""Called with (bytes done, bytes in total)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Expected:
 
 
 def model_files(model: Path) -> list[Path]:
-    """The files of a model folder, or the one file a model is."""
+    """The files of a model folder, or the only file of a model that is one file."""
     if model.is_file():
         return [model]
     return sorted(
@@ -49,7 +50,7 @@ def model_files(model: Path) -> list[Path]:
 
 
 def write_manifest(model: Path, progress: Progress | None = None) -> Path:
-    """Write the digests of a model's files beside them.
+    """Write the digests of a model's files to a manifest beside them.
 
     Raises:
         ModelLoadError: there is no such model, or a file cannot be read or written.
@@ -116,7 +117,7 @@ def _expected(model: Path) -> Iterator[Expected]:
 
 
 def _of_blob(path: Path) -> Expected | None:
-    """What the name of the blob behind a link promises."""
+    """The digest that the name of the blob behind a link states."""
     if not path.is_symlink():
         return None
     name = path.resolve().name
@@ -130,7 +131,7 @@ def _is_weight(path: Path) -> bool:
 
 
 class _Told:
-    """Computes digests and tells how far it is."""
+    """Computes digests and reports its progress."""
 
     def __init__(self, progress: Progress | None, files: list[Path]) -> None:
         self._progress = progress
@@ -138,7 +139,7 @@ class _Told:
         self._total = sum(path.stat().st_size for path in files)
 
     def digest(self, path: Path, *, git: bool = False) -> str:
-        """SHA-256 of a file, or the id git gives its content."""
+        """SHA-256 of a file, or the git blob id of its content."""
         state = hashlib.sha1(usedforsecurity=False) if git else hashlib.sha256()
         if git:
             state.update(f"blob {path.stat().st_size}\0".encode())

@@ -1,10 +1,10 @@
-"""The header of a safetensors file: names, types, shapes and places, checked against the file.
+"""The header of a safetensors file: names, types, shapes and offsets, checked against the file.
 
-Format: 8 bytes little-endian length of the header, the header as a JSON object, then the data.
-The header maps a name to `{"dtype", "shape", "data_offsets": [begin, end]}`; offsets count from
-the end of the header and must tile the data without gaps
-(https://huggingface.co/docs/safetensors). Reads no data and allocates no more than the header,
-which itself is bounded. Knows nothing of models.
+Format: the length of the header as 8 little-endian bytes, the header as a JSON object, then the
+data. The header maps a name to `{"dtype", "shape", "data_offsets": [begin, end]}`; offsets count
+from the end of the header and must tile the data without gaps
+(https://huggingface.co/docs/safetensors). Reads no tensor data and allocates no more than the
+header, whose size is limited. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 from quire.errors import ModelLoadError
 
 MAX_HEADER: Final = 100_000_000
-"""Longest header in bytes that is read; the reference implementation has the same limit."""
+"""Largest header that is read, in bytes; the reference implementation has the same limit."""
 MAX_DIMS: Final = 8
 BITS: Final = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32,
@@ -27,7 +27,7 @@ BITS: Final = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8, "BOOL": 8,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-"""Bits of an element of each type."""
+"""Bits of an element, by type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class TensorEntry:
     """One tensor of a file, as its header states it."""
 
     dtype: str
-    """The format's name of the type: `BF16`, `Q4_K`, …"""
+    """The type under the format's name: `BF16`, `Q4_K`, …"""
     shape: tuple[int, ...]
     begin: int
-    """First byte in the file."""
+    """Offset of its first byte in the file."""
     nbytes: int
 
     @property
@@ -51,7 +51,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a file by name, in the order of their data.
 
     Raises:
-        ModelLoadError: the file cannot be read, is cut short, or its header is no header.
+        ModelLoadError: the file cannot be read, is truncated, or has an invalid header.
     """
     try:
         with path.open("rb") as file:
@@ -72,7 +72,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def broken(path: Path, why: str) -> str:
-    """The sentence for a file that is not what its name says."""
+    """The message for a file that is not what its name says."""
     try:
         size = f"{path.stat().st_size} bytes"
     except OSError:
@@ -133,7 +133,7 @@ def _sizes(value: object) -> bool:
 
 
 def _tiled(entries: dict[str, TensorEntry], base: int, size: int) -> dict[str, TensorEntry]:
-    """The entries in order, if they fill the file exactly."""
+    """The entries in order of their data, if they fill the file exactly."""
     ordered = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].nbytes))
     end = base
     for name, entry in ordered:

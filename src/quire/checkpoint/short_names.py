@@ -1,7 +1,7 @@
-"""What a name may mean that is neither a folder nor `org/name`: `llama3.2`, `qwen2.5:0.5b`.
+"""What a name like `llama3.2` or `qwen2.5:0.5b` may mean, which is neither a folder nor `org/name`.
 
-Nothing is guessed and fetched: the reader gets a full name to copy. Knows the names of popular
-models and those of the cache.
+Nothing is downloaded on a guess: the user gets a full name to copy. Knows the names of popular
+models and of those in the cache.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ EXAMPLES: Final = {
     "starcoder": "bigcode/starcoder2-3b",
     "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
 }
-"""A model by how names of its family begin; one for small machines where there is one."""
+"""By the beginning of a family's names, an example; a small model if the family has one."""
 _EMBEDDED: Final = "quire-demo"
 
 
 def advice(name: str) -> str:
-    """The rest of a sentence on a name without a slash that is no folder."""
+    """The rest of a message about a name that has no slash and is not a folder."""
     short = name.lower().partition(":")[0]
     if (near := nearest(short, [_EMBEDDED, *_cached()])) is not None:
         return f"; did you mean {_cached().get(near, near)}?"
@@ -59,7 +59,7 @@ def family(name: str) -> str:
 
 
 def _cached() -> dict[str, str]:
-    """Full names in the cache by what stands after the slash."""
+    """Full names in the cache, by the part after the slash."""
     with contextlib.suppress(OSError):
         return {model.name.partition("/")[2].lower(): model.name for model in cached_models()}
     return {}

@@ -1,4 +1,4 @@
-"""vLLM's module tree for scripts written for it: which names there are and what stands behind them.
+"""vLLM's module tree, for scripts written for vLLM: which names exist, and what is behind them.
 
-`quire run` installs it (`alias.py`); nothing else of quire knows this package.
+`quire run` installs it (`alias.py`); nothing else in quire knows this package.
 """

@@ -1,4 +1,4 @@
-"""Makes `import vllm` find the modules of the table, in the process that installs it."""
+"""Makes `import vllm` find the modules of the table in `modules.py`, in this process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TAKES_MODEL: Final = (
     "quire.compat.engine_args:EngineArgs",
     "quire.compat.engine_args:AsyncEngineArgs",
 )
-"""What `quire run --model` gives another model."""
+"""The classes to which `quire run --model` gives another model."""
 
 
 class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and fills the modules of `MODULES`."""
+    """Finds and fills the modules listed in `MODULES`."""
 
     def __init__(self, model: str | None = None) -> None:
         """`model` replaces the one that the script names."""
@@ -29,7 +29,7 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._replaced: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Come before every other finder: an installed vllm is not looked at."""
+        """Register before every other finder, so that an installed vllm is ignored."""
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -38,7 +38,7 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Claim `vllm` and everything below.
 
         Raises:
-            ModuleNotFoundError: vllm may have such a module, quire does not.
+            ModuleNotFoundError: quire has no such module, even if vllm does.
         """
         if fullname.partition(".")[0] != "vllm":
             return None
@@ -47,7 +47,7 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its names; each is imported when the script asks for it."""
+        """Give the module its names; each is imported when the script first uses it."""
         rows = MODULES[module.__name__]
 
         def resolve(name: str) -> Any:
@@ -76,7 +76,7 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _not_there(module: str) -> str:
-    """Why a module is not there, and which are."""
+    """Why a module does not exist, and which ones do."""
     why = next((ELSEWHERE[p] for p in sorted(ELSEWHERE, reverse=True) if _below(module, p)), None)
     reason = f": {why}" if why else did_you_mean(module, MODULES)
     return f"quire has no module {module!r}{reason}; of vllm it offers {', '.join(MODULES)}"
@@ -103,7 +103,8 @@ def _variable(name: str) -> Any:
 
 
 def with_model(base: Any, model: str) -> Any:
-    """`LLM` or `EngineArgs` with `model`, whatever it is told, and that model's own tokenizer."""
+    """`LLM` or `EngineArgs` that always uses `model` and its own tokenizer, whatever it is
+    given."""
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         for name in ("model", "tokenizer"):

@@ -1,7 +1,7 @@
 """`FlexibleArgumentParser`: argparse as scripts for vLLM use it.
 
 `--max_tokens` finds `--max-tokens`, `--compilation-config.mode 0` is JSON, and `--config file.yaml`
-holds flags that the command line wins over.
+holds flags; the command line takes precedence over it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from quire.errors import ConfigError
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` that takes other spellings and files."""
+    """An `argparse.ArgumentParser` that accepts other spellings, and files."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse's. A file that cannot be read ends the program with a sentence."""
+        """Like argparse's. A file that cannot be read ends the program with a message."""
         given = list(sys.argv[1:] if args is None else args)
         try:
             tokens = [*self._of_file(given), *normalised(given, self._option_string_actions)]
@@ -32,7 +32,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args(tokens, namespace)
 
     def _of_file(self, given: list[str]) -> Iterator[str]:
-        """The flags of the file behind `--config`, which is taken out of `given`."""
+        """The flags in the file named by `--config`, which is removed from `given`."""
         at = next((i for i, t in enumerate(given) if t.partition("=")[0] == "--config"), None)
         if at is None or "--config" in self._option_string_actions:
             return

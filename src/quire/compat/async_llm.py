@@ -1,7 +1,7 @@
-"""vLLM's `AsyncLLM` (once `AsyncLLMEngine`) over quire's.
+"""vLLM's `AsyncLLM` (formerly `AsyncLLMEngine`) on top of quire's.
 
-vLLM makes it with a plain call; quire's starts in an event loop. So this one starts its engine
-with the first request, in the loop of that request.
+vLLM's is created with a plain call, while quire's must be started in an event loop. So this one
+starts its engine with the first request, in the event loop of that request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 @absent(ABSENT_OF_ASYNC_LLM)
 class AsyncLLM:
-    """An engine in a process of its own, for the callers of one event loop.
+    """An engine in a process of its own, for callers on one event loop.
 
     Raises:
         StartupError: the configuration or the model folder is bad.
@@ -50,7 +50,7 @@ class AsyncLLM:
         """An engine with these options.
 
         Raises:
-            StartupError: one is bad.
+            StartupError: an option is bad.
             NotAvailable: `stat_loggers` are given.
         """
         return cls.from_vllm_config(engine_args.create_engine_config(), stat_loggers=stat_loggers)
@@ -65,7 +65,7 @@ class AsyncLLM:
         return cls(vllm_config)
 
     async def _ready(self) -> Engine:
-        """The engine, started if this is the first time it is wanted."""
+        """The engine; the first call starts it."""
         async with self._lock:
             if self._closing is not None:
                 raise EngineDead("the engine was shut down")
@@ -93,7 +93,7 @@ class AsyncLLM:
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request; leaving the loop early aborts it.
+        """The outputs of one request; leaving the iteration early aborts the request.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
@@ -127,7 +127,7 @@ class AsyncLLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """What the model pools out of one prompt.
+        """The output of a pooling model for one prompt.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
@@ -180,7 +180,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         return not self.is_stopped
 
     @property
@@ -195,7 +195,7 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> Exception:
-        """What to raise to callers of a dead engine."""
+        """The exception to raise to callers of a dead engine."""
         return EngineDead("the engine has stopped")
 
     async def check_health(self) -> None:
@@ -216,7 +216,7 @@ class AsyncLLM:
         return 0 if self._engine is None else self._engine.num_unfinished
 
     async def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Raise if the engine takes no requests.
+        """Raise if the engine accepts no requests.
 
         Raises:
             EngineDead: it has stopped.
@@ -228,19 +228,19 @@ class AsyncLLM:
         return self._config.observability.otlp_traces_endpoint is not None
 
     async def is_sleeping(self) -> bool:
-        """Never: an engine is there or not."""
+        """Always false: the engine cannot sleep."""
         return False
 
     async def is_paused(self) -> bool:
-        """Never: generation cannot be paused."""
+        """Always false: generation cannot be paused."""
         return False
 
     async def list_loras(self) -> set[int]:
-        """None: adapters are merged into their models."""
+        """Always empty: adapters are merged into their models."""
         return set()
 
     async def do_log_stats(self) -> None:
-        """Let the stat line notice how much time has passed."""
+        """Let the stat line check whether it is due."""
         if self._engine is not None:
             self._engine.frontend.sinks.tick()
 

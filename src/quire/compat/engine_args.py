@@ -1,7 +1,7 @@
 """`EngineArgs` and `AsyncEngineArgs`: the options of an engine as one record, and as flags.
 
-The fields are the settings of `EngineConfig` and the rows of `quire.config.neutral`, so that a new
-setting is here by itself.
+The fields are derived from the settings of `EngineConfig` and the rows of `quire.config.neutral`,
+so a new setting appears here by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.config import EngineConfig, neutral
 from quire.config.cli import add_engine_flags, flags
 
 _LEFT_OPEN: Final = ("max_num_batched_tokens", "max_num_seqs", "disable_log_stats")
-"""Settings whose default depends on who runs the engine: `None` leaves them to it."""
+"""Settings whose default depends on what runs the engine; `None` leaves the choice to that."""
 
 
 def _default(value: Any) -> Any:
@@ -39,7 +39,8 @@ _Options: Any = dataclasses.make_dataclass("EngineArgs", _fields())
 
 
 class EngineArgs(_Options):  # type: ignore[misc]
-    """Options of an engine, named like `LLM`'s; judged when an engine is made of them."""
+    """Options of an engine, named like `LLM`'s. They are checked when an engine is made from
+    them."""
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -55,7 +56,7 @@ class EngineArgs(_Options):  # type: ignore[misc]
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
-        """From what such a parser read; other attributes are left alone."""
+        """Options from the namespace of such a parser; other attributes are ignored."""
         names = [f.name for f in dataclasses.fields(_Options)]
         given = {name: getattr(args, name, None) for name in names}
         return cls(**{name: value for name, value in given.items() if value is not None})
@@ -70,11 +71,11 @@ class EngineArgs(_Options):  # type: ignore[misc]
 
 
 class AsyncEngineArgs(EngineArgs):
-    """The same for `AsyncLLMEngine`."""
+    """The same options, for `AsyncLLMEngine`."""
 
     @staticmethod
     def add_cli_args(
         parser: argparse.ArgumentParser, async_args_only: bool = False
     ) -> argparse.ArgumentParser:
-        """As `EngineArgs.add_cli_args`; there are no flags for the asynchronous engine alone."""
+        """Like `EngineArgs.add_cli_args`; the asynchronous engine has no further flags."""
         return parser if async_args_only else EngineArgs.add_cli_args(parser)

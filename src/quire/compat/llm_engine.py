@@ -1,4 +1,4 @@
-"""vLLM's `LLMEngine`: quire's, where one property is a call."""
+"""vLLM's `LLMEngine`: quire's, but with a method where quire has a property."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quire.engine.llm_engine import LLMEngine as Engine
 
 
 class LLMEngine(Engine):
-    """The synchronous engine, as loops written for vLLM drive it."""
+    """The synchronous engine, for loops written for vLLM."""
 
     def has_unfinished_requests(self) -> bool:  # type: ignore[override]
         """Whether `step()` has anything to do."""

@@ -1,4 +1,5 @@
-"""`LoRARequest`: can be made and passed around; passing one to a request is refused there."""
+"""`LoRARequest`: scripts can create it and pass it around; a request that is given one is
+refused."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class LoRARequest:
 
     @property
     def adapter_id(self) -> int:
-        """The number under another name."""
+        """`lora_int_id` under another name."""
         return self.lora_int_id
 
     @property

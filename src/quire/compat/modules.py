@@ -1,8 +1,8 @@
-"""The table of vLLM's modules that scripts import, and where their names really live.
+"""The table of vLLM's modules that scripts import, and of where their names are defined in quire.
 
-A name that quire cannot serve is a row too if scripts need it to be imported: it is refused, with
-a sentence, when it is used (`refused.py`). Modules without a row are refused at the import, with
-the sentence of `ELSEWHERE` if there is one.
+A name that quire cannot provide still has a row if scripts commonly import it: it is refused with a
+message when it is used (`refused.py`). Modules without a row are refused on import, with the
+message in `ELSEWHERE` if there is one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 VLLM_VERSION: Final = "0.32.0"
-"""`vllm.__version__`: the version whose names these are. Scripts compare against it."""
+"""`vllm.__version__`: the version that these names are taken from. Scripts compare against it."""
 
 
 def _of(module: str, *names: str) -> dict[str, str]:
@@ -128,7 +128,7 @@ MODULES: Final[dict[str, dict[str, str]]] = {
     "vllm.profiler": _of("quire.profiler", "LayerwiseProfiler"),
     "vllm.logger": {"init_logger": "quire.logger:get_logger"},
 }  # fmt: skip
-"""Modules of vllm that exist here, and where their names really live."""
+"""vLLM's modules that exist here: for each name, where it is defined."""
 
 ELSEWHERE: Final = {
     "vllm.assets": "the files of vLLM's examples do not come with quire",
@@ -146,4 +146,4 @@ ELSEWHERE: Final = {
     "vllm.v1.sample": "the sampler takes no processors of others",
     "vllm.v1.worker": "the worker is quire's own",
 }
-"""What to say of modules that are not there, by their longest prefix."""
+"""What to say about modules that do not exist here, by their longest prefix."""

@@ -1,6 +1,6 @@
 """Names that scripts import and quire cannot serve: each says so when it is used, not before.
 
-A script that imports more than it uses then runs.
+So a script that imports more than it uses still runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _GRAMMAR: Final = "constrained decoding is not available yet"
 
 
 def _refused(name: str, why: str) -> Callable[..., NoReturn]:
-    """Something called `name` that raises when it is called."""
+    """A callable called `name` that raises when called."""
 
     def use(*_: Any, **__: Any) -> NoReturn:
         raise NotAvailable(f"{name} is not available: {why}")
@@ -39,7 +39,7 @@ initialize_ray_cluster = _refused("initialize_ray_cluster", "the model runs in o
 
 
 class ModelRegistry:
-    """Which architectures are served."""
+    """The architectures that quire supports."""
 
     @staticmethod
     def get_supported_archs() -> set[str]:

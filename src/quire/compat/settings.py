@@ -1,6 +1,6 @@
-"""vLLM's configuration objects, as what the options here take: plain mappings and enums.
+"""vLLM's configuration objects, as plain mappings and enums, which is what quire's options take.
 
-`CompilationConfig(mode=0)` is `{"mode": 0}`; the table of options (`quire.config.neutral`) judges
+`CompilationConfig(mode=0)` is `{"mode": 0}`. The table of options (`quire.config.neutral`) checks
 it when it is given to an engine.
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def section(**options: Any) -> dict[str, Any]:
-    """A configuration object: what was given, by name."""
+    """A configuration object: the values given, by name."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 class CompilationMode(enum.IntEnum):
-    """What is compiled. Only `NONE` happens here."""
+    """What is compiled. quire supports only `NONE`."""
 
     NONE = 0
     STOCK_TORCH_COMPILE = 1
@@ -25,7 +25,7 @@ class CompilationMode(enum.IntEnum):
 
 
 class CUDAGraphMode(enum.Enum):
-    """What is captured. Only `NONE` happens here."""
+    """What is captured as a CUDA graph. quire supports only `NONE`."""
 
     NONE = "NONE"
     PIECEWISE = "PIECEWISE"
@@ -35,7 +35,7 @@ class CUDAGraphMode(enum.Enum):
 
 
 class UsageContext(enum.Enum):
-    """Where an engine is used from. quire reports usage to nobody."""
+    """Where an engine is used. quire does not report usage to anybody."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"

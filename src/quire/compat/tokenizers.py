@@ -13,7 +13,7 @@ def get_tokenizer(tokenizer_name: str, *_: Any, **options: Any) -> Tokenizer:
     """The tokenizer of a folder or of a model on the hub.
 
     Raises:
-        StartupError: an option asks for something else than usual, or there is no tokenizer.
+        StartupError: an option has an unsupported value, or there is no tokenizer.
     """
     config = located(EngineConfig.from_options(model=str(tokenizer_name), **options))
     return Tokenizer.from_folder(config.model.tokenizer_folder, config.model.chat_template)

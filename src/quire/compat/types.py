@@ -1,4 +1,4 @@
-"""Types that scripts for vLLM annotate with."""
+"""Types that scripts for vLLM use in annotations."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def get_open_port() -> int:
 async def merge_async_iterators(
     *iterators: AsyncIterator[T],
 ) -> AsyncGenerator[tuple[int, T], None]:
-    """What several iterators give, as it comes, each with the position of its iterator."""
+    """The items of several iterators as they arrive, each with the index of its iterator."""
     waiting: dict[asyncio.Future[T], int] = {
         asyncio.ensure_future(anext(iterator)): index for index, iterator in enumerate(iterators)
     }
@@ -91,20 +91,20 @@ async def merge_async_iterators(
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
-    """Free what nobody holds any more. There are no process groups to leave."""
+    """Free unreferenced memory. There are no process groups to leave."""
     gc.collect()
 
 
 def destroy_model_parallel() -> None:
-    """Leave the groups of a parallel model: there are none, the model runs in one process."""
+    """Does nothing: the model runs in one process, so there are no groups to leave."""
 
 
 def destroy_distributed_environment() -> None:
-    """Leave the distributed environment: there is none, the model runs in one process."""
+    """Does nothing: the model runs in one process, so there is no distributed environment."""
 
 
 class _Platform:
-    """What the model runs on, as `vllm.platforms.current_platform` tells it."""
+    """What the model runs on, under the names of `vllm.platforms.current_platform`."""
 
     @property
     def device_type(self) -> str:

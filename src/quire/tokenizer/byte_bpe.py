@@ -1,10 +1,11 @@
 """Byte-level BPE vocabularies (`.tiktoken`, `vocab.json` with `merges.txt`, GGUF) as
 `tokenizer.json`.
 
-A `.tiktoken` file has one token per line: its bytes in base64 and its rank. Tiktoken merges the
-neighbours whose concatenation has the lowest rank; the same comes out of merges for every way to
-split a token, in the order of ranks. The pattern that cuts a text into words is not in the file:
-`PATTERNS` and `FAMILIES` know it. JSON goes out; no library is needed.
+A `.tiktoken` file has one token per line: its bytes in base64, and its rank. Tiktoken merges the
+neighbours whose concatenation has the lowest rank. The same result comes from a list of merges that
+has every way to split each token in two, in order of rank. The pattern that splits a text into
+words is not in the file; `PATTERNS` and `FAMILIES` have it. The output is JSON, so no library is
+needed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PATTERNS: Final = {
     "cl100k": _WORDS.replace("{digits}", r"\p{N}{1,3}"),
     "qwen": _WORDS.replace("{digits}", r"\p{N}"),
 }
-"""How a text is cut into words before merging, by its first well-known user."""
+"""Patterns that split a text into words before merging, by their first well-known user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Family:
 
     pattern: str
     special: tuple[str, ...] = ()
-    """Tokens that follow the vocabulary, in order, if the configuration names none."""
+    """Special tokens that follow the vocabulary, in order, if the configuration names none."""
 
 
 FAMILIES: Final[dict[str, Family]] = {
@@ -46,7 +47,7 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "ChatGLM4Tokenizer": Family("cl100k"),
 }
-"""By `tokenizer_class`; others are cut like cl100k (Llama 3, GLM 4, GPT 4)."""
+"""Families by `tokenizer_class`; others are split like cl100k (Llama 3, GLM 4, GPT 4)."""
 _LINE = re.compile(rb"([A-Za-z0-9+/]+=*) (\d+)")
 
 
@@ -100,9 +101,10 @@ def byte_level_json(
     *,
     whole_words_first: bool = False,
 ) -> dict[str, Any]:
-    """`tokenizer.json` of byte-level BPE: tokens in GPT-2's spelling, `pattern` of `PATTERNS`.
+    """`tokenizer.json` for byte-level BPE, with tokens in GPT-2's spelling and a `pattern` from
+    `PATTERNS`.
 
-    `whole_words_first`: a word that is a token is not taken apart.
+    With `whole_words_first`, a word that is itself a token is not merged from pieces.
     """
     split = {
         "type": "Split", "pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated",

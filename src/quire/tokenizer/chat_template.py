@@ -1,11 +1,13 @@
-"""Chat templates: conversations to prompt text with Jinja, as Hugging Face models expect it.
+"""Chat templates: turns conversations into prompt text with Jinja, as Hugging Face models expect.
 
-The environment is the one model authors write for: sandboxed and immutable, `trim_blocks` and
-`lstrip_blocks`, `break`/`continue`, a `tojson` that escapes nothing for HTML, `raise_exception`,
-`strftime_now`, and the `{% generation %}` mark. Jinja is imported with the first template used.
+The Jinja environment is the one that model authors write for: sandboxed and immutable,
+`trim_blocks` and `lstrip_blocks`, `break`/`continue`, a `tojson` that escapes nothing for HTML,
+`raise_exception`, `strftime_now`, and the `{% generation %}` mark. Jinja is imported with the first
+template used.
 
-Knows message dictionaries and text, not tokens. It caps the length of its output; a template that
-computes without end is not stopped here (templates from strangers must not be rendered at all).
+Knows message dictionaries and text, but no tokens. The length of the output is limited, but a
+template that computes forever is not stopped here, so templates from strangers must not be rendered
+at all.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 MAX_RENDERED_CHARS = 8 * 2**20
 """Longest prompt text a template may produce."""
 COMPILED_TEMPLATES = 16
-"""Compiled templates kept, whatever number requests bring."""
+"""Number of compiled templates that are kept, however many requests bring."""
 TEXT_PART_TYPES = ("text", "input_text", "output_text", "refusal")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 TYPE_TESTS = ("string", "iterable", "sequence", "mapping")
@@ -42,7 +44,8 @@ RESERVED_VARIABLES = frozenset(
         "self",
     )
 )
-"""Names that keywords from a client must not carry: they have fields and checks of their own."""
+"""Names that a client's keywords must not have, because they have fields and checks of their
+own."""
 
 Message = dict[str, Any]
 
@@ -53,7 +56,7 @@ class ContentShape(enum.Enum):
     STRING = 0
     """Prints it."""
     PARTS = 1
-    """Loops over its parts, whatever it is."""
+    """Loops over its parts, without looking at its type."""
     EITHER = 2
     """Looks at its type first."""
 
@@ -67,7 +70,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def source(self, tools: object = None, override: str | None = None) -> str:
-        """The template to use: the override (a name or a source), else the one that fits.
+        """The template to use: the override (a name or a source), or else the one that fits.
 
         Raises:
             InvalidRequest: the model has only templates of other names.
@@ -118,7 +121,7 @@ class ChatTemplate:
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Template variables as a client sent them, if none goes around a field of its own.
+    """Template variables that a client sent, if none bypasses a field of the request.
 
     Raises:
         InvalidRequest: a reserved name is among them.
@@ -161,7 +164,7 @@ def _checked(messages: object) -> list[Message]:
 
 
 def _normalised(message: Message, index: int, shape: ContentShape) -> Message:
-    """A copy in the shape the template is written for."""
+    """A copy in the form that the template is written for."""
     # Clients send null for what is not there; most templates were written for absence.
     message = _with_reasoning({k: v for k, v in message.items() if v is not None})
     content = message.get("content")
@@ -189,7 +192,8 @@ def _normalised(message: Message, index: int, shape: ContentShape) -> Message:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Reasoning goes by several names; templates read the first, GPT-OSS's the second."""
+    """Give a message's reasoning both of its names: most templates read the first, GPT-OSS's the
+    second."""
     given = (message[name] for name in REASONING_FIELDS if message.get(name) is not None)
     reasoning = next(given, None)
     if reasoning is None:
@@ -217,7 +221,8 @@ def _text_of(part: object, where: str) -> str:
 
 
 def _with_parsed_arguments(call: object, where: str) -> object:
-    """Clients send a call's arguments as JSON text; templates expect the object in it."""
+    """Parse the arguments of tool calls: clients send them as JSON text, templates expect the
+    object."""
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         raise InvalidRequest(
             f"{where} must be an object with a 'function' object.", param="messages"
@@ -246,7 +251,8 @@ def _append(message: Message, mark: str, shape: ContentShape) -> None:
 
 
 def _cut_at(text: str, mark: str) -> str:
-    """The text up to the mark. If the template trims contents, the trailing space goes too."""
+    """The text up to the mark. If the template trims contents, trailing space is removed as
+    well."""
     position = text.rfind(mark.strip())
     if position < 0:
         raise InvalidRequest(
@@ -303,12 +309,13 @@ def _strftime_now(format: str) -> str:
 
 
 def _template_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """`dict(...)` without the attributes of the class."""
+    """`dict(...)`, without access to the attributes of the class."""
     return dict(*args, **kwargs)
 
 
 def _template_namespace(**attributes: Any) -> object:
-    """`namespace(...)`; names that begin with an underscore lead out of the sandbox."""
+    """`namespace(...)`, without names that begin with an underscore, which lead out of the
+    sandbox."""
     from jinja2.exceptions import SecurityError
     from jinja2.utils import Namespace
 
@@ -363,7 +370,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=COMPILED_TEMPLATES)
 def _compile(source: str) -> tuple[jinja2.Template, ContentShape]:
-    """The compiled template, and the shape of content it is written for."""
+    """The compiled template, and the form of content it is written for."""
     from jinja2 import TemplateSyntaxError
 
     environment = _environment()
@@ -384,7 +391,8 @@ def _compile(source: str) -> tuple[jinja2.Template, ContentShape]:
 
 
 def _content_shape(tree: jinja2.nodes.Template) -> ContentShape:
-    """Whether some `for` runs over `message.content`, and some test asks for its type."""
+    """The form of content a template expects: it depends on whether a `for` loops over
+    `message.content`, and whether a test looks at its type."""
     from jinja2 import nodes
 
     aliases: set[str] = set()

@@ -1,10 +1,10 @@
 """Incremental detokenisation: tokens in, text out, stopped at stop strings.
 
-Every rule is a function of the token sequence alone: how the tokens were grouped into updates
-never shows in the text. That is why stop strings are searched after each token, and why of
-several stop strings the one that is complete first wins.
+Every rule is a function of the token sequence alone, so the text never depends on how tokens were
+grouped into updates. That is why stop strings are searched after each token, and why, of several
+stop strings, the one that is complete first counts.
 
-Knows tokens and text; not which request they belong to, nor how the result is delivered.
+Knows tokens and text, but not the request they belong to, nor how the text is delivered.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CONTEXT_TOKENS = 6
-"""Most prompt tokens that a decoder which looks at neighbours gets to see."""
+"""Largest number of prompt tokens given as context to a decoder that looks at neighbouring
+tokens."""
 MAX_PENDING_TOKENS = 8
-"""A character is at most four bytes: after this many tokens it will not become complete."""
+"""A character has at most four bytes, so after this many tokens it will not become complete any
+more."""
 
 
 class TextStream(Protocol):
-    """Turns one token after the other into text."""
+    """Turns tokens into text, one by one."""
 
     def feed(self, token_id: int) -> str:
-        """Text that this token completes; possibly empty."""
+        """The text that this token completes; may be empty."""
         ...
 
     def flush(self) -> str:
-        """Text still held back, at the end of the output."""
+        """The text still held back, at the end of the output."""
         ...
 
 
 class NullStream:
-    """No text at all: there is no tokenizer, or the request wants ids only."""
+    """Gives no text: there is no tokenizer, or the request wants only ids."""
 
     def feed(self, token_id: int) -> str:
         """Nothing."""
@@ -49,7 +51,8 @@ class NullStream:
 
 
 class ByteStream:
-    """For tokenizers that are exact in bytes: a UTF-8 decoder fed with each token's bytes."""
+    """For tokenizers whose tokens are byte strings: a UTF-8 decoder that is fed each token's
+    bytes."""
 
     def __init__(self, tokenizer: Tokenizer, skip: frozenset[int], leading_spaces: int) -> None:
         self._tokenizer = tokenizer
@@ -75,10 +78,10 @@ class ByteStream:
 
 
 class WindowStream:
-    """For decoders that look at neighbouring tokens: decode a short window twice and subtract.
+    """For decoders that look at neighbouring tokens: decodes a short window twice and subtracts.
 
-    The window starts with a few prompt tokens, so that the first output token is spaced rightly;
-    their text is subtracted, never shown.
+    The window starts with a few prompt tokens, so that the first output token gets the right
+    spacing. Their text is subtracted and never shown.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class WindowStream:
         self._last: int | None = None
 
     def feed(self, token_id: int) -> str:
-        """Text that this token adds, unless it ends inside a character."""
+        """The text that this token adds, unless it ends inside a character."""
         if token_id in self._skip:
             return ""
         neighbours, self._last = (self._last, token_id), token_id
@@ -111,7 +114,7 @@ class WindowStream:
         return text.lstrip(" ") if both_added else text
 
     def flush(self) -> str:
-        """Text of the tokens held back."""
+        """The text of the tokens held back."""
         text = self._new_text() if len(self._window) > self._read else ""
         self._advance(drop=not text)
         return text
@@ -121,13 +124,13 @@ class WindowStream:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)[len(known) :]
 
     def _advance(self, drop: bool) -> None:
-        """What was new is the context of the next token: it starts where a character does.
-        Tokens without text are no context."""
+        """The tokens that were new become the context of the next one, which starts where a
+        character does. Tokens without text give no context."""
         self._window = self._window[: self._read] if drop else self._window[self._read :]
         self._read = len(self._window)
 
     def _context(self, prompt: list[int]) -> list[int]:
-        """The shortest end of the prompt that is whole characters."""
+        """The shortest suffix of the prompt that consists of whole characters."""
         for length in range(1, min(CONTEXT_TOKENS, len(prompt)) + 1):
             text = self._tokenizer.decode(prompt[-length:], skip_special_tokens=False)
             if text and REPLACEMENT not in text:
@@ -138,7 +141,7 @@ class WindowStream:
 def text_stream(
     tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int]
 ) -> TextStream:
-    """The stream that fits the tokenizer."""
+    """The kind of stream that the tokenizer needs."""
     if tokenizer is None or not params.detokenize:
         return NullStream()
     skip = tokenizer.all_special_ids if params.skip_special_tokens else frozenset[int]()
@@ -153,7 +156,7 @@ def text_stream(
 
 
 class IncrementalDetokenizer:
-    """Text of one completion, grown token by token.
+    """The text of one completion, which grows token by token.
 
     Concatenated deltas equal the final text, which equals `Tokenizer.decode` of the tokens up to
     the stop (a prompt that ends without a space keeps SentencePiece's leading one).
@@ -183,10 +186,10 @@ class IncrementalDetokenizer:
     def update(
         self, new_token_ids: Sequence[int], finish_reason: FinishReason | None = None
     ) -> str | None:
-        """Take new tokens; `finish_reason` is the core's, if it ended the completion with them.
+        """Take new tokens. `finish_reason` is set if the core ended the completion with them.
 
-        Returns the stop string that is hit. Tokens after the one that completes it are dropped.
-        A stop token (reason `STOP`) adds no text, unless `include_stop_str_in_output`.
+        Returns the stop string that was found, if any. Tokens after the one that completes it are
+        dropped. A stop token (reason `STOP`) adds no text, unless `include_stop_str_in_output`.
         """
         if self.stop_string is not None:
             return self.stop_string
@@ -201,9 +204,10 @@ class IncrementalDetokenizer:
         return self.stop_string
 
     def take(self, finished: bool, delta: bool) -> str:
-        """Text to deliver: all of it or, with `delta`, what no earlier `delta` call returned.
+        """The text to deliver: all of it or, with `delta`, what no earlier `delta` call has
+        returned.
 
-        While unfinished, as many characters are held back as a stop string could still cut off.
+        Until the end, as many characters are held back as a stop string could still cut off.
         """
         if finished and self.stop_string is None:
             self.text += self._stream.flush()
@@ -224,7 +228,8 @@ class IncrementalDetokenizer:
         return self.stop_string is not None
 
     def _cut_at_stop(self) -> None:
-        """Of the stop strings in reach take the one complete first, of equals the longest."""
+        """Of the stop strings found, cut at the one that is complete first; among equals, at the
+        longest."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = self.text.find(stop, max(0, self._searched - len(stop) + 1))

@@ -1,4 +1,4 @@
-"""Whether a tokenizer and a model belong together, as far as sizes can tell."""
+"""Checks whether a tokenizer and a model belong together, as far as sizes tell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ logger = get_logger(__name__)
 def check_fit(tokenizer: Tokenizer, shape: ModelShape) -> None:
     """Refuse a tokenizer whose vocabulary is larger than the model's; warn of doubtful ones.
 
-    A model may have more rows than the tokenizer has tokens (padding), and added tokens may lie
-    beyond the model (requests that use them are refused one by one).
+    A model may have more rows than the tokenizer has tokens (padding). Added tokens may have ids
+    beyond the model's; requests that use them are refused individually.
 
     Raises:
-        ModelLoadError: ordinary text would give ids that the model does not have.
+        ModelLoadError: ordinary text would result in ids that the model does not have.
     """
     if tokenizer.vocab_size > shape.vocab_size:
         largest = tokenizer.largest_base_id()

@@ -1,6 +1,7 @@
-"""Texts and pairs of texts cut to a number of tokens, with the special tokens left whole.
+"""Encodes texts and pairs of texts and truncates them to a number of tokens, keeping all special
+tokens.
 
-Works on the library's objects, which it is handed; imports nothing of it.
+Works on objects of the `tokenizers` library that it is given, without importing the library.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 LONG_TEXT: Final = 4096
-"""Characters beyond which a text takes a millisecond or more."""
+"""Number of characters beyond which encoding takes a millisecond or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class EncodedPair:
 
     ids: list[int]
     split: int | None
-    """Where the tokens of type 1 (the second text) begin; `None` if the model has no types."""
+    """Index of the first token of type 1 (the second text); `None` if the model has no token
+    types."""
 
 
 def encode_alone(
@@ -29,8 +31,8 @@ def encode_alone(
 ) -> tokenizers.Encoding:
     """The library's encoding of one text, for its ids.
 
-    A long text takes the call for batches: the one for single texts lets no other thread run, and
-    several megabytes take seconds.
+    A long text goes through the call for batches, because the call for single texts lets no other
+    thread run, and several megabytes take seconds.
     """
     if len(text) <= LONG_TEXT:
         return backend.encode(text, add_special_tokens=add_special_tokens)
@@ -40,7 +42,7 @@ def encode_alone(
 def encode_within(
     backend: tokenizers.Tokenizer, text: str, max_tokens: int, side: str, special: bool
 ) -> list[int]:
-    """Token ids of a text, at most `max_tokens`; `side` is where it is cut."""
+    """Token ids of a text, at most `max_tokens`; `side` is where it is truncated."""
     encoding = encode_alone(backend, text, False)
     around = backend.num_special_tokens_to_add(False) if special else 0
     _cut(encoding, max_tokens - around, side)
@@ -59,9 +61,9 @@ def encode_pair(
     """Two texts with the special tokens that the tokenizer puts around pairs.
 
     Args:
-        max_tokens: Of the whole; the second text is cut, and the first one where it alone is too
-            long. `None`: no limit.
-        max_first, max_second: Of the texts themselves.
+        max_tokens: Limit of the whole. The second text is truncated, and the first one only if it
+            alone is too long. `None`: no limit.
+        max_first, max_second: Limits of the two texts.
     """
     one = encode_alone(backend, first, False)
     two = encode_alone(backend, second, False)

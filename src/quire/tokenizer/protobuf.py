@@ -2,7 +2,7 @@
 
 Wire format: https://protobuf.dev/programming-guides/encoding/. Field numbers:
 https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto. Every length is
-checked against the bytes that are there. Knows no tokenizer.
+checked against the remaining bytes. Knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MAX_VARINT: Final = 10
 
 
 class NotAMessage(ValueError):
-    """The bytes are no message."""
+    """The bytes are not a message."""
 
 
 def fields(data: object) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: whole numbers, floats (fixed32) or bytes.
+    """Number and value of each field; values are whole numbers, floats (fixed32) or bytes.
 
     Raises:
-        NotAMessage: a field is cut short or of an unknown kind, or `data` is not even bytes.
+        NotAMessage: a field is truncated or of an unknown kind, or `data` is not bytes.
     """
     if not isinstance(data, bytes):
         raise NotAMessage("a number stands where a message should")

@@ -1,11 +1,12 @@
 """Sentencepiece vocabularies (`tokenizer.model`, GGUF) as `tokenizer.json`.
 
-The result does what sentencepiece does, by the `tokenizers` library: its BPE with one merge for
-each way to split a piece, ranked by the piece's score, or its Unigram; whitespace as ▁. Needs
-neither the sentencepiece package nor the `tokenizers` library: JSON goes out.
+With the result, the `tokenizers` library tokenises as sentencepiece does: either with its BPE,
+given one merge for each way to split a piece in two, ranked by the piece's score, or with its
+Unigram. Whitespace becomes ▁. The output is JSON, so neither sentencepiece nor `tokenizers` is
+needed.
 
-Where special tokens stand inside a text, each stretch of text between them begins like a text of
-its own (as in transformers' legacy mode), unless the configuration says `"legacy": false`.
+If a text contains special tokens, each part between them is treated as the beginning of a text (as
+in transformers' legacy mode), unless the configuration says `"legacy": false`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from quire.tokenizer.protobuf import NotAMessage, fields
 
 SPACE: Final = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of pieces; GGUF's token types are the same numbers."""
+"""Types of pieces; GGUF uses the same numbers."""
 UNIGRAM, BPE = 1, 2
 MAX_PIECES: Final = 2**22
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One entry of the vocabulary; its place is its id."""
+    """One entry of the vocabulary; its index is its id."""
 
     text: str
     score: float = 0.0
@@ -35,7 +36,7 @@ class Piece:
 
 @dataclass(slots=True)
 class PieceModel:
-    """A vocabulary and how text is prepared for it."""
+    """A vocabulary, and how text is normalised for it."""
 
     pieces: list[Piece] = field(default_factory=list)
     model_type: int = UNIGRAM
@@ -43,16 +44,16 @@ class PieceModel:
     charsmap: bytes = b""
     """Compiled normalisation (NFKC and the like); empty for none."""
     dummy_prefix: bool = True
-    """A space is put before every text."""
+    """Whether a space is put before every text."""
     trims_spaces: bool = True
-    """Spaces at the ends go, several inside become one."""
+    """Whether spaces at the ends are removed and runs of spaces become one."""
 
 
 def read_model(data: bytes) -> PieceModel:
     """Read a `tokenizer.model`.
 
     Raises:
-        NotAMessage: it is no such file.
+        NotAMessage: it is not such a file.
     """
     model = PieceModel()
     for number, value in fields(data):
@@ -108,7 +109,7 @@ def to_json(
 
 
 _ADDED: Final = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
-"""Pieces that text is split at first, and whether they are special."""
+"""Types of pieces at which text is split first, and whether they are special."""
 
 
 def _added(number: int, piece: Piece) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def _bpe(model: PieceModel, added: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _merges(pieces: Sequence[Piece]) -> list[list[str]]:
-    """Every way to build a piece from two others, best score first."""
+    """All ways to build a piece from two others, best score first."""
     usable = {p.text: i for i, p in enumerate(pieces) if p.type in (NORMAL, USER_DEFINED, UNUSED)}
     found = []
     for text, number in usable.items():

@@ -1,8 +1,9 @@
-"""Finds the tokenizer of a model, in whatever format it is, as `tokenizer.json` and its
+"""Finds the tokenizer of a model, in whatever format, and gives it as `tokenizer.json` with its
 configuration.
 
-`tokenizer.json` wins; else a sentencepiece or tiktoken file, `vocab.json` with `merges.txt`, or
-the metadata of a GGUF file is converted. Knows file names and formats, no text.
+`tokenizer.json` is used if there is one. Otherwise a sentencepiece or tiktoken file, `vocab.json`
+with `merges.txt`, or the metadata of a GGUF file is converted. Knows file names and formats, but
+does not tokenise.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ PIECE_FILES: Final = (
     "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "ice_text.model",
 )  # fmt: skip
 MAX_FILE: Final = 2**28
-"""Largest vocabulary file in bytes that is read."""
+"""Largest vocabulary file that is read, in bytes."""
 
 GGUF_PATTERNS: Final = {
     "default": "gpt2", "gpt-2": "gpt2", "llama-bpe": "cl100k", "llama3": "cl100k",
     "llama-v3": "cl100k", "qwen2": "qwen", "smollm": "gpt2", "chatglm-bpe": "cl100k",
 }  # fmt: skip
-"""`tokenizer.ggml.pre` to the pattern that cuts words."""
+"""By `tokenizer.ggml.pre`, the pattern that splits words."""
 WHOLE_WORDS: Final = ("llama-bpe", "llama3", "llama-v3", "chatglm-bpe")
 BEGINNERS: Final = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
 """Classes that put the beginning-of-sequence token first unless told otherwise."""
@@ -42,7 +43,7 @@ ENDERS: Final = ("T5Tokenizer",)
 
 @dataclass(frozen=True, slots=True)
 class GLM:
-    """What the code of a ChatGLM tokenizer adds to its vocabulary file."""
+    """What the code of a ChatGLM tokenizer adds to the vocabulary in its file."""
 
     special: tuple[str, ...]
     prefix: tuple[str, ...]
@@ -60,7 +61,7 @@ GLM_TOKENIZERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """A tokenizer before it is built."""
+    """What a tokenizer is built from."""
 
     json: str
     """`tokenizer.json`."""
@@ -74,7 +75,8 @@ def find_tokenizer(model: Path) -> TokenizerSource:
     """The tokenizer of a model folder or GGUF file.
 
     Raises:
-        ModelLoadError: there is none, or its file cannot be read; the message names it.
+        ModelLoadError: there is no tokenizer, or its file cannot be read; the message names the
+            file.
     """
     folder = model if model.is_dir() else model.parent
     path = folder / TOKENIZER_FILE
@@ -142,7 +144,7 @@ def _data(path: Path) -> bytes:
 
 
 def _from_file(path: Path, config: dict[str, Any]) -> TokenizerSource:
-    """A sentencepiece or tiktoken file: both are found under the name `tokenizer.model`."""
+    """Read a sentencepiece or a tiktoken file; both can be called `tokenizer.model`."""
     data = _data(path)
     try:
         if byte_bpe.is_tiktoken(data) or path.suffix == ".tiktoken":
@@ -174,7 +176,7 @@ def _from_vocab_and_merges(folder: Path, config: dict[str, Any]) -> TokenizerSou
 
 
 def _added_tokens(folder: Path, config: dict[str, Any], first: int) -> list[dict[str, Any]]:
-    """Tokens that files beside the vocabulary, or the class's code, add to it."""
+    """Tokens that other files, or the code of the tokenizer's class, add to the vocabulary."""
     found: dict[int, dict[str, Any]] = {}
     entries = config.get("added_tokens_decoder")
     for number, entry in (entries if isinstance(entries, dict) else {}).items():
@@ -200,7 +202,7 @@ def _finished(result: dict[str, Any], config: dict[str, Any], path: Path) -> Tok
 
 
 def _post_processor(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any] | None:
-    """The special tokens that go around every text."""
+    """The post-processor that puts special tokens around every text."""
     ids = {token["content"]: token["id"] for token in result["added_tokens"]}
     vocab = result["model"]["vocab"]
     if isinstance(vocab, dict):
@@ -235,7 +237,7 @@ def _around(config: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def token_text(value: object) -> str | None:
-    """The text of a named token: configurations give a string or an object."""
+    """The text of a named token, which configurations give as a string or an object."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) and text else None
 

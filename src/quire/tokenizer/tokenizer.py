@@ -1,8 +1,8 @@
-"""Tokenizer façade over the `tokenizers` library: one model folder, text to ids and back.
+"""The tokenizer of a model folder: text to ids and back, on top of the `tokenizers` library.
 
-Loads `tokenizer.json` and `tokenizer_config.json`; the library is imported only then, templates
-are compiled only when used. Knows nothing of requests or of a model's logits width: ids that the
-tokenizer has no entry for (padding of the vocabulary) stand for the empty text.
+Loads `tokenizer.json` and `tokenizer_config.json`. The library is imported only then, and templates
+are compiled only when used. Knows nothing of requests or of the width of a model's logits: an id
+without an entry (padding of the vocabulary) gives the empty text.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Tokenizer(UsualNames):
     def from_folder(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
         """Load the tokenizer of a model folder.
 
-        `chat_template` is the option of that name: a file or a template that takes the place of
-        the model's own ones.
+        `chat_template` is the option of that name: a file or a template that replaces the model's
+        own.
 
         Raises:
             ModelLoadError: a file is missing or cannot be read; the message names it.
@@ -93,13 +93,13 @@ class Tokenizer(UsualNames):
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def largest_base_id(self) -> int:
-        """Largest id of the vocabulary proper, added tokens left out; -1 if it is empty."""
+        """Largest id of the vocabulary without added tokens; -1 if it is empty."""
         vocab = self._backend.get_vocab(with_added_tokens=False).values()
         return max((i for i in vocab if i not in self._added_ids), default=-1)
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Upper bound of the characters one token can stand for."""
+        """Upper bound on the number of characters in one token."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     @property
@@ -124,14 +124,15 @@ class Tokenizer(UsualNames):
 
     @property
     def leading_spaces(self) -> int:
-        """Spaces that are cut from the start of a whole decoded text."""
+        """Number of spaces removed from the start of a whole decoded text."""
         return self._spelling.leading_spaces if self._spelling else 0
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; with the special tokens the tokenizer puts around it, if asked.
+        """Token ids of a text, on request with the special tokens that the tokenizer puts around
+        it.
 
         Raises:
-            InvalidRequest: the text holds lone surrogates, which no UTF-8 text can.
+            InvalidRequest: the text has lone surrogates, which UTF-8 cannot represent.
         """
         with _checked(text):
             ids: list[int] = encode_alone(self._backend, text, add_special_tokens).ids
@@ -140,7 +141,7 @@ class Tokenizer(UsualNames):
     def encode_within(
         self, text: str, max_tokens: int, side: str = "right", add_special_tokens: bool = True
     ) -> list[int]:
-        """Token ids of a text, cut at `side` to `max_tokens`, special tokens included.
+        """Token ids of a text, truncated at `side` to `max_tokens`, special tokens included.
 
         Raises:
             InvalidRequest: the text holds lone surrogates.
@@ -156,7 +157,7 @@ class Tokenizer(UsualNames):
         max_first: int | None = None,
         max_second: int | None = None,
     ) -> EncodedPair:
-        """Two texts as one prompt of a cross-encoder; limits as in `pairs.encode_pair`.
+        """Two texts as one prompt for a cross-encoder; limits as in `pairs.encode_pair`.
 
         Raises:
             InvalidRequest: a text holds lone surrogates.
@@ -165,7 +166,7 @@ class Tokenizer(UsualNames):
             return encode_pair(self._backend, first, second, max_tokens, max_first, max_second)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids. Bytes that are no valid UTF-8 become U+FFFD."""
+        """The text of token ids. Bytes that are not valid UTF-8 become U+FFFD."""
         kept = [i for i in ids if not (skip_special_tokens and i in self._special_ids)]
         if self._spelling is None:
             return self._decode_with_library(kept)
@@ -174,14 +175,14 @@ class Tokenizer(UsualNames):
         return text[min(spaces, self._spelling.leading_spaces) :]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Bytes one token stands for; `None` if the tokenizer is not exact in bytes."""
+        """The bytes of one token; `None` if tokens are not byte strings."""
         return None if self._spelling is None else self._spell(token_id)
 
     def id_to_text(self, token_id: int) -> str:
-        """Text of one token, special ones included, as shown beside a log-probability.
+        """The text of one token, as shown beside a log-probability; special tokens have text, too.
 
-        A token that is only a part of a character shows as U+FFFD; `token_bytes` has the truth.
-        Any id is allowed: one the tokenizer does not know gives the empty text.
+        A token that is only part of a character shows as U+FFFD; `token_bytes` gives its bytes. Any
+        id is allowed; one that the tokenizer does not know gives the empty text.
         """
         if self._spelling is None:
             return self._decode_with_library([token_id])
@@ -241,7 +242,8 @@ class Tokenizer(UsualNames):
         return None if token is None else self._backend.token_to_id(token)
 
     def _mark_special(self) -> None:
-        """Tokens the configuration names are special even where tokenizer.json forgot to say."""
+        """Mark the tokens that the configuration names as special, even if tokenizer.json does
+        not."""
         added = self._backend.get_added_tokens_decoder().values()
         marked = {token.content for token in added if token.special}
         for token in dict.fromkeys(self._named.values()):
@@ -272,7 +274,7 @@ class Tokenizer(UsualNames):
 
 @contextlib.contextmanager
 def _checked(*texts: str) -> Iterator[None]:
-    """Tell of half characters, which the library cannot take, in our own words."""
+    """Refuse lone surrogates, which the library cannot take, with our own error."""
     try:
         yield
     except (TypeError, UnicodeEncodeError):
@@ -290,7 +292,8 @@ def _spelling_of(backend: tokenizers.Tokenizer) -> ByteSpelling | None:
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Tokens the configuration gives a role, as text; entries are strings or objects."""
+    """The text of each token to which the configuration gives a role; entries are strings or
+    objects."""
     found: dict[str, str] = {}
     for name in NAMED_TOKENS:
         text = token_text(config.get(name))
@@ -312,7 +315,7 @@ def _read_backend(source: TokenizerSource) -> tokenizers.Tokenizer:
 
 
 def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name: the configuration's, then files, which win."""
+    """Chat templates by name: those in the configuration, replaced by those in files."""
     entry = config.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(entry, str):

@@ -1,4 +1,5 @@
-"""What scripts call on a tokenizer of `transformers`, over the few operations of ours."""
+"""The members that scripts use of a tokenizer of `transformers`, on top of quire's few
+operations."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ class Encoding(dict[str, Any]):
 
     @property
     def input_ids(self) -> Any:
-        """The ids of one text, or a list of them for each."""
+        """The ids of one text, or a list of ids for each of several."""
         return self["input_ids"]
 
     @property
     def attention_mask(self) -> Any:
-        """A 1 for each id: nothing is padded."""
+        """A 1 for each id, because nothing is padded."""
         return self["attention_mask"]
 
 
@@ -51,7 +52,7 @@ class UsualNames:
         """Token ids of one text or of several.
 
         Raises:
-            NotAvailable: tensors, padding or cutting are asked for.
+            NotAvailable: tensors, padding or truncation are asked for.
         """
         if asked := [name for name, value in options.items() if value]:
             raise NotAvailable(
@@ -75,8 +76,8 @@ class UsualNames:
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token, or of each; one that does not exist has the id of the unknown token,
-        or `None`."""
+        """The id of a token, or of each of several. A token that does not exist has the id of the
+        unknown token, or `None`."""
         if isinstance(tokens, str):
             found = self._backend.token_to_id(tokens)
             unknown = self._named.get("unk_token")
@@ -84,7 +85,7 @@ class UsualNames:
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """The token of an id, or of each, as the vocabulary spells it."""
+        """The token of an id, or of each of several, as spelled in the vocabulary."""
         if isinstance(ids, int):
             return self._backend.id_to_token(ids)
         return [self._backend.id_to_token(i) for i in ids]
@@ -106,5 +107,5 @@ class UsualNames:
 
     @property
     def pad_token_id(self) -> int | None:
-        """Its id."""
+        """Id of the padding token."""
         return None if self.pad_token is None else self._backend.token_to_id(self.pad_token)

@@ -1,11 +1,11 @@
 """How the tokens of a vocabulary spell bytes.
 
-Most tokenizers of language models are exact in bytes: every token stands for a fixed byte string,
-and the text is the UTF-8 reading of their concatenation. For those, decoding token by token is
-the same as decoding all at once, at constant cost per token. `byte_spelling` recognises them by
-the description of their decoder; for the others (WordPiece and the like) there is no such table.
+In most tokenizers of language models every token stands for a fixed byte string, and the text is
+the concatenation of these, read as UTF-8. Then decoding token by token gives the same as decoding
+all tokens at once, at constant cost per token. `byte_spelling` recognises such tokenizers by the
+description of their decoder; for the others (WordPiece and the like) there is no such table.
 
-Knows the JSON description of decoders, but neither the `tokenizers` library nor any text state.
+Knows the JSON description of decoders, but not the `tokenizers` library, and keeps no state.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class ByteSpelling:
-    """A decoder that is exact in bytes."""
+    """A decoder in which every token is a byte string."""
 
     spell: Callable[[str], bytes]
     """Bytes of a token, given its entry in the vocabulary."""
     leading_spaces: int = 0
-    """How many spaces are cut from the very start of a text (SentencePiece puts one there)."""
+    """Number of spaces removed from the very start of a text (SentencePiece puts one there)."""
 
 
 def byte_spelling(decoder: dict[str, Any] | None) -> ByteSpelling | None:
-    """The spelling rule of a decoder described as in `tokenizer.json`, if it is exact in bytes."""
+    """The spelling rule of a decoder, described as in `tokenizer.json`, if its tokens are byte
+    strings."""
     if decoder is None:
         return None
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
@@ -40,7 +41,8 @@ def byte_spelling(decoder: dict[str, Any] | None) -> ByteSpelling | None:
 
 
 def _sentencepiece(steps: list[dict[str, Any]], kinds: list[Any]) -> ByteSpelling | None:
-    """Replace* ByteFallback Fuse Strip?, with plain strings replaced and only spaces stripped."""
+    """The rule for SentencePiece's decoders: Replace* ByteFallback Fuse Strip?, if only plain
+    strings are replaced and only spaces stripped."""
     count = kinds.index("ByteFallback") if "ByteFallback" in kinds else -1
     rest = steps[count + 1 :]
     if count < 0 or set(kinds[:count]) - {"Replace"} or not rest or kinds[count + 1] != "Fuse":

@@ -1,6 +1,6 @@
 """A WordPiece tokenizer from `vocab.txt`, for BERT folders without `tokenizer.json`.
 
-The file has one token a line; the line number is the id (Devlin et al. 2018). The options
+The file has one token per line; the line number is the id (Devlin et al. 2018). The options
 `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` come from `tokenizer_config.json`.
 """
 
@@ -28,7 +28,7 @@ def read_wordpiece(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenizer
     """The tokenizer of a folder with `vocab.txt`.
 
     Raises:
-        ModelLoadError: the file cannot be read or misses a token that BERT needs.
+        ModelLoadError: the file cannot be read, or lacks a token that BERT needs.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
