@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, read_pooler
 from quire.engine.cores.process_handle import CoreProcess
-from quire.engine.cores.supervisor import CoreEvents, Supervisor
+from quire.engine.cores.supervisor import CoreEvents, Supervisor, never
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
 from quire.engine.frontend.questions import explain_live
@@ -46,6 +46,7 @@ class AsyncLLM:
         config: As given by the user.
         entropy: Mixed into the seeds of requests without one.
         clock, make_core: Replaceable in tests.
+        replaces: Asked with its error whether a core that died is replaced; see `Supervisor`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class AsyncLLM:
         entropy: bytes,
         clock: Clock | None = None,
         make_core: MakeCore = CoreProcess,
+        replaces: Callable[[QuireError], bool] = never,
     ) -> None:
         self.clock = clock or RealClock()
         self._loading = Loading(self.clock, "frontend")
@@ -73,7 +75,7 @@ class AsyncLLM:
             replay=self._replay,
             dead=self._on_death,
         )
-        self.supervisor = Supervisor(live, events, make_core, self.clock)
+        self.supervisor = Supervisor(live, events, make_core, self.clock, replaces)
         self.frontend = FrontEnd(
             live,
             shape,

@@ -290,6 +290,7 @@ class LLMEngine(EngineVerbs):
         with self.lock:
             if self._ended:
                 return
+            self._enter()
             self._ended = True
             self._inline.stop()
             self.frontend.sinks.close()
