@@ -10,20 +10,14 @@ would be given is counted: streams, turn events, chunks, server-sent events. Soc
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import hashlib
 import json
-import os
-import random
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+import paired
 
 SHAPES = {"1 stream": (1, 8000), "256 streams": (256, 64)}
 """Streams at the same time, and tokens of each."""
@@ -56,7 +50,7 @@ class ReadyStream:
 
 def make_engine(tokens: int) -> Any:
     """The tests' fake engine, with streams of so many tokens."""
-    sys.path.insert(0, str(Path(os.environ["PYTHONPATH"]).parent / "tests" / "serving"))
+    paired.tests_of("serving")
     from fake_engine import CheckedParams, FakeEngine
     from quire.outputs import CompletionOutput, RequestOutput
 
@@ -122,63 +116,13 @@ async def measure(kind: str, shape: str) -> tuple[float, str]:
     return 1e6 * best / (streams * tokens), digest.hexdigest()
 
 
-def work() -> None:
-    """Measure this checkout once and print the numbers."""
+def work() -> paired.Costs:
+    """Measure this checkout once."""
     time.time = lambda: 1_700_000_000.0  # type: ignore[assignment]
-    results = {}
-    for kind in PATHS:
-        for shape in SHAPES:
-            results[f"{kind}, {shape}"] = asyncio.run(measure(kind, shape))
-    print(json.dumps(results))
-
-
-def in_process(source: str) -> dict[str, tuple[float, str]]:
-    """Measure a checkout in a process of its own."""
-    command = [sys.executable, __file__, "--work"]
-    environment = {**os.environ, "PYTHONPATH": source, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
-
-
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the medians of samples drawn anew from these."""
-    rng = random.Random(0)
-    drawn = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
-    return drawn[100], drawn[3899]
-
-
-def rows(ours: list[Any], others: list[Any]) -> Iterator[str]:
-    """The table."""
-    for name in ours[0]:
-        cost = statistics.median(run[name][0] for run in ours)
-        row = f"{name:26} {cost:8.2f} us"
-        if others:
-            same = {run[name][1] for run in (*ours, *others)}
-            ratios = [a[name][0] / b[name][0] for a, b in zip(ours, others, strict=True)]
-            low, high = interval(ratios)
-            before = statistics.median(run[name][0] for run in others)
-            row += f"  before {before:8.2f} us  ratio {statistics.median(ratios):.3f}"
-            row += f" [{low:.3f}, {high:.3f}]  {'same' if len(same) == 1 else 'OTHER'} bytes"
-        yield row
-
-
-def main() -> None:
-    """Parse the command line and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--against", metavar="SRC", help="src folder of another checkout")
-    parser.add_argument("--pairs", type=int, default=12, help="processes of each checkout")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        return work()
-    own = str(Path(__file__).resolve().parents[1] / "src")
-    ours, others = [], []
-    for pair in range(options.pairs):
-        for source in (own, options.against)[:: 1 if pair % 2 else -1]:
-            if source is not None:
-                (ours if source == own else others).append(in_process(source))
-    print("\n".join(rows(ours, others)))
+    return {
+        f"{kind}, {shape}": asyncio.run(measure(kind, shape)) for kind in PATHS for shape in SHAPES
+    }
 
 
 if __name__ == "__main__":
-    main()
+    paired.main(__file__, str(__doc__), work)
