@@ -280,7 +280,7 @@ def test_eos_ids_come_from_all_files_once_and_in_range() -> None:
     own = TOKENIZER.eos_token_id
     assert own is not None and own != EOS
     gate = make(shape=make_shape(eos_token_ids=(EOS, 299, VOCAB, -1)))
-    assert gate.eos_token_ids == [own, EOS, 299]
+    assert admit(gate=gate).params.eos_token_ids == [own, EOS, 299]
     gate = make(generation_defaults={"eos_token_id": [EOS, 298, 10**9, "x", None]})
     assert admit(gate=gate).params.eos_token_ids == [own, EOS, 298]
     gate = make(None, generation_defaults={"eos_token_id": 297})

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from quire.checkpoint.config_files import read_config
 from quire.checkpoint.hub_cache import is_repo_id
 from quire.checkpoint.short_names import EXAMPLES
-from quire.config.shape import read_config
 from quire.errors import ModelLoadError
 
 

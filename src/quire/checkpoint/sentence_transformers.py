@@ -11,11 +11,11 @@ The formats are those of the library sentence-transformers 5
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from quire.checkpoint.config_files import as_object, read_json
 from quire.errors import ModelLoadError
 
 POOLINGS: Final = {
@@ -75,7 +75,7 @@ def list_modules(folder: Path) -> ModuleList | None:
         ModelLoadError: the file is not a list of objects, or names a place outside the folder.
     """
     path = folder / "modules.json"
-    listed = _read_json(path)
+    listed = read_json(path)
     if listed is None:
         return None
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
@@ -120,7 +120,7 @@ def read_modules(modules: ModuleList, hidden_size: int) -> SentenceModules:
 
 def read_max_seq_length(folder: Path) -> int | None:
     """Longest prompt in tokens that the model was made for, if its files say."""
-    data = _read_json(folder / "sentence_bert_config.json")
+    data = read_json(folder / "sentence_bert_config.json")
     length = data.get("max_seq_length") if isinstance(data, dict) else None
     return length if type(length) is int and length > 0 else None
 
@@ -142,11 +142,10 @@ def named_activation(path: str, known: dict[str, str], source: str) -> str:
 
 
 def _read_pooling(path: Path) -> str | None:
-    data = _read_json(path)
+    data = read_json(path)
     if data is None:
         return None
-    if not isinstance(data, dict):
-        raise ModelLoadError(f"{str(path)!r} must hold a JSON object")
+    data = as_object(data, path)
     named = data.get("pooling_mode")
     modes = [named] if isinstance(named, str) else list(named or ())
     modes += [flag for flag in (*_POOLING_FLAGS, *_UNKNOWN_FLAGS) if data.get(flag) is True]
@@ -162,7 +161,7 @@ def _read_pooling(path: Path) -> str | None:
 
 def _read_dense(folder: Path, in_features: int) -> DenseModule:
     path = folder / "config.json"
-    data = _read_json(path)
+    data = read_json(path)
     data = data if isinstance(data, dict) else {}
     given, size = data.get("in_features"), data.get("out_features")
     if given != in_features or not isinstance(size, int) or size < 1:
@@ -173,13 +172,3 @@ def _read_dense(folder: Path, in_features: int) -> DenseModule:
     named = str(data.get("activation_function", "torch.nn.modules.linear.Identity"))
     activation = named_activation(named, _DENSE_ACTIVATIONS, str(path))
     return DenseModule(folder, in_features, size, bool(data.get("bias", True)), activation)
-
-
-def _read_json(path: Path) -> Any:
-    """The content of a file; `None` if there is no such file."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # a GGUF file is a model without a folder
-        return None
-    except (ValueError, OSError) as error:
-        raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None

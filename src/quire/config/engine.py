@@ -8,11 +8,11 @@ it.
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.checkpoint.config_files import as_object, read_json
 from quire.config import neutral
 from quire.config.cache import CacheConfig
 from quire.config.model import ModelConfig
@@ -21,7 +21,7 @@ from quire.config.pooling import read_pooler
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape
-from quire.errors import ConfigError, ModelLoadError
+from quire.errors import ConfigError
 from quire.spelling import did_you_mean
 
 SECTIONS: dict[str, Any] = {
@@ -171,12 +171,7 @@ def read_generation_config(model: ModelConfig) -> dict[str, Any]:
         folder = model.folder if auto else Path(model.generation_config)
         path = folder / "generation_config.json"
         if path.exists():
-            try:
-                defaults = json.loads(path.read_text("utf-8"))
-            except ValueError as error:
-                raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None
-            if not isinstance(defaults, dict):
-                raise ModelLoadError(f"{str(path)!r} must hold a JSON object")
+            defaults = as_object(read_json(path), path)
         elif not auto:
             raise ConfigError(f"--generation-config: there is no {str(path)!r}")
     return {**defaults, **model.override_generation_config}

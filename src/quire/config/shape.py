@@ -1,11 +1,11 @@
-"""The shape of a model: one vocabulary for every family, read from `config.json`.
+"""The shape of a model: sizes and constants, under one name whatever its family calls them.
 
-Field names follow Hugging Face's where families agree. Reads the JSON itself; no transformers.
+Field names are Hugging Face's where families agree. What `config.json` says is checked here, before
+anything is computed from it; transformers is not needed. Knows no tensors and no family.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from quire.bounds import show
+from quire.checkpoint.config_files import CONFIG_FILE, read_config
 from quire.config.vocabulary import ALIASES, canonical, merged
 from quire.errors import ModelLoadError
 
-CONFIG_FILE: Final = "config.json"
 LIMITS: Final = {
     "vocab_size": 2**24,
     "hidden_size": 2**20,
@@ -70,7 +70,6 @@ class ModelShape:
     hidden_act: str = "silu"
     dtype: str = "float32"
     """The checkpoint's own type."""
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict)
     """The whole JSON, for what a family alone knows: flat, with Hugging Face's common names filled
@@ -116,7 +115,6 @@ class ModelShape:
             mlp_bias=bool(data.get("mlp_bias", False)),
             hidden_act=str(data.get("hidden_act") or "silu"),
             dtype=str(data.get("dtype") or "float32").removeprefix("torch."),
-            bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
             eos_token_ids=read.token_ids("eos_token_id"),
             raw=data,
         )
@@ -152,43 +150,6 @@ class ModelShape:
     def uniform_kv_layers(self) -> tuple[LayerKV, ...]:
         """Every layer alike, seeing all positions."""
         return (LayerKV(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The JSON object in `config.json` of a model folder, or the one a GGUF file stands for.
-
-    Raises:
-        ModelLoadError: the folder or the file is missing, or it is not a JSON object.
-    """
-    path = folder / CONFIG_FILE
-    if not path.exists():
-        # Here, not above: `--help` needs the sections and must not wait for file formats.
-        from quire.checkpoint.gguf_model import config_of, gguf_file
-
-        file = gguf_file(folder)
-        if file is not None:
-            return config_of(file)
-    if not folder.is_dir():
-        from quire.checkpoint.short_names import advice
-
-        hint = advice(folder.name) if folder.name == str(folder) else ""
-        raise ModelLoadError(
-            f"there is no model folder {str(folder)!r}"
-            + (
-                hint
-                or ": give a folder with config.json, tokenizer.json and *.safetensors, a name on "
-                "the hub (org/name), or quire-demo"
-            )
-        )
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(f"the model folder {str(folder)!r} has no config.json") from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None
-    if not isinstance(data, dict):
-        raise ModelLoadError(f"{str(path)!r} must hold a JSON object")
-    return data
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,11 +71,6 @@ class InputProcessor:
             shape.vocab_size, tokenizer, max_model_len, model.max_logprobs, ends
         )
 
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """All ids that end a sequence, from the model's, generation's and tokenizer's files."""
-        return list(self._sampling.eos_token_ids)
-
     def default_params(self) -> SamplingParams:
         """See `default_sampling_params`.
 

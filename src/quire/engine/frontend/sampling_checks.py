@@ -94,7 +94,7 @@ class SamplingChecks:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
-        self.eos_token_ids = list(eos_token_ids)
+        self._eos_token_ids = list(eos_token_ids)
 
     def check(self, params: SamplingParams) -> CheckedParams:
         """Check all that depends on the model and not on a prompt, and fill in what it says.
@@ -118,7 +118,7 @@ class SamplingChecks:
         }
         words = changes.get("bad_words")
         changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
-        changes["eos_token_ids"] = list(self.eos_token_ids)
+        changes["eos_token_ids"] = list(self._eos_token_ids)
         return CheckedParams(filled(params, **changes))
 
     def complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:

@@ -1,0 +1,72 @@
+"""The JSON files that say what a model is: `config.json` and those beside it.
+
+Opens and parses them; what their entries mean is for `quire.config` to say.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from quire.errors import ModelLoadError
+
+CONFIG_FILE: Final = "config.json"
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The object in `config.json` of a model folder, or the one that a GGUF file stands for.
+
+    Raises:
+        ModelLoadError: the folder or the file is missing, or it is not a JSON object.
+    """
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        # Imported here: most models are no GGUF, and a start need not wait for that format.
+        from quire.checkpoint.gguf_model import config_of, gguf_file
+
+        file = gguf_file(folder)
+        if file is not None:
+            return config_of(file)
+    if not folder.is_dir():
+        raise _no_folder(folder)
+    data = read_json(path)
+    if data is None and not path.exists():
+        raise ModelLoadError(f"the model folder {str(folder)!r} has no config.json")
+    return as_object(data, path)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; `None` if there is no such file, or it holds `null`.
+
+    Raises:
+        ModelLoadError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):  # a GGUF file is a model without a folder
+        return None
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def as_object(data: Any, path: Path) -> dict[str, Any]:
+    """What was read from `path`, if it is a JSON object.
+
+    Raises:
+        ModelLoadError: it is none.
+    """
+    if not isinstance(data, dict):
+        raise ModelLoadError(f"{str(path)!r} must hold a JSON object")
+    return data
+
+
+def _no_folder(folder: Path) -> ModelLoadError:
+    from quire.checkpoint.short_names import advice
+
+    hint = advice(folder.name) if folder.name == str(folder) else ""
+    hint = hint or (
+        ": give a folder with config.json, tokenizer.json and *.safetensors, a name on the hub "
+        "(org/name), or quire-demo"
+    )
+    return ModelLoadError(f"there is no model folder {str(folder)!r}{hint}")
