@@ -12,10 +12,9 @@ from torch import Tensor
 
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.dispatch import Ops
 
-KVCache = tuple[Tensor, Tensor]
-"""Key and value cache of one layer, each `[num_blocks, block_size, KVH, D]`."""
 FEATURES: Final = ("window", "softcap", "alibi", "sinks", "value_dim", "latent")
 """What attention may do besides softmax(q k) v; `value_dim`: values narrower than keys; `latent`:
 values that are the beginning of the keys, so that the value cache is empty."""

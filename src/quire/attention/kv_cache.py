@@ -12,8 +12,9 @@ from torch import Tensor
 from quire import envs
 from quire.config.kv_groups import KVGroup, form_groups, page_bytes, page_layers
 from quire.config.shape import LayerKV
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.compiled import forbid_pages
-from quire.kernels.dtypes import torch_dtype
+from quire.kernels.dtypes import stored_dtype, torch_dtype
 from quire.utils.math import align_up
 
 
@@ -24,7 +25,7 @@ def kv_cache_bytes(
     dtype: str,
     groups: Sequence[KVGroup] | None = None,
 ) -> int:
-    """Bytes of the cache, keys and values; all layers in one group unless `groups` are given."""
+    """Bytes of the cache, scales included; all layers in one group unless `groups` are given."""
     element = torch_dtype(dtype).itemsize
     return num_blocks * page_bytes(
         layers, groups or form_groups(layers, False), block_size, element
@@ -38,33 +39,55 @@ def allocate_kv_cache(
     dtype: str,
     device: str,
     groups: Sequence[KVGroup] | None = None,
-) -> list[tuple[Tensor, Tensor]]:
-    """Zero-filled (key, value) of each layer, each `[num_blocks, block_size, KVH, D]`, KVH and D
-    the layer's own. Layers at the same place of several groups share memory: a block belongs to
-    one group at a time. Without `groups` no layers do.
+) -> list[KVCache]:
+    """Zero-filled cache of each layer; heads, widths, scales and, if it has one, the type are the
+    layer's own. Layers at the same place of several groups share memory: a block belongs to one
+    group at a time. Without `groups` no layers do.
+
+    Args:
+        layers: What each keeps of a token.
+        num_blocks: Blocks in each tensor.
+        block_size: Tokens per block.
+        dtype: Type of layers that say none.
+        device: As torch names it.
+        groups: As the scheduler goes by them.
 
     Raises:
         ConfigError: `dtype` is not one quire computes with.
     """
-    kind = torch_dtype(dtype)
-
-    def zeros(num_heads: int, dim: int) -> Tensor:
-        size = (num_blocks, block_size, num_heads, dim)
-        if torch.device(device).type == "cpu":
-            return untouched_zeros(size, kind)
-        return torch.zeros(size, dtype=kind, device=device)
-
     groups = groups or form_groups(layers, False)
     places = [
-        (zeros(layer.num_kv_heads, layer.key_dim), zeros(layer.num_kv_heads, layer.value_dim))
-        for layer in (layers[index] for index in page_layers(groups))
+        [_zeros((num_blocks, block_size, heads, width), kind, device) for heads, width, kind in row]
+        for row in (_tensors_of(layers[index], dtype) for index in page_layers(groups))
     ]
-    caches: dict[int, tuple[Tensor, Tensor]] = {}
+    caches: dict[int, KVCache] = {}
     for group in groups:
-        for index, (key, value) in zip(group.layers, places, strict=False):
-            layer, size = layers[index], (num_blocks, block_size, layers[index].num_kv_heads)
-            caches[index] = key.view(*size, layer.key_dim), value.view(*size, layer.value_dim)
+        for index, memory in zip(group.layers, places, strict=False):
+            wanted = _tensors_of(layers[index], dtype)
+            caches[index] = KVCache(
+                *(
+                    tensor.view(num_blocks, block_size, heads, width)
+                    for tensor, (heads, width, _) in zip(memory, wanted, strict=True)
+                )
+            )
     return [caches[index] for index in range(len(layers))]
+
+
+def _tensors_of(layer: LayerKV, dtype: str) -> list[tuple[int, int, torch.dtype]]:
+    """KV heads, width and type of each of a layer's tensors: keys, values, perhaps scales."""
+    heads, kind = layer.num_kv_heads, torch_dtype(dtype)
+    if layer.dtype is not None:
+        kind = stored_dtype(layer.dtype)
+    found = [(heads, layer.key_dim, kind), (heads, layer.value_dim, kind)]
+    if layer.num_scales:
+        found.append((heads, layer.num_scales, torch.float32))
+    return found
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    if torch.device(device).type == "cpu":
+        return untouched_zeros(size, dtype)
+    return torch.zeros(size, dtype=dtype, device=device)
 
 
 def untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.attention.base import FEATURES, Capabilities, KVCache
+from quire.attention.base import FEATURES, Capabilities
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.dispatch import Ops
 
 
@@ -37,7 +38,8 @@ class PagedAttention:
         spec: AttentionSpec,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
-        key_cache, value_cache = kv_cache
+        assert kv_cache.scales is None, "the capabilities name no type that needs them"
+        key_cache, value_cache = kv_cache.key, kv_cache.value
         self._ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
         if spec.latent_dim is not None:
             value_cache = key_cache[..., : spec.latent_dim]

@@ -8,8 +8,9 @@ of it.
 The depth is the smallest number of layers with one window, or the largest such number if that is at
 most a quarter more. (Gemma 3 has 1 full layer for every 5 with a window, which makes 1 full group
 and 5 windowed ones.) A group with fewer layers than the depth wastes the rest of its pages. Layers
-with different windows are grouped only if they store equally many numbers per token. Otherwise, and
-with `--disable-hybrid-kv-cache-manager`, all layers are in one group and keep all tokens.
+with different windows are grouped only if they store equally many numbers of one type per token.
+Otherwise, and with `--disable-hybrid-kv-cache-manager`, all layers are in one group and keep all
+tokens.
 
 Knows no tensors, no requests and no pool.
 """
@@ -55,9 +56,10 @@ def form_groups(layers: Sequence[LayerKV], hybrid: bool = True) -> tuple[KVGroup
     )
 
 
-def _numbers(layer: LayerKV) -> tuple[int, int]:
-    """How many numbers a layer stores per token, for keys and for values."""
-    return layer.num_kv_heads * layer.key_dim, layer.num_kv_heads * layer.value_dim
+def _numbers(layer: LayerKV) -> tuple[int, int, int, str | None]:
+    """Numbers a layer stores per token, of keys, of values and of scales, and their type."""
+    heads = layer.num_kv_heads
+    return heads * layer.key_dim, heads * layer.value_dim, heads * layer.num_scales, layer.dtype
 
 
 def _depth(counts: list[int]) -> int:

@@ -32,9 +32,13 @@ EXTENDING: Final = frozenset({"linear", "ntk", "dynamic", "yarn"})
 """Rotary scalings that come with the original `max_position_embeddings`, not the extended one."""
 
 
+KV_DTYPES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+"""Types that keys and values may be kept in, and their bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """What one layer keeps of each token."""
+    """What one layer keeps of each token: the layout of its KV cache."""
 
     num_kv_heads: int
     key_dim: int
@@ -42,10 +46,15 @@ class LayerKV:
     """0: values are part of the keys."""
     window: int | None = None
     """Positions a token sees, itself included; `None`: all before it."""
+    dtype: str | None = None
+    """Of `KV_DTYPES`; `None`: the model's."""
+    num_scales: int = 0
+    """Float32 numbers beside each token's head, by which short types are scaled."""
 
     def bytes_per_token(self, bytes_per_element: int) -> int:
-        """Bytes of a token's keys and values."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * bytes_per_element
+        """Bytes of a token's keys, values and scales, the model's type having that many."""
+        size = bytes_per_element if self.dtype is None else KV_DTYPES[self.dtype]
+        return self.num_kv_heads * ((self.key_dim + self.value_dim) * size + self.num_scales * 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.cache_tensors import KVCache
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata
@@ -69,8 +70,8 @@ class DecoderParts:
     size: int
     """Width of the residual stream."""
     dtype: torch.dtype
-    """Of activations and KV cache."""
-    kv_caches: Sequence[tuple[Tensor, Tensor]]
+    """Of activations."""
+    kv_caches: Sequence[KVCache]
 
 
 DecoderRun = Callable[[Tensor, Tensor, "AttentionMetadata"], Tensor]

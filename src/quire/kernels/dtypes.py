@@ -1,4 +1,5 @@
-"""The element types quire computes with, by their names in configurations.
+"""Element types by their names in configurations: those quire computes with, and others that it
+keeps.
 
 Knows names and torch types, nothing of who uses them.
 """
@@ -9,6 +10,7 @@ from typing import Final
 
 import torch
 
+from quire.config.shape import KV_DTYPES
 from quire.errors import ConfigError
 
 TORCH_DTYPES: Final = {
@@ -27,4 +29,11 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = TORCH_DTYPES.get(name.removeprefix("torch."))
     if dtype is None:
         raise ConfigError(f"dtype must be one of {', '.join(TORCH_DTYPES)}, got {name!r}")
+    return dtype
+
+
+def stored_dtype(name: str) -> torch.dtype:
+    """The torch type of a name of `config.shape.KV_DTYPES`."""
+    dtype: torch.dtype = getattr(torch, name)
+    assert dtype.itemsize == KV_DTYPES[name], f"{name} has another size in torch"
     return dtype

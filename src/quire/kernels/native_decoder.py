@@ -21,9 +21,12 @@ def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
     """See `decoder.fuse_decoder`; `None` where a layer is not one that csrc/decoder.h has."""
     if not all(_fits(layer, parts.dtype) for layer in parts.layers):
         return None
-    if any(k.dtype != parts.dtype for k, _ in parts.kv_caches):
+    if any(kv.dtype != parts.dtype or kv.scales is not None for kv in parts.kv_caches):
         return None
-    layers = [_layer(layer, *kv) for layer, kv in zip(parts.layers, parts.kv_caches, strict=True)]
+    layers = [
+        _layer(layer, kv.key, kv.value)
+        for layer, kv in zip(parts.layers, parts.kv_caches, strict=True)
+    ]
     decoder = lib.Decoder(layers, _norm(parts.final_norm), parts.size, CODES[parts.dtype])
 
     def run(x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:

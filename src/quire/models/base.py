@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.attention.base import KVCache
 from quire.config.shape import ModelShape
 from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.dispatch import Ops
 
 

@@ -13,10 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionBackend, KVCache
+from quire.attention.base import AttentionBackend
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
 from quire.kernels.rows import largest_columns
 from quire.kernels.scopes import names_are_on

@@ -8,9 +8,10 @@ from typing import Final, Literal
 
 from torch import Tensor
 
-from quire.attention.base import AttentionBackend, KVCache
+from quire.attention.base import AttentionBackend
 from quire.config.shape import ModelShape
 from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.cache_tensors import KVCache
 from quire.layers.context import LayerContext
 from quire.layers.module import MLPBlock, Module
 from quire.layers.rotary import Rope

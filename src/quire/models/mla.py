@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.attention.base import KVCache
 from quire.config.leaves import head_leaves
 from quire.config.shape import LayerKV
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.cache_tensors import KVCache
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.module import Module

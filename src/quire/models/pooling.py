@@ -14,12 +14,12 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from quire.attention.base import KVCache
 from quire.config.encoders import ENCODERS
 from quire.config.pooler_spec import PoolerSpec
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ConfigError, ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.dispatch import Ops, default_ops
 from quire.kernels.dtypes import torch_dtype
 from quire.layers.context import LayerContext

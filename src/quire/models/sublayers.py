@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.attention.base import KVCache
 from quire.config.leaves import head_leaves, inner_leaves
 from quire.config.shape import LayerKV, ModelShape
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.decoder import AttentionParts
 from quire.layers.activation import activation, gate
 from quire.layers.alibi import alibi_slopes

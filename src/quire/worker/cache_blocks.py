@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire import envs
-from quire.attention.base import KVCache
 from quire.core.batch import BlockIds, ScheduledBatch
+from quire.kernels.cache_tensors import KVCache
 from quire.worker.device import Device
 from quire.worker.kv_transfer import KVTransfer, Moved
 from quire.worker.poison import poison

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from quire.attention.base import KVCache
 from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.cache_tensors import KVCache
 from quire.kernels.scopes import scope
 from quire.models.base import PagedDecoder
 from quire.models.encoder import EncoderInput

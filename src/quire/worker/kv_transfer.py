@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.attention.base import KVCache
 from quire.attention.kv_cache import untouched_zeros
 from quire.errors import ConfigError
+from quire.kernels.cache_tensors import KVCache
 from quire.logger import get_logger
 
 logger = get_logger(__name__)

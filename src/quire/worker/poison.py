@@ -1,7 +1,7 @@
 """Fills KV blocks with NaN before a request gets them, so that a read of old content shows.
 
-For `QUIRE_DEBUG_KV_CACHE`. Blocks that keep a cached prefix are left alone: what a request finds
-there is its own. Knows no requests.
+For `QUIRE_DEBUG_KV_CACHE`. Types without NaN get their largest number. Blocks that keep a cached
+prefix are left alone: what a request finds there is its own. Knows no requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.attention.base import KVCache
+from quire.kernels.cache_tensors import KVCache
 
 
 def poison(
@@ -19,7 +19,7 @@ def poison(
     """Forget what stands in a table's blocks from position `first` of the table on.
 
     Args:
-        kv_caches: Keys and values per layer, `[num_blocks, block_size, KVH, D]`.
+        kv_caches: One per layer.
         block_ids: Blocks in the order of positions.
         first: Positions before it hold what the request will read.
         block_size: Tokens per block.
@@ -28,7 +28,8 @@ def poison(
     ids = torch.tensor(block_ids[whole:], dtype=torch.int64)
     for pair in kv_caches:
         for cache in pair:
-            garbage = torch.nan if cache.is_floating_point() else -1
+            floats = cache.is_floating_point()
+            garbage = torch.nan if floats else torch.iinfo(cache.dtype).max
             cache[ids.to(cache.device)] = garbage
             if first % block_size:
                 cache[block_ids[whole - 1], first % block_size :] = garbage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.attention.base import KVCache
 from quire.core.batch import BatchResult, ScheduledBatch
+from quire.kernels.cache_tensors import KVCache
 from quire.models.pooling import DecoderForPooling, EncoderForPooling
 from quire.worker.cache_blocks import CacheBlocks, group_of_layers
 from quire.worker.device import Device
