@@ -1,2 +1,2 @@
-"""Model families, one file each: what its checkpoints look like and how it differs from the shared
-decoder."""
+"""Model families, one file each: how a family differs from the shared decoder, and how its
+checkpoints name things. No family imports another."""

@@ -16,7 +16,7 @@ class BloomForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """`apply_residual_connection_post_layernorm` lets the stream go on from the norms."""
+        """`apply_residual_connection_post_layernorm`: the stream is what the norms give."""
         return DecoderStyle(
             norm="layer",
             norm_eps=shape.raw.get("rms_norm_eps", 1e-5),
@@ -33,7 +33,7 @@ class BloomForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """Query, key and value of each head stand together."""
+        """Rows are ordered by head: its query, its key, its value."""
         return NameRules(
             substitutions=(
                 (r"^(transformer\.)?word_embeddings\.", "model.embed_tokens."),

@@ -1,7 +1,7 @@
-"""ChatGLM2, ChatGLM3 and GLM-4 under their original names of entries and weights.
+"""ChatGLM2, ChatGLM3 and GLM-4, with the names of entries and weights that their own code uses.
 
-The first half of each head is rotated, in neighbouring pairs; queries, keys and values are one
-weight, gate and up another.
+The first half of each head is rotated, in neighbouring pairs. Queries, keys and values are one
+weight; gate and up are another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChatGLMForConditionalGeneration(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """Without grouped queries the rows go head by head: query, key, value."""
+        """Without grouped queries, rows are ordered by head: its query, its key, its value."""
         if shape.raw.get("multi_query_attention", False):
             return cls.NAME_RULES
         layout = Layout(r".*\.self_attn\.qkv_proj\..*", grouped_qkv(shape.num_heads, 1))

@@ -1,5 +1,8 @@
-"""Cohere's Command R (interleaved rotary pairs, attention and MLP side by side) and Command R7B, A
-(windows in three of four layers; the fourth has no positions)."""
+"""Cohere's Command R, R7B and A.
+
+Rotary pairs are interleaved, and attention and MLP run side by side. R7B and A (`Cohere2`) have
+windows in three of four layers; the fourth sees everything and has no positions.
+"""
 
 from __future__ import annotations
 

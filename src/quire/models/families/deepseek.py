@@ -1,7 +1,7 @@
 """DeepSeek V2 and V3 (also R1 and V2-Lite): latent attention, grouped routing, shared experts.
 
-Differences: attention by `models/mla.py`, and from layer `first_k_dense_replace` on a
-mixture whose router scores by softmax (V2) or by sigmoid with a correction bias (V3).
+Attention is that of `models/mla.py`. From layer `first_k_dense_replace` on, the MLP is a mixture
+whose router scores by softmax (V2) or by sigmoid with a correction bias (V3).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """Skips the layers that predict further tokens."""
+        """Layers behind the last, which predict further tokens, are skipped."""
         return extra_layers(shape, cls.NAME_RULES)
 
     @classmethod
@@ -103,7 +103,7 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
 
 
 def _growth(shape: ModelShape) -> float:
-    """How much queries and keys each grow with the extended context (`mscale_all_dim`)."""
+    """Factor of queries and of keys in an extended context (`mscale_all_dim`)."""
     scaling = shape.rope_scaling or {}
     all_dim = scaling.get("mscale_all_dim") or 0
     return yarn_mscale(float(scaling.get("factor") or 1), float(all_dim)) if all_dim else 1.0

@@ -1,5 +1,8 @@
-"""Falcon: 7b (one KV head, attention and MLP side by side), the new decoder architecture of 40b,
-180b and 11b (KV groups, a norm for each), and the ALiBi models (Falcon-RW)."""
+"""Falcon in its three forms.
+
+7b has one KV head, and attention and MLP side by side. 40b, 180b and 11b (the "new decoder
+architecture") have KV groups, and a norm each for attention and MLP. Falcon-RW has ALiBi.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class FalconForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """ALiBi is that of `BiasedAttention`."""
+        """Models with ALiBi get it from `BiasedAttention`."""
         raw = shape.raw
         bias, alibi = bool(raw.get("bias")), bool(raw.get("alibi"))
         style = DecoderStyle(
@@ -48,7 +51,7 @@ class FalconForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def kv_layers(cls, shape: ModelShape) -> tuple[LayerKV, ...]:
-        """With ALiBi, keys have dimensions for their biases."""
+        """With ALiBi, keys are wider: they carry their biases."""
         layers = super().kv_layers(shape)
         if not shape.raw.get("alibi"):
             return layers
@@ -57,7 +60,7 @@ class FalconForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """The query heads of a KV head, its key and its value stand together."""
+        """Rows are ordered by KV head: its query heads, its key, its value."""
         group = shape.num_heads // shape.num_kv_heads
         return NameRules(
             substitutions=(
@@ -88,8 +91,9 @@ def _placement(shape: ModelShape) -> str:
 class BiasedAttention(Attention):
     """Attention with biases that are bfloat16 numbers of their keys' positions.
 
-    The models are trained so. Rounded, they are no slope times a distance: they stand in the keys,
-    and are scaled with the scores.
+    The models were trained with biases rounded like this. A rounded bias is no longer a slope times
+    a distance, so it cannot be computed from two positions: it is stored with the key, and scaled
+    with the scores.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class BiasedAttention(Attention):
         self._biases = _biases(shape)
 
     def fused(self, step: StepInput) -> AttentionParts | None:
-        """Nothing: the biases are another operation."""
+        """None: fused layers have no operation for the biases."""
         return None
 
     def _rotated(self, q: Tensor, k: Tensor, step: StepInput) -> tuple[Tensor, Tensor]:

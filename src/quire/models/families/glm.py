@@ -1,7 +1,7 @@
 """GLM-4 as Hugging Face has it: the first half of each head is rotated, in neighbouring pairs.
 
-The later of the two classes (GLM-4-0414) also norms what attention and MLP give. The original
-naming of these checkpoints is `chatglm.py`'s.
+The later of the two classes (GLM-4-0414) also normalises the outputs of attention and MLP.
+Checkpoints with the original names of entries and weights are read by `chatglm.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GLM-4.5 and 4.6: grouped-query attention, DeepSeek-V3's routing, a shared expert.
 
-The first half of each head is rotated, its two quarters being the pairs.
+The first half of each head is rotated, in pairs of one dimension from each of its two quarters.
 """
 
 from __future__ import annotations

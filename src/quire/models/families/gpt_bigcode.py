@@ -41,8 +41,8 @@ class GPTBigCodeForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """All queries stand before the one key and the one value; without `multi_query`, query, key
-        and value of each head stand together."""
+        """Rows are all queries, then the one key and the one value. Without `multi_query` they are
+        ordered by head: its query, its key, its value."""
         by_head = Layout(r".*\.qkv_proj\..*", grouped_qkv(shape.num_heads, 1))
         return NameRules(
             substitutions=GPT2_NAMES,

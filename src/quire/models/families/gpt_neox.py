@@ -30,7 +30,7 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """Query, key and value of each head stand together."""
+        """Rows are ordered by head: its query, its key, its value."""
         return NameRules(
             substitutions=(
                 (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),

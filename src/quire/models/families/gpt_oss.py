@@ -1,7 +1,7 @@
 """GPT-OSS: attention sinks, a window in every other layer, mixtures with a clamped activation.
 
-Checkpoints keep all experts' weights in one tensor, to be multiplied from the left, the columns
-of gate and up in turns. The weights in MXFP4 are refused until quantised ones are read.
+Checkpoints keep the weights of all experts in one tensor, transposed, with columns of gate and up
+alternating. Weights in MXFP4 are refused until quantised ones are read.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class GptOssForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def windows(cls, shape: ModelShape) -> tuple[int | None, ...]:
-        """In the first layer and every second after it, unless `layer_types` say otherwise."""
+        """In every second layer, the first included, unless `layer_types` says otherwise."""
         return windows_by_type(shape, period=2)
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """Every layer has a mixture; the softmax goes over the chosen experts."""
+        """Every layer has a mixture; the softmax is over the chosen experts only."""
         alpha = number(shape, "swiglu_alpha", 1.702)
         limit = number(shape, "swiglu_limit", 7.0)
 

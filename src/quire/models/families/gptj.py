@@ -1,5 +1,7 @@
-"""GPT-J: attention and MLP side by side behind one norm, partly rotated heads in pairs, a biased
-head."""
+"""GPT-J: attention and MLP side by side behind one norm, and a head with a bias.
+
+The first part of each head is rotated, in neighbouring pairs.
+"""
 
 from __future__ import annotations
 

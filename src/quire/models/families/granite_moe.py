@@ -1,4 +1,4 @@
-"""Granite MoE: Granite whose MLP is a mixture, the softmax going over the chosen experts.
+"""Granite MoE: Granite whose MLP is a mixture; the softmax is over the chosen experts only.
 
 Checkpoints keep all experts' weights in one tensor, under names of their own.
 """

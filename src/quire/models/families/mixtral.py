@@ -1,4 +1,4 @@
-"""Mixtral: Mistral whose MLP is a mixture, the softmax going over the chosen experts."""
+"""Mixtral: Mistral whose MLP is a mixture; the softmax is over the chosen experts only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """ModernBERT: rotary positions, norms before the blocks, gated MLP, every third layer global.
 
-Local layers see half of `local_attention` tokens to either side and have a rotary base of their
-own. The first layer has no norm of its own: the embeddings' serves.
+Local layers see `local_attention / 2` tokens to either side and have a rotary base of their own.
+The first layer's attention has no norm: its input is the norm of the embeddings.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""MPT: ALiBi instead of positions, norms without biases, and options of attention in a
-configuration of their own (`attn_config`)."""
+"""MPT: ALiBi instead of positions, and norms without biases.
+
+Options of the attention are in a nested object of the configuration (`attn_config`).
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ _MLP: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class MptForCausalLM(DecoderForCausalLM):
-    """Hugging Face's `MptForCausalLM`, and `MPTForCausalLM` of the models' own code, which does
-    more."""
+    """Hugging Face's `MptForCausalLM`, and `MPTForCausalLM` of the models' own code, which has
+    more options."""
 
     TIED: ClassVar[bool] = True
     NAME_RULES: ClassVar[NameRules] = NameRules(

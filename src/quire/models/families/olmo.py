@@ -1,4 +1,4 @@
-"""OLMo 1: Llama with norms that have no weights, and perhaps clipped queries, keys and values."""
+"""OLMo 1: Llama whose norms have no weights; some models clip queries, keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms on what attention and MLP give, and on all queries and all keys of a token."""
+"""OLMo 2: norms on the outputs of attention and MLP, and on queries and keys over all heads."""
 
 from __future__ import annotations
 

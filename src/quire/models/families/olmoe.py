@@ -1,4 +1,4 @@
-"""OLMoE: a mixture in every layer; queries and keys are normed over all heads together."""
+"""OLMoE: a mixture in every layer; norms on queries and keys over all heads together."""
 
 from __future__ import annotations
 

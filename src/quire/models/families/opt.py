@@ -1,6 +1,7 @@
-"""OPT: learned positions from row 2 on, ReLU, norms before or (350m) after the sums.
+"""OPT: learned positions, the first in row 2 of their table; ReLU; norms before each block.
 
-The 350m model also has a narrower embedding, projected in and out.
+The 350m model has its norms after the sums instead, and a narrower embedding that is projected in
+and out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""Phi 1, 1.5, 2 (attention and MLP side by side behind one norm) and Phi-3, Phi-3.5, Phi-4 (merged
-weights, long contexts by LongRoPE)."""
+"""Phi 1, 1.5 and 2, and Phi-3, Phi-3.5 and Phi-4.
+
+The first three have attention and MLP side by side behind one norm; the others are Llamas with
+merged weights and, for long contexts, LongRoPE.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Phi3ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """Llama but for its names and rotary scaling."""
+        """Llama's; what differs are names and rotary scaling."""
         return DecoderStyle(norm_eps=shape.raw.get("rms_norm_eps", 1e-5))
 
     @classmethod

@@ -19,7 +19,7 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def style(cls, shape: ModelShape) -> DecoderStyle:
-        """`no_rope_layers` holds 1 for each layer that is rotated, its name notwithstanding."""
+        """`no_rope_layers` holds 1 for each layer that is rotated, despite its name."""
         raw, count = shape.raw, shape.num_layers
         rotated = raw.get("no_rope_layers")
         if rotated is None:

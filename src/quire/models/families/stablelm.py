@@ -27,7 +27,7 @@ class StableLmForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def rules(cls, shape: ModelShape) -> NameRules:
-        """The norm of each head is a tensor of its own."""
+        """Checkpoints keep the norm of each head in a tensor of its own."""
         heads = {"q_norm": shape.num_heads, "k_norm": shape.num_kv_heads}
         norms = [
             Merge(name, tuple(f"{name}.norms.{i}" for i in range(count)))
