@@ -168,10 +168,14 @@ def find_verb(name: str) -> Verb:
     """The verb of that name.
 
     Raises:
-        InvalidRequest: there is none; all names are told.
+        InvalidRequest: there is none, and all names are told; or a plugin's cannot be used.
     """
     row = VERBS.get(name)
-    return row if isinstance(row, Verb) else Verb(row)
+    if isinstance(row, Verb):
+        return row
+    if not inspect.isfunction(row):
+        raise InvalidRequest(f"verb {name!r} is not a function, but {show(row)}")
+    return Verb(row)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -193,7 +197,11 @@ def _hints(run: Callable[..., Any]) -> dict[str, Any]:
         if p.annotation is not p.empty and p.kind is not p.VAR_KEYWORD
     }
     holder = types.SimpleNamespace(__annotations__=written)
-    return typing.get_type_hints(holder, getattr(run, "__globals__", {}))
+    try:
+        return typing.get_type_hints(holder, getattr(run, "__globals__", {}))
+    except Exception as error:
+        # They are expressions in the code of others.
+        raise InvalidRequest(f"the annotations of verb {run.__name__!r}: {error}") from None
 
 
 @functools.cache
