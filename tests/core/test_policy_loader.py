@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from documented import modules
 from quire.config.scheduler import SchedulerConfig
 from quire.core.policy_loader import make_policy, policy_class
 from quire.errors import ConfigError, InvalidRequest
 
 Make = Callable[..., Any]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -28,14 +28,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 def documented_example() -> str:
-    text = (ROOT / "docs" / "scheduling.md").read_text("utf-8")
-    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return str(source)
+    return modules("A policy")["lifo_policy"]
 
 
 def test_the_documented_example_works(make: Make, module: Callable[[str], None]) -> None:
     source = documented_example()
-    assert len(source.splitlines()) <= 25
     module(source)
     bench = make(seqs=1, scheduler_cls="own_policy:LastComeFirstServed")
     for name in "abc":

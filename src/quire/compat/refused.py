@@ -36,21 +36,3 @@ ExplicitEncoderDecoderPrompt = _refused(
     "ExplicitEncoderDecoderPrompt", "no family with an encoder and a decoder is served"
 )
 initialize_ray_cluster = _refused("initialize_ray_cluster", "the model runs in one process")
-
-
-class ModelRegistry:
-    """The architectures that quire supports."""
-
-    @staticmethod
-    def get_supported_archs() -> set[str]:
-        """Architectures as `config.json` names them."""
-        from quire.config.encoders import ENCODERS
-        from quire.models.registry import MODELS
-
-        return {*MODELS, *(f"{family}Model" for family in ENCODERS)}
-
-    register_model = staticmethod(
-        _refused(
-            "ModelRegistry.register_model", "a family is a file and a row; see ARCHITECTURE.md"
-        )
-    )
