@@ -35,6 +35,8 @@ TABLES: Final = {
     "verb": "quire.engine.verbs:VERBS",
     "route": "quire.serving.app:ROUTES",
     "load_format": "quire.config.model:FORMATS",
+    "weight_format": "quire.layers.linear_method:WEIGHT_FORMATS",
+    "output_parser": "quire.serving.parsing:PARSERS",
     "attention_backend": "quire.attention.select:BACKENDS",
     "executor": "quire.executor.base:EXECUTORS",
     "draft_proposer": "quire.worker.proposer:PROPOSERS",

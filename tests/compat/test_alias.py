@@ -87,3 +87,13 @@ def test_helpers():
         "print(len(random_uuid()), 1024 <= get_open_port() < 65536, asyncio.run(main()))\n"
     )
     assert under_alias(code) == "0 1 3 8 True\n32 True [(0, 1), (0, 2), (1, 3)]\n"
+
+
+def test_a_family_cannot_be_replaced():
+    code = (
+        "from vllm import ModelRegistry\n"
+        "try:\n    ModelRegistry.register_model('LlamaForCausalLM', 'a:b')\n"
+        "except ValueError as error:\n    print(error)\n"
+    )
+    told = "model architecture 'LlamaForCausalLM' is registered already\n"
+    assert under_alias(code) == told

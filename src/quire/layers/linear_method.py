@@ -199,7 +199,7 @@ class PlainFormat:
 PLAIN: Final = PlainFormat()
 
 WEIGHT_FORMATS: Final[Registry[Callable[[Mapping[str, Any]], WeightFormat]]] = Registry(
-    "weight format", error=ModelLoadError
+    "weight format", error=ModelLoadError, plugins="weight_format"
 )
 """By `quant_method` of the `quantization_config` in `config.json`: makes the format of a checkpoint
 from those entries, and raises `ModelLoadError` for what it does not read."""

@@ -57,7 +57,9 @@ class OutputParser(ABC):
         """The text has ended: write what was held back."""
 
 
-PARSERS: Final[Registry[type[OutputParser]]] = Registry("output parser")
+PARSERS: Final[Registry[type[OutputParser]]] = Registry(
+    "output parser", plugins="output_parser", subclass_of="quire.serving.parsing:OutputParser"
+)
 """By name."""
 
 

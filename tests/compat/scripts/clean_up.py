@@ -22,12 +22,15 @@ logger = init_logger(__name__)
 assert KVTransferConfig and StructuredOutputsParams and BeamSearchParams
 assert vllm.__version__ == __version__ and vllm.__version_tuple__ >= (0, 6, 0)
 assert "Qwen2ForCausalLM" in ModelRegistry.get_supported_archs()
+ModelRegistry.register_model("MineForCausalLM", "quire.models.families.llama:LlamaForCausalLM")
+assert "MineForCausalLM" in ModelRegistry.get_supported_archs()
 assert envs.VLLM_LOGGING_LEVEL and current_platform.is_cpu() in (True, False)
 
 adapter = LoRARequest("style", 1, "path/to/adapter")
 llm = LLM(
     "facebook/opt-125m", dtype=torch.float32, compilation_config=CompilationConfig(mode=0),
-    hf_overrides=None, quantization=None, kv_cache_dtype="auto", limit_mm_per_prompt={},
+    hf_overrides={"architectures": ["MineForCausalLM"]}, quantization=None, kv_cache_dtype="auto",
+    limit_mm_per_prompt={},
 )  # fmt: skip
 params = SamplingParams(temperature=0, max_tokens=2)
 try:
