@@ -267,6 +267,9 @@ def _llama3_scaling(path: Path, header: GGUFHeader, get: _Metadata) -> dict[str,
     Raises:
         ModelLoadError: the factors follow another rule.
     """
+    # The file has the factors but not the parameters they were computed from. The largest factor is
+    # the scaling factor, because the lowest frequencies are divided by all of it; the others are
+    # constants of Llama 3.1. Computing the factors again shows whether that was the rule.
     factors = _floats(path, header)
     original = get("rope.scaling.original_context_length") or 8192
     factor = round(max(factors), 4)

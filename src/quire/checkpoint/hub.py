@@ -103,6 +103,8 @@ def fetch(
         check_space(cache, size, repo)
         tell(f"downloading {repo}: {len(missing)} files, {human_bytes(size)}, to {cache}")
         for file in missing:
+            # By commit and not by branch: all files are then of one version, whatever is pushed
+            # meanwhile.
             hf_hub_download(
                 repo, file.name, revision=info.sha, cache_dir=cache, endpoint=endpoint()
             )
@@ -121,6 +123,7 @@ def choose(files: Sequence[RemoteFile], load_format: str, repo: str) -> list[Rem
     formats = ("safetensors", "gguf") if load_format == "auto" else (load_format,)
     for kind in formats:
         every = [f for f in files if "/" not in f.name and _matches(f.name, WEIGHTS[kind])]
+        # A repository may hold nothing but files that look like leftovers; then they are the model.
         weights = [f for f in every if not _matches(f.name, NOT_WEIGHTS)] or every
         if kind == "gguf" and _models_in(weights) > 1:
             names = ", ".join(file.name for file in weights[:8])

@@ -108,6 +108,7 @@ def _expected(model: Path) -> Iterator[Expected]:
         raise ModelLoadError(f"cannot read {str(path)!r}: {error}") from None
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
+        # The manifest comes with the download, so it must not make us read files elsewhere.
         if match is None or ".." in Path(match[2]).parts or Path(match[2]).is_absolute():
             raise ModelLoadError(
                 f"{str(path)!r}, line {number}: expected a checksum and a file name"

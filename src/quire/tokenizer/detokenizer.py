@@ -61,14 +61,14 @@ class ByteStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token_id: int) -> str:
-        """Text that is complete with this token."""
+        """The text that this token completes."""
         if token_id in self._skip:
             return ""
         text = self._decoder.decode(self._tokenizer.token_bytes(token_id) or b"")
         return self._strip(text) if self._leading_spaces and text else text
 
     def flush(self) -> str:
-        """U+FFFD for a character whose end never came."""
+        """U+FFFD if the output ends inside a character."""
         return self._decoder.decode(b"", final=True)
 
     def _strip(self, text: str) -> str:
@@ -110,6 +110,8 @@ class WindowStream:
         if incomplete and len(self._window) - self._read < MAX_PENDING_TOKENS:
             return ""
         self._advance(drop=not text)
+        # Without `spaces_between_special_tokens`, the space that the decoder puts between two added
+        # tokens is taken out again.
         both_added = all(token in self._joined for token in neighbours)
         return text.lstrip(" ") if both_added else text
 
@@ -148,7 +150,8 @@ def text_stream(
     if tokenizer.token_bytes(0) is None:
         spaces = params.spaces_between_special_tokens
         return WindowStream(tokenizer, skip, prompt_token_ids, spaces)
-    # SentencePiece's extra space belongs to the start of the whole text, prompt included
+    # SentencePiece puts an extra space before a whole text. It is removed only if the output is the
+    # start of that text, which it is not if the prompt has any text.
     starts = tokenizer.leading_spaces > 0 and not any(
         tokenizer.token_bytes(token) for token in prompt_token_ids if token not in skip
     )
@@ -169,9 +172,9 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int],
     ) -> None:
         self.token_ids: list[int] = []
-        """All tokens of the output; none after the one that completed a stop string."""
+        """All tokens of the output, up to the one that completed a stop string."""
         self.text = ""
-        """All text so far, held-back characters included, cut at the stop string."""
+        """All text so far, including characters held back, cut at the stop string."""
         self.stop_string: str | None = None
         """The stop string that ended the output."""
         self._stops = params.stop_strings
@@ -179,6 +182,8 @@ class IncrementalDetokenizer:
         self._min_tokens = params.min_tokens
         self._searched = 0
         self._sent = 0
+        # Text that may turn out to be the beginning of a stop string must not be sent yet: that is
+        # one character less than the longest of them.
         held = self._stops and not self._include_stop
         self._holdback = max(map(len, self._stops)) - 1 if held else 0
         self._stream = text_stream(tokenizer, params, prompt_token_ids)
@@ -232,6 +237,7 @@ class IncrementalDetokenizer:
         longest."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
+            # A stop string that ends in the new text begins at most this far before it.
             start = self.text.find(stop, max(0, self._searched - len(stop) + 1))
             if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
                 best = (start + len(stop), start, stop)

@@ -47,7 +47,7 @@ def encode_within(
     around = backend.num_special_tokens_to_add(False) if special else 0
     _cut(encoding, max_tokens - around, side)
     ids: list[int] = backend.post_process(encoding, None, special).ids
-    return ids[:max_tokens]
+    return ids[:max_tokens]  # the special tokens alone may be too many
 
 
 def encode_pair(

@@ -57,7 +57,7 @@ def _report(story: Story, internal_id: str, num_outputs: int | None) -> Explanat
     arrival = story.arrival or 0.0
     end = story.cursor if story.cursor is not None else arrival
     total = end - arrival
-    pieces = [p for p in story.pieces.values() if p.seconds or p.cause is Cause.PREEMPTED]
+    episodes = [p for p in story.episodes.values() if p.seconds or p.cause is Cause.PREEMPTED]
     status = life.status if life else 0
     reason = seen.reason if seen else _status_name(status)
     outputs = life.num_output_tokens if life and status else num_outputs
@@ -72,7 +72,7 @@ def _report(story: Story, internal_id: str, num_outputs: int | None) -> Explanat
         num_prompt_tokens=life.num_prompt_tokens if life else 0,
         num_output_tokens=outputs or 0,
         num_preemptions=life.num_preemptions if life else 0,
-        parts=[_part(story, p, arrival, total) for p in pieces],
+        parts=[_part(story, p, arrival, total) for p in episodes],
         slowest_step=_slowest(story),
         prefix=_prefix(life, recording, story.evicted),
     )
@@ -82,36 +82,40 @@ def _status_name(status: int) -> str:
     return str(FINISH_REASONS.get(RequestStatus(status), "")) if status else ""
 
 
-def _part(story: Story, piece: Episode, arrival: float, total: float) -> Part:
+def _part(story: Story, episode: Episode, arrival: float, total: float) -> Part:
     recording = story.recording
-    seconds = math.fsum(piece.seconds)
-    ahead = piece.facts.pop("ahead", set())
+    seconds = math.fsum(episode.seconds)
+    ahead = episode.facts.pop("ahead", set())
     named = [
-        Blame(recording.name(story.epoch, number), 0 if piece.holders else count)
-        for number, count in (piece.holders or piece.blamed).most_common()
+        Blame(recording.name(story.epoch, number), 0 if episode.holders else count)
+        for number, count in (episode.holders or episode.blamed).most_common()
     ]
-    if "for" in piece.facts:
-        number = piece.facts["for"]
-        piece.facts["for"] = recording.name(story.epoch, number) if number else None
-        piece.facts["itself"] = number == story.number
+    if "for" in episode.facts:
+        number = episode.facts["for"]
+        episode.facts["for"] = recording.name(story.epoch, number) if number else None
+        episode.facts["itself"] = number == story.number
     details: dict[str, Any] = {
-        **piece.facts,
+        **episode.facts,
         "num_blamed": len(named),
         "num_ahead": len(ahead),
-        "tokens": piece.facts.get("tokens", piece.tokens),
-        "mean_batch": round(sum(piece.batches) / len(piece.batches), 1) if piece.batches else 0,
-        "behind_others_seconds": piece.behind_others,
-        "slowest_step": {"step": piece.slowest[1], "seconds": piece.slowest[0]},
+        "tokens": episode.facts.get("tokens", episode.tokens),
+        "mean_batch": round(sum(episode.batches) / len(episode.batches), 1)
+        if episode.batches
+        else 0,
+        "behind_others_seconds": episode.behind_others,
+        "slowest_step": {"step": episode.slowest[1], "seconds": episode.slowest[0]},
     }
     part = Part(
-        cause=str(piece.cause),
-        reason=wait_name(piece.reason) if piece.cause in (Cause.QUEUED, Cause.STALLED) else None,
+        cause=str(episode.cause),
+        reason=wait_name(episode.reason)
+        if episode.cause in (Cause.QUEUED, Cause.STALLED)
+        else None,
         seconds=seconds,
         share=seconds / total if total > 0 else 0.0,
-        steps=len(piece.steps),
+        steps=len(episode.steps),
         text="",
         requests=named[:MAX_NAMED],
-        spans=_spans(piece.spans, arrival),
+        spans=_spans(episode.spans, arrival),
         details=details,
     )
     part.text = sentence(part)

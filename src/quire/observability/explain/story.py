@@ -68,7 +68,7 @@ class Story:
         self.epoch = recording.epoch
         self.number = next((n for e, n in keys if e == self.epoch), 0)
         self.arrival, self.end = arrival, end
-        self.pieces: dict[tuple[Any, ...], Episode] = {}
+        self.episodes: dict[tuple[Any, ...], Episode] = {}
         self.cursor = arrival
         self.life: Life | None = None
         self.first_token: float | None = None
@@ -86,19 +86,19 @@ class Story:
 
     def _cut(self, until: float, cause: Cause, *key: Any, reason: int = 0) -> Episode:
         """Attribute the time up to `until` to a cause."""
-        piece = self.pieces.get((cause, reason, *key))
-        if piece is None:
-            piece = self.pieces[(cause, reason, *key)] = Episode(cause, reason)
+        episode = self.episodes.get((cause, reason, *key))
+        if episode is None:
+            episode = self.episodes[(cause, reason, *key)] = Episode(cause, reason)
         start = self.cursor if self.cursor is not None else until
         until = max(start, until if self.end is None else min(until, self.end))
         self.cursor = until
         if until > start:
-            piece.seconds.append(until - start)
-            if piece.spans and piece.spans[-1][1] == start:
-                piece.spans[-1] = (piece.spans[-1][0], until)
+            episode.seconds.append(until - start)
+            if episode.spans and episode.spans[-1][1] == start:
+                episode.spans[-1] = (episode.spans[-1][0], until)
             else:
-                piece.spans.append((start, until))
-        return piece
+                episode.spans.append((start, until))
+        return episode
 
     def tell(self) -> None:
         """Go through the recording."""
@@ -182,9 +182,9 @@ class Story:
                 self._cut(start - pause + min(waited, pause), Cause.CORE_WAIT)
             self._cut(start, Cause.BETWEEN_STEPS)
         elif self._state == "waiting":
-            piece = self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
+            episode = self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
             if not self._now_waits[0] and self._step is not None:
-                self._blame(piece, self._step)
+                self._blame(episode, self._step)
         else:
             self._cut(start, Cause.PREEMPTED, self._lost)
 
@@ -203,8 +203,8 @@ class Story:
             self._starve(step)
             self._work(step, end)
         elif self._state == "running":
-            piece = self._cut(end, Cause.STALLED, reason=step.stalled)
-            self._note(piece, step)
+            episode = self._cut(end, Cause.STALLED, reason=step.stalled)
+            self._note(episode, step)
         elif self._state == "waiting":
             self._wait(step, end)
         else:
@@ -214,13 +214,13 @@ class Story:
         """Attribute the time that the step waited for a core. When in the step that was is not
         known; it is shown at its beginning."""
         if starved := step.row.starved_seconds:
-            piece = self._cut(step.row.start + starved, Cause.CORE_WAIT)
-            piece.steps.add(step.row.step)
+            episode = self._cut(step.row.start + starved, Cause.CORE_WAIT)
+            episode.steps.add(step.row.step)
 
     def _preempted(self, fact: Fact, step: Step) -> None:
         self._lost += 1
-        piece = self._cut(self.cursor or 0.0, Cause.PREEMPTED, self._lost)
-        piece.facts = {
+        episode = self._cut(self.cursor or 0.0, Cause.PREEMPTED, self._lost)
+        episode.facts = {
             "step": step.row.step,
             "for": fact.other,
             "loss": fact.reason,
@@ -230,39 +230,39 @@ class Story:
         if fact.reason != Loss.FAILURE:
             self._state = "preempted"
             if fact.other:
-                piece.blamed[fact.other] += 0
+                episode.blamed[fact.other] += 0
 
     def _wait(self, step: Step, end: float) -> None:
         head = step.head
         reason = head.reason if head is not None else 0
-        piece = self._cut(end, Cause.QUEUED, reason=reason)
+        episode = self._cut(end, Cause.QUEUED, reason=reason)
         if reason in _HELD:
             # What it lacks is held by all running requests, whether or not they compute prompts, so
             # they are named by how long they held it.
-            self._count(piece, step)
-            piece.holders.update(step.scheduled)
+            self._count(episode, step)
+            episode.holders.update(step.scheduled)
         else:
-            self._note(piece, step)
+            self._note(episode, step)
         if head is not None:
-            piece.facts |= {"needed": head.needed, "available": head.available}
+            episode.facts |= {"needed": head.needed, "available": head.available}
             if head.number != self.number:
-                piece.behind_others += step.row.step_seconds
-                piece.facts.setdefault("ahead", set()).add(head.number)
+                episode.behind_others += step.row.step_seconds
+                episode.facts.setdefault("ahead", set()).add(head.number)
         self._now_waits = (reason, head is not None and head.number == self.number)
 
     def _work(self, step: Step, end: float) -> None:
         me = self.number
         chunk = step.chunks.get(me)
         if chunk is not None and chunk.again:
-            piece = self._cut(end, Cause.RECOMPUTED, self._lost)
-            lost = self.pieces.get((Cause.PREEMPTED, 0, self._lost))
-            piece.facts |= {k: v for k, v in lost.facts.items() if k != "tokens"} if lost else {}
+            episode = self._cut(end, Cause.RECOMPUTED, self._lost)
+            lost = self.episodes.get((Cause.PREEMPTED, 0, self._lost))
+            episode.facts |= {k: v for k, v in lost.facts.items() if k != "tokens"} if lost else {}
         elif chunk is not None:
-            piece = self._cut(end, Cause.PREFILL)
+            episode = self._cut(end, Cause.PREFILL)
         else:
-            piece = self._cut(end, _beside(step))
-        self._note(piece, step)
-        piece.tokens += step.scheduled[me]
+            episode = self._cut(end, _beside(step))
+        self._note(episode, step)
+        episode.tokens += step.scheduled[me]
         if self.slowest is None or step.row.step_seconds > self.slowest[0]:
             self.slowest = (step.row.step_seconds, step)
         if self.first_token is None and (chunk is None or chunk.last):
@@ -273,24 +273,24 @@ class Story:
     @property
     def _reaches_back(self) -> bool:
         """Whether the records reach back to before the first token."""
-        return (Cause.EARLIER, 0) not in self.pieces
+        return (Cause.EARLIER, 0) not in self.episodes
 
-    def _note(self, piece: Episode, step: Step) -> None:
+    def _note(self, episode: Episode, step: Step) -> None:
         """Remember the other requests in the step."""
-        self._count(piece, step)
-        self._blame(piece, step)
+        self._count(episode, step)
+        self._blame(episode, step)
 
-    def _count(self, piece: Episode, step: Step) -> None:
-        piece.steps.add(step.row.step)
-        piece.batches.append(len(step.scheduled))
+    def _count(self, episode: Episode, step: Step) -> None:
+        episode.steps.add(step.row.step)
+        episode.batches.append(len(step.scheduled))
         worked = step.row.step_seconds - step.row.starved_seconds
-        if worked > piece.slowest[0]:
-            piece.slowest = (worked, step.row.step)
+        if worked > episode.slowest[0]:
+            episode.slowest = (worked, step.row.step)
 
-    def _blame(self, piece: Episode, step: Step) -> None:
+    def _blame(self, episode: Episode, step: Step) -> None:
         for number, chunk in step.chunks.items():
             if number != self.number:
-                piece.blamed[number] += chunk.tokens
+                episode.blamed[number] += chunk.tokens
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -100,7 +100,8 @@ class DecodeRun:
         if mode == "all" and len(self) <= room:
             single: set[int] = set(range(len(self)))
         else:
-            # Each shown step may need one more span for what comes before it.
+            # Each step with a span of its own may need a second span, for the steps before it; and
+            # the steps after the last one need one. That is at most 2 * singles + 1 spans.
             single = set(sorted(slow, key=lambda i: -seconds[i])[: (room - 1) // 2])
         first = 0
         for index in range(len(self)):

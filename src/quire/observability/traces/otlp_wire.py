@@ -51,7 +51,7 @@ def field(number: int, body: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    # A lone surrogate cannot be sent; the caller's tracestate or an id might hold one.
+    # UTF-8 cannot represent a lone surrogate, which the caller's tracestate or an id may contain.
     return text.encode("utf-8", "replace")
 
 
@@ -71,7 +71,8 @@ def _pair(key: str, value: Value) -> bytes:
     return field(1, _text(key)) + field(2, _any_value(value))
 
 
-# Most attributes come again and again: names of models, numbers of steps and of requests.
+# Most attributes repeat (names of models, numbers of steps and of requests), so their bytes are
+# cached. `typed` matters: 1, 1.0 and True are equal but are encoded differently.
 _known_pair = lru_cache(8192, typed=True)(_pair)
 
 
@@ -80,6 +81,7 @@ def attributes(number: int, about: Mapping[str, Value]) -> bytes:
     tag = varint(number << 3 | 2)
     parts: list[bytes] = []
     for key, value in about.items():
+        # Floats are measurements that hardly ever repeat; they would only push others out.
         pair = _pair(key, value) if type(value) is float else _known_pair(key, value)
         parts += (tag, varint(len(pair)), pair)
     return b"".join(parts)

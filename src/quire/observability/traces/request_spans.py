@@ -56,12 +56,13 @@ class CompletionTrace:
         self.index = index
         self.arrival = arrival
         self.ended: FinishedRequestStats | None = None
-        """What the frontend said of its end."""
+        """What the frontend reported about its end."""
         self.forward_seconds = self.execute_seconds = 0.0
-        """Of the steps it was part of, in the model and in the worker; with detailed traces."""
+        """Seconds that the steps it was part of spent in the model and in the worker; with detailed
+        traces."""
         self.core_done = False
-        """The core has let go of it."""
-        self._pieces: list[Phase | DecodeRun] = []
+        """Whether the core is done with it."""
+        self._phases: list[Phase | DecodeRun] = []
         self._open = Phase("queue_wait", arrival, arrival)
         self._is_open = True
         self._mark = arrival
@@ -77,7 +78,7 @@ class CompletionTrace:
         if self._is_open:
             self._open.events.append(Event("queued", fact.time, {"quire.prompt_tokens": fact.a}))
             return
-        self._open_piece(Phase("recovered", self._mark, fact.time, {"quire.tokens_kept": fact.b}))
+        self._open_phase(Phase("recovered", self._mark, fact.time, {"quire.tokens_kept": fact.b}))
 
     def waits(self, fact: Fact) -> None:
         """It is at the head of the queue and cannot be admitted."""
@@ -91,9 +92,10 @@ class CompletionTrace:
         """It is admitted and runs from this step on."""
         self._open.end = fact.time
         self._open.attributes |= {"quire.step": fact.step, "quire.cached_tokens": fact.b}
-        self._close_piece(fact.time)
+        self._close_phase(fact.time)
         self._computed = fact.b
-        # Back from the second tier, or found in the cache, with all it had, it simply goes on.
+        # If all but the last token have KV (swapped in, or found in the prefix cache), nothing is
+        # recomputed, and the next step decodes.
         self._decoding = self._sampled_at is not None and fact.b >= self._target - 1
 
     def worked(self, mark: Mark, count: int, right: int = 0, kept: bool = True) -> None:
@@ -105,6 +107,7 @@ class CompletionTrace:
             right: Number of draft tokens that were accepted.
             kept: Whether the result counts. It does not if the request failed in this step.
         """
+        # A step samples one token, and each draft token that was right makes it one more.
         new = 1 + right if kept else 0
         if self._decoding:
             self._run().add(mark, new)
@@ -119,7 +122,7 @@ class CompletionTrace:
         about["quire.computed_before"] = self._computed
         if self._sampled_at is not None:
             about["quire.recomputed"] = True
-        self._pieces.append(Phase("prefill", self._mark, mark.end, about, step=mark.step))
+        self._phases.append(Phase("prefill", self._mark, mark.end, about, step=mark.step))
         self._computed += count
         if new and self._computed >= self._target:
             self._decoding = True
@@ -129,13 +132,13 @@ class CompletionTrace:
 
     def stalled(self, step: int, end: float, reason: int) -> None:
         """It is running, but a step computed nothing for it."""
-        last = self._pieces[-1] if self._pieces else None
+        last = self._phases[-1] if self._phases else None
         if isinstance(last, Phase) and last.name == "stalled":
             last.end = end
             last.attributes["quire.steps"] = int(str(last.attributes["quire.steps"])) + 1
         else:
             about: Attributes = {"quire.reason": wait_name(reason), "quire.steps": 1}
-            self._pieces.append(Phase("stalled", self._mark, end, about, step=step))
+            self._phases.append(Phase("stalled", self._mark, end, about, step=step))
         self._mark = end
 
     def preempted(self, fact: Fact, winner: str | None) -> None:
@@ -149,25 +152,25 @@ class CompletionTrace:
         }
         if winner is not None:
             about["quire.preempted_for"] = winner
-        piece = Phase("swapped_out" if swapped else "preempted", self._mark, fact.time, about)
-        piece.events.append(Event("preempted", fact.time, {"quire.step": fact.step}))
-        self._open_piece(piece)
+        phase = Phase("swapped_out" if swapped else "preempted", self._mark, fact.time, about)
+        phase.events.append(Event("preempted", fact.time, {"quire.step": fact.step}))
+        self._open_phase(phase)
 
     def _run(self) -> DecodeRun:
-        last = self._pieces[-1] if self._pieces else None
+        last = self._phases[-1] if self._phases else None
         if isinstance(last, DecodeRun):
             return last
         run = DecodeRun(self._mark)
-        self._pieces.append(run)
+        self._phases.append(run)
         return run
 
-    def _open_piece(self, piece: Phase) -> None:
-        self._open, self._is_open = piece, True
+    def _open_phase(self, phase: Phase) -> None:
+        self._open, self._is_open = phase, True
         self._decoding = False
 
-    def _close_piece(self, time: float) -> None:
+    def _close_phase(self, time: float) -> None:
         if self._is_open:
-            self._pieces.append(self._open)
+            self._phases.append(self._open)
             self._is_open = False
         self._mark = time
 
@@ -184,13 +187,13 @@ class CompletionTrace:
         """
         self._settle(end)
         room = MAX_SPANS
-        for piece in self._pieces:
-            if isinstance(piece, Phase):
-                yield self._span(piece, parent, step_ids)
-                if piece.name == "prefill" and piece.end == self._sampled_at:
-                    yield self._first_token(parent, piece.end)
+        for phase in self._phases:
+            if isinstance(phase, Phase):
+                yield self._span(phase, parent, step_ids)
+                if phase.name == "prefill" and phase.end == self._sampled_at:
+                    yield self._first_token(parent, phase.end)
             else:
-                for span in self._decode(piece, parent, mode, max(room, 1), step_ids):
+                for span in self._decode(phase, parent, mode, max(room, 1), step_ids):
                     room -= 1
                     yield span
         yield self._finish(parent, end)
@@ -199,25 +202,25 @@ class CompletionTrace:
         """Close the open span, and drop what was computed after the end."""
         if self._is_open:
             self._open.end = end
-            self._close_piece(end)
-        for piece in self._pieces:
-            if isinstance(piece, DecodeRun):
-                piece.cut(end)
-        self._pieces = [piece for piece in self._pieces if _is_kept(piece, end)]
+            self._close_phase(end)
+        for phase in self._phases:
+            if isinstance(phase, DecodeRun):
+                phase.cut(end)
+        self._phases = [phase for phase in self._phases if _is_kept(phase, end)]
 
-    def _span(self, piece: Phase, parent: SpanId, step_ids: StepIds) -> Span:
-        link = step_ids(piece.step) if piece.step else None
-        if piece.step:
-            piece.attributes["quire.step"] = piece.step
+    def _span(self, phase: Phase, parent: SpanId, step_ids: StepIds) -> Span:
+        link = step_ids(phase.step) if phase.step else None
+        if phase.step:
+            phase.attributes["quire.step"] = phase.step
         return Span(
-            piece.name,
+            phase.name,
             child_of(parent),
             parent,
-            piece.start,
-            piece.end,
-            piece.attributes,
+            phase.start,
+            phase.end,
+            phase.attributes,
             [link] if link else [],
-            piece.events,
+            phase.events,
         )
 
     def _first_token(self, parent: SpanId, sampled: float) -> Span:
@@ -248,7 +251,7 @@ class CompletionTrace:
             yield Span("decode_steps", child_of(parent), parent, part.start, last.end, about)
 
     def _finish(self, parent: SpanId, end: float) -> Span:
-        last = self._pieces[-1].end if self._pieces else self.arrival
+        last = self._phases[-1].end if self._phases else self.arrival
         about: Attributes = {}
         if self.ended:
             about["gen_ai.response.finish_reasons"] = (self.ended.finish_reason,)
@@ -259,6 +262,7 @@ class CompletionTrace:
 def _token(part: Stretch, parent: SpanId, step_ids: StepIds) -> Span:
     """The span of one decode step."""
     mark = part.last
+    # All requests of a step have the same attributes and link, so they are made (and encoded) once.
     alike = mark.alike
     if alike is None:
         about: Attributes = {"quire.step": mark.step, "quire.batch.requests": mark.requests}
@@ -267,7 +271,8 @@ def _token(part: Stretch, parent: SpanId, step_ids: StepIds) -> Span:
     own = _SLOW if part.slow else _NOTHING
     if part.tokens == 1:
         return Span("decode_step", child_of(parent), parent, part.start, mark.end, own, alike=alike)
-    # Drafts were accepted, or it failed: not what the others say.
+    # Drafts were accepted, or the request failed, so the number of tokens is this request's own and
+    # the attributes shared by the step's spans do not fit.
     own = own | alike.attributes | {"quire.tokens": part.tokens}
     return Span("decode_step", child_of(parent), parent, part.start, mark.end, own, alike.links)
 
@@ -277,8 +282,8 @@ _SLOW: Final[Attributes] = {"quire.slow": True}
 """Shared by many spans, so it must not be changed."""
 
 
-def _is_kept(piece: Phase | DecodeRun, end: float) -> bool:
-    return len(piece) > 0 if isinstance(piece, DecodeRun) else piece.end <= end
+def _is_kept(phase: Phase | DecodeRun, end: float) -> bool:
+    return len(phase) > 0 if isinstance(phase, DecodeRun) else phase.end <= end
 
 
 class RequestTrace:

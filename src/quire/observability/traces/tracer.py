@@ -98,6 +98,7 @@ class Tracer:
         """Take the facts of one step."""
         ended = iteration.finished if iteration is not None else ()
         if step is not None or ended:
+            # `append` and `popleft` of a deque are atomic, so neither side needs a lock.
             self._inbox.append(lambda: self._take(step, ended))
 
     def begin_core(self, epoch: int) -> None:
@@ -156,6 +157,7 @@ class Tracer:
             self._drain()
             self._put(self._guarded(lambda: self._builder.complete(self._clock.now())))
         self._drain()
+        # At the end nobody waits for the core's last word any more.
         self._put(self._guarded(lambda: self._builder.complete(float("inf"))))
 
     def _drain(self) -> None:
@@ -163,7 +165,9 @@ class Tracer:
             for _ in range(min(SLICE, len(self._inbox))):
                 self._put(self._guarded(self._inbox.popleft()))
             if not self._closing:
-                time.sleep(0.001)  # the event loop gets its turn
+                # Building is pure Python and would keep the interpreter's lock for long stretches;
+                # sleeping lets the event loop run.
+                time.sleep(0.001)
 
     def _guarded(self, work: Callable[[], Sequence[Span]]) -> Sequence[Span]:
         try:
