@@ -33,6 +33,18 @@ def test_pages_name_every_flag_variable_and_command():
         assert f"## quire {name}\n" in cli
 
 
+def test_the_map_in_the_readme_names_every_package():
+    text = (ROOT / "README.md").read_text("utf-8")
+    tree = text[text.index("src/quire/\n") :]
+    listed = [line.split()[0] for line in tree[: tree.index("```")].splitlines() if line.strip()]
+    source = ROOT / "src" / "quire"
+    for path in sorted(source.rglob("__init__.py")):
+        if path.parent != source:
+            assert f"{path.parent.name}/" in listed, path.parent
+    for path in sorted(source.glob("[!_]*.py")):
+        assert path.name in listed, path
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").iterdir()), ids=lambda path: path.name)
 def test_examples_are_short_and_begin_with_how_to_run_them(path):
     text = path.read_text("utf-8")
