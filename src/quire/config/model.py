@@ -1,4 +1,7 @@
-"""Which model runs, and how its files are read. Knows nothing of memory or scheduling."""
+"""Which model runs, where its files are, and what they are read as.
+
+Knows nothing of memory or scheduling.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The vocabulary of `config.json`: what families call the same thing, as one table.
 
 `canonical()` flattens nested configurations (the text model of a multimodal one) and adds
-Hugging Face's most common name for each entry that a family spells differently. Everything that
-was there stays. Knows names, not what they mean for a computation.
+Hugging Face's most common name for each entry that a family spells differently. Nothing is removed.
+Knows names, not what they mean for a computation.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _flattened(data: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _inner_size(flat: dict[str, Any]) -> Any:
-    """Width of the MLP where it is said by the model's. What is no number stays to be refused."""
+    """Width of the MLP, where it follows from the model's; what is no number is refused later."""
     hidden, kind = flat.get("hidden_size"), flat.get("model_type")
     if not isinstance(hidden, int):
         return None

@@ -1,7 +1,7 @@
-"""What encoder families share: attention in both directions, activations, the step's input.
+"""What encoder families share: the step's input, attention in both directions, activations.
 
-No KV cache and no chunks: a prompt is computed whole, in one step. Knows no family and no
-request.
+There is no KV cache and there are no chunks: a prompt is computed whole, in one step. Knows no
+family and no request.
 """
 
 from __future__ import annotations

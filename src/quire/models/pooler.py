@@ -1,7 +1,7 @@
-"""Hidden states to what a request of a pooling model gets: a vector, or class probabilities.
+"""Pooling: hidden states of a prompt become one vector, class probabilities, or a vector per token.
 
-Everything is float32 and per request, in a fixed order, so a result does not depend on the batch.
-Knows no family and no file.
+Everything is computed in float32, per request and in a fixed order, so that a result does not
+depend on what else is in the batch. Knows no family and no file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.models.encoder import ClassificationHead, activation
 from quire.params import PoolingParams
 
 _SHORTEST: Final = 1e-12
-"""Vectors shorter than this are divided by it: a zero vector stays one."""
+"""Vectors shorter than this are divided by it instead of their length: a zero vector stays zero."""
 
 POOLINGS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "cls": lambda rows: rows[0],
@@ -32,7 +32,8 @@ POOLINGS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "mean": lambda rows: tree_sum(rows, 0).div_(rows.shape[0]),
     "mean_sqrt_len": lambda rows: tree_sum(rows, 0).div_(rows.shape[0] ** 0.5),
 }
-"""`[n, H]` float32, all tokens of a prompt, to `[H]` (`last` needs the last one only)."""
+"""Name to function from `[n, H]` float32, all tokens of a prompt, to `[H]`. `last` needs only the
+last token."""
 
 
 def normalize(rows: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""From the architecture a checkpoint names to a loaded model.
+"""From the architecture that a checkpoint names to a loaded model that generates text.
 
-The only place that puts family, attention backend and weights together. Knows no request.
+Puts family, attention backend and weights together. Models that pool are loaded by
+`models/pooling.py`. Knows no request.
 """
 
 from __future__ import annotations

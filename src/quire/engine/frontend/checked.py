@@ -1,6 +1,7 @@
-"""Sampling parameters that a gate has checked: shared by all prompts and choices of one call.
+"""Sampling parameters that a gate has checked, shared by all prompts and choices of one call.
 
-Long lists are never copied or checked again; a copy differs in what it says itself. Knows no model.
+Copies share their lists: `allowed_token_ids` or `logit_bias` can be as long as the vocabulary, and
+must not be copied or checked once per prompt. Knows no model.
 """
 
 from __future__ import annotations
