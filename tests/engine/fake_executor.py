@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.batch import BatchResult, ScheduledBatch
-from quire.executor.base import ExecutorInfo, Progress
+from quire.executor.base import ComputedBatch, ExecutorInfo, PendingBatch, Progress
 
 
 class FakeExecutor:
@@ -36,6 +36,11 @@ class FakeExecutor:
         if progress is not None:
             progress("loading weights", 1, 1)
         return self.info
+
+    max_concurrent_batches = 1
+
+    def submit(self, batch: ScheduledBatch) -> PendingBatch:
+        return ComputedBatch(self.execute(batch))
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:
         self.batches.append(batch)

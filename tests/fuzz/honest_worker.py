@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.core.batch import BatchResult, BlockIds, ScheduledBatch, TokenLogprobs
-from quire.executor.base import ExecutorInfo, Progress
+from quire.executor.base import ComputedBatch, ExecutorInfo, PendingBatch, Progress
 
 Slot = tuple[int, int]
 
@@ -66,6 +66,11 @@ class HonestWorker:
 
     def shutdown(self) -> None:
         self.reset()
+
+    max_concurrent_batches = 1
+
+    def submit(self, batch: ScheduledBatch) -> PendingBatch:
+        return ComputedBatch(self.execute(batch))
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:
         self.num_steps += 1

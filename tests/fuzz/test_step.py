@@ -21,6 +21,7 @@ import pytest
 import quire
 from fuzz_kit import cases
 from honest_worker import HonestWorker
+from late_executor import LateExecutor
 from quire import LLM
 from quire.config import EngineConfig
 from quire.engine.llm_engine import LLMEngine
@@ -38,6 +39,7 @@ ENGINE_FILES = (
     SOURCE / "tokenizer" / "detokenizer.py",
     Path(__file__).with_name("honest_worker.py"),
 )
+assert all(file.is_file() for file in ENGINE_FILES), "nothing would follow one that has moved"
 ENGINE = frozenset(map(str, ENGINE_FILES))
 WORKER = frozenset(str(p) for part in ("worker", "sampling") for p in (SOURCE / part).rglob("*.py"))
 
@@ -115,6 +117,8 @@ class Work:
     given_up: dict[str, int]
     options: dict[str, Any]
     worker: dict[str, Any]
+    depth: int = 1
+    """Batches that the executor takes at once."""
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
 
 
@@ -163,15 +167,17 @@ def work_of(rng: random.Random) -> Work:
             "windows": windows,
             "num_swap_blocks": rng.choice([0, 0, 3, 12]),
         },
+        rng.choice([1, 1, 2, 3]),
     )
 
 
 def do(work: Work, wire: Tripwire) -> tuple[LLMEngine, HonestWorker]:
     """Do the work; whoever is hit by a `Boom` looks at the books and does it again."""
     worker = HonestWorker(**work.worker)
+    executor = worker if work.depth == 1 else LateExecutor(worker, work.depth)
     engine = LLMEngine(
         EngineConfig.from_options(disable_log_stats=True, **work.options),
-        executor=worker,
+        executor=executor,
         clock=TickingClock(),
     )
     work.outputs = {name: [] for name in work.prompts}

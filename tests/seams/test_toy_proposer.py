@@ -171,7 +171,7 @@ def make_core(
 ) -> EngineCore:
     monkeypatch.setattr(
         "quire.engine.core.make_executor",
-        lambda config, shape: InlineExecutor(config, shape, proposer),
+        lambda config, shape, name: InlineExecutor(config, shape, proposer),
     )
     return EngineCore(EngineConfig.from_options(**options))
 
@@ -287,7 +287,7 @@ def test_several_choices_stop_strings_and_streams_of_the_embedded_model(
     for proposer in (None, "last pair", "hostile"):
         monkeypatch.setattr(
             "quire.engine.core.make_executor",
-            lambda config, shape, name=proposer: InlineExecutor(config, shape, name),
+            lambda config, shape, name, proposer=proposer: InlineExecutor(config, shape, proposer),
         )
         with LLM(max_model_len=128) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)

@@ -53,7 +53,7 @@ class Engine:
             batch = scheduler.schedule()
             self.preemptions += len(batch.preempted_req_ids)
             self.hits += batch.prefix_hits
-            for out in scheduler.update(batch, self.executor.execute(batch)):
+            for out in scheduler.update(batch, self.executor.submit(batch).result()):
                 assert out.error is None
                 tokens, logprobs, prompt_logprobs = results[out.request_id]
                 tokens += out.new_token_ids

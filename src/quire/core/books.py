@@ -7,10 +7,13 @@ and nothing of who calls the rules.
 
 from __future__ import annotations
 
+from collections import deque
+
 from quire.config.scheduler import SchedulerConfig
 from quire.core.admission import DelayGate
 from quire.core.change import Change
 from quire.core.facts import FactKind, FactLog
+from quire.core.flight import Flight
 from quire.core.kv.manager import KVCacheManager
 from quire.core.policy_loader import make_policy
 from quire.core.request import Request, RequestStatus
@@ -27,6 +30,7 @@ class Books:
         max_model_len: Longest prompt plus output, in tokens.
         clock: Monotonic time, for the records.
         num_lookahead_tokens: KV slots kept ready after a request's tokens, for drafts.
+        max_in_flight: Batches that may be scheduled before the result of the first is there.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Books:
         max_model_len: int,
         clock: Clock,
         num_lookahead_tokens: int = 0,
+        max_in_flight: int = 1,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -62,19 +67,35 @@ class Books:
         self.restart_delay()
         self.change: Change | None = None
         """What is needed to take back what happens now; None: nothing will be taken back."""
+        self.max_in_flight = max_in_flight
+        self.in_flight: deque[Flight] = deque()
+        """Batches whose result is not there, oldest first; always empty if there is one at a
+        time."""
+        self.landed: Flight | None = None
+        """The one whose result is being applied."""
+        self.doubt: Flight | None = None
+        """One with a failure of which nobody can tell any more what it touched: everything in
+        flight must be taken back."""
 
     # ---- moves -------------------------------------------------------------------------------
 
     def begin_change(self) -> None:
         """Remember what a change could move."""
         assert self.change is None, "one change at a time"
-        swap = self.kv.swap
+        swap, pool_step, swapped = self.kv.swap, self.kv.block_pool.step, {}
+        if self.in_flight:
+            # Taking back takes back these, too.
+            pool_step = self.in_flight[0].pool_step
+        if swap is not None:
+            oldest = self.in_flight[0].swapped if self.in_flight else None
+            swapped = swap.mark() if oldest is None else swap.still_kept(oldest)
         self.change = Change(
             self.running,
             facts=self.facts.mark(),
             pool_counts=self.pool_counts,
-            pool_step=self.kv.block_pool.step,
-            swapped={} if swap is None else swap.mark(),
+            pool_step=pool_step,
+            swapped=swapped,
+            in_flight=tuple(self.in_flight),
         )
 
     def queue(self, request: Request) -> None:
@@ -94,6 +115,9 @@ class Books:
             a=request.num_output_tokens,
             b=self.kv.num_blocks_of(request.request_id),
         )
+        self.drop_from_flights(request)
+        # Drafts, accepted after the end or not judged yet, are no tokens of the request.
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
         failed = request.status is RequestStatus.FINISHED_ERROR
         self.kv.free(request, keep_tail=not failed)
         if self.kv.swap is not None:
@@ -101,6 +125,25 @@ class Books:
         self.waiting.finish_request(request)
         self.finished_req_ids.append(request.request_id)
         del self.requests[request.request_id]
+
+    def drop_from_flights(self, request: Request) -> None:
+        """What batches in flight compute for a request does not count any more."""
+        for flight in self.in_flight:
+            flight.dropped.append(request.request_id)
+
+    def take_records(self) -> tuple[bytes, list[tuple[int, str]]]:
+        """The records that leave with the statistics of the step just applied, and the ids of
+        the requests first named in them.
+
+        With other batches in flight these are the records of scheduling and applying this very
+        step. Those made between steps stay for a later one: they may tell of requests that a
+        batch in flight has admitted.
+        """
+        landed, self.landed = self.landed, None
+        if landed is None:
+            return self.facts.take()
+        records, names = self.facts.take(of_step=bool(self.in_flight))
+        return landed.records + records, landed.names + names
 
     def drop_finished(self) -> None:
         """Ended requests leave `running`: once for all of them, because it costs a walk."""
@@ -136,7 +179,8 @@ class Books:
         assert len(running) <= self.max_running, "more run than max_num_seqs"
         for request in running:
             assert request.status is RequestStatus.RUNNING, f"{request} is in running"
-            assert request.num_computed_tokens <= request.num_tokens, f"{request} is ahead"
+            known = request.num_computed_tokens <= request.num_tokens
+            assert known or self.in_flight, f"{request} is ahead, and no drafts are in flight"
             room = self.kv.num_slots_of(request.request_id)
             assert room >= request.num_computed_tokens, f"{request} has KV outside its blocks"
         for request in waiting:

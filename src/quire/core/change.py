@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 from quire.core.facts import FactMark
+from quire.core.flight import Flight
 from quire.core.kv.swap import Swapped
 from quire.core.request import Request, RequestStatus
 
@@ -20,6 +22,7 @@ class Change:
         pool_counts: The counters of blocks at the last statistics.
         pool_step: The pool's step.
         swapped: From `SwapSpace.mark`.
+        in_flight: Batches whose result is not there: they are taken back, too.
     """
 
     __slots__ = (
@@ -27,6 +30,7 @@ class Change:
         "admitted",
         "ended",
         "facts",
+        "in_flight",
         "num_tokens",
         "pool_counts",
         "pool_step",
@@ -41,6 +45,7 @@ class Change:
         pool_counts: tuple[int, int, int, int],
         pool_step: int,
         swapped: dict[str, Swapped],
+        in_flight: Sequence[Flight] = (),
     ) -> None:
         self.ran = running[:]
         """The requests that ran."""
@@ -57,3 +62,4 @@ class Change:
         self.pool_counts = pool_counts
         self.pool_step = pool_step
         self.swapped = swapped
+        self.in_flight = in_flight

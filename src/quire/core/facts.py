@@ -109,7 +109,16 @@ _LARGEST: Final = 2**63 - 1
 class FactLog:
     """Collects the records of a step."""
 
-    __slots__ = ("_names", "_next_number", "_records", "_waiting", "started", "step", "time")
+    __slots__ = (
+        "_applied_from",
+        "_names",
+        "_next_number",
+        "_records",
+        "_waiting",
+        "started",
+        "step",
+        "time",
+    )
 
     def __init__(self) -> None:
         self.step = 0
@@ -121,11 +130,18 @@ class FactLog:
         self._next_number = 1
         self._waiting = (0, 0)
         # the last request that was said to wait, and why
+        self._applied_from = 0
+        # where the records of applying a step begin
 
     def begin_step(self, step: int, time: float) -> None:
         """Records belong to this step from now on."""
         self.step = step
         self.time = self.started = time
+
+    def resume(self, step: int, started: float) -> None:
+        """Records belong to an earlier step again, whose result is applied now."""
+        self.step, self.started = step, started
+        self._applied_from = len(self._records)
 
     def at(self, time: float) -> None:
         """The time of the records that follow, in seconds."""
@@ -185,8 +201,21 @@ class FactLog:
         del self._records[num_bytes:], self._names[num_names:]
         self._waiting = (0, 0)
 
-    def take(self) -> tuple[bytes, list[tuple[int, str]]]:
-        """The records since the last call, and the ids of the requests first named in them."""
+    def put_back(self, records: bytes, names: list[tuple[int, str]]) -> None:
+        """Records that were taken and have not left after all; they come first."""
+        self._records = bytearray(records) + self._records
+        self._names = names + self._names
+
+    def take(self, of_step: bool = False) -> tuple[bytes, list[tuple[int, str]]]:
+        """The records since the last call, and the ids of the requests first named in them.
+
+        Args:
+            of_step: Only those since `resume`, which name no new request. The others stay.
+        """
+        if of_step:
+            records = bytes(self._records[self._applied_from :])
+            self._records = self._records[: self._applied_from]
+            return records, []
         records, names = bytes(self._records), self._names
         self._records = bytearray()
         self._names = []

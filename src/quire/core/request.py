@@ -72,6 +72,7 @@ class Request(_EveryStep):
         "error",
         "length_limit",
         "num_cached_tokens",
+        "num_found_tokens",
         "num_preemptions",
         "num_promoted_tokens",
         "num_prompt_tokens",
@@ -143,6 +144,9 @@ class Request(_EveryStep):
         self.num_preemptions = 0
         self.num_cached_tokens = -1
         """Prompt tokens found in the prefix cache at first admission; -1 before it."""
+        self.num_found_tokens = 2**62
+        """The fewest tokens found there at any admission: KV of what follows was computed for this
+        very request, and cannot be trusted if it fails."""
         self.num_promoted_tokens = 0
         """Those of them that came from the second tier."""
         self.queued_ts = 0.0

@@ -26,6 +26,7 @@ from quire.core.request import Request, RequestStatus
 from quire.core.rules.admit import admit_before_running, admit_waiting, say_waits
 from quire.core.rules.collect import collect_stats
 from quire.core.rules.continue_running import continue_running
+from quire.core.rules.in_flight import land, launch, take_back
 from quire.core.rules.undo import undo
 from quire.core.rules.update import update_from_output
 from quire.core.stats import StepStats
@@ -44,6 +45,8 @@ class Scheduler:
         max_model_len: Longest prompt plus output, in tokens.
         clock: Monotonic time, for the records.
         num_lookahead_tokens: KV slots kept ready after a request's tokens, for drafts.
+        max_in_flight: Batches that may be scheduled before the result of the first is applied;
+            results are applied in order.
     """
 
     def __init__(
@@ -54,8 +57,11 @@ class Scheduler:
         max_model_len: int = 2**31,
         clock: Clock | None = None,
         num_lookahead_tokens: int = 0,
+        max_in_flight: int = 1,
     ) -> None:
-        self.books = Books(config, kv, max_model_len, clock or RealClock(), num_lookahead_tokens)
+        self.books = Books(
+            config, kv, max_model_len, clock or RealClock(), num_lookahead_tokens, max_in_flight
+        )
         """All state; see its fields for what the properties here give."""
         self.num_changes = 0
         """Changes that stand."""
@@ -87,9 +93,16 @@ class Scheduler:
         Requests that were ended meanwhile are ignored. Prompt chunks that did not reach the last
         token yield nothing.
 
+        Args:
+            batch: The oldest whose result has not been applied.
+            result: Of this batch. With other batches in flight, what no longer counts is taken out
+                of it.
+
         Returns:
             One output for each request that has new tokens or ended.
         """
+        if self.books.in_flight:
+            land(self.books, batch, result)
         self.books.facts.at(self.books.clock.now())
         return update_from_output(self.books, batch, result)
 
@@ -132,9 +145,38 @@ class Scheduler:
         moves = books.kv.swap.take_moves() if books.kv.swap else ([], [])
         batch = plan.freeze(books.step, books.finished_req_ids, moves)
         books.finished_req_ids = []
+        if books.max_in_flight > 1:
+            launch(books, batch)
         if logger.isEnabledFor(logging.DEBUG):
             plan.log(len(books.running), len(books.waiting))
         return batch
+
+    # ---- batches in flight -------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Batches scheduled whose result was not applied, where there may be more than one."""
+        return len(self.books.in_flight)
+
+    @property
+    def can_fill(self) -> bool:
+        """Whether a batch on top of those in flight could hold tokens: a request whose next token
+        is in flight waits for it, but chunks of a prompt and new requests do not."""
+        books = self.books
+        return bool(books.waiting) or any(
+            r.num_tokens_with_spec > r.num_computed_tokens for r in books.running
+        )
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a batch had a failure and others were scheduled on top of it, so that
+        `take_back` is to be called."""
+        return self.books.doubt is not None
+
+    def take_back(self) -> None:
+        """Take back all batches in flight, after `is_in_doubt`. The requests in them wait to be
+        computed again; the worker must forget all it knows of any."""
+        take_back(self.books)
 
     # ---- changes that hold or have not happened ----------------------------------------------
 
@@ -242,7 +284,8 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         """Whether a step has anything to do: requests, or ended ones to announce."""
-        return bool(self.books.requests or self.books.finished_req_ids)
+        books = self.books
+        return bool(books.requests or books.finished_req_ids or books.in_flight)
 
     @property
     def requests(self) -> dict[str, Request]:

@@ -7,11 +7,13 @@ It owns a scheduler and an executor. It knows no sockets, no text and no HTTP; w
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from quire.config import EngineConfig
+from quire.core.batch import ScheduledBatch
 from quire.core.kv.manager import KVCacheManager
 from quire.core.kv.residency import BlockResidency
 from quire.core.output import EngineCoreOutput
@@ -23,7 +25,7 @@ from quire.engine.messages import EngineCoreRequest
 from quire.engine.starvation import StarvationWatch
 from quire.engine.verbs import find_verb
 from quire.errors import QuireError
-from quire.executor.base import Executor, make_executor
+from quire.executor.base import Executor, PendingBatch, make_executor
 from quire.logger import get_logger
 from quire.plugins import check_wanted
 from quire.utils.collector import paused_collector
@@ -43,12 +45,21 @@ def _as_they_are(outputs: list[EngineCoreOutput], stats: StepStats) -> Produced:
     return outputs, stats
 
 
+class _Submitted(NamedTuple):
+    batch: ScheduledBatch
+    pending: PendingBatch
+    start: float
+    """When scheduling it began, in seconds."""
+    scheduled: float
+    """When it was put together."""
+
+
 class EngineCore:
     """Scheduler plus executor.
 
     Args:
         config: As given by the user; resolved here.
-        executor: Runs the batches; made from the configuration unless given.
+        executor: Runs the batches: one that is made already, or the name of a row of `EXECUTORS`.
         clock: Monotonic time.
         progress: Called with (phase, done, total) while loading.
 
@@ -60,7 +71,7 @@ class EngineCore:
         self,
         config: EngineConfig,
         *,
-        executor: Executor | None = None,
+        executor: Executor | str = "inline",
         clock: Clock | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
@@ -73,7 +84,9 @@ class EngineCore:
         check_wanted()
         policy_class(self.config.scheduler)  # a bad one is refused before the model is loaded
         with paused_collector():
-            self.executor = executor or make_executor(self.config, shape)
+            if isinstance(executor, str):
+                executor = make_executor(self.config, shape, executor)
+            self.executor = executor
             self.info = self.executor.start(progress)
         max_model_len = self.config.model.max_model_len
         assert max_model_len is not None, "resolve() settles it"
@@ -91,8 +104,15 @@ class EngineCore:
             else None,
         )
         self.scheduler = Scheduler(
-            self.config.scheduler, self.kv, max_model_len=max_model_len, clock=self.clock
+            self.config.scheduler,
+            self.kv,
+            max_model_len=max_model_len,
+            clock=self.clock,
+            max_in_flight=self.executor.max_concurrent_batches,
         )
+        self._max_in_flight = self.executor.max_concurrent_batches
+        self._in_flight: deque[_Submitted] = deque()
+        # batches whose result was not asked for, oldest first
         self._watch = StarvationWatch()
         self._audit_after = -math.inf
         logger.info("engine core ready after %.2f s", self.clock.now() - started)
@@ -101,6 +121,9 @@ class EngineCore:
 
     def step(self) -> Produced:
         """One turn: pick the tokens, compute them, apply the results.
+
+        If the executor takes several batches at once, as many are picked as there are tokens for,
+        and the results of the oldest are applied.
 
         A step that is left by an exception, whatever it is and wherever it comes from, has not
         happened: requests, blocks and cache are as before, and the next step may try again.
@@ -124,18 +147,29 @@ class EngineCore:
     def _step(self) -> Produced:
         start = self.clock.now()
         self._watch.begin(start)
-        batch = self.scheduler.schedule()
-        scheduled = self.clock.now()
-        result = self.executor.execute(batch)
+        if not self._in_flight:
+            self._submit(start)
+        while len(self._in_flight) < self._max_in_flight and self.scheduler.can_fill:
+            self._submit(self.clock.now())
+        oldest = self._in_flight.popleft()
+        result = oldest.pending.result()
         executed = self.clock.now()
-        outputs = self.scheduler.update(batch, result)
-        stats = self.scheduler.make_stats(batch, result, outputs)
+        outputs = self.scheduler.update(oldest.batch, result)
+        stats = self.scheduler.make_stats(oldest.batch, result, outputs)
+        if self.scheduler.is_in_doubt:
+            self._forget_flights()
+            self.scheduler.take_back()
         end = self.clock.now()
-        stats.schedule_seconds = scheduled - start
+        stats.schedule_seconds = oldest.scheduled - oldest.start
         stats.update_seconds = end - executed
-        stats.step_seconds = end - start
+        stats.step_seconds = end - oldest.start
         self._watch.end(stats, end)
         return outputs, stats
+
+    def _submit(self, start: float) -> None:
+        batch = self.scheduler.schedule()
+        scheduled = self.clock.now()
+        self._in_flight.append(_Submitted(batch, self.executor.submit(batch), start, scheduled))
 
     @property
     def has_requests(self) -> bool:
@@ -165,8 +199,12 @@ class EngineCore:
         """Take back what was left half done, if anything was. A second Ctrl-C may even interrupt
         this: whoever comes next does it again."""
         if self.scheduler.is_changing:
-            self.executor.reset()
+            self._forget_flights()
             self.scheduler.undo()
+
+    def _forget_flights(self) -> None:
+        self.executor.reset()
+        self._in_flight.clear()
 
     def _audit(self) -> None:
         """Check the books: when the engine falls idle, so that a leak shows soon, and at its end.

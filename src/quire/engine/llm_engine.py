@@ -57,7 +57,7 @@ class LLMEngine(EngineVerbs):
         self,
         config: EngineConfig,
         *,
-        executor: Executor | None = None,
+        executor: Executor | str = "inline",
         clock: Clock | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:

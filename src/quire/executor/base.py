@@ -47,8 +47,39 @@ class ExecutorInfo:
         return cls(**{**data, "kv_windows": tuple(data["kv_windows"])})
 
 
+class PendingBatch(Protocol):
+    """A batch that was submitted."""
+
+    def result(self) -> BatchResult:
+        """Wait until it has run. Asked once, in the order of submission.
+
+        Requests that fail alone are named in the result; nothing is raised for them. Whatever is
+        raised takes back every batch in flight, and `Executor.reset` follows.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBatch:
+    """A batch that has run before its result is asked for."""
+
+    batch_result: BatchResult
+
+    def result(self) -> BatchResult:
+        """What it produced."""
+        return self.batch_result
+
+
 class Executor(Protocol):
-    """Runs batches on a model."""
+    """Runs batches on a model, each rank in the order in which they are submitted: a batch may
+    read what an earlier one writes, and write over what an earlier one reads."""
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Batches that it takes before it has given the result of the first: at least 1. More pays
+        where they overlap, as on the stages of a pipeline; a request is in one at a time, but for
+        the chunks of its prompt."""
+        ...
 
     def start(self, progress: Progress | None = None) -> ExecutorInfo:
         """Load the model.
@@ -58,13 +89,14 @@ class Executor(Protocol):
         """
         ...
 
-    def execute(self, batch: ScheduledBatch) -> BatchResult:
-        """Run one step. Requests that fail alone are named in the result; nothing is raised for
-        them."""
+    def submit(self, batch: ScheduledBatch) -> PendingBatch:
+        """Take a batch to run it. There are never more than `max_concurrent_batches` whose result
+        was not asked for."""
         ...
 
     def reset(self) -> None:
-        """Forget all requests; the model stays loaded."""
+        """Forget all requests, and all batches whose result was not asked for: they may have run,
+        wholly or in part, or not, and none will run later. The model stays loaded."""
         ...
 
     def start_profile(self) -> None:
@@ -96,11 +128,15 @@ EXECUTORS: Final[Registry[ExecutorFactory]] = Registry(
 )
 
 
-def make_executor(config: EngineConfig, shape: ModelShape) -> Executor:
-    """The executor for a configuration: one process runs the model, so the inline one.
+def make_executor(config: EngineConfig, shape: ModelShape, name: str = "inline") -> Executor:
+    """An executor of the table.
 
     Args:
         config: Resolved.
         shape: The model's sizes.
+        name: Its row. No option chooses it: one process runs the model.
+
+    Raises:
+        ConfigError: there is no such row.
     """
-    return EXECUTORS.get("inline")(config, shape)
+    return EXECUTORS.get(name)(config, shape)

@@ -6,9 +6,11 @@ uses it in its own.
 
 from __future__ import annotations
 
+from typing import Final
+
 from quire.config import EngineConfig, ModelShape
-from quire.core.batch import BatchResult, ScheduledBatch
-from quire.executor.base import ExecutorInfo, Progress
+from quire.core.batch import ScheduledBatch
+from quire.executor.base import ComputedBatch, ExecutorInfo, Progress
 from quire.worker.worker import Worker
 
 
@@ -23,6 +25,9 @@ class InlineExecutor:
     Raises:
         ConfigError: the device or type asked for cannot be had here, or there is no such proposer.
     """
+
+    max_concurrent_batches: Final = 1
+    """There is one worker, and it computes while the caller waits."""
 
     def __init__(
         self, config: EngineConfig, shape: ModelShape, proposer: str | None = None
@@ -51,9 +56,9 @@ class InlineExecutor:
             num_swap_blocks=plan.num_swap_blocks,
         )
 
-    def execute(self, batch: ScheduledBatch) -> BatchResult:
-        """Run one step."""
-        return self._worker.execute(batch)
+    def submit(self, batch: ScheduledBatch) -> ComputedBatch:
+        """Run one step, here and now."""
+        return ComputedBatch(self._worker.execute(batch))
 
     def reset(self) -> None:
         """Forget all requests; the model stays loaded."""

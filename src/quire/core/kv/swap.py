@@ -15,7 +15,7 @@ So whatever is read was written in an earlier step, and nothing is read twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from quire.core.block_hash import parent_key
@@ -131,6 +131,11 @@ class SwapSpace:
         """What is kept for requests, for `undo`."""
         self._tier.mark()
         return self._swapped.copy()
+
+    def still_kept(self, swapped: Mapping[str, Swapped]) -> dict[str, Swapped]:
+        """Of what was kept for requests once, what has been there ever since. Does not forget
+        which blocks were taken since `mark`."""
+        return {i: place for i, place in swapped.items() if self._swapped.get(i) is place}
 
     def undo(self, swapped: dict[str, Swapped]) -> None:
         """Take back what happened since `mark`. Blocks of the tier that were taken since then may

@@ -23,7 +23,8 @@ def admit_before_running(books: Books, plan: StepPlan) -> None:
     if not books.waiting:
         return
     chunk = min(plan.chunk_limit, plan.budget)
-    lacking = [r.num_tokens - r.num_computed_tokens for r in books.running]
+    # A request whose next token is in flight will go on from it.
+    lacking = [max(1, r.num_tokens - r.num_computed_tokens) for r in books.running]
     set_aside = min(plan.budget, sum(min(n, chunk) for n in lacking if n > 1))
     plan.budget -= set_aside
     blocks = sum(cdiv(n, books.kv.block_size) for n in lacking)
@@ -139,6 +140,8 @@ def _admit(
     _record_admission(books, request, prefix, num_new, plan)
     request.status = RequestStatus.RUNNING
     request.num_computed_tokens = prefix.num_tokens
+    if not prefix.is_swapped:  # else it is its own
+        request.num_found_tokens = min(request.num_found_tokens, prefix.num_tokens)
     books.running.append(request)
     plan.take(request, num_new)
     plan.admitted.append(_in_full(request, block_ids, prefix.num_tokens))

@@ -24,7 +24,7 @@ def collect_stats(
     allocated, freed, evicted, missed = (
         now - then for now, then in zip(books.pool_counts, before, strict=True)
     )
-    facts, names = books.facts.take()
+    facts, names = books.take_records()
     drafts, sampled = batch.scheduled_spec_tokens, result.sampled_token_ids
     swap = books.kv.swap
     return StepStats(

@@ -33,7 +33,14 @@ def continue_running(books: Books, plan: StepPlan) -> None:
             end = len(running) - len(plan.admitted)
     if index < end:
         why = Wait.BUDGET if plan.budget <= 0 else Wait.BLOCKS
-        books.facts.add(FactKind.STALLED, 0, why, a=end - index)
+        count = end - index
+        if books.in_flight:
+            # Some of these may have ended by the time the records leave: name each.
+            for request in running[index:end]:
+                computed = request.num_computed_tokens
+                books.facts.add(FactKind.CHUNK, request.number, a=0, b=computed)
+            count = 0
+        books.facts.add(FactKind.STALLED, 0, why, a=count)
 
 
 def _continue(books: Books, request: Request, plan: StepPlan) -> bool:
@@ -49,9 +56,9 @@ def _continue(books: Books, request: Request, plan: StepPlan) -> bool:
         num_new = _take_drafts(request, num_new, plan)
     if num_new != 1 or computed < request.num_prompt_tokens:
         drafts = len(plan.drafts.get(request.request_id, ()))
-        books.facts.add(FactKind.CHUNK, request.number, a=num_new, b=computed, c=drafts)
-    if num_new == 0:
-        return True
+        books.facts.add(FactKind.CHUNK, request.number, a=max(0, num_new), b=computed, c=drafts)
+    if num_new <= 0:
+        return True  # all that is known of it, and perhaps drafts, are in flight
     new_blocks: BlockIds = ()
     if computed + num_new > request.num_quiet_tokens:
         blocks = _find_room(books, request, num_new, plan)

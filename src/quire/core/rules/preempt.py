@@ -34,6 +34,11 @@ def evict(books: Books, victim: Request, plan: StepPlan, why: Loss, winner: Requ
 def preempt(books: Books, request: Request, why: Loss, winner: Request | None = None) -> None:
     """Put a request that has left `running` back into the queue, swapped out or to be computed
     again."""
+    if books.in_flight:
+        # Its next token may be in flight. That does not count any more, and to compute it again
+        # the last known token is needed.
+        books.drop_from_flights(request)
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
     # What is left behind by a failure cannot be trusted, so none of it is kept or found again.
     trusted = why is not Loss.FAILURE
     swapped = trusted and _swap_out(books, request)

@@ -22,6 +22,10 @@ from quire.core.request import Request, RequestStatus
 def undo(books: Books, change: Change) -> None:
     """Bring the books back to before a change; see the top of this module."""
     books.facts.restore(change.facts)
+    for flight in reversed(change.in_flight):
+        books.facts.put_back(flight.records, flight.names)
+    books.in_flight.clear()
+    books.landed = books.doubt = None
     books.pool_counts = change.pool_counts
     requests = _known_before(books, change)
     for request, num_tokens in zip(change.ran, change.num_tokens, strict=True):
@@ -30,6 +34,9 @@ def undo(books: Books, change: Change) -> None:
         _leave_waiting(request, status, num_tokens)
     ended = [requests.pop(request_id) for request_id in change.ended if request_id in requests]
     swapped = {i: place for i, place in change.swapped.items() if i in requests}
+    if books.kv.swap is not None and books.max_in_flight > 1:
+        # A batch may have brought one back and the next one written over where it was.
+        swapped = books.kv.swap.still_kept(swapped)
     books.kv.undo(change.pool_step, swapped)
     for request in requests.values():
         request.forget_progress()

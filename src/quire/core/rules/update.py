@@ -91,8 +91,6 @@ def _append_tokens(
     prompt_logprobs = result.prompt_logprobs.get(request.request_id) if first else None
     output = output_of(request, tokens[:kept], logprobs and logprobs[:kept], prompt_logprobs)
     if request.status.is_finished:
-        # Accepted drafts after the end have KV, but are no tokens of the request.
-        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
         books.end(request)
     return output
 
@@ -134,8 +132,7 @@ def _fail_requests(books: Books, result: BatchResult, outputs: list[EngineCoreOu
         request = books.requests.get(request_id)
         if request is None:
             continue
-        first = max(0, request.num_cached_tokens)
-        suspect.update(books.kv.uncache_from(request, first))
+        suspect.update(books.kv.uncache_from(request, request.num_found_tokens))
         request.status = RequestStatus.FINISHED_ERROR
         request.error = reason
         outputs.append(output_of(request, []))

@@ -30,7 +30,7 @@ class InlineCore:
         epoch: int,
         on_message: OnMessage,
         *,
-        executor: Executor | None = None,
+        executor: Executor | str = "inline",
         clock: Clock | None = None,
     ) -> None:
         self.epoch = epoch
