@@ -38,6 +38,8 @@ TABLES: Final = {
     "weight_format": "quire.layers.linear_method:WEIGHT_FORMATS",
     "output_parser": "quire.serving.parsing:PARSERS",
     "attention_backend": "quire.attention.select:BACKENDS",
+    "device": "quire.config.model:DEVICES",
+    "kernels": "quire.kernels.dispatch:IMPLEMENTATIONS",
     "executor": "quire.executor.base:EXECUTORS",
     "draft_proposer": "quire.worker.proposer:PROPOSERS",
 }

@@ -44,8 +44,8 @@ def test_the_place_is_told_with_its_reason(monkeypatch):
 
     class Gpu(CpuDevice):
         name = "cuda"
+        where = "the GPU Abacus 9"
 
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Abacus 9")
     assert place(Gpu(), "cuda") == "the GPU Abacus 9: --device cuda was given"
     assert place(Gpu(), "auto").startswith("the GPU Abacus 9: --device auto takes a GPU")
 

@@ -32,7 +32,12 @@ FORMATS: Final[Registry[Any]] = Registry(
 )
 """Formats of weights that have files, and what opens each: `opener(folder)` gives a
 `quire.weights.formats.Checkpoint`. `auto` chooses among the first two; `dummy` has no files."""
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES: Final[Registry[Any]] = Registry(
+    "device",
+    {"cpu": "quire.worker.device:CpuDevice", "cuda": "quire.worker.device:CudaDevice"},
+    plugins="device",
+)
+"""Where a model can run, and what tells of it: each row makes a `quire.worker.device.Device`."""
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 TASKS = {
@@ -117,7 +122,8 @@ class ModelConfig:
         object.__setattr__(self, "dtype", OTHER_DTYPES.get(name, name))
         check_section(self)
         _one_of("dtype", self.dtype, DTYPES)
-        _one_of("device", self.device, DEVICES)
+        if self.device != "auto" and self.device not in DEVICES:
+            _one_of("device", self.device, ("auto", *DEVICES.names()))
         _one_of("runner", self.runner, RUNNERS)
         _one_of("convert", self.convert, CONVERSIONS)
         if self.task is not None:

@@ -39,7 +39,8 @@ class Implementation:
     ops: Mapping[str, Callable[..., Any] | None]
     """Operation to function; what is left out is the reference's."""
     device: str | None = None
-    """Type of the devices whose memory it reads; `None`: any that torch has."""
+    """Name of the device whose memory it reads (a row of `config.model.DEVICES`); `None`: any that
+    torch has."""
     unavailable: Callable[[], str | None] = _always
     """Why this machine cannot run it, or `None`. Asked each time it is chosen."""
     combined: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -52,6 +53,8 @@ IMPLEMENTATIONS: Final[Registry[Implementation]] = Registry(
         "native": "quire.kernels.native:IMPLEMENTATION",
         "reference": "quire.kernels.reference:IMPLEMENTATION",
     },
+    instance_of="quire.kernels.dispatch:Implementation",
+    plugins="kernels",
 )
 """Fastest first: `auto` takes the first one that this machine can run."""
 
@@ -150,13 +153,13 @@ def default_ops() -> Ops:
 
 
 def choose(name: str | None = None, device: str = "cpu") -> Ops:
-    """The operations for models on devices of a type.
+    """The operations for models on a device.
 
-    Kernels that are made for the type come before those that run anywhere.
+    Kernels that are made for the device come before those that run anywhere.
 
     Args:
         name: An implementation; `None` and `"auto"` mean as `QUIRE_KERNELS` says.
-        device: As in `torch.device.type`.
+        device: Its name.
 
     Raises:
         ConfigError: there is no such implementation, it is for other devices, or this machine

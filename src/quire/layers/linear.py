@@ -43,6 +43,8 @@ class Linear(Module):
         self.method = context.linear_method(in_features, parts, bias, gated, leaves)
         """How the weight is kept and multiplied with."""
         self._apply = self.method.apply
+        self.likeliest = self.method.likeliest
+        self.rows = self.method.rows
         self._keep = keep
 
     def __call__(
@@ -57,17 +59,6 @@ class Linear(Module):
     def gated(self, x: Tensor, activation: str) -> Tensor:
         """`activation(gate) * up`, rounded once: `[T, N / 2]`."""
         return self.method.gated(x, activation, self._keep)
-
-    def likeliest(self, x: Tensor) -> Tensor:
-        """The column of the largest number of each row of the float32 result: int64 `[T]`.
-
-        -1 where some number of a row is not finite.
-        """
-        return self.method.likeliest(x)
-
-    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of the weight for ids `[T]`: `[T, K]`."""
-        return self.method.rows(ids, dtype)
 
     @property
     def prepared(self) -> Any:

@@ -1,17 +1,19 @@
 """Devices as siblings: each tells its free memory and types, and waits for its work.
 
-A new kind of device is a class and a row in `DEVICES`; nobody else asks which one it is.
+A new kind of device is a class and a row of `config.model.DEVICES`; what computes on it is a row of
+`kernels.dispatch.IMPLEMENTATIONS` and perhaps an attention backend.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import torch
 
 from quire import envs
+from quire.config.model import DEVICES
 from quire.errors import ConfigError
 from quire.kernels.compiled import set_num_threads
 from quire.kernels.dispatch import Ops, choose, default_ops
@@ -28,7 +30,9 @@ class Device(Protocol):
     """Where a model runs."""
 
     name: str
-    """`cpu` or `cuda`."""
+    """Its row."""
+    where: str
+    """What it is, for people: `the CPU`."""
     torch_device: torch.device
     dtypes: Sequence[str]
     """Names of the types it can compute in, the preferred substitute first."""
@@ -51,6 +55,7 @@ class CpuDevice:
     """The host's processor and its RAM."""
 
     name = "cpu"
+    where = "the CPU"
     dtypes: Sequence[str] = ("bfloat16", "float16", "float32")
 
     def __init__(self) -> None:
@@ -78,6 +83,7 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.where = f"the GPU {torch.cuda.get_device_name(self.torch_device)}"
 
     def free_memory(self) -> int:
         """Free device memory."""
@@ -86,9 +92,6 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.torch_device)
-
-
-DEVICES: Final[Mapping[str, Callable[[], Device]]] = {"cpu": CpuDevice, "cuda": CudaDevice}
 
 
 def select_device(name: str) -> Device:
@@ -101,19 +104,19 @@ def select_device(name: str) -> Device:
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"
     if name not in DEVICES:
-        raise ConfigError(f"--device must be one of auto, {', '.join(DEVICES)}, got {name!r}")
+        raise ConfigError(
+            f"--device must be one of auto, {', '.join(DEVICES.names())}, got {name!r}"
+        )
     if name == "cuda" and not has_gpu:
         reason = "torch sees no GPU" if torch.version.cuda else "this torch was built without CUDA"
         raise ConfigError(f"--device cuda: {reason}; use --device cpu or leave it out")
-    return DEVICES[name]()
+    device: Device = DEVICES.get(name)()
+    return device
 
 
 def place(device: Device, option: str) -> str:
     """Where the model runs and why, for people: `the CPU: no CUDA device was found`."""
-    if device.name == "cuda":
-        where = f"the GPU {torch.cuda.get_device_name(device.torch_device)}"
-    else:
-        where = "the CPU"
+    where = device.where
     if option != "auto":
         return f"{where}: --device {option} was given"
     if device.name == "cuda":
@@ -175,8 +178,7 @@ def choose_kernels(device: Device) -> Ops:
     Raises:
         ConfigError: `QUIRE_KERNELS` names kernels for another device, or some that are not built.
     """
-    kind = device.torch_device.type
-    return default_ops() if kind == "cpu" else choose(device=kind)
+    return default_ops() if device.name == "cpu" else choose(device=device.name)
 
 
 def set_torch_threads(hidden_size: int, generates: bool, ops: Ops) -> int:
