@@ -1,6 +1,7 @@
 """A tool parser is one class: a made-up syntax, read at every cut of the text, streamed and whole.
 
-The toys below are all that one writes for a model family; the rest is the server as it is.
+The toys (`toy_parsers.py`) are all that one writes for a model family; the rest is the server as it
+is.
 """
 
 from __future__ import annotations
@@ -33,77 +34,10 @@ from quire.serving.turns import (
     TurnEvent,
 )
 from scripted_core import ScriptedCore, scripted_engine
-
-
-class ToyTools(OutputParser):
-    """`text [[name|{"json": "arguments"}]] text`"""
-
-    needs_tools = True
-    held, until = "", "[["
-
-    def feed(self, text: str) -> None:
-        self.held += text
-        while self.until in self.held:
-            before, _, self.held = self.held.partition(self.until)
-            if self.until == "[[":
-                self.out.text(before)
-                self.until = "|"
-            elif self.until == "|":
-                self.out.begin_call(before)
-                self.until = "]]"
-            else:
-                self.out.arguments(before)
-                self.out.end_call()
-                self.until = "[["
-        if self.until != "|":  # half a mark waits for the other half
-            cut = len(self.held) - self.held.endswith(self.until[0])
-            (self.out.text if self.until == "[[" else self.out.arguments)(self.held[:cut])
-            self.held = self.held[cut:]
-
-    def finish(self) -> None:
-        if self.until == "]]":
-            self.out.arguments(self.held)
-        else:
-            self.out.text(self.held if self.until == "[[" else "[[" + self.held)
-
-
-class ToyThoughts(OutputParser):
-    """`(thought) answer`: what stands in the first round brackets, if the text begins with them."""
-
-    thinking: bool | None = None
-
-    def feed(self, text: str) -> None:
-        if self.thinking is None:
-            self.thinking = text.startswith("(")
-            text = text[1:] if self.thinking else text
-        if self.thinking and ")" in text:
-            thought, _, text = text.partition(")")
-            self.out.reasoning(thought)
-            self.thinking = False
-        (self.out.reasoning if self.thinking else self.out.text)(text)
-
-
-class Clumsy(OutputParser):
-    """Fails where the text says so, and forgets nothing else."""
-
-    def feed(self, text: str) -> None:
-        if "§" in text:
-            raise RuntimeError("a secret of the parser")
-        self.out.text(text)
-
+from toy_parsers import PARTS, TABLE, TEXT, USER, ToyThoughts, ToyTools
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SETUP = ParserSetup("a prompt", [TOOL])
-TEXT = '(Größe?) So [x] it is. [[map|{"city": "Köln [0]"}]] and [[now|]][[map|{"a": [1]}]] [[half'
-PARTS: list[Any] = [
-    ("reasoning", "Größe?"),
-    ("text", " So [x] it is. "),
-    ("map", '{"city": "Köln [0]"}'),
-    ("text", " and "),
-    ("now", ""),
-    ("map", '{"a": [1]}'),
-    ("text", " [[half"),
-]
 
 
 def read(
@@ -178,12 +112,6 @@ def test_requests_without_tools_are_not_parsed_for_them() -> None:
 
 # ---- over HTTP -----------------------------------------------------------------------------------
 
-TABLE: dict[str, str | type[OutputParser]] = {
-    "toy": ToyTools,
-    "thoughts": ToyThoughts,
-    "clumsy": Clumsy,
-}
-USER = {"role": "user", "content": "hi"}
 Serve = Callable[..., tuple[httpx.AsyncClient, ScriptedCore, ServerState]]
 
 
