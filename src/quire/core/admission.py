@@ -1,5 +1,5 @@
-"""What admission asks beyond the order of the queue: the delay that batches prompts, and limits
-that change while requests run."""
+"""Conditions of admission beside the order of the queue: the delay that batches prompts, and the
+limits, which can be changed while requests run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ LIVE_LIMITS = (
 
 
 class DelayGate:
-    """Holds waiting prompts back so that they come in together: until the oldest has waited
-    `factor` times as long as the last step with a prompt took."""
+    """Holds waiting prompts back so that they are admitted together.
+
+    It opens when the oldest has waited `factor` times as long as the last step with a prompt took.
+    vLLM V0 calls the factor `scheduler_delay_factor`.
+    """
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._arrivals: deque[Request] = deque()
-        # in order of queueing; who no longer waits is dropped on reaching the front
+        # in order of queueing; a request that no longer waits is dropped when it comes to the front
         self._started = 0.0
         self._had_prompt = False
         self._last_prompt_latency = 0.0
@@ -40,7 +43,7 @@ class DelayGate:
         self._arrivals.append(request)
 
     def begin_step(self, now: float) -> None:
-        """A step is about to be put together: the one before is over."""
+        """A step begins: the one before is over, and its duration is known."""
         if self._had_prompt:
             self._last_prompt_latency = now - self._started
         self._started = now
@@ -50,7 +53,8 @@ class DelayGate:
         self._had_prompt = has_prompt
 
     def is_open(self) -> bool:
-        """Whether prompts may come in now. Preempted requests have waited before."""
+        """Whether prompts may be admitted now. Preempted requests do not count: they have waited
+        before."""
         arrivals = self._arrivals
         while arrivals and arrivals[0].status is not RequestStatus.WAITING:
             arrivals.popleft()
@@ -66,8 +70,8 @@ def check_changes(
     priorities: Mapping[str, object],
     max_model_len: int,
 ) -> None:
-    """Refuse what the engine core would refuse, before it is sent: a message cannot carry numbers
-    of any size.
+    """Refuse what the engine core would refuse, before it is sent there: a message cannot carry
+    integers of any size.
 
     Raises:
         InvalidRequest: a limit or a priority is bad.

@@ -1,9 +1,9 @@
-"""Hashes of full KV blocks: equal hash means equal KV content.
+"""Hashes of full KV blocks: an equal hash means equal KV content.
 
-A block's hash is the SHA-256 of everything up to its end: what changes the KV besides the tokens
-(the `cache_salt`), then all tokens of the prefix. One running hash gives them all: each block is
-fed once, and the digest is read at its end. That costs half of hashing block after block with
-its parent's hash in front, and is as hard to collide.
+A block's hash is the SHA-256 of everything up to its end: first what changes the KV besides the
+tokens (adapter and `cache_salt`), then all tokens of the prefix. One running hash gives the hashes
+of all blocks: each block is fed once, and the digest is read at its end. vLLM hashes each block
+together with its parent's hash; this costs half of that and is as hard to collide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _TOKEN_BYTES = array("I").itemsize
 
 
 def hash_prefix(token_ids: list[int], keys: bytes = b"") -> bytes:
-    """Hash of a whole prefix, in one go: what a block that ends there is known by.
+    """Hash of a whole prefix in one go: what the block that ends there is known by. It defines what
+    `extend_block_hashes` computes step by step.
 
     The keys come with their length before the tokens, so no two different inputs make the same
     byte string. Token ids are 32-bit, little-endian.
@@ -61,21 +62,22 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
     width = block_size * _TOKEN_BYTES
     blocks = [packed[start : start + width] for start in range(0, (full - first) * width, width)]
     digest = running.digest
-    # In C, but for the digests: each block is fed when the next step of the loop asks for it.
+    # `map` feeds a block each time the loop asks for its next item, so that the digest is read
+    # between one block and the next. All but reading it runs in C.
     hashes += [digest() for _ in map(running.update, blocks)]
 
 
 def parent_key(request: Request, index: int) -> bytes:
-    """What comes before block `index` of a request: equal keys mean an equal prefix."""
+    """A key for what comes before block `index` of a request: equal keys mean an equal prefix."""
     if index:
         return request.block_hashes[index - 1]
     return _begin(_first_block_keys(request)).digest()
 
 
 def _first_block_keys(request: Request) -> bytes:
-    """What separates equal tokens from the first block on: the adapter, which changes the KV, and
-    the salt, which keeps callers apart. The adapter's length stands before it, so that no two
-    pairs make the same bytes."""
+    """What tells equal tokens apart from the first block on: the adapter, which changes the KV, and
+    the salt, which keeps callers from finding each other's content. The adapter's length comes
+    before its name, so that no two pairs make the same bytes."""
     keys = b""
     if request.adapter is not None:
         adapter = request.adapter.encode("utf-8", "surrogatepass")

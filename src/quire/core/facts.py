@@ -1,10 +1,10 @@
-"""What the scheduler decided and why, one fixed-size record per decision.
+"""What the scheduler decided and why: one fixed-size record per decision.
 
-Records are written where the decision is made and leave with the step's statistics; logs, traces,
-explanations and the simulator read the same bytes. What repeats is not repeated: a running
-request that gets the one token a decode needs has no record of its own, and a request that goes
-on waiting for the same reason has one. `Follower` restores the whole batch of every step from
-the records alone. Knows no text, no clock but the times it is given.
+A record is written where the decision is made, and leaves with the statistics of the step. Logs,
+traces and explanations all read the same bytes. The usual case is not written down: a running
+request that gets the one token of a decode has no record, and a request that goes on waiting for
+the same reason has only the first. Still, `Follower` restores the whole batch of every step from
+the records alone. They know no text, and no clock but the times they are given.
 """
 
 from __future__ import annotations
@@ -16,66 +16,69 @@ from typing import Final, NamedTuple
 
 
 class FactKind(enum.IntEnum):
-    """What a record says. `a` to `d` by kind; blocks and tokens are counts."""
+    """What a record says. The meaning of its numbers `a` to `d` depends on it; blocks and tokens
+    are counts."""
 
     STEP = 0
-    """A step is put together; what follows belongs to it. a: its token budget, b: running
-    requests, c: waiting ones."""
+    """A step begins, and the records that follow belong to it. a: its token budget, b: running
+    requests, c: waiting requests."""
     QUEUED = 1
-    """a: prompt tokens, b: output tokens it came with (after a crash), c: priority."""
+    """A request arrived. a: prompt tokens, b: output tokens it came with (after a crash),
+    c: priority."""
     ADMITTED = 2
-    """a: tokens scheduled, b: tokens found in the prefix cache, c: blocks found, d: blocks taken.
-    `reason` is 1 if it comes back after a preemption, 2 if it was swapped out: then b is the
-    tokens that came back with it."""
+    """A waiting request came in. a: tokens scheduled, b: tokens found in the prefix cache,
+    c: blocks found, d: blocks taken. `reason` is 1 if it comes back after a preemption, and 2 if it
+    comes back from the second tier: then b counts the tokens that came back with it."""
     CHUNK = 3
-    """A running request got other than one decode token. a: tokens, b: computed before,
-    c: draft tokens among them."""
+    """A running request got something else than the one token of a decode. a: tokens, b: tokens
+    computed before, c: draft tokens among a."""
     STALLED = 4
-    """The step ended before these. a: how many at the end of the running order (those admitted in
-    this step not counted) got nothing. `reason`: `BUDGET` or `BLOCKS` of `Wait`."""
+    """Running requests got nothing, because budget or blocks ran out before it was their turn.
+    a: how many; they are the last in the order of admission, not counting those admitted in this
+    step. `reason`: `Wait.BUDGET` or `Wait.BLOCKS`."""
     WAITS = 5
-    """The request at the head of the queue cannot come in. `reason`: a `Wait`; a: needed,
-    b: available, of whatever is short. Holds until the next record of that request."""
+    """The request at the head of the queue cannot come in. `reason`: a `Wait`; a: how much it
+    needs of whatever is short, b: how much there is. Holds until the next record of that
+    request."""
     PREEMPTED = 6
-    """`other`: for whom (0: for nobody). `reason`: a `Loss`; a: computed tokens lost,
-    b: blocks given up, c: 1 if they were swapped out."""
+    """A running request lost its place. `other`: to which request (0: to none). `reason`: a
+    `Loss`; a: computed tokens lost, b: blocks given up, c: 1 if they were swapped out."""
     VERIFIED = 7
-    """a: draft tokens, b: accepted."""
+    """Drafts were verified. a: draft tokens, b: how many were accepted."""
     FINISHED = 8
-    """`reason`: the `RequestStatus`; a: output tokens, b: blocks given up."""
+    """A request ended. `reason`: its `RequestStatus`; a: output tokens, b: blocks given up."""
     LIMITS = 9
-    """Limits or the policy were changed between steps; other ones held before. a: `max_num_seqs`,
+    """Limits or the policy were changed between steps. What holds now is a: `max_num_seqs`,
     b: `max_num_batched_tokens`."""
 
 
 class Wait(enum.IntEnum):
-    """Why the head of the queue waits."""
+    """Why the request at the head of the queue waits."""
 
     BUDGET = 1
-    """Tokens of the step. Needed: its next chunk (its whole prompt without chunked prefill)."""
+    """The tokens of the step are spent. It needs those of its next chunk, or of its whole prompt if
+    prompts are not chunked."""
     BLOCKS = 2
+    """Too few KV blocks are free."""
     MAX_NUM_SEQS = 3
+    """As many run as may."""
     PREEMPTION = 4
-    """A running request was preempted in this step: nobody comes in."""
+    """A running request was preempted in this step, so nothing is admitted."""
     POLICY = 5
-    """The policy or the delay factor holds it back."""
-    ADAPTER = 6
-    GRAMMAR = 7
-    TRANSFER = 8
-    """Its blocks are on their way."""
+    """The delay that batches prompts holds it back."""
 
 
 class Loss(enum.IntEnum):
     """Why a running request lost its place."""
 
     BLOCKS = 1
-    """Others needed its blocks."""
+    """A running request needed its blocks."""
     URGENCY = 2
-    """A waiting request with more right to them."""
+    """A more urgent request was waiting."""
     FAILURE = 3
-    """It had read blocks of a request that failed."""
+    """It shared blocks with a request that failed, or lost some to a failed copy."""
     UNDONE = 4
-    """A step was left by an exception and has not happened: all that ran come back."""
+    """A step was left by an exception and was undone: every request that ran comes back."""
 
 
 class Fact(NamedTuple):
@@ -85,7 +88,7 @@ class Fact(NamedTuple):
     reason: int
     step: int
     request: int
-    """Number of the request; 0: none."""
+    """Number of the request, from `FactLog.name`; 0: none."""
     other: int
     time: float
     """Seconds on the core's clock."""
@@ -96,18 +99,18 @@ class Fact(NamedTuple):
 
 
 FactMark = tuple[bytearray, int, list[tuple[int, str]], int, int]
-"""Records and names that have not left yet, with their lengths, and the number of the next
-request."""
+"""The records that have not left yet and their length in bytes, the names that have not left yet
+and their count, and the number of the next request."""
 
-# Wide: steps and requests are counted for as long as a core lives, and a priority has 64 bits. It
-# costs nothing that could be measured beside the call.
+# 64 bits each: steps and requests are counted for as long as a core lives, and a priority has 64
+# bits. Narrower fields would save nothing that can be measured beside the call itself.
 _RECORD: Final = struct.Struct("<BB6xQQQdqqqq")
 RECORD_BYTES: Final = _RECORD.size
 _LARGEST: Final = 2**63 - 1
 
 
 class FactLog:
-    """Collects the records of a step."""
+    """Collects records until the statistics of a step take them."""
 
     __slots__ = (
         "_applied_from",
@@ -129,7 +132,7 @@ class FactLog:
         self._names: list[tuple[int, str]] = []
         self._next_number = 1
         self._waiting = (0, 0)
-        # the last request that was said to wait, and why
+        # number of the request that was last said to wait, and why
         self._applied_from = 0
         # where the records of applying a step begin
 
@@ -165,10 +168,10 @@ class FactLog:
         c: int = 0,
         d: int = 0,
     ) -> None:
-        """Write a record; the meaning of the numbers stands at its kind.
+        """Write a record; `FactKind` says what its numbers mean.
 
-        One that does not fit is told as the largest that does: whatever comes in, to be watched
-        must never be what ends a step.
+        A number that does not fit is clipped to the largest that does: whatever a request brings,
+        keeping a record of it must not make a step fail.
         """
         try:
             self._records += _RECORD.pack(
@@ -179,7 +182,7 @@ class FactLog:
             self._records += _RECORD.pack(kind, reason, self.step, request, other, self.time, *told)
 
     def waits(self, request: int, reason: Wait, needed: int = 0, available: int = 0) -> None:
-        """Write why the head of the queue waits, unless that was said last time."""
+        """Write why the head of the queue waits, unless the last such record said the same."""
         if self._waiting != (request, reason):
             self._waiting = (request, reason)
             self.add(FactKind.WAITS, request, reason, a=needed, b=available)
@@ -190,13 +193,14 @@ class FactLog:
         self.add(FactKind.LIMITS, 0, a=max_num_seqs, b=max_num_batched_tokens)
 
     def mark(self) -> FactMark:
-        """What there is, for `restore`."""
+        """Where the log stands, for `restore`."""
         records, names = self._records, self._names
         return records, len(records), names, len(names), self._next_number
 
     def restore(self, mark: FactMark) -> None:
-        """Forget what was written since."""
-        # What `take` has handed out is whole still: it leaves the originals alone.
+        """Forget what was written since `mark`."""
+        # `take` starts new ones and leaves the originals as they are, so these are whole even if it
+        # has run since.
         self._records, num_bytes, self._names, num_names, self._next_number = mark
         del self._records[num_bytes:], self._names[num_names:]
         self._waiting = (0, 0)
@@ -234,14 +238,16 @@ def unpack(records: bytes) -> Iterator[Fact]:
 
 
 class Follower:
-    """Restores who was scheduled for how many tokens, from the records of consecutive steps."""
+    """Restores which requests were scheduled for how many tokens, from the records of consecutive
+    steps."""
 
     def __init__(self) -> None:
         self.running: dict[int, None] = {}
         """Numbers of the running requests, in order of admission."""
 
     def follow(self, records: bytes) -> dict[int, int]:
-        """Tokens by request number of the step that the records hold; empty if they hold none."""
+        """The tokens of the step that the records hold, by request number; empty if they hold no
+        step."""
         scheduled: dict[int, int] = {}
         new: set[int] = set()
         in_schedule = False
@@ -261,7 +267,7 @@ class Follower:
                     del scheduled[number]
             elif fact.kind in (FactKind.PREEMPTED, FactKind.FINISHED):
                 self.running.pop(fact.request, None)
-                # What ends after the step was put together was still part of it.
+                # A request that ended or failed after the step was put together was part of it.
                 if in_schedule and fact.kind == FactKind.PREEMPTED and fact.reason != Loss.FAILURE:
                     scheduled.pop(fact.request, None)
         return {number: count for number, count in scheduled.items() if count}

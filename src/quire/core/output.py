@@ -1,4 +1,5 @@
-"""What a step tells the outside about each request. Travels inline or over the wire as it is."""
+"""What a step tells the front end about each request. It is handed over as it is within a process,
+and as msgpack between processes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def output_of(
     prompt_logprobs: list[TokenLogprobs | None] | None = None,
     pooled: Pooled | None = None,
 ) -> EngineCoreOutput:
-    """New tokens of a request with all that is known of it; said at its beginning and its end."""
+    """New tokens of a request with everything that is known about it. Used for its first output
+    and its last; the ones between carry their tokens alone."""
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=token_ids,

@@ -1,4 +1,4 @@
-"""Scheduling policies: who is admitted next, and who gives way when room runs out.
+"""Scheduling policies: which request is admitted next, and which gives way when room runs out.
 
 A policy is one class: it holds the waiting requests and answers the scheduler's questions. Their
 names are the rows of `POLICIES` in `config/scheduler.py`; `--scheduler-cls` names any other
@@ -74,10 +74,11 @@ class Policy(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Request]:
-        """All that wait, in any order in which preempted ones keep theirs."""
+        """All waiting requests. The order does not matter, except that the preempted ones come in
+        the order in which they are to return."""
 
     def admit_request(self, request: Request) -> None:
-        """Take out a request because it is admitted: the one `peek_request` gave."""
+        """Take out the request that `peek_request` gave, because it is admitted."""
         self.remove_request(request)
 
     def change_priority(self, request: Request, priority: int) -> None:
@@ -85,17 +86,23 @@ class Policy(ABC):
         request.priority = priority
 
     def finish_request(self, request: Request) -> None:
-        """Told of each request that ended, running or waiting, with its output."""
+        """Called for each request that ended, whether it ran or waited; its output is complete."""
         return
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
-        """Who loses its blocks when a running request finds none. Given in order of admission."""
+        """The request that loses its blocks when a running one finds none.
+
+        Args:
+            running: In order of admission; not empty.
+        """
         return running[-1]
 
     def may_displace(self, waiting: Request, running: Request, now: float) -> bool:
         """Whether a waiting request may take the place of a running one when there is no room.
-        Asked only if `displaces`. Once put back, the running one must come after the waiting
-        one."""
+
+        Asked only if `displaces` is set. When the running one has been put back it must come after
+        the waiting one: otherwise the two would displace each other for ever.
+        """
         return False
 
 
@@ -137,8 +144,8 @@ class PrefillFirst(FCFS):
 
 
 class Ordered(Policy):
-    """By a key that is fixed when a request is queued. Who has waited `aging_seconds` goes first,
-    oldest first, so that nobody waits for ever."""
+    """By a key that is fixed when a request is queued. Requests that have waited `aging_seconds` go
+    first, the oldest of them first, so that none waits for ever."""
 
     def __init__(self, config: SchedulerConfig, count_uncached: CountTokens = count_all) -> None:
         super().__init__(config, count_uncached)
@@ -161,7 +168,7 @@ class Ordered(Policy):
         self._returned.prepend(request)
 
     def peek_request(self, now: float) -> Request:
-        """A preempted one, else one that has waited too long, else the smallest key."""
+        """A preempted request, else one that has waited too long, else the smallest key."""
         if self._returned:
             return self._returned.first()
         if self.aging_seconds:
@@ -171,7 +178,7 @@ class Ordered(Policy):
         return self._by_key.first()
 
     def is_aged(self, request: Request, now: float) -> bool:
-        """Whether a request has been here so long that its key does not count any more."""
+        """Whether a request has waited so long that its key no longer counts."""
         return bool(self.aging_seconds) and now - request.queued_ts >= self.aging_seconds
 
     def remove_request(self, request: Request) -> None:
@@ -189,8 +196,8 @@ class Ordered(Policy):
 
 
 class Priority(Ordered):
-    """Lower `priority` first, ties by arrival. The least urgent request gives way, and with
-    `priority_preemption` does so even for one that only waits."""
+    """Lower `priority` first, ties by arrival. The least urgent request gives way to running ones,
+    and with `priority_preemption` also to a waiting one."""
 
     def __init__(self, config: SchedulerConfig, count_uncached: CountTokens = count_all) -> None:
         super().__init__(config, count_uncached)
@@ -215,7 +222,8 @@ class Priority(Ordered):
         return max(running, key=self.key)
 
     def may_displace(self, waiting: Request, running: Request, now: float) -> bool:
-        """If strictly more urgent. Not one that has aged: it would never get to its end."""
+        """If it is strictly more urgent, and the running one has not aged: that would be displaced
+        again and again and never come to its end."""
         return waiting.priority < running.priority and not self.is_aged(running, now)
 
 

@@ -1,4 +1,5 @@
-"""Containers of waiting requests, in which any entry can be cancelled cheaply. No policy."""
+"""Containers of waiting requests from which any entry can be cancelled cheaply. They know no
+policy."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from quire.core.request import Request
 
 
 class Line:
-    """A line with two ends. All operations O(1), the cancelling of any entry included."""
+    """A queue with two ends. All operations are O(1), also cancelling any entry."""
 
-    # Not a plain dict: finding its first key walks over every key deleted before it.
+    # A plain dict would do, but finding its first key walks over all keys that were deleted
+    # before it: emptying a long queue from the front would cost O(n^2).
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
 
@@ -28,7 +30,7 @@ class Line:
         self._requests.move_to_end(request.request_id, last=False)
 
     def first(self) -> Request:
-        """The one in front, left where it is."""
+        """The request in front, which stays there."""
         return next(iter(self._requests.values()))
 
     def discard(self, request: Request) -> bool:
@@ -43,8 +45,11 @@ class Line:
 
 
 class Heap:
-    """Requests by key, equal keys by order of insertion. Cancelled entries stay until they
-    surface, so cancelling is O(1); a heap of which more than half is dead is rebuilt."""
+    """Requests by key, smallest first; equal keys in order of insertion.
+
+    A cancelled entry stays in the heap until it comes to the top, so cancelling is O(1). When more
+    than half of the entries are dead the heap is rebuilt, so that they cannot pile up.
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[Any, int, Request]] = []
@@ -58,7 +63,7 @@ class Heap:
         heapq.heappush(self._entries, (key, serial, request))
 
     def first(self) -> Request:
-        """The one with the smallest key, left where it is."""
+        """The request with the smallest key, which stays there."""
         while not self._is_alive(self._entries[0]):
             heapq.heappop(self._entries)
         return self._entries[0][2]

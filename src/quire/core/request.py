@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: tokens, progress, status. No text, no tensors."""
+"""A request as the scheduler sees it: tokens, progress and status. No text, no tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RequestStatus(enum.IntEnum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
-    """Waiting again after its KV blocks were taken away; its output tokens are kept."""
+    """It waits again, because its KV blocks were taken away; its output tokens are kept."""
     FINISHED_STOPPED = enum.auto()
     FINISHED_LENGTH_CAPPED = enum.auto()
     FINISHED_ABORTED = enum.auto()
@@ -108,23 +108,25 @@ class Request(_EveryStep):
         self.priority = priority
         self.cache_salt = cache_salt
         self.adapter = adapter
-        """What changes its KV beside the tokens: name and version of a LoRA adapter."""
+        """Name and version of a LoRA adapter: it changes the KV of equal tokens."""
         self.client = client
-        """Who asked, for the `fair` policy; empty: nobody in particular."""
+        """The client that asked, for the `fair` policy; empty: no particular one."""
         self.num_prompt_tokens = len(prompt_token_ids)
         self.all_token_ids = [*prompt_token_ids, *(output_token_ids or ())]
-        """Prompt, then output."""
+        """The prompt, then the output so far."""
         self.num_computed_tokens = 0
-        """Tokens that have KV, or will once the step that was scheduled has run."""
+        """Tokens that have KV, or will have it once the scheduled step has run."""
         self.block_hashes: list[bytes] = []
-        """Hashes of the full blocks of `all_token_ids`, kept up by the KV manager."""
+        """Hashes of the full blocks of `all_token_ids`; the KV manager extends them when it needs
+        more."""
         self.spec_token_ids: Sequence[int] = ()
-        """Draft tokens to be verified in the next step; they are not part of the request. Mostly
-        one shared empty tuple: a list of each request's own would be one more place to fetch."""
+        """Draft tokens to be verified in the next step; they are not part of the request. Where
+        there are none it is the one empty tuple, because an empty list of each request's own would
+        be one more cache line to fetch in every step."""
         self.number = 0
-        """What the scheduler's records call it."""
+        """What the records of `core.facts` call it."""
         self.prefix_hash: _Hash | None = None
-        """The running hash that these were read from."""
+        """The running hash that `block_hashes` were read from."""
         self.num_quiet_tokens = 0
         """A decode that leaves at most this many computed tokens is *quiet*: there is a slot for
         it, no block becomes full, and what it samples is neither the first output nor the last
@@ -133,7 +135,7 @@ class Request(_EveryStep):
         self.stop_ids = frozenset(sampling_params.stop_token_ids).union(
             () if sampling_params.ignore_eos else sampling_params.eos_token_ids
         )
-        """Ids that end the request."""
+        """Token ids that end it."""
         most = sampling_params.max_tokens
         self.length_limit = 2**62 if most is None else self.num_prompt_tokens + most
         """Number of tokens, prompt and output, at which it ends: by `max_tokens`, or by the context
@@ -148,7 +150,7 @@ class Request(_EveryStep):
         """The fewest tokens found there at any admission: KV of what follows was computed for this
         very request, and cannot be trusted if it fails."""
         self.num_promoted_tokens = 0
-        """Those of them that came from the second tier."""
+        """Those of `num_cached_tokens` that came from the second tier."""
         self.queued_ts = 0.0
         self.scheduled_ts = 0.0
 
@@ -166,7 +168,8 @@ class Request(_EveryStep):
             self.num_quiet_tokens = self.length_limit - 2
 
     def forget_progress(self) -> None:
-        """Nothing of it is computed any more, and no hash of it is trusted to be whole."""
+        """Start again from nothing computed. The hashes go, too: a change that was left by an
+        exception may have fed the running hash and not kept the digest."""
         self.num_computed_tokens = self.num_quiet_tokens = 0
         self.spec_token_ids = ()
         self.block_hashes = []

@@ -106,8 +106,6 @@ class Scheduler:
         self.books.facts.at(self.books.clock.now())
         return update_from_output(self.books, batch, result)
 
-    update_from_output = update
-
     def make_stats(
         self, batch: ScheduledBatch, result: BatchResult, outputs: list[EngineCoreOutput]
     ) -> StepStats:

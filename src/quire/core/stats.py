@@ -1,4 +1,5 @@
-"""Facts about steps, without formatting: log line, metrics and tests read the same numbers."""
+"""Facts about steps and requests, not formatted: log line, metrics, traces and tests read the same
+numbers."""
 
 from __future__ import annotations
 
@@ -8,23 +9,23 @@ from quire.core.batch import LayerSpan
 
 
 class MachineStats(msgspec.Struct, array_like=True):
-    """What the machine did in the `seconds` before `time`; None: not known."""
+    """What the machine did in the `seconds` before `time`. None: not known."""
 
     time: float
     """Seconds on the core's clock."""
     seconds: float
     load: float | None
-    """Threads that ran or wanted to, of all processes: the mean of the last minute."""
+    """Threads of all processes that ran or were ready to, averaged over the last minute."""
     cores: int
-    """That this process may use."""
+    """Processor cores that this process may use."""
     stolen_seconds: float | None
-    """By the hypervisor, from all cores together."""
+    """Processor time that the hypervisor gave to others, all cores together."""
     throttled_seconds: float | None
-    """In which the control group's CPU quota was used up."""
+    """Time during which the control group's CPU quota was used up."""
 
 
 class StepStats(msgspec.Struct, array_like=True):
-    """One engine step. The documents' `SchedulerStats` plus what the step did."""
+    """One engine step: vLLM's `SchedulerStats`, and what the step did."""
 
     step: int = 0
     start: float = 0.0
@@ -77,24 +78,26 @@ class StepStats(msgspec.Struct, array_like=True):
     """Number and internal id of each request first named in them."""
     swap_seconds: float = 0.0
     worker_start: float = 0.0
-    """When the worker began, and `worker_seconds`: measured for detailed traces alone."""
+    """When the worker began, on the monotonic clock. This and `worker_seconds` are measured only
+    for detailed traces."""
     worker_seconds: float = 0.0
     layer_times: list[LayerSpan] = []
-    """Of each layer, for detailed traces."""
+    """The layers in order, for detailed traces; otherwise empty."""
     prefix_lookups: list[tuple[int, int]] = []
-    """`prefix_queries` and `prefix_hits` by request."""
+    """(`prefix_queries`, `prefix_hits`) of each request."""
     stays: list[tuple[float, float, list[float]]] = []
-    """Of the followed blocks whose cached content was given up in this step, in seconds: since it
-    was put there, since it was used last, and the gaps between its uses."""
+    """For each sampled block whose cached content was evicted in this step, in seconds: how long
+    ago it was put there, how long ago it was last used, and the gaps between its uses."""
     prefix_missed: int = 0
-    """Of `prefix_queries`, tokens that had been cached and were evicted since."""
+    """Tokens of `prefix_queries` that had been cached, but were evicted before this lookup."""
     cpu_wait_seconds: float | None = None
-    """Of `step_seconds`, how long a thread of the step was ready to run and got no core: the one
-    that waited longest. None: not read."""
+    """The part of `step_seconds` in which a thread of the step was ready to run and got no core:
+    that of the thread that waited longest. None: not measured."""
     gap_wait_seconds: float | None = None
-    """The same of the pause before the step, if there was one."""
+    """The same for the pause before the step, if there was one."""
     api_wait_seconds: float | None = None
-    """The same of the API process's event loop, since the step before; it writes that itself."""
+    """The same for the event loop of the API process since the step before. The API process fills
+    this in."""
     machine: MachineStats | None = None
     """Read about once a second."""
 
@@ -119,29 +122,29 @@ class FinishedRequestStats(msgspec.Struct, array_like=True):
     n: int
     max_tokens: int | None
     request_id: str = ""
-    """The core's id of it."""
+    """The id that the engine core knows it by."""
     corrupted: bool = False
-    """It ended because the model's output was not a finite number."""
+    """Whether it ended because the model's output was not a finite number."""
     longest: int | None = None
-    """On the last completion of a request to end: the tokens of the longest one."""
+    """Set on the last completion of a request to end: the tokens of its longest completion."""
     finished_ts: float = 0.0
     """Seconds on the frontend's clock."""
     first_token_ts: float = 0.0
-    """Likewise; 0 if there was none."""
+    """On the same clock; 0 if there was no token."""
 
 
 class IterationStats(msgspec.Struct, array_like=True):
     """What one batch of engine outputs meant to the callers."""
 
     num_prompt_tokens: int = 0
-    """Whole prompts whose prefill result arrived, cache hits included."""
+    """Tokens of the prompts whose first output arrived, cache hits included."""
     num_cached_tokens: int = 0
     promoted_tokens: dict[str, int] = {}
-    """Of the cached ones, those that came from the second tier: `host` or `disk`."""
+    """The cached tokens that came from the second tier, by its kind: `host` or `disk`."""
     num_generation_tokens: int = 0
     time_to_first_token: list[float] = []
     inter_token_latency: list[float] = []
-    """One entry per output event after the first."""
+    """Seconds; one entry per output after a request's first."""
     finished: list[FinishedRequestStats] = []
     admission_rejections: dict[str, int] = {}
     """Requests refused because of a queue limit, by the limit's name."""

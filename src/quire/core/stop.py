@@ -1,6 +1,6 @@
-"""When a request is over: an ordered, pure check of its last token.
+"""Whether a request is over: an ordered check of its last token.
 
-Stop *strings* need text and are found by the output processor, which then aborts here.
+Stop *strings* need text. The output processor finds them and then aborts the request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Whether a preempted request is better swapped out or computed again, by measured costs.
+"""Decides by measured costs whether a preempted request is swapped out or computed again.
 
-Seconds per token computed come from steps with prompts, seconds per block copied from steps that
-moved blocks; both are moving averages. Until a copy has been measured it counts as free, so the
-first one becomes the measurement. Knows no blocks and no requests.
+The cost of computing a token is measured in steps that are mostly prompts, the cost of copying a
+block in steps that moved blocks; both are moving averages, in seconds. Copying counts as free
+until it has been measured, so that a first copy is made and can be measured. Knows no blocks and
+no requests.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ class SwapCost:
         if moved and result.swap_seconds:
             each = result.swap_seconds / moved
             self.seconds_per_block = _averaged(self.seconds_per_block, each)
-        # In a step of mostly decodes a token costs more than it would when recomputed.
+        # Decodes are bound by memory: in a step of mostly decodes a token costs much more than it
+        # would in the prompt that a recomputed request is.
         total = batch.total_num_scheduled_tokens
         if result.forward_seconds and 2 * batch.num_prompt_tokens > total:
             each = result.forward_seconds / total
             self.seconds_per_token = _averaged(self.seconds_per_token, each)
 
     def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
-        """For a request with so many computed tokens in so many blocks."""
+        """Whether to swap a request out that has so many computed tokens in so many blocks."""
         if self.mode != "auto":
             return self.mode == "swap"
-        # There and back again.
+        # Each block is copied out and, later, back in.
         return 2 * num_blocks * self.seconds_per_block <= num_tokens * self.seconds_per_token
 
 

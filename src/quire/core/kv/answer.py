@@ -1,4 +1,4 @@
-"""What the KV cache answers when it is asked why a prompt finds its prefix, or does not."""
+"""What the KV cache answers to the question why a prompt finds its prefix, or does not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class PrefixAnswer:
     num_cached_tokens: int
     """Tokens that need not be computed; at most `num_tokens - 1`."""
     block_index: int
-    """The first block that is not found whole."""
+    """Index of the first block that is not found whole."""
     first_difference: int | None
-    """Position of the first token that differs from the nearest cached content in that block;
-    None if nothing cached begins alike there, or nothing differs as far as it goes."""
+    """Position of the first token of that block that differs from the nearest cached content. None
+    if no cached block begins like it, or if nothing differs as far as the cached one goes."""
     cached_token_id: int | None
     given_token_id: int | None

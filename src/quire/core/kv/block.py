@@ -1,7 +1,7 @@
-"""A KV block and the queue of free ones.
+"""A KV block, and the queue of free blocks.
 
-The queue is an intrusive doubly linked list: taking a block out of its middle, which a prefix hit
-on an unused block does, costs O(1), where a deque would search.
+The queue is an intrusive doubly linked list. A prefix hit on an unused block takes it out of the
+middle of the queue: here that costs O(1), while a deque would search for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Origin(NamedTuple):
     tokens: list[int]
     """The request's own list, so that nothing is copied."""
     ready_at: int
-    """Step from which the content is there; until then it is only about to be computed."""
+    """The step from which on the content can be read: until then it is still being computed."""
     group: int
-    """Whose layers' KV it is."""
+    """The group of layers whose KV it is."""
 
 
 class KVBlock:
@@ -44,24 +44,25 @@ class KVBlock:
         self.is_null = is_null
         """Block 0: a placeholder, never allocated, never freed."""
         self.ref_cnt = int(is_null)
-        # What follows is set while the content can be found.
+        # The fields from here to the links of the queue are set while the content can be found.
         self.block_hash: bytes | None = None
-        """Hash of a full block's content and all before it."""
+        """Of a full block: the hash of its content and all before it."""
         self.parent: bytes | None = None
-        """The hash of what comes before it."""
+        """The hash of all that comes before it."""
         self.origin: Origin | None = None
         self.span = (0, 0)
-        """Which of the origin's tokens it holds."""
+        """First and end position of the tokens of the origin that it holds."""
         self.leader: KVBlock | None = None
-        """A block with the hash `parent` whose `follower` this is, if there is one."""
+        """The block with the hash `parent` whose `follower` this is, if there is one."""
         self.follower: KVBlock | None = None
-        """One of the blocks that go on from here."""
+        """One of the blocks whose content goes on from here. Further ones are found by `parent`."""
         self.prev_free: KVBlock | None = None
         self.next_free: KVBlock | None = None
 
     @property
     def token_ids(self) -> list[int]:
-        """Content that can be found: all of a full block, or the beginning of a partial one."""
+        """The tokens whose KV can be found here: all of a full block, or the beginning of a partial
+        one."""
         return self.origin.tokens[slice(*self.span)] if self.origin is not None else []
 
     def __repr__(self) -> str:
@@ -92,7 +93,8 @@ class FreeBlockQueue:
             block = block.next_free
 
     def walk(self) -> list[KVBlock]:
-        """The blocks as far as the links lead, which may have been left half changed."""
+        """The blocks in order, as far as the links lead: an exception may have left them half
+        changed."""
         found: dict[KVBlock, None] = {}
         block = self._head.next_free
         while block is not None and block.block_id >= 0 and block not in found:
@@ -117,7 +119,7 @@ class FreeBlockQueue:
             block.prev_free = block.next_free = None
             block = following
         assert block is not None, "the tail stands behind all"
-        # One relink for all of them.
+        # The rest is linked to the head once, not once per block.
         self._head.next_free, block.prev_free = block, self._head
         self._count -= count
         return taken

@@ -1,9 +1,9 @@
 """The longest cached prefix that serves all groups of layers at once.
 
-A group that keeps all tokens needs every block from the first on: it is followed from left to
-right. A group with a window needs only the last few blocks before the first token to be computed:
-it is searched from right to left. Each answer may shorten what the others can use, until all
-agree. Changes nothing; knows no requests.
+A group that keeps all tokens needs every block from the first on, so it is followed from left to
+right. A group with a window needs only the last few blocks before the first token to be computed,
+so it is searched from right to left. Each answer can shorten what the other groups may use; the
+search ends when all agree. It changes nothing and knows no requests.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from quire.config.kv_groups import blocks_before
 from quire.core.kv.block import KVBlock
 
 GroupBlocks = tuple[list[KVBlock], ...]
-"""One block list per group, all of the same length; the null block stands for those not needed."""
+"""One block list per group, all of the same length. The null block stands for a block that the
+group does not need."""
 
 
 class Lookup(Protocol):
-    """Where cached blocks are looked up: a `BlockPool`, or it and more."""
+    """Where cached blocks are looked up: a `BlockPool`, or the pool and the second tier."""
 
     null_block: KVBlock
 
@@ -44,7 +45,7 @@ def find_hits(
         block_size: Tokens per block.
     """
     found: list[list[KVBlock]] = []
-    end = len(hashes)
+    end = len(hashes)  # blocks that every group looked at so far can follow
     for group, window in enumerate(windows):
         if window is None:
             found.append(pool.find_run(hashes[:end], group))
@@ -65,6 +66,8 @@ def _common_end(
     pool: Lookup, needs: Sequence[tuple[int, int]], hashes: list[bytes], end: int
 ) -> int:
     """The greatest number of blocks, at most `end`, that all windowed groups can follow."""
+    # Shortening the end for one group moves its last blocks, which another group may not have: ask
+    # all of them again until none shortens it. It only shrinks, so this ends.
     agreed = False
     while not agreed:
         agreed = True

@@ -1,7 +1,7 @@
 """What the scheduler may ask of the KV cache: look up a prefix, allocate slots, free.
 
-It decides which blocks a request takes, finds again and gives back; who holds what is kept in the
-block tables. It moves no data: the worker reads the tables from the batch.
+It decides which blocks a request takes, finds again and gives back; the block tables keep which
+request holds which. It moves no data: the worker reads the tables from the batch.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from quire.utils.math import cdiv
 logger = get_logger(__name__)
 
 MIN_COPIED_TOKENS = 4
-"""Fewer tokens are computed again: copying them takes as long."""
+"""Fewer tokens than this are computed rather than copied: that takes no longer."""
 
 
 class PrefixMatch(NamedTuple):
-    """What of a request need not be computed."""
+    """The part of a waiting request that need not be computed."""
 
     hits: GroupBlocks
     """Whole blocks that were found."""
     num_hit: int
-    """Their tokens; those a swapped-out request comes back to."""
+    """The tokens in `hits`, or those that a swapped-out request comes back to."""
     sources: list[KVBlock]
-    """Of each group, a block whose beginning is to be copied."""
+    """In each group, the block whose beginning is to be copied; empty: nothing is copied."""
     num_copied: int
     """Tokens to copy."""
     is_swapped: bool = False
     num_promoted: int = 0
-    """Tokens of `hits` that were in the second tier alone."""
+    """Tokens of `hits` that were only in the second tier."""
 
     @property
     def num_tokens(self) -> int:
-        """All of them."""
+        """All tokens that need not be computed."""
         return self.num_hit + self.num_copied
 
 
@@ -64,7 +64,7 @@ class KVCacheManager:
         max_chunk_tokens: Slots that one step takes for a request at most, for drafts to come
             too. Room in groups with a window is reckoned with it.
         num_swap_blocks: Blocks of the second tier; 0: there is none.
-        residency: Told how long cached content stays.
+        residency: Follows how long cached content stays, if that is wanted.
     """
 
     def __init__(
@@ -128,8 +128,12 @@ class KVCacheManager:
         return self.tables.lacking_blocks(num_tokens, hits)
 
     def find_prefix(self, request: Request) -> PrefixMatch:
-        """What of a waiting request need not be computed: its own KV in the second tier, or what
-        the prefix cache has. Only content that has room is moved; nothing is held yet."""
+        """The part of a waiting request that need not be computed: its own KV in the second tier,
+        or what the prefix cache has.
+
+        Content of the second tier is brought into the pool if there is room. The request holds
+        none of the blocks yet.
+        """
         swap = self.swap
         if swap is not None and (kept := swap.num_tokens_of(request.request_id)):
             return PrefixMatch((), kept, [], 0, is_swapped=True)
@@ -150,10 +154,18 @@ class KVCacheManager:
     ) -> tuple[BlockIds, list[tuple[int, int, int]]]:
         """Give a waiting request its blocks; there must be room.
 
+        Args:
+            request: It waits.
+            prefix: From `find_prefix`, and nothing was allocated since.
+            num_new_tokens: Tokens to be computed after those of the prefix.
+            num_lookahead_tokens: Slots wanted beyond, for drafts to come.
+
         Returns:
             Its block tables, and the copies to make, for `ScheduledBatch.block_copies`.
         """
         if not request.num_preemptions:
+            # Count what a larger pool would have found. A request that comes back does not count:
+            # what it misses is what its own preemption has evicted.
             first, end = prefix.num_hit // self.block_size, self._num_hashes(request)
             missing = islice(request.block_hashes, first, end)
             self.block_pool.num_missed += self.block_pool.evicted.count_run(missing)
@@ -185,15 +197,15 @@ class KVCacheManager:
         return hits, len(hits[0]) * self.block_size
 
     def _num_hashes(self, request: Request) -> int:
-        """Blocks of a request that may be found: its last token must be computed."""
+        """How many blocks of a request may be hit: its last token must be computed in any case."""
         return (request.num_tokens - 1) // self.block_size
 
     def find_partial_block(self, request: Request, num_hit: int) -> tuple[list[KVBlock], int]:
-        """Where the longest match ends inside a block: that block in each group, and how many of
-        its tokens match.
+        """The cached block, in each group, that shares most tokens with the block after the hit,
+        and how many all of them share.
 
-        They can be copied into the request's own next blocks instead of being computed. At most
-        `num_tokens - 1` tokens of a request are matched in all.
+        Those tokens can be copied into the request's own next blocks instead of being computed.
+        In all, at most `num_tokens - 1` tokens of a request are hit or copied.
 
         Args:
             request: One that `get_computed_blocks` was asked for.
@@ -224,8 +236,8 @@ class KVCacheManager:
     ) -> BlockIds | None:
         """Make room for the next `num_new_tokens` of a request, and register the blocks they fill.
 
-        Blocks that fell out of the windows are given back first, even if there is no room then.
-        Not needed while computed plus new tokens stay within `request.num_quiet_tokens`.
+        Blocks that fell out of the windows are given back first, even if there is still no room.
+        Need not be called while computed plus new tokens stay within `request.num_quiet_tokens`.
 
         Args:
             request: With `num_computed_tokens` as before this step; for a request that comes in
@@ -291,8 +303,10 @@ class KVCacheManager:
     def _num_quiet_tokens(self, held: Holding, num_lookahead: int) -> int:
         """Up to how many computed tokens nothing is to be done for a request; see
         `Request.num_quiet_tokens`."""
+        # Up to here it has slots.
         quiet = len(held) * self.block_size - num_lookahead
         if self.enable_caching:
+            # One token more fills the next block, which must be registered then.
             quiet = min(quiet, (held.num_cached + 1) * self.block_size - 1)
         for group, window in self.tables.windowed:
             # One more computed token than this, and a block is out of sight.
@@ -302,7 +316,7 @@ class KVCacheManager:
     def copies_into(
         self, request: Request, sources: Sequence[KVBlock], num_hit: int, count: int
     ) -> list[tuple[int, int, int]]:
-        """The copies, for `ScheduledBatch.block_copies`, that `find_partial_block` suggested.
+        """The copies that `find_partial_block` suggested, for `ScheduledBatch.block_copies`.
 
         Args:
             request: It has got its blocks.
@@ -320,8 +334,8 @@ class KVCacheManager:
         the head, which more requests may share.
 
         Args:
-            request: With `num_computed_tokens` telling how far its KV goes.
-            keep_tail: Whether the beginning of its last block may be copied later.
+            request: Its `num_computed_tokens` tells how far its KV goes.
+            keep_tail: Whether others may copy the beginning of its last, partly filled block.
         """
         request.num_quiet_tokens = 0
         held = self.tables.held.pop(request.request_id, None)
@@ -343,8 +357,9 @@ class KVCacheManager:
     def uncache_from(self, request: Request, num_tokens: int) -> list[int]:
         """Make the blocks after the first `num_tokens` of a request unfindable.
 
-        Needed when tokens that were registered ahead of a step are not computed after all. Blocks
-        that fell out of a window since then are found by their content.
+        Needed when tokens that were registered ahead of a step are not computed after all. The
+        request no longer holds blocks that fell out of a window since then; they are looked up by
+        their hash.
 
         Returns:
             Ids of those blocks: other requests that already hold them cannot trust them either.
@@ -365,21 +380,25 @@ class KVCacheManager:
         return [block.block_id for block in suspect]
 
     def uncache_ids(self, block_ids: Iterable[int]) -> set[int]:
-        """Make blocks unfindable that do not hold what they should; gives their ids."""
+        """Make blocks unfindable that do not hold what they should.
+
+        Returns:
+            Their ids.
+        """
         suspect = set(block_ids)
         for block_id in suspect:
             self.block_pool.uncache(self.block_pool.blocks[block_id])
         return suspect
 
     def begin_step(self) -> None:
-        """What was allocated before is computed now; what follows belongs to the next step."""
+        """What was allocated before is computed by now; what follows belongs to the next step."""
         self.block_pool.step += 1
         if self.swap is not None:
             self.swap.begin_step()
 
     def undo(self, step: int, swapped: dict[str, Swapped]) -> None:
-        """Take back what happened since a step had begun or ended: no request holds anything,
-        and only what was computed by then can be found.
+        """Take back what happened since a step: no request holds anything, and only what was
+        computed by then can be found.
 
         Args:
             step: `block_pool.step` at that time.
@@ -392,7 +411,7 @@ class KVCacheManager:
 
     def explain_prefix(self, request: Request) -> PrefixAnswer:
         """Why a request would, or would not, find its prefix: how far the cache follows it, and
-        the token at which the nearest cached content parts from it. Asked between steps."""
+        the token at which the nearest cached content differs. To be asked between steps."""
         self.begin_step()  # what the last one registered is computed by now
         extend_block_hashes(request, self.block_size)
         num_hit = self.get_computed_blocks(request)[1]
@@ -410,8 +429,8 @@ class KVCacheManager:
         )
 
     def take_stays(self) -> list[Stay]:
-        """How long cached content stayed that was given up since the last call; none unless
-        somebody follows it."""
+        """How long the cached content stayed that was evicted since the last call; empty unless
+        residency is followed."""
         residency = self.block_pool.residency
         return [] if residency is None else residency.take()
 
@@ -433,7 +452,7 @@ class KVCacheManager:
         self.tables.check_integrity()
 
     def _cache_full_blocks(self, request: Request, held: Holding, num_tokens: int) -> None:
-        """Register the blocks that will be full after this step, before it runs: requests
+        """Register the blocks that will be full after this step before it runs, so that requests
         admitted later in the same step can already share them."""
         size, done = self.block_size, held.num_cached
         full = num_tokens // size

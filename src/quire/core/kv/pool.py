@@ -1,4 +1,4 @@
-"""The block pool: allocate, share, free, evict, look up by content.
+"""The block pool: blocks are allocated, shared, freed, evicted, and looked up by content.
 
 It counts references and knows hashes; it knows nothing of requests or scheduling.
 """
@@ -14,12 +14,15 @@ from quire.core.kv.evicted import EvictedContent
 from quire.core.kv.residency import BlockResidency
 
 CANDIDATES = 16
-"""Blocks after the same prefix that are compared token by token; the latest are taken."""
+"""At most so many blocks after the same prefix are compared token by token: the latest ones."""
 
 
 class BlockIndex:
-    """Blocks by key, several per key in order of addition. One block stands there by itself: a
-    dictionary for each would cost more than all the rest of registering it."""
+    """Blocks by key; several of one key are kept in order of addition.
+
+    Nearly every key has one block, which is stored as it is. A dictionary for each key would cost
+    more than all the rest of registering a block.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, KVBlock | dict[int, KVBlock]] = {}
@@ -29,7 +32,7 @@ class BlockIndex:
         return self._count
 
     def add(self, key: bytes, block: KVBlock) -> None:
-        """Append a block to a key's."""
+        """Add a block to those of a key, as the last."""
         found = self._blocks.setdefault(key, block)
         self._count += 1
         if isinstance(found, dict):
@@ -38,7 +41,7 @@ class BlockIndex:
             self._blocks[key] = {found.block_id: found, block.block_id: block}
 
     def add_run(self, keys: Sequence[bytes], blocks: Sequence[KVBlock]) -> None:
-        """Append to each key its block, except the null block."""
+        """Add its block to each key, except the null block."""
         setdefault = self._blocks.setdefault
         for key, block in zip(keys, blocks, strict=True):
             if block.is_null:
@@ -111,9 +114,10 @@ class BlockPool:
         self.blocks = [KVBlock(i, is_null=i == 0) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self._free = FreeBlockQueue(self.blocks[1:])
-        # Of each group: full blocks by their hash, and
+        # For each group, full blocks by their hash
         self._cached = [BlockIndex() for _ in range(num_groups)]
-        # full and partial blocks by what comes before them.
+        # and full and partial blocks by the hash of what comes before them. A full block that is
+        # some other block's follower is not in here: it is reached through that one.
         self._children = [BlockIndex() for _ in range(num_groups)]
         self.on_evict: Callable[[KVBlock], None] | None = None
         """Called before the content of a cached block is given up."""
@@ -121,9 +125,10 @@ class BlockPool:
         """Called with blocks that are taken for new tokens."""
         self.evicted = EvictedContent(num_blocks)
         self.residency: BlockResidency | None = None
-        """Told how long content stays, if somebody wants to know."""
+        """Follows how long content stays, if that is wanted."""
         self.step = 0
-        """Counted by whoever schedules, so that nothing is read before it is computed."""
+        """Number of the step, counted up by the caller: content that a step computes can be copied
+        only in later ones."""
         self.num_allocated = 0
         """Blocks taken for new tokens, since start."""
         self.num_freed = 0
@@ -134,11 +139,11 @@ class BlockPool:
         """Blocks that a new request would have found, had they not been evicted, since start."""
 
     def get_num_free_blocks(self) -> int:
-        """Blocks nobody holds; cached ones count."""
+        """Blocks that nobody holds, including those with cached content."""
         return len(self._free)
 
     def count_free(self, hits: Iterable[list[KVBlock]]) -> int:
-        """Of the blocks that a lookup found, those that nobody holds."""
+        """How many of the blocks that a lookup found are held by nobody."""
         return sum([b.ref_cnt == 0 for blocks in hits for b in blocks])
 
     @property
@@ -147,7 +152,7 @@ class BlockPool:
         return 1.0 - len(self._free) / (self.num_blocks - 1)
 
     def get_cached_block(self, block_hash: bytes, group: int = 0) -> KVBlock | None:
-        """A block with this content, held or free. The first of several equal ones."""
+        """A block with this content, held or free; of several equal ones the oldest."""
         return self._cached[group].first(block_hash)
 
     def find_run(self, hashes: Iterable[bytes], group: int = 0) -> list[KVBlock]:
@@ -191,8 +196,12 @@ class BlockPool:
             block.ref_cnt += 1
 
     def free_blocks(self, ordered: Iterable[KVBlock]) -> None:
-        """Give up one reference of each. Blocks nobody holds any more go to the right of the free
-        queue if they are cached, in the given order, and to the left if they are empty."""
+        """Give up one reference of each block.
+
+        Blocks that nobody holds any more join the free queue: cached ones at the right, in the
+        given order, because they are worth keeping longest; empty ones at the left, to be reused
+        first.
+        """
         empty = []
         for block in ordered:
             if block.is_null:
@@ -220,15 +229,17 @@ class BlockPool:
         group: int = 0,
     ) -> None:
         """Make consecutive full blocks of a request findable, whose content this step computes.
-        Equal blocks are all kept: nothing is de-duplicated. The null block is passed over.
+
+        Blocks of equal content are all kept: a block table only ever grows at its end, so none of
+        its blocks is exchanged for an equal one. The null block is skipped.
 
         Args:
             blocks: In order.
             hashes: Of each.
-            parent: What comes before the first.
-            tokens: All of the request.
-            spans: Which of those each block holds.
-            group: Whose layers' KV it is.
+            parent: Key of what comes before the first.
+            tokens: All tokens of the request.
+            spans: First and end position of those that each block holds.
+            group: The group of layers whose KV it is.
         """
         self._cached[group].add_run(hashes, blocks)
         origin, before = Origin(tokens, self.step + 1, group), None
@@ -262,7 +273,7 @@ class BlockPool:
             self._children[group].add(parent, block)
 
     def _going_on(self, parent: bytes, group: int) -> list[KVBlock]:
-        """Blocks after `parent`."""
+        """The latest blocks that come after `parent`."""
         leaders = self._cached[group].latest(parent, CANDIDATES)
         return [
             *self._children[group].latest(parent, CANDIDATES),
@@ -287,7 +298,7 @@ class BlockPool:
         return best, most
 
     def uncache(self, block: KVBlock) -> None:
-        """Forget what a block holds; it stays where it is."""
+        """Make a block's content unfindable. Whoever holds it keeps it."""
         if block.parent is None or block.origin is None:
             return
         group = block.origin.group
@@ -296,8 +307,9 @@ class BlockPool:
         else:
             self._children[group].remove(block.parent, block)
         if (follower := block.follower) is not None:
-            # It can be found again once its parent's content is there again.
-            assert follower.parent is not None, "who follows has content"
+            # It was reached through this block. From now on it has an entry of its own, so that it
+            # is found again should its parent's content come back.
+            assert follower.parent is not None, "a follower has content"
             follower.leader = None
             self._children[group].add(follower.parent, follower)
         if block.block_hash is not None:
@@ -306,17 +318,21 @@ class BlockPool:
         block.origin = block.block_hash = block.parent = block.leader = block.follower = None
 
     def uncache_all(self, block_hash: bytes, group: int = 0) -> list[KVBlock]:
-        """Forget this content wherever it stands; gives those blocks."""
+        """Make this content unfindable in every block that has it.
+
+        Returns:
+            Those blocks.
+        """
         found = self._cached[group].all_of(block_hash)
         for block in found:
             self.uncache(block)
         return found
 
     def undo(self, step: int) -> None:
-        """Take back what happened since `step` was the current one, whatever was half done: nobody
-        holds a block, and only what was computed by then can be found.
+        """Take back what happened since `step` was the current one, however far it got: nobody
+        holds a block, and only content that was computed by then can be found.
 
-        Content that was given up since stays given up: it may have been written over.
+        Content that was evicted since then stays evicted, because it may have been overwritten.
         """
         queued = self._free.walk()
         self._cached = [BlockIndex() for _ in self._cached]
@@ -351,7 +367,8 @@ class BlockPool:
         return True
 
     def check_integrity(self, tables: Iterable[Sequence[KVBlock]]) -> None:
-        """Compare every reference, link and hash with the block tables that should own them.
+        """Compare every reference, link and hash with the given block tables, which must be all
+        there are.
 
         Raises:
             AssertionError: naming the block that is wrong.
@@ -378,7 +395,7 @@ class BlockPool:
         assert adopted == known, f"{adopted} adopted, {known} know it"
 
     def _check_found(self, block: KVBlock) -> None:
-        """Both ways to a block's content lead to it."""
+        """Check that both its hash and its parent lead to a block."""
         if block.parent is None or block.origin is None:
             assert not (block.block_hash or block.leader or block.follower), f"{block} is empty"
             return

@@ -1,8 +1,8 @@
-"""How long cached content stays in its block: for `--kv-cache-metrics`.
+"""Measures how long cached content stays in its block, for `--kv-cache-metrics`.
 
-A sample of the blocks is followed from the moment they are taken for new tokens: when they are
-found again, when their last holder lets go of them, and when their content is given up. Knows no
-requests; the pool tells what happens.
+A sample of the blocks is followed from the moment they are taken for new tokens: when a lookup
+finds them, when their last holder frees them, and when their content is evicted. It knows no
+requests; the pool reports what happens.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from quire.core.kv.block import KVBlock
 from quire.utils.timing import Clock
 
 Stay = tuple[float, float, list[float]]
-"""Of a block whose cached content was given up, in seconds: since it was taken for it, since
-anybody used it, and the times from each use to the next one that found it."""
+"""Of a block whose content was evicted, in seconds: how long ago it was taken for that content, how
+long ago it was last used, and the gaps between the lookups that found it."""
 
 MAX_GAPS: Final = 16
-"""Gaps told of one stay, the latest: a block in every prompt would gather them without bound."""
+"""Only so many gaps of one stay are kept, the latest: a block that every prompt shares would gather
+them without bound."""
 
 
 class _Followed:
-    """A block with content that is followed."""
+    """Times of one block that is followed."""
 
     __slots__ = ("found", "gaps", "taken", "used")
 
@@ -49,7 +50,7 @@ class BlockResidency:
         self._stays: list[Stay] = []
 
     def taken(self, blocks: Iterable[KVBlock]) -> None:
-        """Blocks are to hold new tokens."""
+        """Blocks were taken for new tokens."""
         now = self._clock.now()
         for block in blocks:
             if self._random.random() < self._sample:
@@ -80,11 +81,11 @@ class BlockResidency:
             self._stays.append((now - followed.taken, now - followed.used, followed.gaps))
 
     def keep(self, blocks: Iterable[KVBlock]) -> None:
-        """Only these have content still."""
+        """Stop following all blocks but these: no other has content any more."""
         known = self._followed
         self._followed = {b.block_id: known[b.block_id] for b in blocks if b.block_id in known}
 
     def take(self) -> list[Stay]:
-        """What has ended since the last call."""
+        """The stays that have ended since the last call."""
         stays, self._stays = self._stays, []
         return stays

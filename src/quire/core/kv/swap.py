@@ -1,15 +1,19 @@
-"""The second KV tier: what goes there, what comes back. Moves are described, not done.
+"""The second KV tier: what is copied to it, and what comes back.
 
-Three ways in and out:
+The copies are only described here; the worker makes them.
 
-- A request that is preempted can be *swapped out*: all its blocks are copied and pinned, and it
-  goes on from there when room returns.
-- A cached block whose place is needed is *demoted*: copied, unless its content is here already.
-- A prompt whose prefix is found here is *promoted*: copied into free blocks of the pool, where
-  the ordinary lookup finds it.
+There are three ways in and out:
 
-Within a step the worker copies out first, then within the pool, then in; only then it computes.
-So whatever is read was written in an earlier step, and nothing is read twice.
+- A preempted request can be *swapped out*: all its blocks are copied here and pinned, and it goes
+  on from them when there is room again.
+- A cached block whose place in the pool is needed is *demoted*: its content is copied here, unless
+  it is here already.
+- A prefix that is found here is *promoted*: its blocks are copied into free blocks of the pool,
+  where the ordinary lookup finds them from then on.
+
+Within a step the worker copies out first, then within the pool, then in, and only then computes.
+Copying out comes first because the blocks of the pool that are read there get new holders in the
+same step, which write to them.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ class Swapped:
     num_computed_tokens: int
     num_unseen: list[int]
     tables: list[list[int]]
-    """Blocks of the tier, of each group, after the unseen ones."""
+    """Its blocks of the tier, for each group; those at the head that no token sees are left out."""
 
     @property
     def blocks(self) -> list[int]:
@@ -48,7 +52,7 @@ class Swapped:
 
 
 class _Parked(KVBlock):
-    """Stands in a list of hits for a block that is only in the tier, whose id it has."""
+    """Stands in a list of hits for a block that is only in the tier, and has the id of that."""
 
     __slots__ = ()
 
@@ -95,11 +99,11 @@ class SwapSpace:
         self._swapped: dict[str, Swapped] = {}
         self._out: list[Move] = []
         self._in: dict[int, int] = {}
-        # block of the pool to block of the tier
+        # by the block of the pool that is written, the block of the tier that is read
         self._moving: list[int] = []
-        # pinned until the step that reads or writes them is over
+        # blocks of the tier that are pinned until the step that reads or writes them is over
         self.is_closed = False
-        """After a failed write nothing more goes in; what is here can come back."""
+        """Set after a failed write: nothing more is copied out, but what is here can come back."""
         self.num_failures = 0
         """Blocks that could not be written or read, since start."""
 
@@ -112,7 +116,7 @@ class SwapSpace:
 
     @property
     def usage(self) -> float:
-        """Share of the tier that must not be given up, 0 to 1."""
+        """Share of the tier that is pinned, 0 to 1."""
         return self._tier.num_pinned / self._tier.num_blocks
 
     def num_tokens_of(self, request_id: str) -> int:
@@ -123,7 +127,7 @@ class SwapSpace:
     # ---- steps -------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """The step before is over: its copies are done."""
+        """The step before is over: its copies are done, and their pins can go."""
         self._tier.unpin(self._moving)
         self._moving = []
 
@@ -157,12 +161,13 @@ class SwapSpace:
     # ---- out ---------------------------------------------------------------------------------
 
     def demote(self, block: KVBlock) -> None:
-        """The pool is about to reuse a cached block: keep its content if there is room."""
+        """Have the content of a cached block copied out, if there is room: the pool is about to
+        reuse it."""
         origin = block.origin
         if block.block_hash is None or origin is None or self.is_closed:
             return
         if origin.ready_at > self._pool.step:
-            return
+            return  # its content was registered for this step, which has not computed it yet
         key = (origin.group, block.block_hash)
         if self._tier.find(key) is not None:
             return
@@ -172,8 +177,11 @@ class SwapSpace:
             self._moving.append(parked)
 
     def swap_out(self, request: Request) -> bool:
-        """Keep all that a request has computed; False, and nothing has happened, if there is no
-        room. Its blocks in the pool are still its own."""
+        """Have all that a request has computed copied out. The caller frees its blocks of the pool.
+
+        Returns:
+            False, and nothing has happened, if there is no room or nothing to keep.
+        """
         held = self._tables.held.get(request.request_id)
         if held is None or self.is_closed or not request.num_computed_tokens:
             return False
@@ -196,7 +204,8 @@ class SwapSpace:
         return True
 
     def _park(self, block: KVBlock, group: int, out: list[Move]) -> int | None:
-        """A pinned block of the tier with a block's content, or None if there is no room."""
+        """Pin the block of the tier that has a block's content, or is to get it; None if there is
+        no room."""
         key: Key | None = (group, block.block_hash) if block.block_hash is not None else None
         parked = self._tier.find(key) if key is not None else None
         if parked is not None:
@@ -208,7 +217,8 @@ class SwapSpace:
         return parked
 
     def _give_up(self, tables: list[list[int]], out: list[Move]) -> None:
-        # Nothing was written to these yet.
+        # Nothing was written to the blocks of `out`, so nothing must be found in them. The others
+        # had the content before, and keep it.
         self._tier.forget_blocks(parked for _, parked in out)
         for table in tables:
             self._tier.unpin(table)
@@ -216,14 +226,18 @@ class SwapSpace:
     # ---- in ----------------------------------------------------------------------------------
 
     def stay_out(self, taken: list[KVBlock]) -> None:
-        """Blocks have a new holder: what was to be copied into them in this step, for one who gave
-        them up again since, would overwrite what is copied there for the new one."""
+        """Blocks of the pool have a new holder: cancel what was to be copied into them this step.
+
+        It was meant for a request that has lost them again since, and would be written over
+        whatever the new holder has there.
+        """
         if self._in:
             for block in taken:
                 self._in.pop(block.block_id, None)
 
     def swap_in(self, request: Request) -> None:
-        """Give a swapped-out request blocks of the pool again; there must be room."""
+        """Give a swapped-out request blocks of the pool again, and have its content copied into
+        them; there must be room."""
         swapped = self._swapped.pop(request.request_id)
         held = Holding(len(swapped.tables))
         held.num_unseen = list(swapped.num_unseen)
@@ -237,8 +251,8 @@ class SwapSpace:
         request.num_computed_tokens = swapped.num_computed_tokens
 
     def promote(self, request: Request, hits: GroupBlocks) -> tuple[GroupBlocks, int]:
-        """Bring in what the tier adds to a prefix that was found in the pool, if the request has
-        room there.
+        """Bring in what the tier adds to a prefix that was found in the pool, if the whole request
+        has room there.
 
         Args:
             request: One that `get_computed_blocks` was asked for.
@@ -261,7 +275,8 @@ class SwapSpace:
         promoted = sum(any(isinstance(b, _Parked) for b in place) for place in places)
         for blocks in found:
             for block in blocks:
-                # Before a place is taken, whose content may be demoted: hold what is needed.
+                # Hold all that is needed before any block is taken: taking one evicts its content,
+                # and demoting that could reuse the very block of the tier that is to be read.
                 if isinstance(block, _Parked):
                     self._tier.pin(block.block_id)
                     self._moving.append(block.block_id)
@@ -274,7 +289,8 @@ class SwapSpace:
         return found, promoted
 
     def _bring_in(self, request: Request, group: int, blocks: list[KVBlock]) -> None:
-        """Put blocks of the pool in the place of parked ones."""
+        """Replace the parked blocks of a list of hits by blocks of the pool, and register those
+        under the content that is copied into them."""
         size = self._tables.block_size
         for index, block in enumerate(blocks):
             if isinstance(block, _Parked):
@@ -293,24 +309,24 @@ class SwapSpace:
     # ---- ends --------------------------------------------------------------------------------
 
     def drop(self, request_id: str) -> None:
-        """A request has ended or will be recomputed: let go of what is kept for it."""
+        """Let go of what is kept for a request, which has ended or will be computed again."""
         swapped = self._swapped.pop(request_id, None)
         if swapped is not None:
             self._tier.unpin(swapped.blocks)
 
     def forget(self, key: Key) -> None:
-        """Content that cannot be trusted any more."""
+        """Forget content that cannot be trusted any more."""
         self._tier.forget(key)
 
     def clear(self) -> None:
-        """Forget all content that is kept for nobody."""
+        """Forget all content that is not pinned."""
         self._tier.clear()
 
     def lose(self, parked: list[int]) -> list[str]:
-        """Blocks of the tier could not be written: forget them, and write nothing more.
+        """Forget blocks of the tier that could not be written, and write nothing more.
 
         Returns:
-            Ids of the requests that were swapped out to them: they must be recomputed.
+            Ids of the requests that were swapped out to them and must be computed again.
         """
         self.is_closed = True
         self.num_failures += len(parked)

@@ -1,8 +1,9 @@
-"""The second tier's blocks: who keeps them, what is found in them, which is given up first.
+"""The books of the second tier's blocks: which are pinned, what is found in them, which is evicted
+first.
 
 A block of the tier is *pinned* (a swapped-out request or a copy under way needs it), *kept* (not
-pinned, but its content can be found by key) or *empty*. Kept ones are given up least recently
-used first. It moves nothing and knows no requests.
+pinned, but its content can be found by key) or *empty*. Kept blocks are evicted least recently
+used first. It moves no data and knows no requests.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Key = tuple[int, bytes]
 
 
 class HostTier:
-    """A fixed number of blocks.
+    """A fixed number of blocks beside the pool, in host memory or on disk.
 
     Args:
         num_blocks: At least 1.
@@ -29,14 +30,14 @@ class HostTier:
         self._by_key: dict[Key, int] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._taken: set[int] = set()
-        # since `mark`
+        # since `mark`: what these held before is lost, whatever is undone
 
     def mark(self) -> None:
-        """What is taken from now on can be taken back by `undo`."""
+        """Start to remember which blocks are taken, for `undo`."""
         self._taken.clear()
 
     def undo(self, pins: Mapping[int, int]) -> None:
-        """Build the books anew: only what was here at `mark` can still be found.
+        """Rebuild the books: only content that was here at `mark` and still is can be found.
 
         Args:
             pins: The holds that remain, block to number.
@@ -54,17 +55,8 @@ class HostTier:
         """Blocks that must not be given up."""
         return len(self._pins)
 
-    @property
-    def num_used(self) -> int:
-        """Blocks with content."""
-        return self.num_blocks - len(self._empty)
-
-    def has(self, key: Key) -> bool:
-        """Whether this content is here."""
-        return key in self._by_key
-
     def find(self, key: Key) -> int | None:
-        """The block with this content; it counts as used now."""
+        """The block with this content, which counts as used now; None if there is none."""
         block = self._by_key.get(key)
         if block is not None and block in self._kept:
             self._kept.move_to_end(block)
@@ -74,7 +66,7 @@ class HostTier:
         """A block for new content, pinned; None if all are pinned.
 
         Args:
-            key: What it can be found by, if not only by who takes it.
+            key: What the content can be found by; None: only the caller knows where it is.
         """
         if not self._empty and self._kept:
             self._forget(next(iter(self._kept)))
@@ -91,7 +83,7 @@ class HostTier:
         return block
 
     def pin(self, block: int) -> None:
-        """Hold a block once more."""
+        """Add a hold to a block."""
         self._kept.pop(block, None)
         self._pins[block] = self._pins.get(block, 0) + 1
 

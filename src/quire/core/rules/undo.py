@@ -1,13 +1,13 @@
-"""A change of the scheduler's books that is left by an exception has not happened.
+"""Takes back a change of the books that was left by an exception, as if it had not happened.
 
-A step can be left at any statement: by a Ctrl-C or an alarm in the caller's process, by a bug, for
-lack of memory. Undoing it statement by statement would need a log of each; instead the books are
-built anew from what cannot be half done. That is each request's tokens, cut to their number
-before the change, and the blocks whose content was computed in earlier steps. Everything that ran
-waits to come back, as after a preemption, and finds most of its own KV in the prefix cache. The
-worker must forget all requests, too.
+A step can be left at any statement: by a Ctrl-C or an alarm in the caller's process, by a bug, or
+because memory ran out. Undoing it statement by statement would take a log of every assignment.
+Instead the books are rebuilt from what cannot be half done: the tokens of each request, cut back
+to their number before the change, and the blocks whose content was computed in earlier steps.
+Every request that ran waits to come back, as after a preemption, and finds most of its own KV in
+the prefix cache. The worker must forget all requests, too.
 
-An undoing that is interrupted itself can be done again. Knows no tensors and no text.
+If undoing is interrupted as well, it can be done again. It knows no tensors and no text.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def undo(books: Books, change: Change) -> None:
         _stop_running(request, num_tokens)
     for request, status, num_tokens in change.admitted:
         _leave_waiting(request, status, num_tokens)
+    # Whoever asked for these to end may not ask again.
     ended = [requests.pop(request_id) for request_id in change.ended if request_id in requests]
     swapped = {i: place for i, place in change.swapped.items() if i in requests}
     if books.kv.swap is not None and books.max_in_flight > 1:
@@ -47,7 +48,8 @@ def undo(books: Books, change: Change) -> None:
 
 
 def _known_before(books: Books, change: Change) -> dict[str, Request]:
-    """All requests, by id, in the order they came."""
+    """All requests of before the change, by id, in order of arrival."""
+    # A request that the step has ended is no longer in `requests`, but it had run or come in.
     known = set(books.requests.values())
     known.update(change.ran)
     known.update(request for request, _, _ in change.admitted)
@@ -56,7 +58,7 @@ def _known_before(books: Books, change: Change) -> dict[str, Request]:
 
 
 def _stop_running(request: Request, num_tokens: int) -> None:
-    """A request that ran comes back as one that was preempted; some were, in this very step."""
+    """A request that ran becomes a preempted one, unless the change itself had preempted it."""
     _cut(request, num_tokens)
     if request.status is not RequestStatus.PREEMPTED:
         request.num_preemptions += 1
@@ -64,7 +66,7 @@ def _stop_running(request: Request, num_tokens: int) -> None:
 
 
 def _leave_waiting(request: Request, status: RequestStatus, num_tokens: int) -> None:
-    """A request that came in has not."""
+    """A request that was admitted waits again, as before."""
     _cut(request, num_tokens)
     request.status = status
     if status is RequestStatus.WAITING:
@@ -78,7 +80,7 @@ def _cut(request: Request, num_tokens: int) -> None:
 
 
 def _tell(books: Books, change: Change, returning: list[Request], ended: list[Request]) -> None:
-    """For the records: who lost its place, and who ended."""
+    """Record which requests lost their place, and which ended."""
     facts = books.facts
     facts.at(books.clock.now())
     for request in returning:
@@ -89,7 +91,8 @@ def _tell(books: Books, change: Change, returning: list[Request], ended: list[Re
 
 
 def _queue(books: Books, returning: list[Request]) -> None:
-    """Fill the queue: who ran comes first, in its old order, then who was preempted before."""
+    """Rebuild the queue: the requests that ran come first, in their old order, then those that had
+    been preempted earlier, then the new ones in the order of the policy."""
     policy = make_policy(books.config, books.count_uncached)
     books.restart_delay()
     back = {r.request_id: r for r in returning}

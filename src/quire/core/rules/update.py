@@ -1,6 +1,6 @@
-"""What the results of a step mean: tokens appended, drafts judged, requests ended or failed.
+"""What the results of a step mean: tokens are appended, drafts judged, requests ended or failed.
 
-Called once a step has run. Knows no tensors and no text.
+Runs once per step, after the worker. Knows no tensors and no text.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def update_from_output(
     books: Books, batch: ScheduledBatch, result: BatchResult
 ) -> list[EngineCoreOutput]:
     """See `Scheduler.update`."""
+    # First find out whose result must not be used: a request that failed, and the requests that
+    # read blocks which were never written.
     outputs: list[EngineCoreOutput] = []
     distrusted = _fail_requests(books, result, outputs)
     if books.kv.swap is not None:
@@ -43,7 +45,7 @@ def update_from_output(
             and tokens[0] not in request.stop_ids
             and (none_watched or request_id not in watched)
         ):
-            # The common case: one more token, nothing to report but it.
+            # A quiet decode: the token is all there is to append, to check and to tell.
             everything.append(tokens[0])
             outputs.append(EngineCoreOutput(request_id, tokens))
             continue
@@ -57,7 +59,7 @@ def update_from_output(
     for request_id, pooled in result.pooled.items():
         request = requests.get(request_id)
         if request is not None and request_id not in distrusted:
-            # A pooling request ends with its prompt.
+            # A pooling request ends when its prompt is computed.
             request.status = RequestStatus.FINISHED_STOPPED
             outputs.append(output_of(request, [], pooled=pooled))
             books.end(request)
@@ -71,7 +73,8 @@ def update_from_output(
 
 
 def _judge_drafts(books: Books, request: Request, count: int, accepted: int) -> None:
-    """What was computed for rejected drafts does not count."""
+    """Take back what was computed for the drafts that were rejected: the next tokens overwrite its
+    KV."""
     assert 0 <= accepted <= count, f"{accepted} of {count} drafts of {request} accepted"
     request.num_computed_tokens -= count - accepted
     books.facts.add(FactKind.VERIFIED, request.number, a=count, b=accepted)
@@ -80,6 +83,7 @@ def _judge_drafts(books: Books, request: Request, count: int, accepted: int) -> 
 def _append_tokens(
     books: Books, request: Request, tokens: list[int], result: BatchResult
 ) -> EngineCoreOutput:
+    """Append sampled tokens up to the one that ends the request, if any does."""
     first = request.num_output_tokens == 0
     kept = 0
     for token in tokens:
@@ -96,10 +100,11 @@ def _append_tokens(
 
 
 def _apply_swaps(books: Books, batch: ScheduledBatch, result: BatchResult) -> set[str]:
-    """Learn what copies cost, and have computed again what they lost.
+    """Learn what the copies of this step cost. Where one failed, preempt the requests that lost
+    KV by it, so that they compute it again.
 
     Returns:
-        Ids of requests whose result of this step must not be used.
+        Ids of the requests whose result of this step must not be used.
     """
     books.swap_cost.observe(batch, result)
     swap = books.kv.swap
@@ -120,10 +125,11 @@ def _apply_swaps(books: Books, batch: ScheduledBatch, result: BatchResult) -> se
 
 
 def _fail_requests(books: Books, result: BatchResult, outputs: list[EngineCoreOutput]) -> set[str]:
-    """End the requests that failed alone, and compute again what others read from them.
+    """End the requests that the worker reports as failed, and preempt those that share their
+    blocks.
 
     Returns:
-        Ids whose result of this step must not be used.
+        Ids of the requests whose result of this step must not be used.
     """
     if not result.failed:
         return set()
@@ -132,6 +138,7 @@ def _fail_requests(books: Books, result: BatchResult, outputs: list[EngineCoreOu
         request = books.requests.get(request_id)
         if request is None:
             continue
+        # What it found in the prefix cache was computed by others, before it failed.
         suspect.update(books.kv.uncache_from(request, request.num_found_tokens))
         request.status = RequestStatus.FINISHED_ERROR
         request.error = reason
@@ -142,8 +149,13 @@ def _fail_requests(books: Books, result: BatchResult, outputs: list[EngineCoreOu
 
 
 def _recompute_readers(books: Books, suspect: set[int]) -> list[str]:
-    """Preempt the requests that hold blocks of a failed one: they shared them as a prefix."""
+    """Preempt the requests that hold suspect blocks: they share them as a prefix.
+
+    The worker still has their state. It is replaced when they come back, because a request that
+    returns travels in full.
+    """
     again: list[str] = []
+    # Last admitted first: each goes to the front of the queue, so that they keep their order.
     for request in reversed(books.running[:]):
         if suspect.isdisjoint(chain(*books.kv.get_block_ids(request.request_id))):
             continue
@@ -151,5 +163,4 @@ def _recompute_readers(books: Books, suspect: set[int]) -> list[str]:
         books.running.remove(request)
         preempt(books, request, Loss.FAILURE)
         again.append(request.request_id)
-    # The worker still holds their state; a resumed request replaces it.
     return again
