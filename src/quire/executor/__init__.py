@@ -1,1 +1,1 @@
-"""One step on all ranks of a model: who runs the workers, and where."""
+"""Runs steps on all ranks of a model: starts the workers and hands them batches."""

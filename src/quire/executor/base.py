@@ -1,4 +1,4 @@
-"""What an engine core asks of an executor, and the table of executors.
+"""What an engine core needs of an executor, and the table of executors.
 
 Importing this module loads no torch: an executor is imported when it is made.
 """
@@ -19,7 +19,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What became of the configuration on this machine."""
+    """How the configuration was resolved on this machine."""
 
     num_blocks: int
     """KV blocks, the null block included."""
@@ -48,20 +48,20 @@ class ExecutorInfo:
 
 
 class PendingBatch(Protocol):
-    """A batch that was submitted."""
+    """Handle of a batch that was submitted."""
 
     def result(self) -> BatchResult:
-        """Wait until it has run. Asked once, in the order of submission.
+        """Wait until the batch has run. Call this once per batch, in the order of submission.
 
-        Requests that fail alone are named in the result; nothing is raised for them. Whatever is
-        raised takes back every batch in flight, and `Executor.reset` follows.
+        Requests that fail individually are named in the result; nothing is raised for them. If this
+        raises, all batches in flight are void, and `Executor.reset` follows.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedBatch:
-    """A batch that has run before its result is asked for."""
+    """Handle of a batch that has already run."""
 
     batch_result: BatchResult
 
@@ -71,14 +71,14 @@ class ComputedBatch:
 
 
 class Executor(Protocol):
-    """Runs batches on a model, each rank in the order in which they are submitted: a batch may
-    read what an earlier one writes, and write over what an earlier one reads."""
+    """Runs batches on a model. Each rank runs them in the order of submission, because a batch may
+    read what an earlier one writes and overwrite what an earlier one reads."""
 
     @property
     def max_concurrent_batches(self) -> int:
-        """Batches that it takes before it has given the result of the first: at least 1. More pays
-        where they overlap, as on the stages of a pipeline; a request is in one at a time, but for
-        the chunks of its prompt."""
+        """Largest number of batches in flight, at least 1. More than 1 pays where batches overlap,
+        as on the stages of a pipeline. A request is in one batch at a time, except for chunks of
+        its prompt."""
         ...
 
     def start(self, progress: Progress | None = None) -> ExecutorInfo:
@@ -90,8 +90,8 @@ class Executor(Protocol):
         ...
 
     def submit(self, batch: ScheduledBatch) -> PendingBatch:
-        """Take a batch to run it. There are never more than `max_concurrent_batches` whose result
-        was not asked for."""
+        """Submit a batch. At most `max_concurrent_batches` are in flight, that is without their
+        result having been asked for."""
         ...
 
     def reset(self) -> None:

@@ -1,5 +1,6 @@
-"""One rank: device, memory, persistent batch state, and the step from a batch to tokens.
+"""One rank of a model: device, memory, batch state kept between steps, and the way from a batch to
+tokens.
 
-Only executors start workers. A worker hears and answers in the words of `core.batch`; it knows
-no scheduler, no text and no HTTP.
+Only executors start workers. A worker takes and returns the records of `core.batch`; it knows no
+scheduler, no text and no HTTP.
 """

@@ -14,13 +14,13 @@ from quire.utils.math import cdiv
 
 
 class BlockTable:
-    """One line of block ids per row of the batch state.
+    """The block ids of each row of the batch state.
 
     Args:
-        num_rows: Requests that have room at first; `grow` makes more.
+        num_rows: Number of requests there is room for at first; `grow` makes more.
         max_blocks: Blocks of the longest request.
         block_size: Tokens per block.
-        window: Positions a token sees, itself included; `None`: all before it.
+        window: Number of positions a token attends to, itself included; `None`: all up to itself.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class BlockTable:
     def lines(self, rows: np.ndarray, computed: np.ndarray, max_len: int) -> np.ndarray:
         """Tables of some rows, int32 `[R, blocks]`: wide enough for `max_len` tokens.
 
-        Blocks that no token from `computed [R]` on sees may hold another request's tokens by
-        now; the null block stands for them.
+        Blocks that no token from `computed [R]` on attends to may hold another request's tokens by
+        now, so the null block takes their place.
         """
         lines: np.ndarray = self.ids[rows, : cdiv(max_len, self.block_size)]
         if self.window is not None:
@@ -77,7 +77,7 @@ class BlockTable:
         return lines
 
     def clear(self, num_rows: int) -> None:
-        """Empty tables for so many rows."""
+        """Make empty tables for this many rows."""
         self.ids = np.zeros((num_rows, self.ids.shape[1]), dtype=np.int32)
         self.num_blocks = np.zeros(num_rows, dtype=np.int64)
 

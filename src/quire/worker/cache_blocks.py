@@ -1,5 +1,5 @@
 """What a batch does to the KV cache before the model runs: copies within it, and to and from the
-second tier. Knows blocks and layers, no requests and no model."""
+second tier. Knows blocks and layers, but no requests and no model."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ class CacheBlocks:
         self._fresh: list[tuple[BlockIds, int]] = []
 
     def note_fresh(self, block_ids: BlockIds, first: int) -> None:
-        """Remember, for debugging, that a request was given blocks and reads them up to `first`."""
+        """Remember, for debugging, that a request was given blocks, of which it will read the first
+        `first` positions."""
         self._fresh.append((block_ids, first))
 
     def prepare(self, batch: ScheduledBatch) -> Moved:
-        """Do all moves of a batch, in the order that lets one of them read what another wrote.
+        """Do all copies of a batch, in an order in which each reads the right content.
 
-        Blocks leave for the second tier before anything takes their place; copies within the cache
-        come before the content that is read back from the tier.
+        Blocks are copied to the second tier before anything overwrites them. Copies within the
+        cache come before content is read back from the tier, because that may overwrite their
+        sources.
         """
         moved = Moved()
         self._transfer.move_out(batch.swap_out, moved)
@@ -80,11 +82,11 @@ class CacheBlocks:
             slots.index_copy_(0, destination, slots.index_select(0, source))
 
     def forget(self) -> None:
-        """No request has been given anything."""
+        """Forget the blocks that requests were given."""
         self._fresh.clear()
 
     def _poison_fresh(self) -> None:
-        """For debugging: what requests have just been given holds nothing."""
+        """For debugging: overwrite blocks that requests have just been given with NaN."""
         for tables, first in self._fresh if self._poisons else ():
             for group, block_ids in enumerate(tables):
                 caches = [
@@ -97,5 +99,6 @@ class CacheBlocks:
 
 
 def group_of_layers(groups: Sequence[Sequence[int]]) -> dict[int, int]:
-    """The group of each layer, from the layers of each group; none: all are of group 0."""
+    """The group of each layer, from the layers of each group. Without groups, all layers are in
+    group 0."""
     return {layer: group for group, layers in enumerate(groups) for layer in layers}

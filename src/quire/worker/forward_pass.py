@@ -1,7 +1,7 @@
 """From one pass's arrays to hidden states: tensors, attention's metadata, and the model's call.
 
-One class per way to compute: over a paged KV cache (all decoders), or whole prompts without one
-(encoders). What hidden states are for is none of their business.
+There is one class per way to compute: over a paged KV cache (all decoders), or on whole prompts
+without a cache (encoders). They do not know what the hidden states are used for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """State of the requests a worker knows, kept between steps in arrays of one row per request.
 
-Arrays make a step's flat inputs a handful of vector operations, whatever the number of requests.
-Knows no model and no scheduler; a row means nothing outside.
+With arrays, a step's flat inputs take a handful of vector operations, whatever the number of
+requests. Knows no model and no scheduler; row numbers have no meaning outside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.utils.math import cdiv
 from quire.worker.block_table import BlockTable, grown
 
 ROOM: Final = 2**30
-"""Tokens of all rows at the start: 4 GiB of addresses."""
+"""Number of tokens that all rows together have room for at the start: 4 GiB of address space."""
 
 PromptLogprobs = list[TokenLogprobs | None]
 
@@ -57,9 +57,9 @@ class InputBatch:
     """The known requests.
 
     Args:
-        max_num_seqs: Requests that have room at once, if the tokens of so many are not beyond
-            `ROOM`. More are taken too (a request that the scheduler has already given up may
-            linger for a step), at the price of a copy.
+        max_num_seqs: Number of requests to make room for, unless their tokens would exceed `ROOM`.
+            More requests fit at the price of a copy; this happens when a request that the scheduler
+            has already dropped stays for one more step.
         max_model_len: Longest prompt plus output.
         block_size: Tokens per KV block.
         vocab_size: Size of the logits' rows.
@@ -97,7 +97,7 @@ class InputBatch:
     # ---- requests in and out -----------------------------------------------------------------
 
     def add(self, new: ScheduledNewRequest) -> None:
-        """Take in a request; what was known under its id is replaced."""
+        """Add a request; it replaces one with the same id."""
         self.remove(new.req_id)
         prompt, output = new.prompt_token_ids, new.output_token_ids
         sampling = RequestSampling.from_params(new.sampling_params, prompt, self.vocab_size)
@@ -117,7 +117,7 @@ class InputBatch:
             self.prompt_logprobs[new.req_id] = [None] * (1 + new.num_computed_tokens)
 
     def advance(self, req_id: str, num_computed: int, new_block_ids: BlockIds) -> None:
-        """A known request goes on: where it stands, and its new blocks."""
+        """A known request continues: set its position, and add its new blocks."""
         row = self.row_of[req_id]
         self.num_computed[row] = num_computed
         if new_block_ids:
@@ -135,8 +135,8 @@ class InputBatch:
             self._free.append(row)
 
     def put_drafts(self, req_id: str, drafts: Sequence[int]) -> None:
-        """Write draft tokens after a request's known ones. They are no tokens of it: what is
-        appended later overwrites them."""
+        """Write draft tokens after a request's known ones. They do not become its tokens: the next
+        append overwrites them."""
         row = self.row_of[req_id]
         start = self.num_tokens[row]
         self.token_ids[row, start : start + len(drafts)] = drafts
@@ -149,7 +149,7 @@ class InputBatch:
             self.num_tokens[row] += 1
 
     def clear(self) -> None:
-        """Forget all requests, even one that was only half taken in."""
+        """Forget all requests, even one that was added only halfway."""
         self.row_of.clear()
         self.prompt_logprobs.clear()
         self.sampling = [None] * len(self.num_computed)
@@ -225,7 +225,8 @@ class InputBatch:
         )
 
     def outputs(self, rows: np.ndarray, num_drafts: np.ndarray | None = None) -> list[np.ndarray]:
-        """Output token ids so far of some rows, with so many of the drafts after them, as views."""
+        """Output token ids so far of some rows, each followed by the given number of its drafts, as
+        views."""
         ends = self.num_tokens[rows]
         if num_drafts is not None:
             ends = ends + num_drafts
@@ -233,18 +234,18 @@ class InputBatch:
         return [self.token_ids[row, start:end] for row, start, end in bounds]
 
     def sampling_of(self, row: int) -> RequestSampling:
-        """How the request of a row samples."""
+        """The sampling parameters of a row's request."""
         sampling = self.sampling[row]
         assert sampling is not None, f"row {row} has no request"
         return sampling
 
     def num_known(self, req_id: str, num_scheduled: int) -> int:
-        """How many of a request's next tokens are no drafts."""
+        """How many of a request's next tokens are not drafts."""
         row = self.row_of[req_id]
         return min(num_scheduled, int(self.num_tokens[row] - self.num_computed[row]))
 
     def drafts_after(self, rows: np.ndarray, num_drafts: np.ndarray) -> list[int]:
-        """The draft that follows the first `num_drafts` of each row; anything where none does."""
+        """The draft after the first `num_drafts` drafts of each row; undefined if there is none."""
         column = np.minimum(self.num_tokens[rows] + num_drafts, self.token_ids.shape[1] - 1)
         drafts: list[int] = self.token_ids[rows, column].tolist()
         return drafts

@@ -1,7 +1,7 @@
 """Copies KV blocks between the cache and the second tier, as a batch describes it.
 
-The tier is memory or a file. Writing or reading a file can fail: the blocks concerned are named,
-nothing is raised. Which block goes where is decided elsewhere.
+The tier is memory or a file. Writing or reading a file can fail; the blocks concerned are then
+returned, and nothing is raised. Which block goes where is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ class Store(Protocol):
     """Where the tier's blocks are."""
 
     def write(self, moves: Sequence[Move]) -> list[int]:
-        """Copy (block of the cache, block of the tier); gives those of the tier that failed."""
+        """Copy pairs of (block of the cache, block of the tier); returns the blocks of the tier
+        that failed."""
         ...
 
     def read(self, moves: Sequence[Move]) -> list[int]:
-        """Copy (block of the tier, block of the cache); gives those of the cache that failed."""
+        """Copy pairs of (block of the tier, block of the cache); returns the blocks of the cache
+        that failed."""
         ...
 
 
@@ -125,7 +127,7 @@ class FileStore:
 
 @dataclass(slots=True)
 class Moved:
-    """How a step's moves went."""
+    """The outcome of a step's copies."""
 
     unwritten: list[int] = field(default_factory=list)
     """Blocks of the tier."""
@@ -135,10 +137,10 @@ class Moved:
 
 
 class KVTransfer:
-    """Moves blocks, and tells what failed and how long it took.
+    """Copies blocks, and reports what failed and how long it took.
 
     Args:
-        store: The tier; without one there are no moves.
+        store: The tier; without one nothing is copied.
     """
 
     def __init__(self, store: Store | None) -> None:
@@ -153,8 +155,8 @@ class KVTransfer:
             moved.seconds += time.perf_counter() - start
 
     def move_in(self, moves: Sequence[Move], moved: Moved) -> None:
-        """Copy (block of the tier, block). What was to be written in this very step and could not
-        be, cannot be read."""
+        """Copy pairs of (block of the tier, block). A block that failed to be written in this step
+        cannot be read, either."""
         if moves:
             assert self._store is not None, "moves from a tier that is not there"
             start = time.perf_counter()

@@ -1,4 +1,5 @@
-"""How many KV blocks there are: arithmetic on limits, and an error with numbers if too few.
+"""Computes the number of KV blocks from limits and measurements, or raises an error with the
+numbers.
 
 Knows no device and no tensor: the worker measures, this module decides.
 """
@@ -21,7 +22,7 @@ logger = get_logger(__name__)
 DEFAULT_SWAP_SPACE = 4.0
 """GiB of host memory behind the KV cache of a GPU."""
 MOST_IDLE_BLOCKS = 2**20
-"""Where nothing is kept of a token, a pool for more tokens than a step could compute."""
+"""Largest pool for models that keep nothing per token: more tokens than a step could compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class MemoryFacts:
     """Free at start, before the weights were loaded."""
     weights: int
     default_limit: int | None
-    """Most the KV cache takes on this device if nobody says how much."""
+    """Largest KV cache on this device unless the user says otherwise."""
     swap_room: int | None = None
     """Free where the second tier would be, if that is not the device: host memory, or the disk of
     `--swap-dir`; `None`: not known."""
@@ -56,8 +57,8 @@ class KVCachePlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that fit, in requests of the greatest length if there is more than one group or
-        a window."""
+        """Number of tokens that fit. With several groups or a window, this is for requests of the
+        greatest length."""
         if self.windows == (None,):
             return (self.num_blocks - 1) * self.block_size
         return int(self.max_concurrency * self.max_model_len)
@@ -74,7 +75,7 @@ class KVCachePlan:
 
 
 def check_weights(facts: MemoryFacts, cache: CacheConfig) -> None:
-    """Refuse weights that cannot fit, before they are read.
+    """Refuse weights that do not fit, before they are read.
 
     Raises:
         NotEnoughMemory: naming what is needed and available.
@@ -99,13 +100,14 @@ def plan_kv_cache(
     max_model_len: int,
     max_chunk_tokens: int,
 ) -> KVCachePlan:
-    """Settle the groups of layers and the number of blocks.
+    """Determine the groups of layers and the number of blocks.
 
-    A step computes at most `max_chunk_tokens` of one request; a group with a window holds them
-    and the window before them.
+    A step computes at most `max_chunk_tokens` of one request, so a group with a window holds at
+    most these tokens and the window before them.
 
-    `num_gpu_blocks_override` wins, then `kv_cache_memory_bytes`; else what the device has to
-    spare, but no more than `max_num_seqs` requests of `max_model_len` tokens can fill.
+    `num_gpu_blocks_override` takes precedence, then `kv_cache_memory_bytes`. Otherwise the cache
+    takes what the device can spare, but no more than `max_num_seqs` requests of `max_model_len`
+    tokens can fill.
 
     Raises:
         NotEnoughMemory: not even one request of `max_model_len` tokens fits.
@@ -137,10 +139,10 @@ def plan_kv_cache(
 
 
 def _check_fits(size: int, per_block: int, cache: CacheConfig, facts: MemoryFacts) -> None:
-    """Refuse a cache that somebody asked for and that is larger than what there is.
+    """Refuse a cache of a requested size that exceeds the memory there is.
 
     Raises:
-        NotEnoughMemory: naming what is asked for and what is there.
+        NotEnoughMemory: naming the requested size and the memory available.
     """
     room = max(0, facts.free - facts.weights)
     if size <= room:
@@ -180,8 +182,8 @@ def _swap_bytes(cache: CacheConfig, facts: MemoryFacts, pool: int) -> int:
 def plan_without_cache(
     block_size: int, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
 ) -> KVCachePlan:
-    """Blocks for the scheduler's books where nothing is kept of a token (encoders): enough for
-    every step, since a request holds its own for one step only."""
+    """Blocks for models that keep nothing per token (encoders). They exist only in the scheduler's
+    books, and are enough for every step, because a request holds its blocks for one step."""
     per_request = cdiv(max_model_len, block_size)
     # A step holds no more than its tokens, nor than as many whole requests as may run.
     most = min(max_num_batched_tokens // block_size, max_num_seqs * per_request)
@@ -222,8 +224,8 @@ def _too_little(
 
 
 def log_plan(plan: KVCachePlan, device: str, max_model_len: int) -> None:
-    """The lines that tell what fits, in vLLM's words: on a GPU, the second tier's are
-    CPU blocks."""
+    """Log what fits, in vLLM's words. With a GPU, the blocks of the second tier are called CPU
+    blocks."""
     pool, second = ("CPU", "swap") if device == "cpu" else ("GPU", "CPU")
     logger.info("%s KV cache size: %s tokens", pool, f"{plan.tokens:,}")
     logger.info(

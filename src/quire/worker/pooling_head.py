@@ -33,7 +33,7 @@ class PoolingHead:
         # hidden states of earlier chunks by their first position
 
     def take(self, batch: ScheduledBatch) -> None:
-        """What a batch says of requests: who has gone, and what who has come wants."""
+        """Read from a batch which requests have ended, and what the new ones ask for."""
         for req_id in (*batch.finished_req_ids, *batch.preempted_req_ids):
             self._params.pop(req_id, None)
             self._parts.pop(req_id, None)
@@ -43,7 +43,7 @@ class PoolingHead:
             self._parts[new.req_id] = {}
 
     def forget(self) -> None:
-        """There are no requests."""
+        """Forget all requests."""
         self._params.clear()
         self._parts.clear()
 
@@ -58,11 +58,11 @@ class PoolingHead:
         return types
 
     def wants_every_token(self) -> bool:
-        """Always: chunks that end nothing are kept, too."""
+        """Always: the states of chunks that do not end a prompt are kept, too."""
         return True
 
     def read_every_token(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
-        """All of them go to `finish`."""
+        """Returns all states; `finish` uses them."""
         return hidden
 
     def finish(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
@@ -86,11 +86,11 @@ class PoolingHead:
             outcome.pooled[req_id] = Pooled(tuple(numbers.shape), data.astype("<f4").tobytes())
 
     def commit(self, outcome: Outcome, result: BatchResult) -> None:
-        """The scheduler ends the requests with their numbers."""
+        """Put the pooled numbers into the result; the scheduler then ends the requests."""
         result.pooled = outcome.pooled
 
     def _with_earlier(self, req_id: str, chunk: Tensor, first: int) -> Tensor:
-        """All hidden states of the prompt so far, as far as they are needed."""
+        """All hidden states of the prompt so far that are needed."""
         spec, params = self._pooler.spec, self._params[req_id]
         if spec.whole_prompts or (spec.pooling == "last" and params.task != "token_embed"):
             return chunk

@@ -1,6 +1,6 @@
 """The profiler that is started and stopped by hand; its traces open in Perfetto.
 
-It sees what runs in this process. Knows nothing of the model.
+It records what runs in this process. Knows nothing of the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProfilerConfig:
     """What `--profiler-config` may say; names are vLLM's."""
 
     profiler: str = "torch"
-    """`torch`, or `cuda`: then `cudaProfilerStart` is called, for `nsys`."""
+    """`torch`, or `cuda`, which calls `cudaProfilerStart` for `nsys`."""
     torch_profiler_dir: str | None = None
     torch_profiler_with_stack: bool = False
     torch_profiler_record_shapes: bool = True
@@ -38,7 +38,7 @@ class ProfilerConfig:
     delay_iterations: int = 0
     """Steps that pass before the recording begins."""
     max_iterations: int = 0
-    """Steps after which it ends by itself; 0: none."""
+    """Number of steps after which it ends on its own; 0: no limit."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ProfilerConfig:
@@ -67,7 +67,7 @@ class ProfilerConfig:
 
 
 def make_profiler(given: Mapping[str, Any], with_cuda: bool) -> TorchProfiler:
-    """The profiler that is configured.
+    """The profiler that the configuration asks for.
 
     Raises:
         ConfigError: the configuration is bad, or asks for CUDA where there is none.
@@ -84,7 +84,7 @@ class TorchProfiler:
     """Writes one Chrome trace per start and stop.
 
     Args:
-        config: Where to, and what is recorded.
+        config: What to record, and where to write it.
         with_cuda: Record GPU kernels, too.
     """
 
@@ -99,7 +99,7 @@ class TorchProfiler:
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
-        """Begin to record, or to count the steps until then.
+        """Begin to record, or to count the steps until recording begins.
 
         Raises:
             ConfigError: no folder is set, or it cannot be made.
@@ -135,7 +135,7 @@ class TorchProfiler:
         self._end()
 
     def _end_unasked(self) -> None:
-        """A step must not fail because its recording cannot be written."""
+        """End the recording after its last step. Failing to write it must not fail the step."""
         try:
             self._end()
         except (QuireError, OSError, RuntimeError) as error:
@@ -186,7 +186,7 @@ class CudaProfiler(TorchProfiler):
     """Marks a range for `nsys profile --capture-range=cudaProfilerApi`; writes nothing itself."""
 
     def _check(self) -> None:
-        """It needs no folder."""
+        """Checks nothing: this profiler needs no folder."""
 
     def _begin(self) -> None:
         torch.cuda.cudart().cudaProfilerStart()

@@ -18,7 +18,7 @@ from quire.worker.step_runner import Outcome
 from quire.worker.tensors import to_tensor_on
 
 _PROMPT_SLAB: Final = 2**24
-"""Prompt logits held at once: 64 MiB of float32."""
+"""Number of prompt logits held at once: 64 MiB of float32."""
 
 
 class PromptScorer:

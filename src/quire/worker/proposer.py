@@ -1,10 +1,11 @@
-"""Who guesses the next tokens: what a draft proposer is, and the table of them.
+"""Draft proposers, which guess the next tokens: their protocol, and the table of them.
 
-The worker asks after it has sampled, not the scheduler: a draft model, or heads that read the
-target's hidden states, must be where the tensors are, and a search in the tokens so far can be
-anywhere. What is proposed travels in `BatchResult.draft_token_ids`, the scheduler decides how much
-of it the next step verifies, and the runner samples at each of these positions. A draft is accepted
-while it equals the sample, so no proposer can change an output: a bad one only costs time.
+The worker asks for drafts after it has sampled, and not the scheduler, because a draft model, or
+heads that read the target's hidden states, must be where the tensors are; a search in the tokens so
+far can be anywhere. The drafts travel in `BatchResult.draft_token_ids`. The scheduler decides how
+many of them the next step verifies, and the runner samples at each of their positions. Drafts are
+accepted as long as they equal the samples, so no proposer can change an output: a bad one only
+costs time.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ logger = get_logger(__name__)
 
 
 class Proposer(Protocol):
-    """Guesses how requests go on."""
+    """Guesses how requests continue."""
 
     def propose(
         self, req_ids: Sequence[str], tokens: Sequence[np.ndarray]
     ) -> Sequence[Sequence[int]]:
         """Draft tokens after the known ones of some requests.
 
-        Called once in each step in which requests got tokens, with those requests. They may have
-        ended with these tokens, and one that is not named may go on later.
+        Called once in each step in which requests got tokens, with those requests. A request may
+        have ended with these tokens, and a request that is missing here may continue later.
 
         Args:
             req_ids: The requests; the same id is the same request until it is aborted or ends.
-            tokens: Of each, prompt and output so far: int32, not to be written to, and valid until
-                this call returns.
+            tokens: The prompt and output so far of each, as int32. Read-only, and valid until this
+                call returns.
 
         Returns:
-            Of each request, any number of drafts. From the first that is no token of the
-            vocabulary, and beyond the context, they are left out.
+            Any number of drafts for each request. Drafts are dropped from the first that is not in
+            the vocabulary, and beyond the context length.
         """
         ...
 
@@ -49,15 +50,15 @@ class Proposer(Protocol):
 ProposerFactory = Callable[[EngineConfig, ModelShape], Proposer]
 
 PROPOSERS: Final[Registry[ProposerFactory]] = Registry("draft proposer", plugins="draft_proposer")
-"""By name; a `Worker` is told which one."""
+"""Proposers by name; a `Worker` is given a name."""
 
 
 class Drafting:
-    """Asks a proposer, and lets nothing it does harm a step.
+    """Asks a proposer, and keeps its failures from harming a step.
 
     Args:
-        proposer: Who guesses.
-        vocab_size: Of the model; other ids are no drafts.
+        proposer: The proposer to ask.
+        vocab_size: Of the model; ids beyond it are not drafts.
         max_model_len: Longest prompt plus output.
     """
 
@@ -68,8 +69,8 @@ class Drafting:
         self._has_failed = False
 
     def drafts(self, req_ids: Sequence[str], tokens: Sequence[np.ndarray]) -> dict[str, list[int]]:
-        """What can be verified of a proposal; nothing if the proposer raises, or answers for
-        another number of requests."""
+        """The drafts that can be verified. There are none if the proposer raises or returns the
+        wrong number of entries."""
         try:
             proposed = self._proposer.propose(req_ids, tokens)
             found = {
@@ -85,7 +86,7 @@ class Drafting:
         return {req_id: drafts for req_id, drafts in found.items() if drafts}
 
     def _usable(self, drafts: Sequence[int], most: int) -> list[int]:
-        """At most `most` tokens, up to the first that is none."""
+        """At most `most` tokens, up to the first invalid one."""
         kept: list[int] = []
         for token in islice(drafts, max(0, most)):
             if not 0 <= token < self._vocab_size or token != int(token):

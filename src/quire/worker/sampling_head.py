@@ -1,7 +1,7 @@
 """What a model that generates text does with hidden states: logits, new tokens, log-probabilities.
 
-A request samples where its known tokens end; with drafts, also at each of them, and what equals a
-draft confirms it. Knows no family and no cache.
+A request samples at the end of its known tokens and, with drafts, at each of these; a sample that
+equals a draft confirms it. Knows no model family and no cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SamplingHead:
         self._scorer = PromptScorer(model, input_batch, device)
 
     def wants_every_token(self) -> bool:
-        """While a prompt is being scored."""
+        """True while the log-probabilities of a prompt are computed."""
         return bool(self._input_batch.prompt_logprobs)
 
     def read_every_token(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
@@ -50,7 +50,7 @@ class SamplingHead:
         return hidden[self._tensor(inputs.wanted)]
 
     def finish(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
-        """Logits and new tokens, only for requests whose known tokens end in this step.
+        """Compute logits and new tokens, only for requests whose known tokens end in this step.
 
         `hidden` has the tokens that `inputs.wanted` names, `[W, H]`.
         """
@@ -87,7 +87,8 @@ class SamplingHead:
                 outcome.logprobs.setdefault(req_id, []).append(TokenLogprobs(*entry))
 
     def commit(self, outcome: Outcome, result: BatchResult) -> None:
-        """Sampled tokens become known ones; prompt log-probabilities are given when complete."""
+        """Make the sampled tokens known ones, and return prompt log-probabilities once they are
+        complete."""
         pending = self._input_batch.prompt_logprobs
         for req_id, entries in outcome.prompt_entries.items():
             if req_id not in outcome.failed:
@@ -101,11 +102,12 @@ class SamplingHead:
     def _confirmed(
         self, which: np.ndarray, num_drafts: np.ndarray, rows: np.ndarray, result: SamplerOutput
     ) -> list[int]:
-        """Places of the sampled tokens that hold: a request's first, and each whose drafts before
-        it are what was sampled there. So the output is what it would be without drafts.
+        """Positions of the sampled tokens that are kept: a request's first, and each one before
+        which all drafts equal what was sampled. So the output is the same as without drafts.
 
-        A place that failed ends its request only if it is the first. Otherwise the tokens before
-        it are output now, and the next step finds the failure again, as it would without drafts.
+        If sampling failed at a position, the request ends only if it is the first position.
+        Otherwise the tokens before it are output now, and the next step meets the failure again, as
+        it would without drafts.
         """
         drafts = self._input_batch.drafts_after(rows, num_drafts)
         places: list[int] = []

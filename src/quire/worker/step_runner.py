@@ -1,12 +1,12 @@
-"""One step of any model: what runners for text and for pooling have in common.
+"""One step of any model: what the runners for text and for pooling have in common.
 
-State, moves of KV blocks, a forward pass, and a head that makes something of the hidden states.
-Knows neither how tokens are sampled nor how states are pooled, and no family.
+These are the batch state, copies of KV blocks, a forward pass, and a head that uses the hidden
+states. Does not know how tokens are sampled or states are pooled, and knows no model family.
 
-Failures are contained. A step that raises is run again in halves, down to the request that makes
-it raise; that one fails, and the others get the results they would have got anyway, because a row
-does not depend on its neighbours and writing the same keys and values twice changes nothing.
-State moves on only after a pass has succeeded.
+Failures are contained. If a step raises, it is run again in halves, until the request that makes it
+raise is alone. That request fails, and the others get the same results as without it, because a row
+does not depend on its neighbours, and writing the same keys and values twice changes nothing. State
+advances only after a pass has succeeded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = get_logger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What one pass produced, before any of it becomes state."""
+    """The results of one pass, before any of them becomes state."""
 
     sampled: dict[str, list[int]] = field(default_factory=dict)
     """The accepted drafts of each request, and one more token."""
@@ -55,7 +55,7 @@ class Outcome:
 
 
 class StepHead(Protocol):
-    """What a runner does with hidden states."""
+    """The part of a runner that uses the hidden states."""
 
     def wants_every_token(self) -> bool:
         """Whether the states of all tokens are needed, not only of those that end a request's
@@ -67,15 +67,15 @@ class StepHead(Protocol):
         ...
 
     def finish(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
-        """Results of the requests that get some in this pass, into `outcome`.
+        """Add the results of the requests that get some in this pass to `outcome`.
 
-        May be called again for the same requests, if a later one of the pass raises: it changes no
-        state that a second call would read otherwise.
+        May be called again for the same requests if a later one of the pass raises, so it must not
+        change state that a second call would read.
         """
         ...
 
     def commit(self, outcome: Outcome, result: BatchResult) -> None:
-        """Move the head's state on, and put the results in the scheduler's words."""
+        """Advance the head's state, and convert the results into the scheduler's records."""
         ...
 
 
@@ -84,7 +84,7 @@ class StepRunner:
 
     Args:
         forward: Computes hidden states.
-        head: Makes results of them.
+        head: Turns them into results.
         input_batch: Empty state of the right size.
         blocks: Of the KV cache.
         device: Where all of that is.
@@ -107,7 +107,7 @@ class StepRunner:
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> BatchResult:
-        """Compute a batch, and give each request what its tokens of this step make."""
+        """Compute a batch and return the results of each request."""
         self._forward_seconds = self._finish_seconds = 0.0
         follow()
         failed = self._update_states(batch)
@@ -136,7 +136,7 @@ class StepRunner:
         self._blocks.forget()
 
     def _update_states(self, batch: ScheduledBatch) -> dict[str, str]:
-        """Apply what the batch says of requests; returns those that cannot be taken in."""
+        """Apply the batch's changes to the requests; returns those that cannot be added."""
         failed: dict[str, str] = {}
         for req_id in (*batch.finished_req_ids, *batch.preempted_req_ids):
             self._input_batch.remove(req_id)
@@ -160,7 +160,7 @@ class StepRunner:
         return failed
 
     def _attempt(self, req_ids: Sequence[str], counts: Sequence[int]) -> Outcome:
-        """Run requests together; if that raises, in halves, down to the one that does it."""
+        """Run requests together; if that raises, in halves, down to the request that causes it."""
         try:
             return self._run(req_ids, counts)
         except Exception as error:
@@ -200,6 +200,6 @@ class StepRunner:
 
 
 def _reason(req_id: str, error: Exception) -> str:
-    """What the caller is told; the exception itself goes to the log only."""
+    """The reason that the caller sees; the exception itself goes only to the log."""
     logger.error("request %s failed alone in a step", req_id, exc_info=error)
     return f"internal error in the model step ({type(error).__name__}); see the server's log"

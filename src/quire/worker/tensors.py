@@ -14,9 +14,11 @@ ToTensor = Callable[[np.ndarray], Tensor]
 
 
 def to_tensor_on(device: Device) -> ToTensor:
-    """What makes tensors of arrays: on a CPU they share an array's memory if it is contiguous.
+    """A function that turns arrays into tensors on a device. On a CPU they share the array's memory
+    if it is contiguous.
 
-    Settled once: a decoding step makes ten small tensors, and each look at the device would show.
+    The device is looked at once, because a decode step makes ten small tensors and a look for each
+    would cost noticeable time.
     """
     where = device.torch_device
     if where.type == "cpu":

@@ -1,4 +1,5 @@
-"""One rank: picks device and type, loads the model, sizes and allocates the KV cache, runs steps.
+"""One rank of a model: chooses device and type, loads the model, sizes and allocates the KV cache,
+and runs steps.
 
 Its verbs are `load`, `execute`, `reset`, `start_profile`, `stop_profile` and `shutdown`. It
 does not know who calls them.
@@ -102,7 +103,7 @@ class Worker:
         enable_nvtx()
 
     def load(self, progress: Progress | None = None) -> KVCachePlan:
-        """Read the weights, settle and allocate the KV cache.
+        """Read the weights, then size and allocate the KV cache.
 
         Returns:
             The size of the KV cache.
@@ -182,11 +183,12 @@ class Worker:
         self._profiler.stop()
 
     def shutdown(self) -> None:
-        """Let go of model and cache. Safe to call twice."""
+        """Release model and cache. Safe to call twice."""
         self._runner = None
 
     def _estimate_weights(self) -> int:
-        """Bytes of the weights in memory: their number, in the type they are held in."""
+        """Bytes of the weights in memory: their number times the size of the type they are stored
+        in."""
         model = self.config.model
         count = count_weights(model.folder, model.load_format, self.shape)
         return count * torch_dtype(self.dtype).itemsize
@@ -266,10 +268,10 @@ class Worker:
 
 
 def _clocks(model: CausalLM | EncoderForPooling | DecoderForPooling) -> LayerTimer:
-    """Clocks on the layers of a model, for detailed traces.
+    """Clocks for the layers of a model, for detailed traces.
 
     Raises:
-        ConfigError: it has none that could be measured.
+        ConfigError: the model has no layers that can be measured.
     """
     try:
         timer = LayerTimer(model)
@@ -280,7 +282,7 @@ def _clocks(model: CausalLM | EncoderForPooling | DecoderForPooling) -> LayerTim
 
 
 def _swap_room(folder: str | None) -> int | None:
-    """Bytes free for a second tier; `None`: that cannot be told."""
+    """Bytes free for a second tier; `None` if that is not known."""
     if folder is None:
         return available_memory()
     try:
@@ -290,4 +292,4 @@ def _swap_room(folder: str | None) -> int | None:
 
 
 def _silent(phase: str, done: int, total: int) -> None:
-    """Progress that nobody wants to hear."""
+    """A progress callback that ignores everything."""
