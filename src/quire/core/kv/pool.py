@@ -67,9 +67,8 @@ class BlockIndex:
 
     def run(self, keys: Iterable[bytes]) -> list[KVBlock]:
         """The oldest block of each key, up to the first key that has none."""
-        get, run = self._blocks.get, []
-        for key in keys:
-            found = get(key)
+        run: list[KVBlock] = []
+        for found in map(self._blocks.get, keys):
             if found is None:
                 break
             run.append(next(iter(found.values())) if isinstance(found, dict) else found)
