@@ -1,4 +1,4 @@
-"""Attention backends as siblings, what they read, and the KV cache they read it from.
+"""Attention backends, the choice among them, and the memory of the KV cache.
 
 Nothing here knows requests: only rows, blocks and positions.
 """

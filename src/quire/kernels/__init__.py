@@ -1,4 +1,5 @@
 """Tensor operations whose result for a row depends on that row alone, bit for bit.
 
-Callers use `quire.kernels.dispatch.ops`. Nothing here knows models, requests or weight files.
+A model computes with the table of one implementation (`quire.kernels.dispatch.Ops`). Nothing here
+knows models, requests or weight files.
 """

@@ -1,6 +1,6 @@
 """Compiled attention, rotary positions and KV cache; the plain twins are in `reference.py`.
 
-Hands addresses, strides and lengths to `csrc/attention.h`. Knows no model.
+Passes addresses, strides and lengths to `csrc/attention.h`. Knows no model.
 """
 
 from __future__ import annotations

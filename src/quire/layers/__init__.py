@@ -1,1 +1,5 @@
-"""Building blocks that model families share. They know weights and operations, no family."""
+"""Building blocks that model families share.
+
+They are built from a `LayerContext` and form a tree of `Module`s. They know weights and operations,
+no family.
+"""

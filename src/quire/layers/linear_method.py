@@ -27,7 +27,7 @@ from quire.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """What a method is told of its layer."""
+    """What a method knows of its layer."""
 
     name: str
     """The layer's name in the model. Layers that the model stacks have the name of the stack:

@@ -1,7 +1,7 @@
-"""The decoder that families share: layer, model, language-model head.
+"""The decoder that families share: one layer, all layers with the embedding, and the head.
 
-What a family does differently is declared in `DecoderStyle`; the blocks read that and the sizes,
-never a family's name.
+What a family does differently is declared in `DecoderStyle`. The classes here read that and the
+sizes, and never ask for a family's name.
 """
 
 from __future__ import annotations
@@ -194,10 +194,11 @@ class DecoderModel(Module):
         return x if self._project_out is None else self._project_out(x)
 
     def _fused(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
-        """All layers in one call, if layers and kernels are made for it. Tried once per cache, and
-        again after a part was replaced.
+        """All layers in one call, if layers and kernels can do that.
 
-        Not while a profiler records, which is to see the operations by their names.
+        Tried once per cache, and again after a part of some model was replaced.
+
+        While a profiler records, layers run one by one, so that it sees operations by their names.
         """
         if names_are_on():
             return None

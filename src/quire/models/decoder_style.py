@@ -1,4 +1,5 @@
-"""A family of decoders as its differences: what `decoder.py` reads, and nothing that computes."""
+"""A decoder family as its differences from Llama: data that `decoder.py` reads, nothing that
+computes; and what stands at the place of a layer's attention."""
 
 from __future__ import annotations
 

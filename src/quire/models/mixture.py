@@ -1,4 +1,4 @@
-"""Mixtures of experts as families put them together: what a configuration says becomes layers.
+"""Mixtures of experts: from the entries of a configuration to what makes a layer's MLP.
 
 Knows entries that several families have, no family.
 """

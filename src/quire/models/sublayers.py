@@ -1,4 +1,4 @@
-"""The parts of a decoder layer: grouped-query attention and the MLP, gated or plain.
+"""The two halves of a usual decoder layer: grouped-query attention, and the MLP, gated or plain.
 
 They read sizes and a `DecoderStyle`, never a family's name.
 """

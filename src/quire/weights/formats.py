@@ -1,4 +1,4 @@
-"""A checkpoint as a directory of tensors that can be read one by one, whatever its format.
+"""A checkpoint as tensors that can be read one by one, whatever the format of its files.
 
 `open_checkpoint` chooses the format (`--load-format`); headers are read and checked, data is not.
 Knows formats, no model.
