@@ -1,1 +1,2 @@
-"""HTTP: routes, requests and replies. Knows the engine only through `engine_api`; no torch."""
+"""The HTTP server: routes, requests and replies. Knows the engine only through `engine_protocol`;
+no torch."""

@@ -1,7 +1,7 @@
 """Routes for operators: control verbs over HTTP, one row each.
 
-`Ask` makes a handler of a verb (`engine/verbs.py`): it decodes the body, runs the verb and replies
-with its result. Knows no verb beyond the rows below.
+`Ask` makes a handler from a verb (`engine/verbs.py`): it decodes the body, runs the verb and
+replies with its result. Knows only the verbs in the rows below.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from quire.serving.exchange import Exchange
 from quire.serving.prompts import encode
 
 PREFIX_FACTS: Final = ("num_tokens", "num_cached_tokens", "block_index", "first_difference")
-"""What `POST /explain_prefix` tells of the answer: positions and counts, never tokens."""
+"""The part of the answer that `POST /explain_prefix` returns: positions and counts, never
+tokens."""
 
 
 def _as_it_is(result: Any) -> Any:
@@ -30,7 +31,7 @@ def _as_it_is(result: Any) -> Any:
 
 
 async def _own_fields(engine: EngineClient, body: Any) -> dict[str, Any]:
-    """The fields that were given; the verb has defaults for the others."""
+    """The fields that were given; the verb has defaults for the rest."""
     values = msgspec.structs.asdict(body)
     return {name: value for name, value in values.items() if value is not None}
 
@@ -39,17 +40,17 @@ async def _own_fields(engine: EngineClient, body: Any) -> dict[str, Any]:
 class Ask:
     """A handler that runs a control verb.
 
-    The request needs no body if the verb has no arguments. `ConfigError` becomes status 400: the
-    server runs, and what lacks is said.
+    The request needs no body if the verb has no arguments. A `ConfigError` becomes status 400,
+    because the server is running and only lacks something that the error names.
     """
 
     verb: str
     body: type[msgspec.Struct] | None = None
-    """Shape of the body; the verb's own arguments unless given."""
+    """Type of the body; by default, the verb's own arguments."""
     arguments: Callable[[EngineClient, Any], Awaitable[dict[str, Any]]] = _own_fields
-    """From the decoded body to the verb's arguments."""
+    """Turns the decoded body into the verb's arguments."""
     reply: Callable[[Any], Any] = _as_it_is
-    """From the verb's result to the reply."""
+    """Turns the verb's result into the reply."""
 
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request."""
@@ -84,7 +85,7 @@ _set_limits: Final = Ask("set_limits", LimitsRequest)
 
 
 async def limits(exchange: Exchange) -> None:
-    """`GET`: the limits that hold. `POST`: change some of them, then the same."""
+    """`GET`: the current limits. `POST`: change some of them and return all."""
     if exchange.scope["method"] == "POST":
         return await _set_limits(exchange)
     scheduler = exchange.state.engine_for().config.scheduler
@@ -111,7 +112,7 @@ async def _prefix_of(engine: EngineClient, body: ExplainPrefixRequest) -> dict[s
 
 
 def _positions(answer: dict[str, Any]) -> dict[str, Any]:
-    """Which token stands in the cache is not told: it is of another caller's prompt."""
+    """The answer without tokens: a cached token comes from another caller's prompt."""
     return {name: answer[name] for name in PREFIX_FACTS}
 
 

@@ -1,6 +1,6 @@
 """The application: every route in one table, each with the role it needs.
 
-Knows which handler serves which path, and nothing of what handlers do.
+Knows which handler serves which path, but not what handlers do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.serving.server_state import ServerState
 
 
 async def _home(exchange: Exchange) -> None:
-    """What this is, and the routes of the table that say what they are for."""
+    """The page at `/`: what this server is, and the routes that say what they are for."""
     routes = {path: ROUTES.get(path) for path in ROUTES}
     routes |= await asyncio.to_thread(plugin_routes, ROUTES)
     await home.home(exchange, routes)
@@ -108,7 +108,7 @@ def build_app(state: ServerState) -> Starlette:
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    """Turn the router's refusal of a method into ours; the gate replies."""
+    """Turn the router's refusal of a method into our error; the gate sends the reply."""
     assert isinstance(error, HTTPException) and error.status_code == 405, error
     allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     raise MethodNotAllowed(request.method, allowed)

@@ -1,4 +1,4 @@
-"""Who may call what: roles of routes, and keys compared in constant time.
+"""Who may call which route: roles of routes, and keys, which are compared in constant time.
 
 Knows nothing of routes; decides from the headers of the ASGI scope alone.
 """
@@ -14,10 +14,10 @@ from quire.errors import Unauthorized
 
 
 class Role(Enum):
-    """What a route needs its caller to be."""
+    """The role that a route requires of its caller."""
 
     OPEN = "open"
-    """Anyone: only the health probes and the version."""
+    """Anyone; only for health probes and the version."""
     USER = "user"
     ADMIN = "admin"
     METRICS = "metrics"
@@ -27,7 +27,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class KeyRing:
-    """The keys that are let in. Keeps hashes only; without any key everyone is let in."""
+    """The accepted keys, of which only hashes are kept. Without any key, every caller is
+    accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
@@ -36,10 +37,10 @@ class KeyRing:
         return bool(self._digests)
 
     def check(self, headers: Headers) -> None:
-        """Let the caller pass, whatever the route's role: every key has all roles.
+        """Accept the caller, whatever the route's role, because every key has all roles.
 
         Raises:
-            Unauthorized: keys are configured and none was sent that fits.
+            Unauthorized: keys are configured, and the caller sent none of them.
         """
         if not self._digests:
             return
@@ -57,8 +58,8 @@ class KeyRing:
             )
 
     def client(self, headers: Headers) -> str:
-        """Which of several keys the caller has, for fair scheduling; empty if there is at most
-        one key."""
+        """Identity of the caller for fair scheduling: which of several keys it has. Empty if there
+        is at most one key."""
         if len(self._digests) < 2:
             return ""
         for token in _presented(headers):
@@ -70,7 +71,7 @@ class KeyRing:
 
 
 def _presented(headers: Headers) -> list[bytes]:
-    """The first key of each way to send one."""
+    """The first key of each way of sending one."""
     bearer: bytes | None = None
     plain: bytes | None = None
     for name, value in headers:

@@ -1,7 +1,7 @@
-"""Rules of the request fields that all APIs share, and the parameters a request is run with.
+"""Rules for the request fields that all APIs share, and the parameters a request is run with.
 
-Checks what needs no model; the engine's input gate checks the rest (vocabulary, context length).
-Knows no endpoint: it is given values, or any record that has the named fields.
+Checks whatever needs no model; the engine's input gate checks the rest (vocabulary, context
+length). Knows no endpoint: it is given values, or any record with the named fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_METADATA: Final = 16
 
 
 class Truncatable(Protocol):
-    """A request whose prompts may be cut."""
+    """A request whose prompts may be truncated."""
 
     truncate_prompt_tokens: int | None
     truncation_side: str | None
@@ -33,16 +33,16 @@ class Truncatable(Protocol):
 def make_params(
     defaults: SamplingParams, given: Mapping[str, Any], *, stream: bool | None, prompts: int = 1
 ) -> SamplingParams:
-    """The parameters in force for all prompts of a request, checked once.
+    """The parameters for all prompts of a request, checked once.
 
     Args:
-        defaults: What holds where the request says nothing: the model's own.
+        defaults: The model's own parameters, for fields that the request leaves out.
         given: Sampling parameters by name; a value of `None` is a value.
         stream: Whether the reply is streamed.
         prompts: How many there are.
 
     Raises:
-        InvalidRequest: a value is out of range, or they ask for too much together.
+        InvalidRequest: a value is out of range, or together they ask for too much.
     """
     changes = dict(given)
     for name in ID_LISTS:
@@ -57,10 +57,10 @@ def make_params(
 
 
 def check_priority(priority: int, policy: str) -> None:
-    """Refuse a priority that does not count.
+    """Refuse a priority that would have no effect.
 
     Raises:
-        InvalidRequest: it is out of range, or the policy does not look at it.
+        InvalidRequest: it is out of range, or the policy ignores priorities.
     """
     read_field("priority", priority)
     if priority and policy != "priority":
@@ -72,7 +72,7 @@ def check_priority(priority: int, policy: str) -> None:
 
 
 def check_labels(request: Any) -> None:
-    """Rules of salt, user, metadata and request id, as far as the request has such fields.
+    """Check salt, user, metadata and request id, as far as the request has these fields.
 
     Raises:
         InvalidRequest: one is too long or empty.
@@ -107,7 +107,7 @@ def _check_request_id(given: str | None) -> None:
 
 
 def truncate(ids: list[int], request: Truncatable, room: int) -> list[int]:
-    """The prompt cut to `truncate_prompt_tokens`; `room` is what -1 stands for.
+    """The prompt truncated to `truncate_prompt_tokens`, where -1 means `room`.
 
     Raises:
         InvalidRequest: the number is neither -1 nor positive.

@@ -1,7 +1,7 @@
 """Conversations in OpenAI's form, which several APIs take: the messages of a body, read into turns
 for the model's chat template.
 
-Knows no endpoint. An API with messages of another form makes its own turns and calls
+Knows no endpoint. An API whose messages have another form makes its own turns and calls
 `prompts.apply_template`.
 """
 
@@ -20,8 +20,8 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn. The fields after `tool_call_id` are those that replies carry, so that a reply can
-    be sent back as it came."""
+    """One turn. The fields after `tool_call_id` are those of replies, so that a reply can be sent
+    back unchanged."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -44,7 +44,7 @@ async def render_chat(
     continue_final_message: bool | None,
     template_kwargs: dict[str, Any] | None,
 ) -> str:
-    """The prompt that the model's template makes of a conversation.
+    """The prompt that the model's template renders from a conversation.
 
     Raises:
         InvalidRequest: a message or option is wrong, or the template refuses.
@@ -64,7 +64,7 @@ async def render_chat(
 
 
 def _turn(message: ChatMessage, where: str) -> dict[str, Any]:
-    """A turn as templates expect it: only the keys that are set."""
+    """A turn as templates expect it, with only the keys that are set."""
     if message.role not in ROLES:
         raise InvalidRequest(
             f"{where}.role must be one of {', '.join(ROLES)}, got {show(message.role)}.",
@@ -122,7 +122,7 @@ def _content(message: ChatMessage, where: str) -> str:
 
 
 def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
-    """A tool call with its arguments as an object: templates print them with `tojson`."""
+    """A tool call with its arguments as an object, because templates print them with `tojson`."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function.name must be a string.", param=where)

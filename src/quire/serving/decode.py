@@ -1,8 +1,8 @@
-"""Bodies to typed records, and what is wrong with them in words: field, rule, given value.
+"""Decodes bodies into typed records, and says what is wrong with them: field, rule, given value.
 
-msgspec checks the types while it parses. Only when it refuses is the body looked at again, to
-name the value, to suggest a field, or to let through a field that we lack at the value that means
-"not used". Knows no endpoint.
+msgspec checks the types while it parses. Only if it refuses is the body examined again: to name the
+value, to suggest a field, or to accept a field that quire lacks if its value means "not used".
+Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from quire.spelling import nearest
 MAX_DEPTH: Final = 64
 """Deepest nesting of objects and arrays in a body."""
 MAX_FREE_NODES: Final = 100_000
-"""Most objects and arrays in the fields whose content is free (tools, template arguments)."""
+"""Largest number of objects and arrays in fields with free-form content (tools, template
+arguments)."""
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
@@ -39,7 +40,7 @@ class Unsupported:
 
     why: str
     neutral: tuple[Any, ...] = ()
-    """Values that mean "not used", besides null."""
+    """Values besides null that mean "not used"."""
 
 
 def refused(why: str, *neutral: Any) -> Unsupported:
@@ -87,7 +88,7 @@ def _too_deep() -> InvalidRequest:
 
 
 def _second_look(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupported]) -> T:
-    """Name what is wrong, or drop unsupported fields at their neutral values and go on."""
+    """Name what is wrong, or drop unsupported fields with neutral values and decode the rest."""
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -110,7 +111,7 @@ def _second_look(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupport
 
 
 def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Membership that tells `1` from `true`."""
+    """Membership that distinguishes `1` from `true`."""
     return any(type(value) is type(other) and value == other for other in neutral)
 
 
@@ -150,7 +151,7 @@ def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
 
 
 def _value_at(raw: Any, path: str, wanted: list[str]) -> Any:
-    """What stands at a path; at a key that msgspec does not name, the first of another type."""
+    """The value at a path. Where msgspec does not name the key, the first value of a wrong type."""
     for name, index, any_key in _STEP.findall(path):
         if any_key:
             raw = next((v for v in raw.values() if _type_of(v) not in wanted), None)
@@ -187,7 +188,7 @@ def _find_struct(annotation: Any) -> Any:
 
 
 def show(value: Any, limit: int = 60) -> str:
-    """A JSON value for an error message, cut short."""
+    """A JSON value for an error message, shortened."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= limit else f"{text[:limit]}..."
 

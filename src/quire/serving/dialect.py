@@ -1,7 +1,8 @@
-"""How an HTTP API says errors and frames streams: what differs between APIs around their replies.
+"""How an HTTP API formats errors and frames streams, which is what differs between APIs around
+their replies.
 
-A route names its dialect in its row; the default is OpenAI's, which clients of most servers expect.
-Knows no route and nothing of what is in replies.
+The row of a route names its dialect; the default is OpenAI's, which most clients expect. Knows no
+route, and nothing of the content of replies.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from quire.serving import errors
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API's."""
+    """The dialect of one API."""
 
     error: Callable[[QuireError], bytes]
-    """JSON body of a reply that is an error."""
+    """Makes the JSON body of an error reply."""
     stream_error: Callable[[QuireError], bytes]
-    """The same within a stream, whose status is long sent: a frame."""
+    """Makes the frame of an error within a stream, whose status has been sent already."""
     stream_end: bytes = b""
-    """Ends every stream, also after an error."""
+    """The end of every stream, also after an error."""
     stream_type: bytes = b"text/event-stream; charset=utf-8"
     """Content type of streams."""
 

@@ -1,7 +1,7 @@
 """What the server needs of an engine and its tokenizer, as protocols.
 
-`quire.engine.async_llm.AsyncLLM` has this shape, and so has the fake of the tests. Nothing here
-knows HTTP.
+`quire.engine.async_llm.AsyncLLM` implements them, and so does the fake engine of the tests. Nothing
+here knows HTTP.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TokenizerLike(Protocol):
     def encode_within(
         self, text: str, max_tokens: int, side: str = "right", add_special_tokens: bool = True
     ) -> list[int]:
-        """Token ids of a text, cut to `max_tokens` with the special tokens left whole."""
+        """Token ids of a text, truncated to `max_tokens` without losing special tokens."""
         ...
 
     def encode_pair(
@@ -79,12 +79,12 @@ class OutputStream(Protocol):
 
     @property
     def checked(self) -> CheckedParams:
-        """Its parameters, to submit further prompts with."""
+        """Its checked parameters, for submitting further prompts with them."""
         ...
 
     @property
     def seed(self) -> int:
-        """The seed in force."""
+        """The seed used."""
         ...
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
@@ -99,7 +99,7 @@ class EngineClient(Protocol):
 
     @property
     def config(self) -> EngineConfig:
-        """With everything settled that the model's shape settles."""
+        """The configuration, with everything resolved that depends on the model's shape."""
         ...
 
     @property
@@ -119,7 +119,7 @@ class EngineClient(Protocol):
 
     @property
     def default_params(self) -> SamplingParams:
-        """What holds where a request says nothing."""
+        """The parameters for fields that a request leaves out."""
         ...
 
     @property
@@ -178,7 +178,7 @@ class EngineClient(Protocol):
         ...
 
     def question(self) -> Question:
-        """A copy of the records, to be asked on any thread.
+        """A copy of the records, which can answer questions on any thread.
 
         Raises:
             InvalidRequest: no records are kept.

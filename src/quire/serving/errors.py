@@ -1,7 +1,7 @@
-"""Errors only a server has, and the one place where an error becomes bytes.
+"""Errors that only a server has, and the place where errors become bytes.
 
-Texts come from the error classes: what the code did not raise on purpose is never shown, only an
-id under which the log has it.
+Texts come from the error classes. Exceptions that were not raised on purpose are never shown; the
+client gets an id under which the log has the exception.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class MethodNotAllowed(RequestError):
 class UnsupportedMediaType(RequestError):
     """The body is not declared as JSON.
 
-    No mere formality: a web page may send anything else to any server its reader can reach, and
-    the browser asks that server for leave only if it is JSON.
+    This matters: a web page can send any other type to any server its reader can reach, and only
+    for JSON does the browser ask that server first.
     """
 
     status = 415
@@ -49,7 +49,7 @@ class RequestTimeout(RequestError):
 
 
 class ServiceUnavailable(EngineError):
-    """Not now; trying again later can succeed."""
+    """The server cannot answer now; trying again later can succeed."""
 
     status = 503
     type = "ServiceUnavailable"
@@ -75,7 +75,7 @@ class EngineStalled(ServiceUnavailable):
 
 
 class ShuttingDown(ServiceUnavailable):
-    """The server is going down and takes no new requests."""
+    """The server is shutting down and accepts no new requests."""
 
     code = "shutting_down"
 
@@ -84,7 +84,7 @@ class ShuttingDown(ServiceUnavailable):
 
 
 class InternalError(QuireError):
-    """Something that was not raised on purpose; the log has it under `error_id`."""
+    """An exception that was not raised on purpose; the log has it under `error_id`."""
 
     code = "internal_error"
 
@@ -111,7 +111,7 @@ def encode(error: QuireError) -> bytes:
 
 
 def headers(error: QuireError) -> Headers:
-    """Advice to clients: when to try again, or that it is useless."""
+    """Headers that tell clients when to try again, or that it is useless."""
     result: Headers = []
     if isinstance(error, TooManyRequests) or error.status == 503:
         seconds = max(0.001, float(getattr(error, "retry_after", 1.0)))

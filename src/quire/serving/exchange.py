@@ -1,4 +1,4 @@
-"""One HTTP request and its reply, straight on ASGI: read the body under limits, reply, stream.
+"""One HTTP request and its reply, directly on ASGI: reads the body within limits, replies, streams.
 
 Knows no route and no engine.
 """
@@ -24,16 +24,16 @@ from quire.serving.server_state import ServerState
 Scope = MutableMapping[str, Any]
 T = TypeVar("T", bound=msgspec.Struct)
 KEY: Final = "quire.exchange"
-"""Where the scope carries the exchange."""
+"""Key of the exchange in the ASGI scope."""
 JSON: Final = b"application/json"
 BODY_SECONDS: Final = 60.0
 """How long a whole body may take to arrive."""
 DISCARD_TIMES: Final = 8
-"""Of a body that is too long, at most this many times the limit is read and thrown away."""
+"""Of a body that is too long, at most this many times the limit is read and discarded."""
 DISCARD_SECONDS: Final = 5.0
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""Asks proxies to pass a stream on as it comes."""
+"""Asks proxies to pass on a stream without buffering."""
 
 
 class Exchange:
@@ -70,8 +70,8 @@ class Exchange:
         return found or None
 
     def client(self, user: str | None) -> str:
-        """Whose turn a request takes under the `fair` policy: the key's, if there are several
-        keys, else the `user` of the request."""
+        """The client that a request counts for under the `fair` policy: the key if there are
+        several, otherwise the request's `user`."""
         return self.state.keys.client(self.scope["headers"]) or user or ""
 
     def adopt_request_id(self) -> None:
@@ -98,7 +98,7 @@ class Exchange:
             UnsupportedMediaType: it is not.
             PayloadTooLarge: it is longer than the server reads; noticed while it arrives.
             RequestTimeout: it takes more than a minute to arrive.
-            ClientDisconnect: the caller is gone.
+            ClientDisconnect: the client has disconnected.
         """
         given = (self.header(b"content-type") or b"").decode("latin-1")
         if given.partition(";")[0].strip().lower() != "application/json":
@@ -117,7 +117,7 @@ class Exchange:
     async def record(self, kind: type[T], unsupported: Mapping[str, Unsupported]) -> T:
         """The request's body as a typed record.
 
-        A server that takes no requests at all says so before it reads the body.
+        A server that accepts no requests at all says so before it reads the body.
 
         Raises:
             ServiceUnavailable: no model takes requests.
@@ -147,8 +147,8 @@ class Exchange:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _discard(self) -> None:
-        """Read the rest of a body that is too long, within limits: a caller that is still sending
-        when the connection closes sees a broken one, and not the reply."""
+        """Read the rest of a body that is too long, within limits. A client that is still sending
+        when the connection closes would see a broken connection instead of the reply."""
         if not self.bytes_in and b"100-continue" in (self.header(b"expect") or b"").lower():
             return  # it waits for leave to send
         left = DISCARD_TIMES * self.state.config.max_body_bytes
@@ -177,7 +177,7 @@ class Exchange:
         await self._send_body(body, more=False)
 
     async def fail(self, error: QuireError) -> None:
-        """Reply with an error, as the dialect says it."""
+        """Reply with an error, in the dialect's format."""
         body = self.dialect.error(error)
         await self.reply(body, error.status, headers=errors.headers(error))
 
@@ -186,7 +186,7 @@ class Exchange:
         await self._start(200, [(b"content-type", self.dialect.stream_type), *_UNBUFFERED])
 
     async def write(self, frames: bytes) -> None:
-        """Send finished frames of the stream; waits while the client reads too slowly."""
+        """Send finished frames of the stream; waits while the client reads slowly."""
         await self._send_body(frames, more=True)
 
     async def end_stream(self, frames: bytes = b"") -> None:
@@ -209,7 +209,7 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, and cancel it as soon as the client is gone. To be called after `body()`."""
+        """Run `work`, and cancel it as soon as the client disconnects. Call it after `body()`."""
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._disconnected())
         try:
@@ -229,4 +229,4 @@ class Exchange:
 
 
 class ClientDisconnect(Exception):
-    """The caller went away; nobody is left to reply to."""
+    """The client has disconnected, so there is nobody to reply to."""

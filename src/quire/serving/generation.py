@@ -1,4 +1,4 @@
-"""One HTTP request for text: its prompts submitted, and what the model says as turn events.
+"""One HTTP request for text: submits its prompts, and gives the model's output as turn events.
 
 Knows nothing of wire formats.
 """
@@ -22,7 +22,7 @@ _Item = tuple[int, RequestOutput] | BaseException | None
 
 
 class Generation:
-    """Submitted requests, and what comes of them."""
+    """Submitted requests and their output."""
 
     def __init__(self, streams: list[OutputStream], reader: TurnReader) -> None:
         self._streams = streams
@@ -30,17 +30,17 @@ class Generation:
 
     @property
     def seed(self) -> int:
-        """The base of all seeds: the first prompt's own, from which the others' are made."""
+        """The base of all seeds: that of the first prompt, from which the others are derived."""
         return self._streams[0].seed
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Token counts so far."""
         return self._reader.usage
 
     async def events(self) -> AsyncGenerator[list[Batch]]:
-        """The events of all choices as they come: those of an engine's output at a time. `usage`
-        is final after the last.
+        """The events of all choices as they arrive, those of one engine output at a time. `usage`
+        is final after the last one.
 
         Raises:
             EngineError: the engine failed; what it said about it is in the log.
@@ -56,7 +56,7 @@ class Generation:
                     yield reader.read(prompt_index, released)
 
     async def turns(self) -> list[ModelTurn]:
-        """All choices in their order, whole: the fold of `events`.
+        """All choices in order, complete: the fold of `events`.
 
         Raises:
             EngineError: the engine failed; what it said about it is in the log.
@@ -69,7 +69,7 @@ class Generation:
         return [turns[choice] for choice in sorted(turns)]
 
     async def _merged(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Outputs of all prompts as they come, each with the index of its prompt."""
+        """Outputs of all prompts as they arrive, each with the index of its prompt."""
         # Bounded, so that a slow reader holds back the streams, which then merge their deltas.
         queue: asyncio.Queue[_Item] = asyncio.Queue(len(self._streams))
         pumps = [

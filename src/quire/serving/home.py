@@ -1,6 +1,6 @@
-"""`GET /`: what this is and where to go, as JSON, or as a small page for browsers.
+"""`GET /`: what this server is and its main routes, as JSON or, for browsers, as a small page.
 
-Lists the routes that say what they are for; knows nothing of what they do.
+Lists the routes that say what they are for; does not know what they do.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _HTML: Final = b"text/html; charset=utf-8"
 
 
 async def home(exchange: Exchange, routes: Mapping[str, RouteSpec]) -> None:
-    """Name, version, model and main routes. The model's names only for callers with a key, if
-    there are keys."""
+    """Name, version, model and main routes. If there are keys, only callers with one see the names
+    of models."""
     facts = _facts(exchange.state, _is_known(exchange), routes)
     headers = [(b"vary", b"accept")]
     if b"text/html" in (exchange.header(b"accept") or b""):
@@ -65,7 +65,7 @@ def _facts(state: ServerState, known: bool, routes: Mapping[str, RouteSpec]) -> 
 
 
 def _page(facts: dict[str, Any]) -> str:
-    """The same for people."""
+    """The same as a page for browsers."""
     name = html.escape(f"{facts['name']} {facts['version']}")
     models = ", ".join(facts["models"] or ()) or "shown to callers with a key, or when loaded"
     rows = [("status", facts["status"]), ("model", models), *facts["routes"].items()]

@@ -1,8 +1,8 @@
-"""How much one HTTP request may ask for: one table, and the sentence that refuses more.
+"""How much one HTTP request may ask for: a table of limits, and the message that refuses more.
 
-The body's bytes are `--max-body-bytes`; `n`, stop strings, banned words and biases have their
-limits in `quire.params`, which hold for every front door. These here hold for HTTP alone: a body of
-a few bytes can stand for a thousand times the work. Knows no endpoint.
+The size of the body is limited by `--max-body-bytes`. `n`, stop strings, banned words and biases
+have limits in `quire.params`, which apply to every API. The limits here apply to HTTP only, because
+a body of a few bytes can ask for a thousand times the work. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Limit:
 
     most: int
     rule: str
-    """What is counted, as a sentence with `{most}`."""
+    """The rule as a sentence with `{most}`."""
     least: int = 0
 
     def check(self, given: int, param: str | None) -> None:
-        """Refuse more than the limit, or fewer than it takes.
+        """Refuse a count above the limit, or below the minimum.
 
         Raises:
             InvalidRequest: naming the limit and what was given.
@@ -48,7 +48,7 @@ COPIED: Final = Limit(
     "The entries of allowed_token_ids, stop_token_ids and logit_bias and the characters of stop "
     "and bad_words, times the number of completions, may be at most {most}",
 )
-"""Each completion travels to the engine core by itself, with its own copy of these."""
+"""Each completion is sent to the engine core separately, with its own copy of these."""
 FANNED_OUT: Final = Limit(
     2**22, "The tokens of the prompts, times n, may be at most {most} where n is above 1"
 )
@@ -62,7 +62,7 @@ SCORED: Final = Limit(
 
 
 def check_lists(params: SamplingParams, completions: int) -> None:
-    """Refuse parameters whose lists are too long for so many completions.
+    """Refuse parameters whose lists are too long for this many completions.
 
     Raises:
         InvalidRequest: naming the limit and what was given.
@@ -81,9 +81,9 @@ def check_prompts(
     Args:
         lengths: Tokens of each prompt.
         n: Choices of each.
-        logprobs: Candidates per position of the prompt, -1 for all; `None`: it is not scored.
-        vocab_size: What -1 stands for.
-        param: The field the prompts came in.
+        logprobs: Candidates per position of the prompt, -1 for all; `None`: no prompt logprobs.
+        vocab_size: The number that -1 stands for.
+        param: The field that holds the prompts.
 
     Raises:
         InvalidRequest: naming the limit and what was given.

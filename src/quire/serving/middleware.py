@@ -1,8 +1,8 @@
-"""The outermost layer: keys, request id, mount path, access log, and every error's last stop.
+"""The outermost layer: keys, request id, mount path, access log, and handling of every error.
 
-Denies by default: a path that is not on the open list needs a key before it is even routed, so an
-unknown path answers 401 and not 404 to a caller without one. Decides on the raw ASGI path; the
-Host header plays no part. Knows no handler.
+It denies by default: a path that is not on the open list needs a key before it is even routed. So a
+caller without a key gets 401 for an unknown path, and not 404. It decides by the raw ASGI path and
+ignores the Host header. Knows no handler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Gate:
     """ASGI middleware around all routes.
 
     Args:
-        app: What is behind the gate.
+        app: The application behind the gate.
         state: The server's state.
         open_paths: Paths that need no key.
     """
@@ -82,14 +82,15 @@ class Gate:
             raise error
 
     def _unmounted(self, scope: Scope) -> Scope:
-        """The scope as seen from inside the mount path, if a proxy left that path in place."""
+        """The scope without the mount path, if a proxy left that path in place."""
         path = scope["path"]
         if self._root and path.startswith(self._root + "/"):
             path = path[len(self._root) :]
         return {**scope, "path": path, "root_path": ""}
 
     def _count(self, exchange: Exchange, seconds: float) -> None:
-        """For the metrics. Probes and scrapes are left out: they would drown the rest."""
+        """Count the request in the metrics. Probes and scrapes are left out, because they would
+        outnumber the rest."""
         endpoint = exchange.scope.get("endpoint")
         if getattr(endpoint, "role", Role.USER) in (Role.OPEN, Role.METRICS):
             return

@@ -1,6 +1,6 @@
-"""Routes that read the records: where a request's time went, the timeline, what is going on.
+"""Routes that read the records: explanations, the timeline, the list of requests, the diagnosis.
 
-Answers are made on a thread from a copy: streams of tokens do not wait for them.
+Answers are computed on a thread from a copy, so streams of tokens do not wait for them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _number(text: str | None, default: float, name: str) -> float:
     """A positive number of a query.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: it is not a positive number.
     """
     if text is None:
         return default
@@ -54,7 +54,7 @@ def _number(text: str | None, default: float, name: str) -> float:
 
 
 async def list_requests(exchange: Exchange) -> None:
-    """Unfinished requests: where each stands, and why it waits."""
+    """The unfinished requests: the state of each, and why it waits."""
     _parameters(exchange)
     question = exchange.state.engine_for().question()
     states = await asyncio.to_thread(question.requests)
@@ -85,7 +85,7 @@ async def timeline(exchange: Exchange) -> None:
 
 
 async def diagnosis(exchange: Exchange) -> None:
-    """Figures of the last `seconds`, and the likely causes they speak for."""
+    """Figures of the last `seconds`, and the likely causes they point to."""
     from quire.observability.explain.diagnosis import diagnose
 
     given = _parameters(exchange, "seconds").get("seconds")

@@ -1,8 +1,8 @@
-"""Parsers: from the text of a model to reasoning and calls of tools. One class per syntax.
+"""Parsers: find reasoning and tool calls in the text of a model. One class per syntax.
 
-A parser is fed the text of one choice piece by piece as it is generated, or in one piece where the
-reply is whole. Which it is must not matter: a parser says the same of a text however it is cut.
-Knows no engine and no wire format.
+A parser is fed the text of one choice, in pieces as it is generated or all at once. This must not
+make a difference: a parser gives the same result however the text is split. Knows no engine and no
+wire format.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from quire.serving.turns import (
 
 @dataclass(frozen=True, slots=True)
 class ParserSetup:
-    """What a parser may know of the request."""
+    """What a parser may know about the request."""
 
     prompt: str
-    """As the template rendered it: some end within the model's reasoning."""
+    """The prompt as the template rendered it; some prompts end inside the model's reasoning."""
     tools: Sequence[dict[str, Any]] = ()
     """OpenAI's tool objects; empty if none are offered."""
 
 
 class OutputParser(ABC):
-    """Reads one choice. To make one, override `feed`, and `finish` if it ever holds text back.
+    """Parses one choice. Subclasses override `feed`, and `finish` if they ever hold text back.
 
     Args:
-        setup: What is known of the request.
-        out: Takes what is found.
+        setup: What is known about the request.
+        out: Receives what is found.
     """
 
     needs_tools: ClassVar[bool] = False
-    """Requests without tools are not parsed: what they say is text."""
+    """Requests without tools are not parsed by this class: their output is text."""
 
     def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:
         self.setup = setup
@@ -51,24 +51,24 @@ class OutputParser(ABC):
 
     @abstractmethod
     def feed(self, text: str) -> None:
-        """Read the next piece; it may begin and end anywhere."""
+        """Parse the next piece of text; it may begin and end anywhere."""
 
     def finish(self) -> None:  # noqa: B027 - most hold nothing back
-        """The text has ended: write what was held back."""
+        """The text has ended: write whatever was held back."""
 
 
 PARSERS: Final[Registry[type[OutputParser]]] = Registry(
     "output parser", plugins="output_parser", subclass_of="quire.serving.parsing:OutputParser"
 )
-"""By name."""
+"""Parsers by name."""
 
 
 class TurnWriter:
-    """What a parser writes to.
+    """The writer that a parser is given.
 
     Args:
-        log: Takes all that is found in one choice.
-        follower: The parser that reads what this one takes for text, if there is one.
+        log: Receives everything found in one choice.
+        follower: The parser that reads what this one treats as text, if there is one.
     """
 
     def __init__(self, log: _TurnLog, follower: OutputParser | None = None) -> None:
@@ -76,22 +76,22 @@ class TurnWriter:
         self._follower = follower
 
     def text(self, text: str) -> None:
-        """A piece of the answer. A call that is open ends."""
+        """A piece of the answer. Ends an open call."""
         if self._follower is None:
             self._log.say(Text, text)
         elif text:
             self._follower.feed(text)
 
     def reasoning(self, text: str) -> None:
-        """A piece of the reasoning. A call that is open ends."""
+        """A piece of the reasoning. Ends an open call."""
         self._log.say(Reasoning, text)
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
-        """A call begins; the one before ends, if it has not.
+        """A call begins. Ends the previous call if it is still open.
 
         Args:
-            name: Of the tool.
-            call_id: If the model names one; else it is made of the request's.
+            name: Name of the tool.
+            call_id: The model's id for the call; by default one is derived from the request's id.
         """
         self._log.begin_call(name, call_id)
 
@@ -100,12 +100,12 @@ class TurnWriter:
         self._log.arguments(text)
 
     def end_call(self) -> None:
-        """The call is complete. Nothing happens if there is none."""
+        """The call is complete. Does nothing if no call is open."""
         self._log.end_call()
 
 
 class _TurnLog:
-    """The events of one choice, numbered, in order, neighbours of a kind joined."""
+    """The events of one choice, numbered and in order; neighbours of the same kind are joined."""
 
     def __init__(self, choice: int, request_id: str) -> None:
         self.num_calls = 0
@@ -148,18 +148,18 @@ class _TurnLog:
             self._events.append(ToolCallEnd(self._choice, self.num_calls - 1))
 
     def take(self) -> Batch:
-        """What was written since the last time."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return events
 
 
 class Parsing:
-    """How the text of a request is parsed: by several parsers in turn, each reading what the one
-    before it takes for text (reasoning is split off first, then calls of tools).
+    """How the text of a request is parsed: by several parsers in turn, each of which reads what the
+    previous one treats as text (reasoning is split off first, then tool calls).
 
     Args:
         kinds: The parsers, in that order.
-        setup: What they may know of the request.
+        setup: What they may know about the request.
     """
 
     def __init__(self, kinds: Sequence[type[OutputParser]], setup: ParserSetup) -> None:
@@ -167,7 +167,7 @@ class Parsing:
         self._setup = setup
 
     def begin(self, choice: int, request_id: str) -> ChoiceParser | None:
-        """What parses one choice; `None` if nothing does."""
+        """A parser for one choice; `None` if there is nothing to parse."""
         if not self._kinds:
             return None
         return ChoiceParser(self._kinds, self._setup, _TurnLog(choice, request_id))
@@ -188,7 +188,7 @@ class ChoiceParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls of tools so far."""
+        """Number of tool calls so far."""
         return self._log.num_calls
 
     def feed(self, text: str) -> Batch:

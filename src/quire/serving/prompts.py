@@ -1,7 +1,7 @@
-"""Texts and turns to token ids: what every API does with the prompts of a body.
+"""Turns texts and conversations into token ids, as every API has to do with the prompts of a body.
 
-Work that takes long (a long text, many texts, a long conversation) runs in a thread, off the event
-loop. Knows no endpoint and no form of a body.
+Long work (a long text, many texts, a long conversation) runs on a thread, off the event loop. Knows
+no endpoint and no format of bodies.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ TEXT_MARGIN: Final = 4
 """A text may have this many times the characters that the longest tokens could cover within the
 context, because normalisers may shorten it."""
 INLINE_CHARACTERS: Final = 8192
-"""Texts up to this length together are tokenised on the event loop: a thread costs more."""
+"""Texts up to this total length are tokenised on the event loop, because a thread would cost
+more."""
 TURN_CHARACTERS: Final = 100
-"""Characters that take as long to tokenise as a message or tool takes to be shown by a template."""
+"""Number of characters that take as long to tokenise as one message or tool takes to render."""
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ T = TypeVar("T")
 async def encode(
     engine: EngineClient, text: str, add_special_tokens: bool, *, cut: bool = False
 ) -> list[int]:
-    """Token ids of a text. `cut`: the caller shortens them, so a long text is welcome.
+    """Token ids of a text. With `cut` the caller truncates them, so a long text is allowed.
 
     Raises:
         ContextLengthExceeded: the text is so long that it is not worth tokenising.
@@ -71,8 +72,8 @@ def check_text_length(engine: EngineClient, texts: Sequence[str]) -> None:
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Run work: on the loop if it is small, else in a thread. `size`: characters to tokenise, or
-    what takes about as long."""
+    """Run work on the loop if it is small, otherwise on a thread. `size` is the number of
+    characters to tokenise, or the equivalent of other work."""
     return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
 
 
@@ -91,7 +92,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 
 def template_size(messages: Sequence[Any], tools: Sequence[Any] | None) -> int:
-    """What rendering so many messages and tools takes, as a size for `off_loop`."""
+    """The cost of rendering messages and tools, as a size for `off_loop`."""
     return TURN_CHARACTERS * (len(messages) + len(tools or ()))
 
 
@@ -103,15 +104,16 @@ def apply_template(
     continue_final_message: bool | None,
     template_kwargs: dict[str, Any],
 ) -> str:
-    """The prompt that the model's template makes of turns. Blocks: call it through `off_loop`.
+    """The prompt that the model's template renders from turns. This blocks, so call it through
+    `off_loop`.
 
     Args:
-        engine: Whose template.
-        turns: As templates expect them: `role` and `content`, and where they are set `name`,
-            `tool_calls` (with arguments as objects), `tool_call_id`, `reasoning`.
+        engine: The engine whose template is used.
+        turns: Dictionaries as templates expect them, with `role` and `content` and, if set, `name`,
+            `tool_calls` (with arguments as objects), `tool_call_id` and `reasoning`.
         tools: OpenAI's tool objects.
-        add_generation_prompt: Whether the prompt ends where the assistant's turn begins; `None`:
-            unless the last message is continued.
+        add_generation_prompt: Whether the prompt ends where the assistant's turn begins. `None`:
+            yes, unless the last message is continued.
         continue_final_message: Whether the prompt ends inside the last turn.
         template_kwargs: Further variables of the template.
 

@@ -1,7 +1,7 @@
 """What a route is, and how a path finds one.
 
-The table itself is in `app.py`. A plugin's routes are looked for when a path is asked for that the
-table does not have, and when `GET /` lists what there is. Knows no handler.
+The table itself is in `app.py`. Routes of plugins are looked up when a path is not in the table,
+and when `GET /` lists all routes. Knows no handler.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class RouteSpec:
     role: Role
     handler: Handler
     about: str = ""
-    """What it is for, after the method: `GET /` lists the routes that say so."""
+    """What the route is for; `GET /` lists the routes that have this text."""
     runner: str | None = None
-    """`generate` or `pooling`, if only models that are run so serve it."""
+    """`generate` or `pooling`, if only models run that way serve it."""
     dialect: Dialect = OPENAI
-    """How it says errors and frames streams."""
+    """How it formats errors and frames streams."""
 
 
 class Endpoint:
@@ -95,7 +95,8 @@ def _check(path: str, spec: RouteSpec) -> None:
 
 
 class UnknownPath:
-    """The router's last resort: routes of plugins, which are added the first time it is asked."""
+    """Called for paths the router does not know: adds the routes of plugins the first time, then
+    routes again."""
 
     def __init__(self, router: Router, table: Registry[RouteSpec]) -> None:
         self._router = router
@@ -103,7 +104,7 @@ class UnknownPath:
         self._adding: asyncio.Task[dict[str, RouteSpec]] | None = None
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Route once more, or say that there is nothing.
+        """Route once more, or reply that the path is unknown.
 
         Raises:
             NotFound: neither the table nor a plugin has the path.
@@ -117,7 +118,8 @@ class UnknownPath:
         raise NotFound(f"There is nothing at {path}{hint or '.'} GET / says what there is.")
 
     async def _add(self) -> dict[str, RouteSpec]:
-        """The routes of plugins. They are imported on a thread: streams go on meanwhile."""
+        """Add the routes of plugins. They are imported on a thread, so that streams continue
+        meanwhile."""
         if self._adding is None:
             self._adding = asyncio.create_task(self._import())
         return await asyncio.shield(self._adding)

@@ -1,7 +1,8 @@
 """The server process: bind, serve while the engine loads, shut down in order.
 
-The socket comes first, so that a taken port is told at once and not after loading a model. HTTP
-answers from then on: probes say how far loading is. The one door to uvicorn.
+The socket is bound first, so that a port in use is reported at once and not after a model was
+loaded. HTTP answers from then on; probes report the progress of loading. The only module that
+imports uvicorn.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ HEADER_SECONDS: Final = 30.0
 """How long a request line with its headers may take, and a new connection until its first."""
 KEEP_ALIVE_SECONDS: Final = 65
 WATCH_SECONDS: Final = 0.1
-"""How often the engine is asked whether it lives, and a drain whether it is done."""
+"""Seconds between two checks whether the engine is alive, and whether draining is done."""
 FLUSH_SECONDS: Final = 0.5
-"""What aborted requests get to write their last words."""
+"""Seconds that aborted requests have to write their last output."""
 STOP_SECONDS: Final = 2.0
-"""What the engine gets to stop its core."""
+"""Seconds that the engine has to stop its core."""
 HURRY_SECONDS: Final = 0.5
 """The same after a second signal."""
 
@@ -149,7 +150,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a server that is gone; leave everything else alone."""
+    """Remove the socket file of a server that no longer runs; leave everything else alone."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise OSError(errno.EEXIST, "the file exists and is not a socket; choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -159,8 +160,8 @@ def _remove_stale(path: str) -> None:
 
 
 def _adopt_uvicorn_logs(level: int = logging.INFO) -> None:
-    """uvicorn's warnings go where ours go; its greetings, which are all it says at INFO, nowhere
-    unless a lower level is wanted."""
+    """Send uvicorn's warnings where ours go. Its greetings, which are all it logs at INFO, are
+    dropped unless a lower level is set."""
     logs = logging.getLogger("uvicorn")
     logs.handlers = list(logging.getLogger("quire").handlers)
     logs.propagate = not logs.handlers
@@ -168,7 +169,7 @@ def _adopt_uvicorn_logs(level: int = logging.INFO) -> None:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP with limits on headers: their size, and the time they may take."""
+    """uvicorn's HTTP protocol with limits on the size of headers and the time they may take."""
 
     _header_bytes = 0
     _in_headers = True
@@ -210,7 +211,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the supervisor has them."""
+    """uvicorn without its signal handlers, which the supervisor has."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -218,7 +219,7 @@ class _HttpServer(uvicorn.Server):
 
 
 class _Supervisor:
-    """Runs HTTP and engine side by side and ends both."""
+    """Runs HTTP and engine side by side, and ends both."""
 
     def __init__(self, listener: socket.socket, config: ServerConfig) -> None:
         self._listener = listener
@@ -268,7 +269,8 @@ class _Supervisor:
         self._stop.set()
 
     def _interrupted(self) -> int:
-        """The exit code of a start that a signal ended: a supervisor's wish is no failure."""
+        """The exit code if a signal ended the start. SIGTERM and SIGHUP are no failure: a
+        supervisor wanted it."""
         print("quire serve: stopped while starting", file=sys.stderr, flush=True)
         return 130 if self._signal == signal.SIGINT else 0
 
@@ -324,7 +326,7 @@ class _Supervisor:
         await asyncio.gather(*stopping)
 
     async def _drained(self, seconds: float, hurry: bool = True) -> None:
-        """Wait until nothing is in flight, at most so long; a second signal ends the patience."""
+        """Wait until nothing is in flight, but not longer than the timeout or a second signal."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while self._state.in_flight and loop.time() < end:
@@ -334,7 +336,7 @@ class _Supervisor:
 
 
 async def _bounded(work: Awaitable[None], seconds: float) -> None:
-    """Let a part stop, but not for ever, and not at the cost of the others."""
+    """Let a part stop, but not forever; its failure must not keep the others from stopping."""
     try:
         await asyncio.wait_for(work, seconds)
     except TimeoutError:
@@ -344,7 +346,7 @@ async def _bounded(work: Awaitable[None], seconds: float) -> None:
 
 
 def _announce(text: str) -> None:
-    """Print, if there is room: a full disk behind stdout is no reason not to serve."""
+    """Print, ignoring errors: a full disk behind stdout is no reason not to serve."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -355,7 +357,7 @@ def _announce(text: str) -> None:
 
 
 def greeting(config: ServerConfig, listener: socket.socket, engine: EngineClient) -> str:
-    """What is printed when the server is ready: where it is, and a request to paste."""
+    """The text printed when the server is ready: its address, and a request to paste."""
     if config.uds:
         place, options = "http://localhost", f" --unix-socket {config.uds}"
         shown = config.uds

@@ -1,4 +1,5 @@
-"""What every handler may reach: the served models by name, and whether they take requests now.
+"""The state that every handler can reach: the served models by name, and whether they accept
+requests now.
 
 Knows nothing of routes or wire formats.
 """
@@ -23,21 +24,21 @@ from quire.serving.parsing import PARSERS, OutputParser
 from quire.version import __version__
 
 STALLED_AFTER: Final = 60.0
-"""Seconds without a sign of progress after which a busy core counts as wedged: it speaks once per
+"""Seconds without a sign of progress after which a busy core counts as stuck. It gives one sign per
 step, and a step full of long prompts takes its time."""
 
 
 @dataclass(slots=True)
 class ServedModel:
-    """A name that requests may ask for, and what answers to it."""
+    """A model name that requests may ask for, and the engine that serves it."""
 
     name: str
-    """As it stands in replies."""
+    """The name in replies."""
     engine: EngineClient
     fingerprint: str
     """`system_fingerprint`: equal for equal software and model configuration."""
     parsers: Sequence[type[OutputParser]] = ()
-    """What reads the text of its replies, in this order."""
+    """Parsers for the text of its replies, in this order."""
 
 
 class ServerState:
@@ -45,7 +46,7 @@ class ServerState:
 
     Args:
         config: Where the server listens and who may call.
-        engine: The first engine, if it has been started already.
+        engine: The first engine, if it has already been started.
     """
 
     def __init__(self, config: ServerConfig, engine: EngineClient | None = None) -> None:
@@ -65,10 +66,10 @@ class ServerState:
         self.created: Final = int(time.time())
 
     def serve(self, engine: EngineClient, parsers: Sequence[str] = ()) -> None:
-        """Let requests ask for the names of an engine, which may still be loading.
+        """Serve an engine under its names; it may still be loading.
 
         Args:
-            engine: What answers.
+            engine: The engine to serve.
             parsers: Names of the output parsers that read its replies, in this order.
 
         Raises:
@@ -99,8 +100,8 @@ class ServerState:
         return list({id(model.engine): model.engine for model in self.models.values()}.values())
 
     def status(self) -> str:
-        """`ready`, `loading`, `stalled`, `draining` or `dead`: the server's, as probes tell it,
-        which is that of its default engine."""
+        """State of the server for probes, which is that of its default engine: `ready`, `loading`,
+        `stalled`, `draining` or `dead`."""
         return self._status(self.engine)
 
     def _status(self, engine: EngineClient | None) -> str:
@@ -112,17 +113,17 @@ class ServerState:
         return "stalled" if age is not None and age > STALLED_AFTER else "ready"
 
     def progress(self) -> tuple[str, int]:
-        """While loading: phase, and how much of it is done in percent."""
+        """While loading: the phase, and how much of it is done in percent."""
         return _progress(self.engine)
 
     def unused_id(self, request_id: str) -> str:
-        """The id, made unique if a request of that id is active: callers may repeat theirs."""
+        """The id, made unique if a request with it is active, because callers may repeat theirs."""
         if request_id not in self.active_ids:
             return request_id
         return f"{request_id}-{uuid.uuid4().hex[:8]}"
 
     def check_open(self) -> None:
-        """Refuse a request before its body is read, if no model could take it.
+        """Refuse a request before its body is read, if no model could accept it.
 
         Raises:
             ShuttingDown, EngineLoading, EngineDead: none could; all are 503.
@@ -131,10 +132,10 @@ class ServerState:
             self._require(self.engine)
 
     def model_for(self, name: str | None = None) -> ServedModel:
-        """The model a request asks for, or the default one, if it takes requests.
+        """The model that a request asks for, or the default one, if it accepts requests.
 
-        A name that nobody has is refused only once the default engine is ready: a client that
-        tries again while the server starts or ends shall not be told that its model is gone.
+        An unknown name is refused only once the default engine is ready: a client that retries
+        while the server starts or ends must not be told that its model does not exist.
 
         Raises:
             ShuttingDown, EngineLoading, EngineDead: it takes none; all are 503.
@@ -153,7 +154,8 @@ class ServerState:
         return self.model_for(name).engine
 
     def _require(self, engine: EngineClient | None) -> None:
-        """Refuse what an engine cannot take. A stalled one can: what it accepts is not lost."""
+        """Refuse if an engine cannot accept requests. A stalled one can, because what it accepts is
+        not lost."""
         status = self._status(engine)
         if status == "draining":
             raise ShuttingDown()
@@ -179,10 +181,11 @@ def _unknown_model(name: str, known: Iterable[str]) -> NotFound:
 
 
 def require_runner(engine: EngineClient, runner: str) -> PoolerSpec | None:
-    """How the model pools, if it is run for what is asked: `generate` or `pooling`.
+    """Check that the model is run for `generate` or `pooling`, as the caller needs; returns how it
+    pools.
 
     Raises:
-        UnsupportedTask: it is not; says what it is run for.
+        UnsupportedTask: it is run for the other; the message says so.
     """
     pooler = engine.pooler
     if (pooler is not None) == (runner == "pooling"):

@@ -29,7 +29,7 @@ from quire.serving.turn_reader import TurnReader
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """A checked request: what to ask, how to read it, and how to say it."""
+    """A checked request: what to submit, how to parse the output, and how to format the reply."""
 
     submission: Submission
     reader: TurnReader
@@ -101,7 +101,7 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
-    """The newer name or the older one; neither means up to the context."""
+    """The limit under its newer or older name; without either, up to the context length."""
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise InvalidRequest(
@@ -115,7 +115,7 @@ def _max_tokens(request: ChatRequest) -> int | None:
 
 
 def _logprobs(request: ChatRequest, limit: int) -> int | None:
-    """How many candidates to ask for: chat says so in two fields."""
+    """How many candidates to ask for, which chat requests say in two fields."""
     if not request.logprobs:
         if request.top_logprobs:  # 0 asks for nothing
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
@@ -130,7 +130,7 @@ def _logprobs(request: ChatRequest, limit: int) -> int | None:
 
 
 def _tools(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools the template is to show."""
+    """The tools that the template should show."""
     choice = request.tool_choice
     if isinstance(choice, dict) or choice not in (None, "none", "auto"):
         raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""Replies of `POST /v1/chat/completions`: turn events as chunks, and their fold as one object.
+"""Replies of `POST /v1/chat/completions`: turn events as chunks, or folded into one object.
 
-Knows nothing of how the events came about.
+Does not know how the events were produced.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class ChatReply:
 
 
 def _finish_reason(finish: Finish) -> str:
-    """OpenAI's word: it names calls of tools as a reason to stop."""
+    """OpenAI's finish reason, which names tool calls as a reason of its own."""
     return "tool_calls" if finish.num_calls and finish.reason == "stop" else finish.reason
 
 
 def _prompt_extras(reply: ChatReply, prompt: PromptInfo) -> dict[str, Any]:
-    """What the client asked to know of the prompt."""
+    """The information about the prompt that the client asked for."""
     extras: dict[str, Any] = {}
     if reply.request.return_token_ids:
         extras["prompt_token_ids"] = prompt.token_ids
@@ -111,7 +111,7 @@ def _message(reply: ChatReply, turn: ModelTurn) -> dict[str, Any]:
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Under both names: each client reads the one or the other."""
+    """Reasoning under both of its names, because clients read one or the other."""
     return {"reasoning": text, "reasoning_content": text}
 
 
@@ -138,7 +138,7 @@ DELTAS: Final[dict[type[TurnEvent], Callable[[Any], dict[str, Any]]]] = {
     ToolCallBegin: _begin_call,
     ToolCallArguments: _more_arguments,
 }
-"""The `delta` of what is said. The end of a call has none."""
+"""The `delta` for each kind of event. The end of a call has none."""
 
 
 async def stream_frames(reply: ChatReply, generation: Generation) -> AsyncGenerator[bytes]:
@@ -164,7 +164,7 @@ class _Stream:
         self._any_begun = False
 
     def add(self, batch: Batch, frames: list[bytes]) -> None:
-        """Append the chunks of a batch. Its tokens go with the first thing that they say."""
+        """Append the chunks of a batch. Its tokens go into the first chunk with content."""
         tokens: Tokens | None = None
         for event in batch:
             if type(event) is Text and tokens is None:
@@ -195,7 +195,7 @@ class _Stream:
         return self.chunks.full(choice, self._generation.usage, extra)
 
     def _delta(self, choice: int, delta: dict[str, Any], tokens: Tokens | None) -> bytes:
-        """A chunk with everything that was asked for."""
+        """A chunk with everything the client asked for."""
         body = {
             "index": choice,
             "delta": delta,

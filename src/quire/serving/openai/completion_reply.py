@@ -1,7 +1,7 @@
-"""Replies of `POST /v1/completions`: turn events as chunks, and their fold as one object.
+"""Replies of `POST /v1/completions`: turn events as chunks, or folded into one object.
 
-A chunk has the shape of a whole choice, so both are made by `_piece`: of all events of a choice, or
-of those of a batch. Knows nothing of how the events came about.
+A chunk has the same form as a whole choice, so `_piece` makes both: from all events of a choice, or
+from those of a batch. Does not know how the events were produced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.serving.turns import ModelTurn, PromptInfo, Text
 
 @dataclass(frozen=True, slots=True)
 class CompletionReply:
-    """What the reply to one request looks like, and what has been made of it."""
+    """What the reply to one request looks like, and the state of making it."""
 
     request: CompletionRequest
     head: ReplyHead
@@ -31,13 +31,13 @@ class CompletionReply:
     echoes: list[str]
     """With `echo`: the text of each prompt."""
     shows_tokens: bool
-    """Whether chunks tell more than text."""
+    """Whether chunks hold more than text."""
     logprobs: dict[int, TextLogprobs] = field(default_factory=dict)
-    """By choice."""
+    """Log-probabilities by choice."""
     scores: dict[int, msgspec.Raw] = field(default_factory=dict)
-    """The `prompt_logprobs` of each prompt as JSON: all its choices carry them."""
+    """The `prompt_logprobs` of each prompt as JSON, which all its choices carry."""
     echoed: dict[int, TextLogprobs] = field(default_factory=dict)
-    """The echoed `logprobs` of each prompt, with which all its choices begin."""
+    """The echoed `logprobs` of each prompt, with which each of its choices begins."""
 
     def prompt_scores(self, prompt: PromptInfo) -> msgspec.Raw:
         """`prompt_logprobs` of a prompt that was scored, made once for all choices."""
@@ -100,7 +100,7 @@ def _logprobs(reply: CompletionReply, turn: ModelTurn) -> dict[str, list[Any]] |
 
 
 async def stream_frames(reply: CompletionReply, generation: Generation) -> AsyncGenerator[bytes]:
-    """Chunks of all choices as they come, then the usage chunk."""
+    """Chunks of all choices as they arrive, then the usage chunk."""
     chunks = Chunks(reply.head, reply.request, b'"text":', b"")
     extra = {"seed": generation.seed}
     async for batches in generation.events():

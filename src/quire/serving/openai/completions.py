@@ -33,7 +33,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Completion:
-    """A checked request: what to ask, how to read it, and how to say it."""
+    """A checked request: what to submit, how to parse the output, and how to format the reply."""
 
     submission: Submission
     reader: TurnReader
@@ -105,7 +105,8 @@ def _max_tokens(request: CompletionRequest) -> int:
 
 
 def _prompt_logprobs(request: CompletionRequest) -> int | None:
-    """Echoed logprobs need those of the prompt, and at least as many as the output's."""
+    """How many prompt logprobs to ask for: echoed logprobs need those of the prompt, and at least
+    as many as the output's."""
     asked, echoed = request.prompt_logprobs, request.logprobs if request.echo else None
     if asked is None or echoed is None:
         return echoed if asked is None else asked

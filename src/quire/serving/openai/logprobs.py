@@ -46,14 +46,14 @@ class TextLogprobs:
         self._last: dict[str, list[Any]] = {}
 
     def follow(self, before: TextLogprobs) -> dict[str, list[Any]]:
-        """Take the last piece of another one as the first of this one."""
+        """Use the last piece of another object as the first of this one."""
         self._offset = before._offset
         return before._last
 
     def piece(
         self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
     ) -> dict[str, list[Any]]:
-        """The next tokens. `text_offset` goes on where the last piece ended."""
+        """Add the next tokens. `text_offset` continues where the last piece ended."""
         result: dict[str, list[Any]] = {
             "text_offset": [],
             "token_logprobs": [],
@@ -72,7 +72,8 @@ class TextLogprobs:
         return result
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
-        """Candidates by text. Ids may share a text (parts of a character): the likeliest counts."""
+        """Candidates by text. Several ids may share a text (parts of a character); the likeliest
+        counts."""
         top: dict[str, float] = {}
         for token_id, logprob in position.items():
             text = self._texts.spell(token_id, logprob)
@@ -81,7 +82,8 @@ class TextLogprobs:
 
 
 def num_scored(turns: Sequence[ModelTurn]) -> int:
-    """Positions with log-probabilities that a reply holds: what building it takes."""
+    """Number of positions with log-probabilities in a reply, as a measure of the work of building
+    it."""
     prompts = {turn.prompt.index: turn.prompt for turn in turns if turn.prompt is not None}
     scored = sum(len(prompt.logprobs or ()) for prompt in prompts.values())
     return scored + sum(len(turn.logprobs or ()) for turn in turns)

@@ -1,7 +1,7 @@
-"""What chat and text replies share: head, usage, and chunks made of prepared bytes.
+"""What chat and text replies share: head, usage, and chunks made from prepared bytes.
 
-A streamed token costs one JSON string and one join: everything around it is encoded once per
-request. Knows no endpoint.
+A streamed token costs one JSON string and one join, because everything around it is encoded once
+per request. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ encode = msgspec.json.encode
 
 
 def usage_each(request: GenerateRequest) -> bool:
-    """Whether every chunk tells the token counts so far."""
+    """Whether every chunk holds the token counts so far."""
     return bool(request.stream_options and request.stream_options.continuous_usage_stats)
 
 
@@ -35,7 +35,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What every reply and chunk of one request begins with."""
+    """The beginning of every reply and chunk of one request."""
 
     id: str
     object: str
@@ -58,8 +58,8 @@ class Chunks:
     """Builds the frames of one stream.
 
     Args:
-        head: ReplyHead of every chunk.
-        request: Says which usage the client wants.
+        head: The head of every chunk.
+        request: The request, which says what usage the client wants.
         text_open: JSON between the choice's index and its text, such as `"text":`.
         text_close: JSON after the text, without the brace that closes the choice.
     """
@@ -78,7 +78,7 @@ class Chunks:
         self._close = text_close + b',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def text(self, index: int, text: str) -> bytes:
-        """A chunk with nothing but text: the hot path."""
+        """A chunk with nothing but text, which is the hot path."""
         return b"%b%d%b%b%b" % (self._before, index, self._open, encode(text), self._close)
 
     def full(

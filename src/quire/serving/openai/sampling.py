@@ -29,11 +29,11 @@ def build_params(
     prompt_logprobs: int | None,
     prompts: int = 1,
 ) -> SamplingParams:
-    """The parameters in force for all prompts of this request, checked once.
+    """The parameters for all prompts of this request, checked once.
 
     Args:
         request: The body.
-        defaults: What holds where it says nothing.
+        defaults: The model's parameters, for fields that the body leaves out.
         max_tokens, logprobs, prompt_logprobs: As the endpoint reads them.
         prompts: How many there are.
 
@@ -47,10 +47,10 @@ def build_params(
 
 
 def check_common(request: GenerateRequest, engine: EngineClient) -> None:
-    """Rules of the fields that never reach the engine, or reach it as they are.
+    """Check the fields that never reach the engine, or reach it unchanged.
 
     Raises:
-        InvalidRequest: one is broken.
+        InvalidRequest: a rule is broken.
     """
     _check_stream(request)
     check_labels(request)

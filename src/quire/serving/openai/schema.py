@@ -1,4 +1,4 @@
-"""The request bodies of the OpenAI surface: typed records, and tables of what is not supported.
+"""The request bodies of the OpenAI API: typed records, and tables of fields that are not supported.
 
 A field is `None` when it is absent or null. Nothing here computes; rules between fields are in
 `sampling.py`, `chat.py` and `completions.py`.
@@ -15,7 +15,7 @@ from quire.serving.decode import Unsupported, refused
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Extras of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """A last chunk without choices carries the token counts."""

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings` and `POST /pooling`: numbers of each prompt, as lists or base64."""
+"""`POST /v1/embeddings` and `POST /pooling`: vectors for each prompt, as lists or base64."""
 
 from __future__ import annotations
 

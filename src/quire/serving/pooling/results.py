@@ -34,7 +34,7 @@ async def pool(
     prompts: Sequence[Prompt],
     prefix: str,
 ) -> list[Result]:
-    """Results of all prompts, in their order; if one is refused or fails, all are ended.
+    """The results of all prompts, in order; if one is refused or fails, all are aborted.
 
     Raises:
         RequestError: the engine refuses a prompt.

@@ -1,4 +1,4 @@
-"""`POST /score` and `POST /rerank`: how well texts go together.
+"""`POST /score` and `POST /rerank`: how well texts match.
 
 A cross-encoder reads each pair; an embedding model compares two embeddings by cosine.
 """
@@ -176,7 +176,7 @@ async def _embedding_prompts(
     params: PoolingParams,
     texts: list[tuple[str, int | None]],
 ) -> list[Prompt]:
-    """Texts, each with the most tokens it may have, as prompts."""
+    """Prompts from texts, each with the largest number of tokens it may have."""
     special = request.add_special_tokens is not False
     keep = request.truncate_prompt_tokens
     room = engine.max_model_len if keep == -1 else keep
