@@ -58,6 +58,7 @@ class FakeCore:
         self.limits: dict[str, Any] = {}
         self.state = "new"
         """`new`, `loading`, `ready`, `failed` or `gone`."""
+        self.stopped = self.reaped = False
         self.num_steps = 0
         self._on_message = on_message
         self._on_exit = on_exit
@@ -78,9 +79,11 @@ class FakeCore:
 
     def stop(self) -> None:
         self.state = "gone"
+        self.stopped = True
 
     async def ended(self, grace: float = 1.0) -> None:
-        assert self.state == "gone", "it was not told to stop"
+        assert self.stopped, "it was not told to stop"
+        self.reaped = True
 
     # ---- what tests do with it ---------------------------------------------------------------
 
@@ -133,9 +136,8 @@ class FakeCore:
 
     def die(self) -> None:
         """End like a process that was killed: what it had said may still be heard, or not."""
-        was, self.state = self.state, "gone"
-        if was != "gone":
-            self._on_exit(self, Death("killed by SIGKILL", "By a test."))
+        self.state = "gone"
+        self._on_exit(self, Death("killed by SIGKILL", "By a test."))
 
     def _say(self, message: FromCore) -> None:
         self._said += 1
