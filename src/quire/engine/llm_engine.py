@@ -83,6 +83,8 @@ class LLMEngine(EngineVerbs):
             self._inline.start(config)
         finally:
             self._loading.finish()
+        self.core = self._inline.core
+        """The core in this process."""
         self.frontend = FrontEnd(
             LiveConfig(config, self.core.config),
             shape,
@@ -95,11 +97,6 @@ class LLMEngine(EngineVerbs):
         self.frontend.begin_core(self._inline.epoch)
         self.frontend.started(self._loading, self.core.info.to_dict())
         self._ended = False
-
-    @property
-    def core(self) -> EngineCore:
-        """The core in this process."""
-        return self._inline.core
 
     def add_request(
         self,

@@ -70,7 +70,9 @@ class InlineCore:
         """It has, when `stop` returns."""
 
     def _outputs(self, outputs: list[EngineCoreOutput], stats: StepStats) -> None:
-        self._tell(Outputs(self.epoch, self._number + 1, outputs, stats))
+        number = self._number + 1
+        self._on_message(Outputs(self.epoch, number, outputs, stats))
+        self._number = number
 
     def _progress(self, phase: str, done: int, total: int) -> None:
         self._tell(Progress(self.epoch, self._number + 1, phase, done, total))

@@ -97,6 +97,9 @@ def _of(listeners: Sequence[Listener], event: str) -> Callable[..., None]:
         getattr(one, event) for one in listeners if getattr(type(one), event) is not silent
     ]
 
+    if len(hearing) == 1:
+        return hearing[0]
+
     def tell(*what: Any) -> None:
         for hear in hearing:
             hear(*what)
