@@ -103,7 +103,8 @@ async def test_a_server_engine_refuses_at_its_limit_and_follows_changes() -> Non
         assert await last_length(streams[2]) == 20
         assert engine.frontend.records.snapshot().row(-1).api_wait_seconds >= 0
         await streams[0].aclose()
-        assert engine.frontend.queue.num_silent == 0
+        assert not engine.num_unfinished
+        engine.check_integrity()
 
 
 async def test_priorities_change_while_requests_wait() -> None:

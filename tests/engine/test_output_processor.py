@@ -390,9 +390,9 @@ def test_an_active_id_cannot_be_used_twice() -> None:
         frontend.add("same")
     assert caught.value.param == "request_id"
     assert frontend.processor.num_unfinished == 1
-    assert frontend.processor.is_active("same")
+    assert frontend.processor.internal_ids("same")
     frontend.say(first, "x", end=FinishReason.LENGTH)
-    assert not frontend.processor.is_active("same")
+    assert not frontend.processor.internal_ids("same")
     second = frontend.add("same").requests[0].request_id
     assert frontend.step(core(first, "old")).request_outputs == []  # the old one's words
     assert frontend.say(second, "new").outputs[0].text == "new"
@@ -539,7 +539,7 @@ def test_every_kind_tells_the_same_story(
         received += done.request_outputs
         for i, name in enumerate(internal):
             ended[i] |= name in done.aborts
-    if frontend.processor.is_active("r"):
+    if frontend.processor.internal_ids("r"):
         last = frontend.processor.abort("r")[1] if abort else None
         for i, name in enumerate(internal):
             if not abort and not ended[i]:

@@ -205,7 +205,7 @@ def _run(work: Work, engine: LLMEngine, wire: Tripwire) -> None:
 
 
 def _add(work: Work, engine: LLMEngine, name: str) -> None:
-    if engine.frontend.output.is_active(name):
+    if engine.frontend.internal_ids(name):
         return  # it was left when all was done
     engine.add_request(
         name,

@@ -1,4 +1,4 @@
-"""What vLLM's `LLMEngine` offers beside `add_request` and `step`, over the parts of ours."""
+"""The members of vLLM's `LLMEngine` besides `add_request` and `step`, for scripts that use them."""
 
 from __future__ import annotations
 

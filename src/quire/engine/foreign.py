@@ -1,6 +1,6 @@
-"""What vLLM's engines take and have that these do not: each is refused by name, with a sentence.
+"""Keywords and members of vLLM's engines that quire's lack: each is refused by name, with advice.
 
-A keyword of a request that asks for nothing (`lora_request=None`) is taken.
+A keyword that asks for nothing (`lora_request=None`) is accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NEUTRAL: Final = {"chat_template_content_format": ("auto",)}
 
 
 def check_request_options(**given: Any) -> None:
-    """Take keywords that ask for nothing: `None`, something empty, a list of `None`.
+    """Accept keywords that ask for nothing: `None`, something empty, a list of `None`.
 
     Raises:
         InvalidRequest: one asks for something.

@@ -1,7 +1,6 @@
 """The configuration as it holds now: what was given at the start, with the limits changed since.
 
-Whoever starts a core takes `given` from here, and whoever asks what holds reads `now`. Knows no
-core and no messages.
+Cores are started with `given`; `now` answers what holds. Knows no core and no messages.
 """
 
 from __future__ import annotations

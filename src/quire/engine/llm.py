@@ -59,7 +59,7 @@ class LLM(PoolingVerbs):
         self._counter = itertools.count()
         self._awaited: set[str] = set()
         self._ended: dict[str, RequestOutput] = {}
-        # requests of all callers that wait, and those of them that have ended
+        # ids of the requests that callers wait for, and the outputs of those that have ended
         self._abandoned: list[str] = []
         # requests whose caller was interrupted
 
@@ -148,7 +148,7 @@ class LLM(PoolingVerbs):
             raise
 
     def _drop_abandoned(self) -> None:
-        """End requests that nobody waits for. Whatever interrupts this, the next call goes on."""
+        """End requests that nobody waits for. If this is interrupted, the next call goes on."""
         with self.llm_engine.lock:
             while self._abandoned:
                 request_id = self._abandoned[-1]
@@ -222,8 +222,8 @@ class LLM(PoolingVerbs):
     def _run_engine(
         self, ids: list[str], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
-        """Step until these requests have ended. Threads that call at the same time take turns: who
-        steps, steps for all, so their requests share the batches."""
+        """Step until these requests have ended. Threads that call at the same time take turns, and
+        each step works for all of them, so their requests share the batches."""
         missing = set(ids)
         with GenerateProgress(len(ids), use_tqdm) as progress:
             while missing:
@@ -240,7 +240,8 @@ class LLM(PoolingVerbs):
         return [self._ended.pop(request_id) for request_id in ids]
 
     def _settle(self) -> None:
-        """When all is done, the worker is told so, too: it keeps nothing of what has ended."""
+        """When all requests have ended, run one more step: it tells the worker, which then keeps
+        nothing of them."""
         with self.llm_engine.lock:
             if not self._awaited and self.llm_engine.has_unfinished_requests:
                 self._step()

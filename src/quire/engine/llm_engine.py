@@ -27,7 +27,7 @@ from quire.utils.function_trace import trace_functions
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
-    from quire.engine.core import EngineCore, ProgressCallback
+    from quire.engine.core import ProgressCallback
     from quire.engine.frontend.listeners import AnyParams
     from quire.engine.frontend.output_processor import ProcessedOutputs
     from quire.engine.frontend.prompts import PromptType
@@ -70,9 +70,9 @@ class LLMEngine(EngineVerbs):
         self.lock = threading.RLock()
         """Held while the engine is used: threads may share it, and take turns."""
         self._taken: list[tuple[ProcessedOutputs, StepStats | None]] = []
-        # what a step produced, until it is handed over
+        # what a step produced, until the caller has it
         self._num_changes: int | None = None
-        # of the scheduler when the step began that is under way
+        # the scheduler's count when the current step began; None between steps
         self._progress = progress
         self._loading = Loading(self.clock, "engine core")
         config = located(config)
@@ -208,8 +208,8 @@ class LLMEngine(EngineVerbs):
             frame = frame.f_back
 
     def _recover(self) -> None:
-        """If a step was left half done, take back its part in the outputs, too. Can be interrupted
-        itself: whoever comes next does it again."""
+        """If a step was left half done, undo it, in the core and in the outputs. If this is
+        interrupted itself, the next call does it again."""
         if self._num_changes is None:
             return
         self.core.recover()
@@ -221,8 +221,8 @@ class LLMEngine(EngineVerbs):
         self._num_changes = None
 
     def _hand_over(self) -> list[RequestOutput]:
-        """What is left to do once a step stands, up to the last statement: what an exception
-        interrupts here, the next call does."""
+        """What remains to be done once a step holds. If an exception interrupts it, the next call
+        does the rest; only the last statement gives the outputs away."""
         if not self._taken:
             return []
         taken, stats = self._taken[0]

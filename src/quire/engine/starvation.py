@@ -1,10 +1,10 @@
 """Whether the machine gives this process the cores it wants: how long its threads were ready to run
-and did not, and what explains it.
+but had to wait, and why.
 
 The kernel counts for each thread how long it waited in a run queue: the second number of
 `/proc/self/task/ID/schedstat`, in nanoseconds. A control group's throttling is part of it; what a
 hypervisor takes is not (`/proc/stat`). All of this is Linux's: elsewhere, and where a file cannot
-be read, a figure is None and nothing is said. Knows no requests, and of steps only their times.
+be read, a figure is None. Knows no requests, and of steps only their times.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quire.utils.host import ControlGroups, available_cores
 
 TASKS: Final = Path("/proc/self/task")
 SHARE: Final = 0.001
-"""Most of the time that reading may take."""
+"""Largest share of the time that reading may take."""
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two readings at most, whatever they cost."""
 GAP: Final = 0.001
 """Seconds between two steps after which waiting is not the step's."""
 LONG: Final = 2.0
-"""A step that takes so many times as long as usual is read in any case."""
+"""A step that takes so many times as long as usual is always read."""
 LIST_SECONDS: Final = 5.0
 MACHINE_SECONDS: Final = 1.0
 KERNEL_THREADS: Final = "quire-kernel"
@@ -124,7 +124,7 @@ def _name(tasks: Path, thread: int) -> str:
 
 
 class Machine:
-    """What else says that cores are scarce."""
+    """Other signs that cores are scarce: load, stolen time, throttling."""
 
     def __init__(
         self, stat: Path = Path("/proc/stat"), groups: ControlGroups | None = None

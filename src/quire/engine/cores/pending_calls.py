@@ -1,4 +1,4 @@
-"""Control verbs on their way: who waits for which `Reply` of the core."""
+"""Control verbs on their way to a core: which callers wait for which `Reply`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PendingCalls:
         return call, future
 
     def answer(self, reply: Reply) -> None:
-        """Hand a reply to whoever waits for it; nobody may."""
+        """Hand a reply to its caller, who may have gone."""
         future, then = self._waiting.pop(reply.call_id, (None, None))
         if then is not None and reply.error is None:
             then(reply.result)

@@ -143,7 +143,7 @@ class Supervisor:
             self.send(AddRequests(self.epoch, requests))
 
     def end(self, error: QuireError) -> None:
-        """Nothing more comes of the core; whoever waits for it gets `error`."""
+        """Give the core up. Everything that waits for it gets `error`."""
         if self.state == "dead":
             return
         self.state, self.error = "dead", error

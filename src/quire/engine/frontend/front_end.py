@@ -1,7 +1,7 @@
 """`FrontEnd`: what happens to a request before it reaches a core, and to what comes back.
 
-It owns the input gate, the output processor and everybody who listens, and it is the same for a
-core in this process (`LLMEngine`) and one elsewhere (`AsyncLLM`). Who hears what, in this order:
+It owns the input gate, the output processor and all listeners, and it is the same for a core in
+this process (`LLMEngine`) and one elsewhere (`AsyncLLM`). Who hears what:
 
 | Event | Journal | Queue | Output processor | Records | Traces | Log of requests | Core |
 |---|---|---|---|---|---|---|---|
@@ -12,8 +12,10 @@ core in this process (`LLMEngine`) and one elsewhere (`AsyncLLM`). Who hears wha
 | aborted | | | last output | | | a line | |
 | engine gone | | | | | end | | |
 
-The journal hears before any caller does: a token is in it before it is on the wire. Statistics of
-steps go to the sinks once all that is done. Knows no process, no socket and no stream.
+Listeners hear in the order of the columns. The journal hears before any caller does, so a token is
+in it before it is on the wire. A request goes to the output processor first, where it can be found
+and ended if something interrupts the rest, and to the core last. Statistics go to the sinks once
+all that is done. Knows no process, no socket and no stream.
 """
 
 from __future__ import annotations
@@ -248,7 +250,8 @@ class FrontEnd:
         self.output.rewind(num_tokens)
 
     def release(self, taken: ProcessedOutputs) -> None:
-        """Have the core let go of what ended on this side only, by a stop string say."""
+        """Have the core drop completions that ended on this side only, for example by a stop
+        string."""
         if taken.aborts:
             self._core.send(AbortRequests(self._core.epoch, taken.aborts))
 

@@ -1,8 +1,9 @@
 """From core outputs to what callers get: text, stop strings, log-probabilities, timings.
 
-Holds one record per active request and one per completion of it, and nothing once a request has
-ended. Knows nothing of how outputs reach their callers, of scheduling, or of the core beyond its
-`EngineCoreOutput`s: it returns the ids the core must end because a stop string matched.
+Holds one record for each active request and one for each of its completions, and nothing once a
+request has ended. Knows nothing of how outputs reach their callers, of scheduling, or of the core
+beyond its `EngineCoreOutput`s. Where a stop string matched, it returns the ids that the core must
+end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """What one batch of core outputs came to."""
+    """The result of processing one batch of core outputs."""
 
     request_outputs: list[RequestOutput]
     """At most one per request, in the order in which the core named them."""
@@ -167,10 +168,6 @@ class OutputProcessor:
         """Completions that have not ended."""
         return len(self._completions)
 
-    def is_active(self, external_id: str) -> bool:
-        """Whether a request of this id has not ended."""
-        return external_id in self._requests
-
     def check_unused(self, external_id: str) -> None:
         """Refuse a request whose id is taken.
 
@@ -213,8 +210,9 @@ class OutputProcessor:
         return ProcessedOutputs(request_outputs, batch.aborts, self.take_stats())
 
     def rewind(self, num_tokens: Mapping[str, int]) -> None:
-        """Undo the last `process`, however far it got: the step has not happened. What it has
-        touched is made again from the tokens before it, of which all is a function.
+        """Undo the last `process`, however far it got, because its step has not happened. Text,
+        log-probabilities and state are functions of the tokens, so what it touched is made again
+        from the tokens before it.
 
         Args:
             num_tokens: By internal id, of what the core still works on: tokens before that step.
@@ -236,7 +234,7 @@ class OutputProcessor:
         fresh = self._completion(completion.request, completion.core_request)
         fresh.detokenizer.update(completion.detokenizer.token_ids[:num_tokens])
         kind = completion.request.processed.params.output_kind
-        # What had been computed had been delivered, unless only the end is.
+        # Earlier tokens have been delivered, unless the caller only wants the end.
         completion.delivered = 0 if kind is RequestOutputKind.FINAL_ONLY else num_tokens
         if kind is RequestOutputKind.DELTA:
             fresh.detokenizer.take(finished=False, delta=True)
@@ -331,7 +329,7 @@ class OutputProcessor:
     def _take_in_alone(
         self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
     ) -> None:
-        """Take one output in; if that fails, only its completion ends."""
+        """Take one output in. If that fails, its completion ends, and no other."""
         try:
             self._take_in(completion, output, now, batch)
         except Exception as error:  # whatever went wrong belongs to this completion alone
@@ -365,7 +363,8 @@ class OutputProcessor:
         batch.add(completion)
 
     def _note_scheduling(self, completion: _Completion, output: EngineCoreOutput) -> None:
-        """First values stand: after a replay into a new core the request is still the same."""
+        """Note when it was queued and scheduled, once: after a replay into a new core these are
+        still the times of the first."""
         if not completion.seen:
             completion.seen = True
             completion.queued_ts = output.queued_ts
@@ -439,7 +438,8 @@ class OutputProcessor:
     def _end(
         self, completion: _Completion, reason: str, stop_reason: int | str | None, now: float
     ) -> None:
-        # In this order, and without a count of its own, an interrupted end can be made again.
+        # The order matters: an end that an exception interrupts can be made again. For the same
+        # reason there is no counter of open completions, which could be decremented twice.
         self._latest.ended.append(completion)
         self._completions.pop(completion.internal_id, None)
         completion.finish_reason, completion.stop_reason = reason, stop_reason

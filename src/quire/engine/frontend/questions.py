@@ -171,8 +171,8 @@ async def explain_live(
 
 
 class Question:
-    """A copy of all that is needed to answer; make it where the engine is driven, and ask it on
-    any thread.
+    """A copy of everything that an answer needs. Make it on the engine's own thread or event loop;
+    it may then be asked on any thread.
 
     Raises:
         InvalidRequest: no records are kept.

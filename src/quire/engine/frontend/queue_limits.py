@@ -1,7 +1,7 @@
 """Queue limits, checked where requests come in, without asking the engine core.
 
-What waits is known here from two facts: requests accepted beyond the seats (`max_num_seqs`), and
-what the last step reported (a queue behind full memory). The larger one counts.
+Two facts say how much waits: the requests accepted beyond the seats (`max_num_seqs`), and the queue
+that the last step reported, which may be longer because memory is full. The larger one counts.
 """
 
 from __future__ import annotations
@@ -31,21 +31,16 @@ class QueueLimits(Listener):
         self._num_tokens = 0
         self._reported = 0
 
-    @property
-    def num_silent(self) -> int:
-        """Completions accepted that have no output yet."""
-        return len(self._silent)
-
     def accepted(self, accepted: AcceptedRequest) -> None:
         """A request has joined the queue."""
         self.add(accepted.requests)
 
     def stepped(self, outputs: Sequence[EngineCoreOutput], stats: StepStats | None) -> None:
-        """Whoever has output is no longer in the queue."""
+        """Requests with output are no longer in the queue."""
         self.step(outputs, stats.num_waiting if stats else None)
 
     def closed(self, internal_ids: Sequence[str]) -> None:
-        """They wait no longer, if they did."""
+        """Stop counting completions that ended on this side."""
         self.drop(internal_ids)
 
     def check_integrity(self, silent: Mapping[str, int]) -> None:
@@ -96,20 +91,20 @@ class QueueLimits(Listener):
         )
 
     def add(self, requests: Iterable[EngineCoreRequest]) -> None:
-        """They were accepted."""
+        """Count requests that were accepted."""
         for request in requests:
             self._silent[request.request_id] = tokens = _num_tokens(request)
             self._num_tokens += tokens
 
     def step(self, outputs: Iterable[EngineCoreOutput], num_waiting: int | None) -> None:
-        """A step reported: who has output is no longer in the queue."""
+        """Stop counting requests that have output, and note how many the core says wait."""
         if num_waiting is not None:
             self._reported = num_waiting
         if self._silent:
             self.drop(output.request_id for output in outputs)
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """They ended or were aborted; unknown ids are ignored."""
+        """Stop counting requests that ended or were aborted; unknown ids are ignored."""
         for request_id in request_ids:
             self._num_tokens -= self._silent.pop(request_id, 0)
 

@@ -1,4 +1,4 @@
-"""Which sinks the engine's facts go to, by configuration."""
+"""Which sinks the statistics of steps go to: decided once, from the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from quire.utils.timing import Clock
 def make_sinks(
     config: EngineConfig, clock: Clock, *first: StatSink
 ) -> tuple[StatSinks, PrometheusSink]:
-    """The fan-out, with the metrics in it unless statistics are off; `first` comes before them."""
+    """The sinks, and the metrics, which are among them unless statistics are off. `first` are the
+    sinks that hear before the metrics do."""
     model = config.model
     observability = config.observability
     enabled = not observability.disable_log_stats
@@ -40,7 +41,7 @@ def cache_facts(config: EngineConfig, info: Mapping[str, object]) -> dict[str, o
 
 
 def add_log_sinks(sinks: StatSinks, config: EngineConfig, clock: Clock, device: str) -> None:
-    """The lines, once the device is known that they name."""
+    """Add the sinks that write log lines. Later than the others: the lines name the device."""
     if not config.observability.disable_log_stats:
         sinks.add(LogLine(envs.LOG_STATS_INTERVAL, device, clock=clock))
     if config.observability.enable_logging_iteration_details:

@@ -1,7 +1,7 @@
 """Where seeds come from: one base for a request, from it one for each prompt and each choice.
 
-Whoever repeats a request with the base that was reported gets the same tokens for every prompt and
-choice. Drawn seeds have 53 bits: more would be rounded where JSON's numbers are doubles.
+A request that is repeated with the reported base gets the same tokens for every prompt and choice.
+Drawn seeds have 53 bits, because JSON numbers are doubles in many programs and would round more.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def draw_seed(configured: int, number: int, entropy: bytes) -> int:
 def prompt_seed(base: int, index: int) -> int:
     """The seed of prompt `index` of one call: the base itself for the first.
 
-    Hashed, not counted up: calls with seeds 7 and 8 shall have no prompt in common.
+    Hashed rather than counted up, so that calls with seeds 7 and 8 have no prompt in common.
     """
     return base if index == 0 else _digest(b"%d:%d" % (base, index), b"quire-prompt")
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of one prompt: counted up, as `n` is documented."""
+    """The seed of choice `index` of one prompt: counted up, which callers of `n` rely on."""
     return (seed + index) & MAX_SEED
 
 

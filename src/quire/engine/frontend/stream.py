@@ -1,4 +1,8 @@
-"""The outputs of one request on their way from the engine to its caller. Knows no engine."""
+"""The outputs of one request on their way from the engine to its caller.
+
+A stream holds as many outputs as its caller has not read: a slow reader never holds up the engine
+or another caller. Knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ class RequestStream:
         self._done = False
 
     def put(self, item: RequestOutput | QuireError) -> None:
-        """Called by the engine."""
+        """Add an output, or the error that ends the stream. Called by the engine."""
         self._queue.put_nowait(item)
 
     def __aiter__(self) -> RequestStream:
