@@ -8,9 +8,13 @@ import torch
 
 from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
 from quire.config.kv_groups import form_groups
-from quire.config.shape import KV_DTYPES, LayerKV
+from quire.config.shape import KV_DTYPES, LayerKV, ModelShape
 from quire.core.batch import ScheduledBatch, ScheduledCachedRequests
+from quire.errors import ConfigError
 from quire.kernels.dtypes import stored_dtype
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.registry import load_model
+from quire.weights.dummy import random_checkpoint
 from quire.worker.cache_blocks import CacheBlocks
 from quire.worker.device import CpuDevice
 from quire.worker.kv_transfer import make_transfer
@@ -108,3 +112,10 @@ def test_poison_spares_what_a_request_reads():
         assert torch.equal(now[:1], old[:1])
         rest = now[1:]
         assert rest.isnan().all() if rest.is_floating_point() else (rest == 127).all()
+
+
+def test_a_backend_that_does_not_read_it_is_not_chosen(tmp_path, monkeypatch):
+    folder = random_checkpoint(tmp_path)
+    monkeypatch.setattr(LlamaForCausalLM, "kv_layers", lambda shape: (INT8, LayerKV(2, 16, 16)))
+    with pytest.raises(ConfigError, match="paged reads no KV cache in int8"):
+        load_model(ModelShape.from_folder(folder), folder, "auto", "cpu")

@@ -27,12 +27,14 @@ class AttentionNeed:
     device: str
     """`cpu` or `cuda`."""
     dtype: str
-    """Type of activations and KV cache."""
+    """Type of activations, and of KV caches that have none of their own."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     features: frozenset[str] = frozenset()
     """Of `FEATURES`."""
+    cache_dtypes: frozenset[str] = frozenset()
+    """Types of KV caches that are not the model's (`LayerKV.dtype`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Capabilities:
     head_dims: frozenset[int] | None = None
     features: frozenset[str] = frozenset()
     """What of `AttentionNeed.features` there is."""
+    cache_dtypes: frozenset[str] = frozenset()
+    """What of `AttentionNeed.cache_dtypes` there is."""
 
     def refusal(self, need: AttentionNeed) -> str | None:
         """Why the backend cannot serve `need`, or `None` if it can."""
@@ -55,6 +59,8 @@ class Capabilities:
             return f"has heads of {_listed(self.head_dims)}, not of {need.head_dim}"
         if missing := need.features - self.features:
             return f"does not do {_listed(missing)}"
+        if others := need.cache_dtypes - self.cache_dtypes:
+            return f"reads no KV cache in {_listed(others)}"
         return None
 
 

@@ -38,7 +38,7 @@ class PagedAttention:
         spec: AttentionSpec,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
-        assert kv_cache.scales is None, "the capabilities name no type that needs them"
+        assert kv_cache.scales is None, "caches with scales are of types that the capabilities lack"
         key_cache, value_cache = kv_cache.key, kv_cache.value
         self._ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
         if spec.latent_dim is not None:

@@ -207,9 +207,16 @@ def _attention(
     wanted: str | None,
     ops: Ops,
 ) -> AttentionBackend:
-    kind, keeps = torch.device(device).type, family.kv_layers(shape)[0]
-    features = family.attention_features(shape)
-    need = AttentionNeed(kind, dtype, shape.num_heads, keeps.num_kv_heads, keeps.key_dim, features)
+    kind, layers = torch.device(device).type, family.kv_layers(shape)
+    need = AttentionNeed(
+        kind,
+        dtype,
+        shape.num_heads,
+        layers[0].num_kv_heads,
+        layers[0].key_dim,
+        family.attention_features(shape),
+        frozenset(layer.dtype for layer in layers if layer.dtype is not None),
+    )
     selection = select_backend(need, wanted, ops)
     if wanted is not None:
         logger.info("attention backend %s: %s", wanted, selection.backend.name)
