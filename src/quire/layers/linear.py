@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.layers.context import LayerContext
-from quire.layers.module import Module
+from quire.layers.linear_method import LinearMethod
+from quire.layers.module import Module, note_change
 from quire.layers.parameter import Parameters
 
 
@@ -40,12 +41,15 @@ class Linear(Module):
                 whose K tensor-parallel ranks would cut (`quire.config.leaves`).
         """
         parts = (out_features,) if isinstance(out_features, int) else out_features
-        self.method = context.linear_method(in_features, parts, bias, gated, leaves)
-        """How the weight is kept and multiplied with."""
-        self._apply = self.method.apply
-        self.likeliest = self.method.likeliest
-        self.rows = self.method.rows
         self._keep = keep
+        self.use(context.linear_method(in_features, parts, bias, gated, leaves))
+
+    def use(self, method: LinearMethod) -> None:
+        """Compute with this method from now on: the one of the checkpoint, or one around it."""
+        self.method = method
+        # Bound once: a step asks many layers, and each look-up counts.
+        self._apply, self.likeliest, self.rows = method.apply, method.likeliest, method.rows
+        note_change()
 
     def __call__(
         self, x: Tensor, out_dtype: torch.dtype | None = None, keep: str | None = None

@@ -19,7 +19,7 @@ _revision = 0
 
 
 def revision() -> int:
-    """How often a part of some model was replaced. Whoever keeps something made of a tree (all
+    """How often a part of some model was changed. Whoever keeps something made of a tree (all
     layers as one call) makes it anew when this has changed."""
     return _revision
 
@@ -58,7 +58,7 @@ class Module:
         Raises:
             KeyError: there is no such child.
         """
-        _changed()
+        note_change()
         old = self.children()[name]
         for place in (vars(self), *(v for v in vars(self).values() if isinstance(v, dict))):
             for key, value in place.items():
@@ -88,12 +88,13 @@ class ModuleList(list[M], Module):
 
     def replace_child(self, name: str, module: Any) -> None:
         """See `Module.replace_child`."""
-        _changed()
+        note_change()
         if name not in self.children():
             raise KeyError(name)
         self[int(name)] = module
 
 
-def _changed() -> None:
+def note_change() -> None:
+    """Something that may have been fused into one call is computed otherwise from now on."""
     global _revision
     _revision += 1
