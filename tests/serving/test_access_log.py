@@ -16,7 +16,7 @@ from quire.config.server import PROBES
 from quire.errors import ConfigError
 from quire.serving.app import ROUTES, build_app
 from quire.serving.auth import Role
-from quire.serving.server import _adopt_uvicorn_logs
+from quire.serving.http_server import adopt_uvicorn_logs
 from quire.serving.server_state import ServerState
 
 
@@ -82,7 +82,7 @@ def test_what_uvicorn_says_itself(given: str, level: int) -> None:
     logs = logging.getLogger("uvicorn")
     before = logs.handlers, logs.propagate, logs.level
     try:
-        _adopt_uvicorn_logs(LOG_LEVELS[given])
+        adopt_uvicorn_logs(LOG_LEVELS[given])
         assert logging.getLogger("uvicorn.error").getEffectiveLevel() == level
     finally:
         logs.handlers, logs.propagate = before[:2]

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-import uvicorn
 
 from fake_engine import FakeEngine
 from patience import PATIENCE, wait_for
 from quire.config import ServerConfig
 from quire.serving.app import build_app
-from quire.serving.server import _adopt_uvicorn_logs, _HttpServer, _Protocol, bind
+from quire.serving.http_server import adopt_uvicorn_logs, http_server
+from quire.serving.listener import bind
 from quire.serving.server_state import ServerState
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -30,17 +30,13 @@ class Running:
         self.state = ServerState(config, self.engine)
         self.listener = bind(config)
         self.port = self.listener.getsockname()[1]
-        options = uvicorn.Config(
-            build_app(self.state), http=_Protocol, ws="none", lifespan="off", log_config=None,
-            access_log=False, timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        self.server = _HttpServer(options)
+        self.server = http_server(build_app(self.state))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         wait_for(lambda: self.server.started)
 
     def _run(self) -> None:
-        _adopt_uvicorn_logs()
+        adopt_uvicorn_logs()
         asyncio.run(self.server.serve([self.listener]))
 
     def stop(self) -> None:
@@ -226,6 +222,6 @@ def test_headers_that_never_end(
     running: Running, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
     """The server hangs up, on a new connection and on one that is kept alive."""
-    monkeypatch.setattr("quire.serving.server.HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("quire.serving.http_server.HEADER_SECONDS", 0.3)
     reply = _raw(running, before + b"GET /livez HTTP/1.1\r\nx: ")
     assert reply.count(b"HTTP/1.1") == (1 if before else 0)

@@ -20,7 +20,7 @@ import pytest
 from patience import PATIENCE, wait_for
 from quire.config import ServerConfig
 from quire.errors import StartupError
-from quire.serving.server import bind
+from quire.serving.listener import bind
 
 SCRIPT = Path(__file__).parent / "serve_fake.py"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}

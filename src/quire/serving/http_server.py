@@ -1,0 +1,99 @@
+"""HTTP over uvicorn, whose one door this is: limits on headers, its log, no signal handlers.
+
+Knows neither routes nor the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADER_BYTES: Final = 32 * 1024
+HEADER_SECONDS: Final = 30.0
+"""How long a request line with its headers may take, and a new connection until its first."""
+KEEP_ALIVE_SECONDS: Final = 65
+
+
+def adopt_uvicorn_logs(level: int = logging.INFO) -> None:
+    """Send uvicorn's warnings where ours go. Its greetings, which are all it logs at INFO, are
+    dropped unless a lower level is set."""
+    logs = logging.getLogger("uvicorn")
+    logs.handlers = list(logging.getLogger("quire").handlers)
+    logs.propagate = not logs.handlers
+    logs.setLevel(logging.WARNING if level == logging.INFO else level)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with limits on the size of headers and the time they may take."""
+
+    _header_bytes = 0
+    _in_headers = True
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._in_headers, self._header_bytes = True, 0
+        self._start_clock()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_headers and not self.transport.is_closing():
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self.send_400_response("The request's headers are too large.")
+
+    def _start_clock(self) -> None:
+        self._stop_clock()
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers, because the server process has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def http_server(app: Any) -> HttpServer:
+    """uvicorn for an ASGI application, with the limits of this module."""
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
+        )
+    )
