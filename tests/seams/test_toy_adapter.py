@@ -1,4 +1,4 @@
-"""What an adapter takes: a method around that of a layer. Here one low-rank product for all rows."""
+"""What an adapter takes: a method around that of a layer. Here: one low-rank product."""
 
 import pytest
 import torch
