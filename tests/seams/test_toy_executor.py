@@ -8,7 +8,7 @@ and any result. A worker whose tokens show what KV it read tells if a block was 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +16,13 @@ import pytest
 from honest_worker import HonestWorker, next_token
 from late_executor import LateExecutor
 from quire import SamplingParams
-from quire.config import EngineConfig
+from quire.config import EngineConfig, SchedulerConfig
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.core.facts import Follower
+from quire.core.kv.manager import KVCacheManager
+from quire.core.request import Request
+from quire.core.rules.in_flight import land
+from quire.core.scheduler import Scheduler
 from quire.engine.core import EngineCore
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import ConfigError
@@ -168,11 +172,15 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def core_of(
-    rng: random.Random, depth: int, faults: float = 0.0, raises: float = 0.0
+    rng: random.Random,
+    depth: int,
+    faults: float = 0.0,
+    raises: float = 0.0,
+    room: Sequence[int] = (10, 14, 60),
 ) -> tuple[EngineCore, Honest, Raising]:
     windows = rng.choice([(None,), (None,), (20, None)])
     worker = Honest(
-        rng, faults, num_blocks=rng.choice([10, 14, 60]) * len(windows), windows=windows,
+        rng, faults, num_blocks=rng.choice(room) * len(windows), windows=windows,
         num_swap_blocks=rng.choice([0, 4, 30]),
     )  # fmt: skip
     executor = Raising(worker, depth, seed=rng.randrange(1000))
@@ -203,13 +211,15 @@ def test_late_answers_change_nothing(depth: int, seed: int) -> None:
         assert tokens[name] == whole, name
 
 
+@pytest.mark.parametrize("raises", [0.0, 0.03])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(40))
-def test_nor_do_exceptions_and_failures(depth: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(60))
+def test_nor_do_exceptions_and_failures(depth: int, seed: int, raises: float) -> None:
     rng = random.Random(1000 + seed)
-    core, worker, _ = core_of(rng, depth, faults=rng.choice([0.0, 0.03, 0.1]), raises=0.03)
-    requests = requests_of(rng, 12)
-    tokens, ends = drive(core, requests, rng, aborts=rng.choice([0.0, 0.05]))
+    faults = rng.choice([0.0, 0.05]) if raises else rng.choice([0.1, 0.3])
+    core, worker, _ = core_of(rng, depth, faults, raises, room=[9, 11, 14])
+    requests = requests_of(rng, 20)
+    tokens, ends = drive(core, requests, rng, aborts=rng.choice([0.0, 0.1]))
     assert sum(end == "toy" for end in ends.values()) <= worker.failed
     for name, (prompt, params) in requests.items():
         whole = expected(prompt, params)
@@ -218,12 +228,13 @@ def test_nor_do_exceptions_and_failures(depth: int, seed: int) -> None:
         assert tokens[name] == whole, (name, ends[name])
 
 
+@pytest.mark.parametrize("raises", [0.0, 0.03])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_records_and_statistics_are_those_of_each_step(depth: int) -> None:
+def test_records_and_statistics_are_those_of_each_step(depth: int, raises: float) -> None:
     deepest = 0
     for seed in range(20):
         rng = random.Random(seed)
-        core, _, executor = core_of(rng, depth)
+        core, _, executor = core_of(rng, depth, faults=raises, raises=raises)
         batches: dict[int, ScheduledBatch] = {}
         submit = executor.submit
 
@@ -245,9 +256,45 @@ def test_records_and_statistics_are_those_of_each_step(depth: int) -> None:
             t.append(stats.start)
 
         drive(core, requests_of(rng, 8), rng, aborts=0.1, check=check)
-        assert steps == sorted(batches) and starts == sorted(starts)
+        assert steps == sorted(steps) and starts == sorted(starts)
+        assert set(steps) <= set(batches) if raises else steps == list(batches)
         deepest = max(deepest, executor.deepest)
     assert deepest == depth
+
+
+def test_nothing_of_a_dropped_request_is_left_in_a_result() -> None:
+    """Not its drafts either: it may be back, with its next token in flight."""
+    scheduler = Scheduler(SchedulerConfig(), KVCacheManager(20), max_in_flight=3)
+    batches = []
+    for name in "ab":
+        params = SamplingParams(seed=1, max_tokens=5)
+        scheduler.add_request(Request(name, [1, 2, 3], params))
+        batches.append(scheduler.schedule())
+    scheduler.books.in_flight[0].dropped.append("a")
+    parts: list[Any] = [{"a": [7], "b": [7]} for _ in range(4)]
+    result = BatchResult(parts[0], parts[1], parts[2], draft_token_ids=parts[3])
+    land(scheduler.books, batches[0], result)
+    assert parts == [{"b": [7]}] * 4
+
+
+def test_an_id_that_is_used_again_gets_nothing_of_the_request_before() -> None:
+    core = EngineCore(
+        EngineConfig.from_options(max_num_batched_tokens=16),
+        executor=(executor := LateExecutor(HonestWorker(num_blocks=40), 2)),
+    )
+    params = SamplingParams(seed=1, max_tokens=3, ignore_eos=True)
+    core.add_request(EngineCoreRequest("a", "a", 0, list(range(300, 330)), params, 0.0))
+    core.step()
+    assert executor.taken[0].batch.num_scheduled_tokens == {"a": 14}, "its first token is in flight"
+    core.abort_requests(["a"])
+    prompt = [310, 311]
+    core.add_request(EngineCoreRequest("a", "a", 0, prompt, params, 0.0))
+    tokens: list[int] = []
+    while core.has_requests:
+        for output in core.step()[0]:
+            tokens += output.new_token_ids
+        core.scheduler.check_integrity()
+    assert tokens == expected(prompt, params)
 
 
 def test_a_request_whose_token_is_in_flight_waits_for_it() -> None:

@@ -1,7 +1,7 @@
-"""What the scheduler and a worker say to each other: nothing else crosses.
+"""What the scheduler and a worker say to each other: nothing else crosses between them.
 
-New and resumed requests travel in full; known ones as differences, because the worker keeps
-their state. The simulator and test executors speak the same words.
+New and resumed requests travel in full. Of requests that the worker knows only the differences
+travel, because it keeps their state. Executors that compute nothing use the same messages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ScheduledNewRequest:
 
     @property
     def request_id(self) -> str:
-        """The documents' name of `req_id`."""
+        """vLLM's other name of `req_id`."""
         return self.req_id
 
 
@@ -69,7 +69,7 @@ class ScheduledCachedRequests:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """The tokens of one step. The documents call it `SchedulerOutput`."""
+    """The tokens of one step; in vLLM `SchedulerOutput`."""
 
     step: int
     scheduled_new_reqs: list[ScheduledNewRequest]
@@ -79,7 +79,8 @@ class ScheduledBatch:
     """By request id, in the order of the flat token batch."""
     total_num_scheduled_tokens: int
     preempted_req_ids: list[str]
-    """Requests that lost their blocks in this step: the worker drops their state."""
+    """Requests that lost their blocks in this step: the worker drops their state, and what batches
+    in flight still compute for them is not used."""
     finished_req_ids: list[str]
     """Requests that ended since the last step: the worker drops their state."""
     swap_out: list[tuple[int, int]] = field(default_factory=list)
@@ -109,7 +110,7 @@ SchedulerOutput = ScheduledBatch
 
 @dataclass(slots=True)
 class BatchResult:
-    """What a step produced. The documents call it `ModelRunnerOutput`."""
+    """What a step produced; in vLLM `ModelRunnerOutput`."""
 
     sampled_token_ids: dict[str, list[int]]
     """New tokens by request; prompt chunks that did not reach the last token are absent. With

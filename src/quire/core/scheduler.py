@@ -282,8 +282,7 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         """Whether a step has anything to do: requests, or ended ones to announce."""
-        books = self.books
-        return bool(books.requests or books.finished_req_ids or books.in_flight)
+        return bool(self.books.requests or self.books.finished_req_ids)
 
     @property
     def requests(self) -> dict[str, Request]:

@@ -1,7 +1,7 @@
-"""The engine core: one loop of schedule, execute, update.
+"""The engine core: a loop that schedules a batch, has it computed and applies the result.
 
-It owns a scheduler and an executor. It knows no sockets, no text and no HTTP; whoever drives it
-(an inline `LLM`, an engine-core process, a test) calls `step()` while there are requests.
+It owns a scheduler and an executor. It knows no sockets, no text and no HTTP. Whoever drives it
+(`LLM` in its own process, an engine-core process, a test) calls `step()` while there are requests.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class EngineCore:
 
     @contextmanager
     def _change(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """All of what is inside happens, or nothing of it.
+        """Everything inside the `with` happens, or none of it.
 
         Args:
             refusals: Raised before anything was changed, so that nothing need be undone.
@@ -196,8 +196,8 @@ class EngineCore:
         self.scheduler.commit()
 
     def recover(self) -> None:
-        """Take back what was left half done, if anything was. A second Ctrl-C may even interrupt
-        this: whoever comes next does it again."""
+        """Take back what was left half done, if anything was, and everything in flight with it. A
+        second Ctrl-C may interrupt even this: whoever comes next does it again."""
         if self.scheduler.is_changing:
             self._forget_flights()
             self.scheduler.undo()
@@ -207,9 +207,11 @@ class EngineCore:
         self._in_flight.clear()
 
     def _audit(self) -> None:
-        """Check the books: when the engine falls idle, so that a leak shows soon, and at its end.
+        """Check the books: when the engine becomes idle, so that a leak shows soon, and when it
+        shuts down.
 
-        Not each time: a large pool takes milliseconds, which the next request would wait for.
+        Not every time it becomes idle: a large pool takes milliseconds to check, and the next
+        request would wait for that.
         """
         start = self.clock.now()
         try:
@@ -257,6 +259,6 @@ class EngineCore:
             return asked(self, args)
 
     def shutdown(self) -> None:
-        """Let go of the model, after a last look at the books."""
+        """Check the books once more, then release the model."""
         self._audit()
         self.executor.shutdown()

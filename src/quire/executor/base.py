@@ -117,7 +117,7 @@ class Executor(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Let go of the model. Safe to call twice."""
+        """Release the model. Safe to call twice."""
         ...
 
 

@@ -78,5 +78,5 @@ class InlineExecutor:
         return self._worker.model
 
     def shutdown(self) -> None:
-        """Let go of the model. Safe to call twice."""
+        """Release the model. Safe to call twice."""
         self._worker.shutdown()

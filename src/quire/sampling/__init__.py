@@ -1,6 +1,6 @@
 """Logits to tokens: one ordered list of steps, each a pure function of a request and its row.
 
-Nothing here knows requests' ids, steps of the engine or how logits came about.
+Nothing here knows the ids of requests, the steps of the engine or where logits come from.
 """
 
 from quire.sampling.logprobs import LogprobRow, gather_logprobs

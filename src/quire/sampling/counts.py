@@ -1,6 +1,6 @@
-"""How often each token stands in a growing output, kept up instead of counted anew each step.
+"""How often each token occurs in a growing output: counted on from step to step, not anew.
 
-Still a pure function of prompt and output: the counter only remembers how far it has read.
+The counts stay a pure function of prompt and output: a counter only remembers how far it has read.
 """
 
 from __future__ import annotations

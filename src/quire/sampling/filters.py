@@ -3,9 +3,9 @@
 A filter only ever sets logits to -inf. Ties are broken by token id: of equal logits at the edge
 of top-k or top-p, those with the lowest ids stay, so `top_k=1` is the greedy token.
 
-A token's weight is `exp(logit)` in multiples of 2**-43, cut off: a whole number. Sums of weights
-are exact in any order, so any way to compute them, sorted or not, decides alike. What is cut off
-is a share of at most 2**-43 per token, less than float32's `exp` is wrong by.
+A token's weight is `exp(logit)` in multiples of 2**-43, rounded down to a whole number. Sums of
+whole numbers are exact in any order, so every way to compute them, sorted or not, decides alike.
+Rounding takes at most 2**-43 from a token's share, which is less than the error of float32's `exp`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Penalties on tokens that were already there: repetition, then frequency, then presence.
+"""Penalties on tokens that have occurred before: repetition, then frequency, then presence.
 
 Each is a pure function of prompt and output so far, so a request that comes back after a
 preemption or a crash is penalised exactly as before. Formulas are those of Keskar et al. 2019

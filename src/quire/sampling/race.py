@@ -1,8 +1,9 @@
 """The exponential race: which of the tokens that are left is chosen.
 
-Every token that is left sets off at 0 and arrives at `E / weight`; who arrives first is chosen,
-of equals the lowest id. `E` is an exponential number, so the chance to win is proportional to the
-weight. It follows from the request's seed, the output position and the token's id alone:
+Every token that is left starts at time 0 and arrives at `E / weight`. The first to arrive is
+chosen; of equals, the one with the lowest id. `E` is an exponential random number, so the chance to
+win is proportional to the weight. `E` depends on the request's seed, the output position and the
+token's id alone:
 
 - What becomes of the other tokens does not touch a token's `E`: banning one that was not chosen
   changes nothing, and two models that nearly agree on the weights mostly choose the same token.

@@ -1,8 +1,7 @@
 """One rank of a model: chooses device and type, loads the model, sizes and allocates the KV cache,
 and runs steps.
 
-Its verbs are `load`, `execute`, `reset`, `start_profile`, `stop_profile` and `shutdown`. It
-does not know who calls them.
+It does not know who calls it: an executor in the same process, or one elsewhere.
 """
 
 from __future__ import annotations
