@@ -78,7 +78,7 @@ class StepPlan:
             How many have got it.
         """
         # A step with thousands of decodes spends its time in this loop. So it does inline what
-        # `take` does, calls nothing, and reads no more than one cache line of a quiet request.
+        # `take` does, calls nothing, and reads of a request only what stands first in it.
         count, budget = 0, self.budget
         scheduled, ids = self.scheduled, self.cached_ids
         for request in requests:

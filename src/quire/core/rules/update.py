@@ -56,20 +56,28 @@ def update_from_output(
         output = _append_tokens(books, request, tokens, result)
         finished |= output.finish_reason is not None
         outputs.append(output)
-    for request_id, pooled in result.pooled.items():
-        request = requests.get(request_id)
-        if request is not None and request_id not in distrusted:
-            # A pooling request ends when its prompt is computed.
-            request.status = RequestStatus.FINISHED_STOPPED
-            outputs.append(output_of(request, [], pooled=pooled))
-            books.end(request)
-            finished = True
+    finished |= _end_pooled(books, result, distrusted, outputs)
     for request_id, guesses in result.draft_token_ids.items():
         if (request := requests.get(request_id)) and request.status is RequestStatus.RUNNING:
             request.spec_token_ids = guesses
     if finished:
         books.drop_finished()
     return outputs
+
+
+def _end_pooled(
+    books: Books, result: BatchResult, distrusted: set[str], outputs: list[EngineCoreOutput]
+) -> bool:
+    """End the pooling requests whose prompt is computed; gives whether there are any."""
+    any_ended = False
+    for request_id, pooled in result.pooled.items():
+        request = books.requests.get(request_id)
+        if request is not None and request_id not in distrusted:
+            request.status = RequestStatus.FINISHED_STOPPED
+            outputs.append(output_of(request, [], pooled=pooled))
+            books.end(request)
+            any_ended = True
+    return any_ended
 
 
 def _judge_drafts(books: Books, request: Request, count: int, accepted: int) -> None:
