@@ -38,7 +38,3 @@ def test_only_the_keys_take_memory():
     assert [tuple(values.shape) for _, values in caches] == [(5, 16, 1, 0)] * 3
     assert sum(t.nbytes for pair in caches for t in pair) == 3 * 5 * 16 * 576 * 2
     assert kv_cache_bytes(layers, 5, 16, "bfloat16") == 3 * 5 * 16 * 576 * 2
-
-
-def test_latent_attention_is_not_plain():
-    assert not AttentionSpec(1.0, latent_dim=4).is_plain

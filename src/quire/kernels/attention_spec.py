@@ -27,14 +27,3 @@ class AttentionSpec:
     """Float32 `[H]`: one more score per head that takes weight but has no value (GPT-OSS)."""
     latent_dim: int | None = None
     """Values are the first `latent_dim` numbers of the keys and are not stored (DeepSeek's MLA)."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing but the scale is set."""
-        return (
-            self.window is None
-            and not self.softcap
-            and self.alibi_slopes is None
-            and self.sinks is None
-            and self.latent_dim is None
-        )

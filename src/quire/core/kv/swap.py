@@ -104,8 +104,6 @@ class SwapSpace:
         # blocks of the tier that are pinned until the step that reads or writes them is over
         self.is_closed = False
         """Set after a failed write: nothing more is copied out, but what is here can come back."""
-        self.num_failures = 0
-        """Blocks that could not be written or read, since start."""
 
     # ---- facts -------------------------------------------------------------------------------
 
@@ -329,7 +327,6 @@ class SwapSpace:
             Ids of the requests that were swapped out to them and must be computed again.
         """
         self.is_closed = True
-        self.num_failures += len(parked)
         self._tier.forget_blocks(parked)
         lost = set(parked)
         losers = [i for i, s in self._swapped.items() if not lost.isdisjoint(s.blocks)]

@@ -127,7 +127,6 @@ def _apply_swaps(books: Books, batch: ScheduledBatch, result: BatchResult) -> se
         swap.lose(result.unwritten)
     if not result.unread:
         return set()
-    swap.num_failures += len(result.unread)
     suspect = books.kv.uncache_ids(result.unread)
     return set(_recompute_readers(books, suspect))
 
