@@ -13,7 +13,7 @@ import pytest
 
 import quire
 from distributions import Distributions, entry_points
-from quire import envs, plugins
+from quire import LLM, envs, plugins
 from quire.errors import ConfigError
 from quire.registry import Registry, load
 
@@ -139,6 +139,14 @@ def test_a_row_of_another_kind_is_refused(
     distributions.install("quire-odd", {"odd": source}, offer(table, odd="odd:X"))
     with pytest.raises(ConfigError, match=error):
         table.get("odd")
+
+
+def test_an_engine_does_not_start_without_a_plugin_that_it_is_told_of(
+    distributions: Distributions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_PLUGINS", "policy.nowhere")
+    with pytest.raises(ConfigError, match="QUIRE_PLUGINS names policy.nowhere, which no installed"):
+        LLM()
 
 
 def test_the_list_of_tables_is_whole() -> None:

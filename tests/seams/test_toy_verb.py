@@ -15,7 +15,7 @@ from patience import PATIENCE
 from quire import LLM, EngineConfig, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.verbs import VERBS
-from quire.errors import Conflict, EngineError, InvalidRequest
+from quire.errors import EngineError, InvalidRequest
 
 LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 BAD = [
@@ -69,9 +69,10 @@ def _echo(core: Any, value: Any) -> Any:
     return value
 
 
-def _fails(core: Any, how: str) -> None:
-    core.scheduler.set_limits(max_num_seqs=3)
-    raise {"bug": RuntimeError, "refusal": Conflict}[how](how)
+def _fails(core: Any) -> None:
+    """Leaves the books in the middle of a step."""
+    batch = core.scheduler.schedule()
+    raise RuntimeError(f"{batch.total_num_scheduled_tokens} tokens scheduled")
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +102,15 @@ def test_a_result_is_what_a_message_would_carry(llm: LLM) -> None:
 
 @pytest.mark.usefixtures("rows")
 def test_what_fails_unexpectedly_is_taken_back(llm: LLM) -> None:
-    with pytest.raises(RuntimeError, match="bug"):
-        llm.llm_engine.call("fails", {"how": "bug"})
-    with pytest.raises(Conflict, match="refusal"):
-        llm.llm_engine.call("fails", {"how": "refusal"})
-    assert llm.llm_engine.call("ping", {}) == llm.llm_engine.core.scheduler.step
+    engine = llm.llm_engine
+    engine.add_request("a", "One", SamplingParams(max_tokens=4, ignore_eos=True))
+    engine.step()
+    with pytest.raises(RuntimeError, match="1 tokens scheduled"):
+        engine.call("fails", {})
+    steps = [engine.step() for _ in range(10)]
+    ended = [output for outputs in steps for output in outputs if output.finished]
+    assert [len(output.outputs[0].token_ids) for output in ended] == [4]
+    assert engine.call("check_integrity", {})["running"] == 0
 
 
 async def test_a_broken_one_harms_no_core(distributions: Distributions) -> None:

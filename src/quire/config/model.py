@@ -103,7 +103,8 @@ class ModelConfig:
     """File with a Jinja chat template, or the template itself. Default: the tokenizer's."""
     load_format: str = "auto"
     """Format of the weights: `auto` (safetensors, else GGUF), `safetensors`, `gguf`, `pt` (pickled
-    `*.bin` files, read without running code in them), `dummy` (random values)."""
+    `*.bin` files, read without running code in them), `dummy` (random values), or the name of a
+    plugin's."""
     verify: bool = False
     """Compare every file of the model with its checksum (from `SHA256SUMS` or the hub's cache)
     before loading it; see `quire verify`."""

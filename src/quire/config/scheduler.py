@@ -38,7 +38,8 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"
     """Which request goes first: `fcfs` (in order of arrival), `priority` (lower `priority` first,
     ties by arrival), `sjf` and `ljf` (fewest or most uncached prompt tokens first), `fair` (clients
-    take turns), `prefill_first` (waiting prompts before running requests)."""
+    take turns), `prefill_first` (waiting prompts before running requests), or the name of a
+    plugin's."""
     priority_preemption: bool = False
     """With `priority`: a waiting request may take the place of a strictly less urgent running one
     when there is no room."""
