@@ -27,7 +27,7 @@ KEY: Final = "quire.exchange"
 """Key of the exchange in the ASGI scope."""
 JSON: Final = b"application/json"
 BODY_SECONDS: Final = 60.0
-"""How long a whole body may take to arrive."""
+"""Seconds that a whole body may take to arrive."""
 DISCARD_TIMES: Final = 8
 """Of a body that is too long, at most this many times the limit is read and discarded."""
 DISCARD_SECONDS: Final = 5.0

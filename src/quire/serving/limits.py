@@ -17,7 +17,7 @@ from quire.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One row."""
+    """The most that is allowed of something, and the sentence that refuses more."""
 
     most: int
     rule: str

@@ -1,4 +1,4 @@
-"""Probes for orchestrators, metrics and version. They take no slot of the engine."""
+"""Probes for orchestrators, metrics and version. None of them takes a slot of the engine."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ServedModel:
 
 
 class ServerState:
-    """The server's one shared object.
+    """What all requests of one server share.
 
     Args:
         config: Where the server listens and who may call.

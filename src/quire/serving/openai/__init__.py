@@ -1,1 +1,1 @@
-"""OpenAI's surface: Chat Completions, Completions, models, and vLLM's token endpoints."""
+"""OpenAI's API: Chat Completions, Completions, models, and vLLM's token endpoints."""

@@ -1,4 +1,7 @@
-"""`POST /v1/chat/completions`, whole and streamed."""
+"""`POST /v1/chat/completions`: from the body to a checked request, and its reply sent.
+
+`chat_reply.py` says what replies look like.
+"""
 
 from __future__ import annotations
 

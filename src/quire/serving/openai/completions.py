@@ -1,4 +1,7 @@
-"""`POST /v1/completions`, whole and streamed: several prompts, `echo`, the old logprobs format."""
+"""`POST /v1/completions`: from the body, with one or several prompts, to checked requests.
+
+`completion_reply.py` says what replies look like.
+"""
 
 from __future__ import annotations
 

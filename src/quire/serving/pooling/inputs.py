@@ -1,6 +1,6 @@
-"""From request fields to prompts of a pooling model: token ids and parameters, within limits.
+"""Request fields to the prompts of a pooling model: token ids and parameters, within limits.
 
-Long texts are tokenised in a thread. Knows no endpoint's reply.
+Long texts are tokenised in a thread. Knows nothing of replies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def check_base(request: PoolingBase, engine: EngineClient) -> PoolerSpec:
 def base_params(
     request: PoolingBase, task: str, use_activation: bool | None, dimensions: int | None = None
 ) -> PoolingParams:
-    """The parameters of every prompt of the request; prompts are cut here already.
+    """The parameters of every prompt of the request.
+
+    They say nothing of truncation: prompts are cut before they are submitted.
 
     Raises:
         InvalidRequest: a value is out of range.
@@ -144,7 +146,7 @@ def _tokens(engine: EngineClient, items: list[list[int]], request: PoolingBase) 
 
 
 def _keep(request: PoolingBase, engine: EngineClient) -> int | None:
-    """Tokens that prompts are cut to; `None`: they are not."""
+    """How many tokens prompts are cut to; `None` if they are not cut."""
     keep = request.truncate_prompt_tokens
     return engine.max_model_len if keep == -1 else keep
 

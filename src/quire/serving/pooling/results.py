@@ -21,7 +21,7 @@ Result = PoolingRequestOutput[PoolingOutput]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one engine request computes."""
+    """One prompt, and how it is pooled."""
 
     token_ids: list[int]
     params: PoolingParams
