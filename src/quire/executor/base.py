@@ -59,7 +59,7 @@ class PendingBatch(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make it three times as dear, once in every step
 class ComputedBatch:
     """Handle of a batch that has already run."""
 
