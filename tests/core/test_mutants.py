@@ -86,6 +86,12 @@ MUTANTS = {
         "lost",
         "test_swap.py",
     ),
+    "what could not be read is read again": (
+        "rules/update.py",
+        "swap.forget_blocks([src for src, dst in batch.swap_in if dst in unread])",
+        "pass",
+        "test_swap.py",
+    ),
     "an ended request keeps its place in the tier": (
         "books.py",
         "self.kv.swap.drop(request.request_id)",

@@ -99,6 +99,41 @@ def test_an_evicted_prefix_is_demoted_and_promoted(make_swap):
     assert len(moved) == 2
 
 
+def test_what_could_not_be_read_is_not_read_again(make_swap):
+    """The request computes it again; if it were still found, that would read it once more."""
+    bench = make_swap(num_blocks=6)
+    prompt = [7] * 33
+    for name, tokens in (("a", prompt), ("b", [8] * 75)):
+        bench.add(name, tokens, max_tokens=1)
+        bench.drain()
+    scheduler = bench.scheduler
+    c = bench.add("c", prompt, max_tokens=1)
+    batch = scheduler.schedule()
+    (_, first), (_, second) = batch.swap_in
+    outputs = scheduler.update(batch, BatchResult({"c": [1000]}, unread=[first]))
+    assert outputs == [] and c.num_preemptions == 1
+    scheduler.check_integrity()
+    bench.step()
+    assert bench.last.swap_in == [] and bench.scheduled == {"c": 33}
+    assert bench.tokens["c"] == [1000]
+
+
+def test_who_shares_what_could_not_be_read_computes_it_again(make_swap):
+    """Two requests are swapped out to the same blocks of the tier."""
+    bench = make_swap(num_blocks=9)
+    bench.add("a", [5] * 47, max_tokens=30)
+    b, c = (bench.add(name, [6] * 47, max_tokens=40) for name in "bc")
+    kv = bench.scheduler.kv
+    run_until(bench, lambda: kv.swap.num_swapped == 2)
+    while not (batch := bench.scheduler.schedule()).swap_in:
+        bench.scheduler.update(batch, BatchResult({n: [7] for n in batch.num_scheduled_tokens}))
+    bad = [dst for _, dst in batch.swap_in]
+    bench.scheduler.update(batch, BatchResult({}, unread=bad))
+    assert kv.swap.num_swapped == 0, "one of them would have read it, too"
+    assert not kv.swap.num_tokens_of(b.request_id) and not kv.swap.num_tokens_of(c.request_id)
+    bench.scheduler.check_integrity()
+
+
 def test_hits_in_both_tiers_are_joined(make_swap):
     bench = make_swap(num_blocks=6)
     prompt = [*range(60)]

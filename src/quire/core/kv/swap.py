@@ -320,19 +320,19 @@ class SwapSpace:
         """Forget all content that is not pinned."""
         self._tier.clear()
 
-    def lose(self, parked: list[int]) -> list[str]:
-        """Forget blocks of the tier that could not be written, and write nothing more.
-
-        Returns:
-            Ids of the requests that were swapped out to them and must be computed again.
-        """
+    def lose(self, parked: list[int]) -> None:
+        """Blocks of the tier could not be written: forget them, and write nothing more."""
         self.is_closed = True
+        self.forget_blocks(parked)
+
+    def forget_blocks(self, parked: list[int]) -> None:
+        """Forget blocks of the tier whose content is lost. Requests that were swapped out to them
+        are computed again."""
         self._tier.forget_blocks(parked)
         lost = set(parked)
         losers = [i for i, s in self._swapped.items() if not lost.isdisjoint(s.blocks)]
         for request_id in losers:
             self.drop(request_id)
-        return losers
 
     def check_integrity(self) -> None:
         """Check that every pin has its reason.

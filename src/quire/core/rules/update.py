@@ -127,6 +127,10 @@ def _apply_swaps(books: Books, batch: ScheduledBatch, result: BatchResult) -> se
         swap.lose(result.unwritten)
     if not result.unread:
         return set()
+    # What could not be read once must not be found there again: the requests that are about to
+    # compute it again would read it once more.
+    unread = set(result.unread)
+    swap.forget_blocks([src for src, dst in batch.swap_in if dst in unread])
     suspect = books.kv.uncache_ids(result.unread)
     return set(_recompute_readers(books, suspect))
 
