@@ -14,11 +14,15 @@ from fake_executor import FakeExecutor
 from otlp_receivers import GrpcReceiver, HttpReceiver, SpanSeen
 from patience import PATIENCE, wait_for
 from quire.config import EngineConfig
+from quire.core.stats import IterationStats, StepStats
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, InvalidRequest
 from quire.observability.traces import tracer as tracing
+from quire.observability.traces.builder import TraceBuilder, TracedRequest
+from quire.observability.traces.spans import SpanId
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock
+from record_rig import Rig
 
 LONG = list(range(100, 150))
 
@@ -429,3 +433,29 @@ def test_an_engine_that_dies_ends_its_traces(http: HttpReceiver) -> None:
     root = http.seen.root("lost")
     assert root.error == "the core died"
     assert_adds_up(root, http.seen.children(root))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_numbers_of_a_core_that_died_mean_nothing_any_more(told: bool) -> None:
+    """Each core numbers its requests from 1. Here the second core's only request is of no trace, so
+    nothing of its steps may point to the first core's two, which would run on for ever; `told` is
+    False to show that the news of the second core matters."""
+    rig, builder = Rig(), TraceBuilder()
+    links: list[set[SpanId]] = []
+    record = rig.records.record
+
+    def both(step: StepStats, iteration: IterationStats) -> None:
+        record(step, iteration)
+        links.append({link for span in builder.step(step) for link in span.links})
+
+    rig.records.record = both  # type: ignore[method-assign,assignment]
+    for name in ("first", "second"):
+        internal = rig.add(name, 30, 10)
+        builder.accept(TracedRequest(name, (internal,), rig.arrivals[internal], {}))
+    rig.step()
+    rig.start_core()
+    if told:
+        builder.begin_core()
+    rig.add("untraced", 30, 10)
+    rig.step()
+    assert links[0] and bool(links[1]) is not told
