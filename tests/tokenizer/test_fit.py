@@ -43,6 +43,8 @@ def test_padding_and_added_tokens_are_fine(byte_level: Tokenizer, caplog: Any) -
 
 
 def test_the_engine_asks(monkeypatch: Any) -> None:
-    monkeypatch.setattr("quire.engine.llm_engine.EngineCore", lambda *_, **__: pytest.fail("start"))
+    monkeypatch.setattr(
+        "quire.engine.cores.inline.EngineCore", lambda *_, **__: pytest.fail("start")
+    )
     with pytest.raises(ModelLoadError, match="not the model's tokenizer"):
         LLM("quire-demo", hf_overrides={"vocab_size": 1000})

@@ -23,10 +23,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from quire.errors import ModelLoadError
 from quire.params import SamplingParams
 from quire.tokenizer import Tokenizer, byte_bpe
+from quire.tokenizer.byte_spelling import BYTE_TO_CHAR
 from quire.tokenizer.detokenizer import text_stream
 from quire.tokenizer.protobuf import NotAMessage, fields
 from quire.tokenizer.sentencepiece import UNIGRAM, read_model
-from quire.tokenizer.vocabulary import BYTE_TO_CHAR
 
 CORPUS = [
     "The capital of France is Paris. The capital of Italy is Rome.",

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 
 from quire.errors import InvalidRequest, ModelLoadError
 from quire.tokenizer import Tokenizer
+from quire.tokenizer.byte_spelling import byte_spelling
 from quire.tokenizer.pairs import LONG_TEXT, encode_alone
-from quire.tokenizer.vocabulary import byte_spelling
 from work import lines_of
 
 ids_of = {

@@ -1,7 +1,7 @@
 """`quire chat [MODEL]`: talk to a model in the terminal, here or at a running server.
 
 This module has the commands inside a chat. Replies come from `quire.cli.talkers`;
-`quire.cli.conversation` holds what was said; `quire.cli.user_input` and `quire.cli.wrap` read and
+`quire.cli.chat_history` holds what was said; `quire.cli.user_input` and `quire.cli.wrap` read and
 show it. On a terminal it prompts. With piped input, each line is one turn, and only replies are
 written to stdout.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from quire.cli import sampling_flags
-from quire.cli.conversation import Conversation, load, save
+from quire.cli.chat_history import Conversation, load, save
 from quire.cli.parser import Parser
 from quire.cli.talkers import ServerTalker, Talker, Turn
 from quire.cli.target import add_target_flags, engine_target, quiet_logs, server_target

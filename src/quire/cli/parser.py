@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from quire.config import neutral
 from quire.config.cli import Listed, MergeFields, MergeForeignFields, load_yaml, unknown_flag
-from quire.config.spelling import normalised
+from quire.config.flag_spelling import normalised
 from quire.errors import ConfigError
 from quire.registry import Registry
 from quire.spelling import did_you_mean

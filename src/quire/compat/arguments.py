@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.config.cli import load_yaml
-from quire.config.spelling import normalised
+from quire.config.flag_spelling import normalised
 from quire.errors import ConfigError
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from quire.errors import InvalidRequest, ModelLoadError
+from quire.tokenizer.byte_spelling import ByteSpelling, byte_spelling
 from quire.tokenizer.chat_template import ChatTemplate, read_chat_template
 from quire.tokenizer.pairs import EncodedPair, encode_alone, encode_pair, encode_within
 from quire.tokenizer.sources import (
@@ -25,7 +26,6 @@ from quire.tokenizer.sources import (
     token_text,
 )
 from quire.tokenizer.usual_names import UsualNames
-from quire.tokenizer.vocabulary import ByteSpelling, byte_spelling
 from quire.tokenizer.wordpiece import VOCABULARY, read_wordpiece
 
 if TYPE_CHECKING:
