@@ -42,16 +42,17 @@ class Recorder:
         self._error: Exception | None = None
         runner = llm.llm_engine.core.executor._worker._runner  # type: ignore[attr-defined]
         self._runner, model = runner, runner.model
+        self._head = runner._steps._head
         self._compute, self._likeliest = model.compute_logits, model.compute_likeliest
-        self._sample = runner._sample
+        self._sample = self._head.finish
         model.compute_logits, model.compute_likeliest = self._kept_logits, self._kept_likeliest
-        runner._sample = self._listened
+        self._head.finish = self._listened
 
     def stop(self) -> None:
         """Leave the engine as it was; raises what was raised while listening."""
         model = self._runner.model
         model.compute_logits, model.compute_likeliest = self._compute, self._likeliest
-        self._runner._sample = self._sample
+        self._head.finish = self._sample
         if self._error is not None:
             raise self._error
 
@@ -81,8 +82,8 @@ class Recorder:
             child, underline, name = internal.partition("_")
             key = (name if underline else child).rpartition("-")[0], int(child) if underline else 0
             output = self.outputs.setdefault(key, [])
-            token = outcome.sampled.get(internal)
-            entry = outcome.logprobs.get(internal)
+            (token,) = outcome.sampled.get(internal, [None])
+            (entry,) = outcome.logprobs.get(internal, [None])
             parts = None if entry is None else (entry.token_ids, entry.logprobs, entry.rank)
             self._see(Row(*key, self._logits[place], list(output), token, parts))
             if token is not None:

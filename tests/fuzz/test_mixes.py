@@ -145,19 +145,19 @@ class Mix:
         self.rng, self.engine = rng, llm.llm_engine
         self.count = rng.choice(CROWDS)
         executor = self.engine.core.executor
-        executor.execute = self._watch(executor.execute)  # type: ignore[method-assign]
+        executor.submit = self._watch(executor.submit)  # type: ignore[method-assign]
         self.asked: dict[str, tuple[list[int], dict[str, Any]]] = {}
         self.last: dict[str, RequestOutput] = {}
         self.aborted: set[str] = set()
         self.preemptions = 0
 
-    def _watch(self, execute: Callable[[ScheduledBatch], Any]) -> Callable[[ScheduledBatch], Any]:
+    def _watch(self, submit: Callable[[ScheduledBatch], Any]) -> Callable[[ScheduledBatch], Any]:
         """Every step: a block is filled once before the model runs."""
 
         def watched(batch: ScheduledBatch) -> Any:
             filled = [block for _, block in batch.swap_in] + [c[1] for c in batch.block_copies]
             assert len(filled) == len(set(filled)), "a block is filled twice in one step"
-            return execute(batch)
+            return submit(batch)
 
         return watched
 

@@ -73,9 +73,9 @@ MUTANTS = {
         0,
     ),
     "prompts of one request share a stream": (
-        "serving/generation.py",
-        "prompt_seed(self.seed, number)",
-        "self.seed",
+        "serving/submission.py",
+        "prompt_seed(streams[0].seed, len(streams))",
+        "streams[0].seed",
         "test_streams.py::test_equal_prompts_of_one_request_differ",
         0,
     ),
