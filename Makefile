@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install native serve test test-asan fuzz check fix bench demo clean help
+.PHONY: install native serve test test-asan fuzz chaos chaos-long check fix bench demo clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   start the server with the embedded model (ARGS='--port 9000')"
 	@echo "make test    install the test extras and run every test"
 	@echo "make fuzz    random cases that nobody has tried, MINUTES=60 (or HOURS=8)"
+	@echo "make chaos   faults under load, and what held (at most 20 minutes); make chaos-long: more"
 	@echo "make test-asan   the kernel tests with sanitizers"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make native  build the C++ kernels again after a change in csrc/"
@@ -62,6 +63,14 @@ test: $(VENV)/.test
 fuzz: $(VENV)/.test
 	@$(BIN)/python tests/fuzz/rounds.py $(if $(MINUTES),--minutes $(MINUTES)) \
 	  $(if $(HOURS),--hours $(HOURS)) $(ARGS)
+
+# Every fault of tests/chaos/faults.py against a server of its own; ARGS='F1 F3' picks some. The
+# exit code is 1 if one does not hold that is promised to.
+chaos: $(VENV)/.test
+	$(BIN)/python tests/chaos/drill.py --size usual --json build/chaos.json $(ARGS)
+
+chaos-long: $(VENV)/.test
+	$(BIN)/python tests/chaos/drill.py --size long --json build/chaos-long.json $(ARGS)
 
 ASAN_TESTS := tests/kernels/test_sanitizers.py tests/kernels/test_pool.py \
   tests/kernels/test_native_*.py tests/invariance/test_fused_decoder.py

@@ -1,0 +1,311 @@
+"""The faults: a table. A row says what is injected, what must be true beside the seven conditions,
+and which mechanism of the server carries it.
+
+A row without a driver is not built, and the report says so. `promised` rows must hold: a run fails
+if one does not. The numbers are those of `docs/reliability.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from chaos_server import has_flag
+from conditions import Trial
+from hostile_clients import (
+    disconnect_storm,
+    malformed,
+    partial_requests,
+    read_never,
+    send_ids,
+)
+from mixed_load import COMPLETIONS, Ask, Outcome, client, culprit, run_one
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything a run does."""
+
+    kills: int
+    stop_seconds: float
+    aborts: int
+    slow_readers: int
+    partial: int
+    cases: int
+    calm_seconds: float
+    streams: int
+
+
+SIZES = {
+    "short": Size(2, 6, 60, 20, 20, 150, 1, 16),
+    "usual": Size(40, 20, 1500, 200, 300, 3000, 5, 64),
+    "long": Size(200, 20, 10000, 1000, 10000, 100000, 60, 64),
+}
+"""By name: the subset in the tests, `make chaos`, and `make chaos-long`."""
+Driver = Callable[[Trial, Size], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row."""
+
+    injected: str
+    must: str
+    """Beside the conditions."""
+    mechanism: str
+    driver: Driver | None = None
+    args: tuple[str, ...] = ()
+    """Further flags of the server."""
+    promised: bool = False
+    streams: int | None = None
+    """Clients at once; by default as the run's size says."""
+
+
+# ---- the core ------------------------------------------------------------------------------------
+
+
+async def calm(trial: Trial, size: Size) -> None:
+    """No fault: what the harness itself does may break nothing."""
+    await asyncio.sleep(size.calm_seconds)
+
+
+async def _tokens_pass(trial: Trial, count: int, seconds: float = 60) -> bool:
+    """Wait until so many events have come, or the server has gone."""
+    aim, end = len(trial.load.events) + count, time.monotonic() + seconds
+    while len(trial.load.events) < aim:
+        if time.monotonic() > end or not trial.lives:
+            return False
+        await asyncio.sleep(0.005)
+    return True
+
+
+async def kill_core(trial: Trial, size: Size) -> None:
+    rng = random.Random(1)
+    done = 0
+    for _ in range(size.kills):
+        if not await _tokens_pass(trial, rng.randrange(5, 400)):
+            break
+        at = time.monotonic()
+        if not trial.server.hurt_core():
+            break
+        done += 1
+        await _tokens_pass(trial, 1)
+        trial.struck.append((at, time.monotonic()))
+    trial.facts["kills"] = done
+    trial.must(done == size.kills, f"only {done} of {size.kills} kills: the server was gone")
+
+
+async def stop_core(trial: Trial, size: Size) -> None:
+    await _tokens_pass(trial, 100)
+    first, at = trial.server.core(), time.monotonic()
+    assert first is not None
+    first.send_signal(signal.SIGSTOP)
+    # What it has written already still arrives: what counts is whether there is more than that.
+    await asyncio.sleep(0.5)
+    moved = await _tokens_pass(trial, 50, size.stop_seconds)
+    trial.struck.append((at, time.monotonic()))
+    rest = at + size.stop_seconds - time.monotonic()
+    await asyncio.sleep(max(0.0, rest))
+    if first.is_running():
+        first.send_signal(signal.SIGCONT)
+    trial.must(moved, f"no stream went on in the {size.stop_seconds:.0f} s of the stop")
+    await _tokens_pass(trial, 50)
+
+
+def _is_culprit_error(out: Outcome, kind: str) -> bool:
+    return not out.is_whole and out.status != 0 and kind in str(out.error)
+
+
+async def poison(trial: Trial, size: Size) -> None:
+    await _tokens_pass(trial, 100)
+    at = time.monotonic()
+    async with client(trial.server.url) as http:
+        out = await run_one(http, culprit("die"))
+    trial.struck.append((at, time.monotonic()))
+    trial.facts["culprit"] = f"status {out.status}: {str(out.error)[:120]}"
+    trial.must("poison_request" in str(out.error), "the culprit did not end as a poison_request")
+    await _tokens_pass(trial, 50)
+
+
+async def _one_fails(trial: Trial, *kinds: str) -> None:
+    await _tokens_pass(trial, 50)
+    core = trial.server.core()
+    async with client(trial.server.url) as http:
+        outs = await asyncio.gather(*(run_one(http, culprit(kind)) for kind in kinds * 3))
+        for kind, out in zip(kinds * 3, outs, strict=True):
+            trial.must(not out.is_whole and out.status >= 500, f"{kind} ended with {out.status}")
+            trial.facts[kind] = f"{out.status}: {str(out.error)[:100]}"
+    trial.must(core == trial.server.core(), "the core was replaced")
+
+
+async def forward_raises(trial: Trial, size: Size) -> None:
+    await _one_fails(trial, "raise", "memory")
+
+
+async def not_a_number(trial: Trial, size: Size) -> None:
+    await _one_fails(trial, "nan", "inf")
+
+
+# ---- life ----------------------------------------------------------------------------------------
+
+
+async def terminate(trial: Trial, size: Size) -> None:
+    """The load stops asking; what was asked before the signal must be answered in full."""
+    await _tokens_pass(trial, 100)
+    trial.expected_exit = 0
+    trial.facts["family"] = trial.server.family()[1:]
+    trial.load.stopping = True
+    at = time.monotonic()
+    trial.server.process.send_signal(signal.SIGTERM)
+    async with client(trial.server.url) as http:
+        late = []
+        while trial.lives and time.monotonic() < at + 60:
+            ask = Ask("late", COMPLETIONS, {"prompt": "a", "max_tokens": 1, "temperature": 0})
+            late.append((time.monotonic() - at, await run_one(http, ask)))
+            await asyncio.sleep(0.05)
+    trial.facts["drained_seconds"] = round(time.monotonic() - at, 2)
+    refused = [out for _, out in late if out.status == 503]
+    taken = [when for when, out in late if out.status == 200]
+    trial.facts["refused_with_503"] = len(refused)
+    trial.must(not taken or max(taken) < 0.5, "new requests were served while it drained")
+    trial.must(bool(refused), "no new request got a 503 while it drained")
+    trial.must(all(out.retry_after for out in refused), "a 503 without Retry-After")
+    trial.must(not trial.lives, "it did not end within 60 s")
+
+
+# ---- clients -------------------------------------------------------------------------------------
+
+
+async def aborts(trial: Trial, size: Size) -> None:
+    trial.facts["disconnects"] = await disconnect_storm(trial.server.url, size.aborts)
+
+
+async def slow_readers(trial: Trial, size: Size) -> None:
+    before = trial.server.held().rss_mib
+    async with read_never(trial.server.url, size.slow_readers):
+        await asyncio.sleep(max(3.0, size.calm_seconds))
+        grown = trial.server.held().rss_mib - before
+    trial.facts["rss_mib_while_slow"] = round(grown, 1)
+    trial.must(grown < 256, f"RSS grew by {grown:.0f} MiB while nobody read")
+
+
+async def slow_senders(trial: Trial, size: Size) -> None:
+    before = trial.server.held().rss_mib
+    async with partial_requests(trial.server.url, size.partial):
+        await asyncio.sleep(max(3.0, size.calm_seconds))
+        grown = trial.server.held().rss_mib - before
+    trial.must(grown < 64, f"RSS grew by {grown:.0f} MiB of requests that never ended")
+
+
+async def fuzz(trial: Trial, size: Size) -> None:
+    core = trial.server.core()
+    found = await malformed(trial.server.url, size.cases)
+    trial.facts["replies"] = {str(k): v for k, v in sorted(found.statuses.items())}
+    trial.must(not found.bad, f"{len(found.bad)} bad replies, the first: {found.bad[:1]}")
+    trial.must(core == trial.server.core(), "the core was replaced")
+
+
+async def hostile_ids(trial: Trial, size: Size) -> None:
+    for complaint in await send_ids(trial.server.url, rounds=max(3, size.kills // 2)):
+        trial.must(False, complaint)
+
+
+# ---- room ----------------------------------------------------------------------------------------
+
+
+async def scarce_blocks(trial: Trial, size: Size) -> None:
+    await asyncio.sleep(max(4.0, size.calm_seconds))
+    count = trial.server.metric("vllm:num_preemptions")
+    trial.facts["preemptions"] = int(count)
+    trial.must(count > 0, "nothing was preempted: the drill shows nothing")
+
+
+async def never_fits(trial: Trial, size: Size) -> None:
+    body = {"prompt": [305] * 600, "max_tokens": 1400, "temperature": 0}
+    async with client(trial.server.url) as http:
+        outs = await asyncio.gather(
+            *(run_one(http, Ask("big", COMPLETIONS, body)) for _ in range(8))
+        )
+    trial.facts["refused"] = sorted({out.status for out in outs})
+    trial.must(all(out.status == 400 for out in outs), "a request that can never fit was taken")
+
+
+RESTARTS = ("--core-restart-limit", "100000")
+FEW = ("--num-gpu-blocks-override", "40", "--max-model-len", "512")
+"""Pools of 640 tokens, for requests of up to about 200."""
+
+
+def faults() -> dict[str, Fault]:
+    """The rows by name. Flags that this version does not have are left out."""
+    raised = RESTARTS if has_flag(RESTARTS[0]) else ()
+    return {
+        "F0": Fault("nothing", "-", "-", calm, promised=True),
+        "F1": Fault(
+            "kill -9 of the core at a random token", "every kill is survived",
+            "replacement of the core", kill_core, raised,
+        ),
+        "F2": Fault("kill -9 of a tensor-parallel worker", "as F1", "several workers"),
+        "F3": Fault(
+            "SIGSTOP of the core", "streams go on during the stop", "watchdog by progress",
+            stop_core, raised,
+        ),
+        "F4": Fault("kill -9 of the API process", "clients resume", "journal on disk"),
+        "F5": Fault(
+            "a request that kills the core each time", "it ends as poison_request", "quarantine",
+            poison, raised,
+        ),
+        "F6": Fault(
+            "SIGTERM under load", "what was accepted ends; new requests get 503 + Retry-After",
+            "drain", terminate, ("--shutdown-timeout", "60"),
+        ),
+        "F7": Fault(
+            "clients disconnect at random phases", "-", "abort on disconnect", aborts,
+            promised=True,
+        ),
+        "F8": Fault(
+            "clients that never read", "RSS grows by less than 256 MiB", "bounded buffers",
+            slow_readers, promised=True,
+        ),
+        "F9": Fault(
+            "partial headers and bodies, one-byte chunks", "RSS grows by less than 64 MiB",
+            "limits of the HTTP server", slow_senders, promised=True,
+        ),
+        "F10": Fault(
+            "malformed HTTP and fuzzed JSON on all routes", "no 5xx, no hang, the same core",
+            "input gate", fuzz, promised=True,
+        ),
+        "F11": Fault("grammar, regex and template bombs", "400, idle after", "grammars"),
+        "F12": Fault(
+            "an exception and a MemoryError in one request's forward pass",
+            "that request alone gets a 5xx; the same core", "bisected step", forward_raises,
+            promised=True,
+        ),
+        "F13": Fault(
+            "NaN and Inf logits in one row", "that request alone gets a 5xx; the same core",
+            "check of logits", not_a_number,
+        ),
+        "F14": Fault(
+            "KV blocks for a few of all requests", "some are preempted", "preemption",
+            scarce_blocks, FEW, promised=True,
+        ),
+        "F15": Fault(
+            "requests that can never fit", "400 at admission", "input gate", never_fits, FEW,
+            promised=True,
+        ),
+        "F16": Fault("memory pressure", "sheds load, no OOM kill", "cgroup limits"),
+        "F17": Fault("disk full or read-only", "serving goes on", "optional sinks"),
+        "F18": Fault("clock jumps", "no timeout misfires", "monotonic clocks"),
+        "F19": Fault("an adapter that is missing or corrupt", "404 or 400", "adapters"),
+        "F20": Fault("weights truncated or replaced", "refused at start", "checked headers"),
+        "F21": Fault("no file descriptors left", "503, recovers", "accept under EMFILE"),
+        "F22": Fault(
+            "duplicate and hostile request ids and salts", "answers never swap",
+            "ids of the server's own", hostile_ids, promised=True,
+        ),
+        "F23": Fault("a bad network to the core", "resumes", "cores on other hosts"),
+        "F24": Fault("a new version takes the socket", "0 dropped", "hand-over of sockets"),
+    }  # fmt: skip

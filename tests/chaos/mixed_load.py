@@ -1,0 +1,246 @@
+"""Mixed requests over HTTP, what came of each, and what should have come.
+
+An `Outcome` holds everything that a caller can see of a reply except ids and times, in one form for
+streamed and whole replies, so two of them can be compared with `==`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from core_hook import prompt
+
+SECRET = "xylophonic-marmalade"
+"""A word of every prompt. It may stand in no log."""
+STORY = f"Once upon a time there was a small fox, called {SECRET}, at the edge of the forest. "
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+Body = dict[str, Any]
+
+KINDS: dict[str, Callable[[int], Body]] = {
+    "greedy": lambda i: {"temperature": 0},
+    "seeded": lambda i: {"temperature": 1, "seed": i, "top_p": 0.9},
+    "unseeded": lambda i: {"temperature": 1.2, "top_k": 50},
+    "n4": lambda i: {"temperature": 1, "seed": i, "n": 4},
+    "penalties": lambda i: {"temperature": 0, "repetition_penalty": 1.2, "presence_penalty": 0.5,
+                            "frequency_penalty": 0.3},
+    "stop": lambda i: {"temperature": 1, "seed": i, "stop": ["the end", " and they", "zzz"]},
+    "logprobs": lambda i: {"temperature": 0.8, "seed": i, "logprobs": 3},
+    "prompt_logprobs": lambda i: {"temperature": 0, "prompt_logprobs": 2},
+    "bias": lambda i: {"temperature": 1, "seed": i, "logit_bias": {"300": 2.5}, "min_tokens": 9},
+}  # fmt: skip
+"""What requests ask for, by name. A feature whose state must survive a fault adds its row."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request."""
+
+    name: str
+    path: str
+    body: Body
+
+
+def mixed_asks(count: int, max_tokens: int = 96) -> list[Ask]:
+    """Requests of every kind, by turns chat and completions, streamed and whole."""
+    kinds, asks = list(KINDS), []
+    for i in range(count):
+        kind = kinds[i % len(kinds)]
+        chat, stream = (i // len(kinds)) % 2 == 1, (i // 2) % 4 != 3
+        fields = dict(KINDS[kind](i))
+        text = STORY * (1 + i % 5) + f"On day {i}"
+        if chat:
+            where: Body = {"messages": [{"role": "user", "content": text}]}
+            if "logprobs" in fields:
+                fields |= {"logprobs": True, "top_logprobs": 3}
+        else:
+            where = {"prompt": text}
+        body: Body = {"model": "quire-demo", **where, "max_tokens": max_tokens - 8 * (i % 5)}
+        body |= {"ignore_eos": True, "stream": stream, **fields}
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        asks.append(Ask(f"{i}-{kind}", CHAT if chat else COMPLETIONS, body))
+    return asks
+
+
+CANARY = Ask("canary", COMPLETIONS, {
+    "model": "quire-demo", "prompt": f"The capital of France, {SECRET}, is", "max_tokens": 24,
+    "temperature": 0, "ignore_eos": True, "stream": True, "logprobs": 1,
+})  # fmt: skip
+
+
+def culprit(kind: str) -> Ask:
+    """A request that asks the core for a fault."""
+    body = {"model": "quire-demo", "prompt": prompt(kind), "max_tokens": 16, "temperature": 0}
+    return Ask(kind, COMPLETIONS, body | {"ignore_eos": True})
+
+
+@dataclass
+class Outcome:
+    """What came of one request."""
+
+    status: int = 0
+    """Of HTTP; 0: the connection broke before."""
+    choices: dict[int, list[Any]] = field(default_factory=dict)
+    """Text, finish reason, stop reason and log-probabilities, by index."""
+    usage: Any = None
+    prompt_logprobs: Any = None
+    error: Any = field(default=None)
+    """The error object of the reply or the stream, or how the connection broke."""
+    seed: int | None = field(default=None, compare=False)
+    arrivals: list[float] = field(default_factory=list, compare=False)
+    """Of the stream's events, in seconds of the monotonic clock."""
+    retry_after: str | None = field(default=None, compare=False)
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """It ended as an answer does."""
+        return (
+            self.status == 200
+            and self.error is None
+            and bool(self.choices)
+            and all(choice[1] for choice in self.choices.values())
+        )
+
+    def take(self, part: dict[str, Any]) -> None:
+        """Add a chunk, or the whole reply."""
+        if part.get("error"):
+            self.error = part["error"]
+        if usage := part.get("usage"):
+            # How much of a prompt was cached depends on others, and is no promise.
+            self.usage = {k: v for k, v in usage.items() if k != "prompt_tokens_details"}
+        self.seed = part.get("seed", self.seed)
+        if part.get("prompt_logprobs") is not None:
+            self.prompt_logprobs = part["prompt_logprobs"]
+        for choice in part.get("choices", ()):
+            told = self.choices.setdefault(choice["index"], ["", None, None, []])
+            said = choice.get("delta") or choice.get("message") or choice
+            told[0] += said.get("text") or said.get("content") or ""
+            told[1] = choice.get("finish_reason") or told[1]
+            told[2] = choice.get("stop_reason") or told[2]
+            if choice.get("seed") is not None and choice["index"] == 0:
+                self.seed = choice["seed"]
+            if choice.get("prompt_logprobs") is not None:
+                self.prompt_logprobs = choice["prompt_logprobs"]
+            if logprobs := choice.get("logprobs"):
+                told[3].append(logprobs)
+
+    def close(self) -> None:
+        """Join what came in parts."""
+        for told in self.choices.values():
+            joined: dict[str, list[Any]] = {}
+            for part in told[3]:
+                for name, values in part.items():
+                    joined.setdefault(name, []).extend(values or [])
+            told[3] = joined
+
+
+def client(url: str) -> httpx.AsyncClient:
+    """One that waits for whoever is slow, and connects as often as it is asked to."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120), limits=limits)
+
+
+OnEvent = Callable[[], None]
+
+
+async def run_one(http: httpx.AsyncClient, ask: Ask, on_event: OnEvent | None = None) -> Outcome:
+    """One request, to its end."""
+    out, start = Outcome(), time.monotonic()
+    try:
+        async with http.stream("POST", ask.path, json=ask.body) as reply:
+            out.status, out.retry_after = reply.status_code, reply.headers.get("retry-after")
+            if ask.body.get("stream") and reply.status_code == 200:
+                async for line in reply.aiter_lines():
+                    if line.startswith("data: {"):
+                        out.arrivals.append(time.monotonic())
+                        out.take(json.loads(line[6:]))
+                        if on_event is not None:
+                            on_event()
+            else:
+                out.take(json.loads(await reply.aread()))
+    except (httpx.HTTPError, json.JSONDecodeError) as error:
+        out.error = type(error).__name__
+    out.close()
+    out.seconds = time.monotonic() - start
+    return out
+
+
+async def run_all(url: str, asks: Sequence[Ask], on_event: OnEvent | None = None) -> list[Outcome]:
+    """All at once."""
+    async with client(url) as http:
+        return list(await asyncio.gather(*(run_one(http, ask, on_event) for ask in asks)))
+
+
+async def references(url: str, asks: Sequence[Ask]) -> list[Outcome]:
+    """The fault-free answers. A request without a seed has none: see `asked_again`."""
+    return await run_all(url, asks)
+
+
+def has_own_answer(ask: Ask) -> bool:
+    """Whether the request alone determines the answer."""
+    return ask.body["temperature"] == 0 or "seed" in ask.body
+
+
+async def asked_again(url: str, asks: Sequence[Ask], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The same requests with the seeds that the replies reported, one after the other."""
+    async with client(url) as http:
+        found = []
+        for ask, out in zip(asks, outcomes, strict=True):
+            body = {**ask.body, "seed": out.seed}
+            found.append(await run_one(http, Ask(ask.name, ask.path, body)))
+        return found
+
+
+@dataclass
+class Load:
+    """Clients that ask one request after the other until they are told to stop.
+
+    Args:
+        url: Of the server.
+        asks: Each client has one of them, and repeats it.
+        expected: Fault-free answers, parallel to `asks`.
+    """
+
+    url: str
+    asks: Sequence[Ask]
+    expected: Sequence[Outcome]
+    done: list[tuple[int, Outcome]] = field(default_factory=list)
+    """Index into `asks`, and the outcome."""
+    events: list[float] = field(default_factory=list)
+    """When any stream brought something."""
+    canaries: list[Outcome] = field(default_factory=list)
+    stopping: bool = False
+
+    async def during(self, fault: Awaitable[Any]) -> Any:
+        """Keep the load up while something is done to the server; returns what that returns."""
+        async with client(self.url) as http:
+            workers = [asyncio.create_task(self._work(http, i)) for i in range(len(self.asks))]
+            workers.append(asyncio.create_task(self._watch(http)))
+            try:
+                return await fault
+            finally:
+                self.stopping = True
+                await asyncio.gather(*workers)
+
+    def _event(self) -> None:
+        self.events.append(time.monotonic())
+
+    async def _work(self, http: httpx.AsyncClient, index: int) -> None:
+        while not self.stopping:
+            out = await run_one(http, self.asks[index], self._event)
+            self.done.append((index, out))
+            if out.error == "ConnectError":
+                return  # nobody listens any more: one such outcome of each client is enough
+
+    async def _watch(self, http: httpx.AsyncClient) -> None:
+        while not self.stopping:
+            self.canaries.append(await run_one(http, CANARY))
+            await asyncio.sleep(0.02)
