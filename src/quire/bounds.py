@@ -132,8 +132,9 @@ OPTIONS: Final[dict[str, Bound]] = {
     "scheduler_aging_seconds": _real(0, SECONDS),
     "long_prefill_token_threshold": _integer(0, INT32),
     "scheduler_delay_factor": _real(0, SECONDS),
-    "max_num_queued_reqs": _integer(1, INT32),
-    "max_num_queued_tokens": _integer(1, EXACT),
+    "max_num_queued_reqs": _integer(1, INT32, "-1: no limit", also=(-1,)),
+    "max_num_queued_tokens": _integer(1, EXACT, "-1: no limit", also=(-1,)),
+    "max_queued_bytes": _integer(1, EXACT, "-1: no limit", also=(-1,)),
     "watermark": _real(0, 1, below=True),
     # observability
     "max_log_len": _integer(0, INT32),

@@ -108,6 +108,11 @@ class TooManyRequests(RequestError):
     type = "TooManyRequests"
     code = "queue_full"
 
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which there is likely room; `None` if unknown."""
+
 
 class NotAvailable(QuireError, NotImplementedError):
     """vLLM has such a member, class or mode, and quire does not."""

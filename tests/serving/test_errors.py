@@ -254,12 +254,11 @@ async def test_context_length(client: httpx.AsyncClient) -> None:
 
 
 async def test_queue_full(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.refuse = TooManyRequests("The queue holds 4 requests; the limit is 4.")
-    engine.refuse.retry_after = 2.5  # type: ignore[attr-defined]
+    engine.refuse = TooManyRequests("The queue holds 4 requests; the limit is 4.", retry_after=2.5)
     reply = await client.post(TEXT, json={"prompt": "x", "stream": True})
     assert reply.status_code == 429
     assert reply.json()["error"]["code"] == "queue_full"
-    assert reply.headers["retry-after"] == "2"
+    assert reply.headers["retry-after"] == "3"
     assert reply.headers["retry-after-ms"] == "2500"
     assert "x-should-retry" not in reply.headers
 

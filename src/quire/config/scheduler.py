@@ -9,6 +9,13 @@ from quire.bounds import check_section, flag
 from quire.errors import ConfigError
 from quire.registry import Registry
 
+QUEUE_LIMITS: Final = {
+    "max_num_queued_reqs": 2**15,
+    "max_num_queued_tokens": 2**24,
+    "max_queued_bytes": 2**30,
+}
+"""What the queue of a server may hold unless set otherwise. Ordinary loads stay far below: these
+limits bound the memory of a server that is offered more than it can compute."""
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 POLICIES: Final[Registry[type[Any]]] = Registry(
     "scheduling policy",
@@ -69,14 +76,25 @@ class SchedulerConfig:
     costs."""
     max_num_queued_reqs: int | None = None
     """Largest number of requests that may wait in a server; further ones are refused with status
-    429. Default: no limit."""
+    429. -1: no limit. Default: 32768."""
     max_num_queued_tokens: int | None = None
     """Largest number of prompt tokens that may wait or be in prefill in a server; a request that
-    would exceed it is refused with status 429, unless no other request is ahead of it. Default: no
-    limit."""
+    would exceed it is refused with status 429, unless no other request is ahead of it. -1: no
+    limit. Default: 16777216."""
+    max_queued_bytes: int | None = None
+    """Largest memory, in bytes, that waiting requests and those in prefill may take in a server:
+    prompts and the lists among their parameters, estimated; a request that would exceed it is
+    refused with status 429, unless no other request is ahead of it. -1: no limit. Default:
+    1 GiB."""
     watermark: float = 0.0
     """Share of KV blocks, 0 to 1, kept free when a request is admitted while others run; this makes
     preemptions rarer."""
+
+    def queue_limit(self, name: str) -> int | None:
+        """A row of `QUEUE_LIMITS`, as it holds in a server; `None`: no limit."""
+        given: int | None = getattr(self, name)
+        limit = QUEUE_LIMITS[name] if given is None else given
+        return None if limit < 0 else limit
 
     def __post_init__(self) -> None:
         check_section(self)

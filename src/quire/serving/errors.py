@@ -6,12 +6,16 @@ client gets an id under which the log has the exception.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import msgspec
 
 from quire.errors import EngineError, PayloadTooLarge, QuireError, RequestError, TooManyRequests
 
+UNKNOWN_WAIT: Final = 1.0
+"""Seconds after which to try again where nothing better is known."""
+LONGEST_WAIT: Final = 3600.0
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -114,8 +118,9 @@ def headers(error: QuireError) -> Headers:
     """Headers that tell clients when to try again, or that it is useless."""
     result: Headers = []
     if isinstance(error, TooManyRequests) or error.status == 503:
-        seconds = max(0.001, float(getattr(error, "retry_after", 1.0)))
-        result.append((b"retry-after", str(max(1, round(seconds))).encode()))
+        known = getattr(error, "retry_after", None)
+        seconds = UNKNOWN_WAIT if known is None else min(max(0.001, known), LONGEST_WAIT)
+        result.append((b"retry-after", str(math.ceil(seconds)).encode()))
         result.append((b"retry-after-ms", str(round(1000 * seconds)).encode()))
     elif 400 <= error.status < 500 and error.status != 408:
         result.append((b"x-should-retry", b"false"))

@@ -117,7 +117,7 @@ class FrontEnd:
         self.input = _make_gate(config, shape, tokenizer, options)
         self.output = OutputProcessor(tokenizer, clock, "disk" if config.cache.swap_dir else "host")
         self.journal = Journal() if serves else None
-        self.queue = QueueLimits(self._count_rejection) if serves else None
+        self.queue = QueueLimits(self._count_rejection, clock) if serves else None
         self.records = _make_records(config)
         first = [ApiWaits()] if serves else []
         self.sinks, self.prometheus = make_sinks(config, clock, *first)

@@ -1,34 +1,53 @@
 """Queue limits, checked where requests come in, without asking the engine core.
 
-Two facts say how much waits: the requests accepted beyond the seats (`max_num_seqs`), and the queue
-that the last step reported, which may be longer because memory is full. The larger one counts.
+Two facts say how many requests wait: those accepted beyond the seats (`max_num_seqs`), and the
+queue that the last step reported, which may be longer because memory is full. The larger one
+counts. Prompt tokens and bytes count until a request has its first output. How fast requests leave
+the queue is measured, so a refusal can say when to try again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
+from quire.engine.frontend.drain_rate import DrainRate
 from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import TooManyRequests
+from quire.utils.timing import Clock
+
+REQUEST_BYTES: Final = 8192
+"""Memory of a waiting completion beside its lists: its records here and in the core."""
+ENTRY_BYTES: Final = 40
+"""Of a token or a list entry: a number and the place that points to it."""
+
+
+class _Load(NamedTuple):
+    """What requests add to a queue."""
+
+    tokens: int
+    bytes: int
 
 
 class QueueLimits(Listener):
     """Counts requests that have no output yet, and refuses more than the limits allow.
 
     Args:
-        count_rejection: Called with `max_num_queued_reqs` or `max_num_queued_tokens` for each
-            refusal.
+        count_rejection: Called for each refusal with the limit's name, a row of `QUEUE_LIMITS`.
+        clock: Monotonic time.
     """
 
-    def __init__(self, count_rejection: Callable[[str], None]) -> None:
+    def __init__(self, count_rejection: Callable[[str], None], clock: Clock) -> None:
         self._count_rejection = count_rejection
-        self._silent: dict[str, int] = {}
-        # prompt tokens of the requests that have no output yet
-        self._num_tokens = 0
+        self._clock = clock
+        self._rate = DrainRate()
+        self._silent: dict[str, _Load] = {}
+        # the sums over the requests that have no output yet
+        self._num_tokens = self._num_bytes = 0
         self._reported = 0
 
     def accepted(self, accepted: AcceptedRequest) -> None:
@@ -52,8 +71,28 @@ class QueueLimits(Listener):
         Raises:
             AssertionError: they differ; a bug.
         """
-        assert self._silent == silent, f"queued {self._silent}, without output {silent}"
+        counted = {name: load.tokens for name, load in self._silent.items()}
+        assert counted == silent, f"queued {counted}, without output {silent}"
         assert self._num_tokens == sum(silent.values()), "the sum of prompt tokens is off"
+        total = sum(load.bytes for load in self._silent.values())
+        assert self._num_bytes == total, "the sum of bytes is off"
+
+    def wait(self, config: SchedulerConfig, num_unfinished: int) -> float | None:
+        """Seconds until the turn of a request that came now: the prompt tokens ahead of it, or the
+        requests ahead of it that need a seat, at the rate at which the queue drained in the last
+        seconds. It assumes the order of arrival.
+
+        Args:
+            config: With `max_num_seqs`.
+            num_unfinished: Completions accepted before that have not ended.
+
+        Returns:
+            0 if nothing is ahead of it; `None` if too little has been measured.
+        """
+        beyond_seats = max(0, num_unfinished + 1 - config.max_num_seqs)
+        if not self._silent and not beyond_seats:
+            return 0.0
+        return self._rate.seconds_for(self._clock.now(), self._num_tokens, beyond_seats)
 
     def check(
         self, requests: Sequence[EngineCoreRequest], config: SchedulerConfig, num_unfinished: int
@@ -67,47 +106,84 @@ class QueueLimits(Listener):
             num_unfinished: Completions accepted before that have not ended.
 
         Raises:
-            TooManyRequests: naming the limit and what waits now.
+            TooManyRequests: naming the limit and what waits now; `retry_after` is `wait`.
         """
         count = len(requests)
         behind_memory = min(self._reported, len(self._silent))
         waiting = max(0, num_unfinished - config.max_num_seqs, behind_memory)
         beyond_seats = num_unfinished + count - config.max_num_seqs
         after = max(beyond_seats, behind_memory + count if behind_memory else 0)
-        limit = config.max_num_queued_reqs
+        limit = config.queue_limit("max_num_queued_reqs")
+        refusal = None
         if limit is not None and after > limit:
-            self._refuse("max_num_queued_reqs", limit, waiting, count, "requests wait")
-        limit, tokens = config.max_num_queued_tokens, sum(map(_num_tokens, requests))
-        if limit is not None and self._silent and self._num_tokens + tokens > limit:
-            what = "prompt tokens wait or are being computed"
-            self._refuse("max_num_queued_tokens", limit, self._num_tokens, tokens, what)
+            refusal = self._refuse("max_num_queued_reqs", limit, waiting, count, "requests wait")
+        elif self._silent:
+            refusal = self._check_size([_load(request) for request in requests], config)
+        if refusal is not None:
+            wait = self.wait(config, num_unfinished)
+            when = "later" if wait is None else f"in about {max(1, round(wait))} s"
+            raise TooManyRequests(f"{refusal} Try again {when}.", retry_after=wait)
 
-    def _refuse(self, reason: str, limit: int, current: int, more: int, what: str) -> None:
+    def _check_size(self, loads: Sequence[_Load], config: SchedulerConfig) -> str | None:
+        """Why requests of this size are refused, if they are."""
+        for name, current, more, what in (
+            ("max_num_queued_tokens", self._num_tokens, sum(x.tokens for x in loads), "tokens"),
+            ("max_queued_bytes", self._num_bytes, sum(x.bytes for x in loads), "bytes"),
+        ):
+            limit = config.queue_limit(name)
+            if limit is not None and current + more > limit:
+                what = f"{'prompt tokens' if what == 'tokens' else what} wait or are being computed"
+                return self._refuse(name, limit, current, more, what)
+        return None
+
+    def _refuse(self, reason: str, limit: int, current: int, more: int, what: str) -> str:
         self._count_rejection(reason)
         option = "--" + reason.replace("_", "-")
-        raise TooManyRequests(
+        return (
             f"The queue is full: {current} {what}, this request would add {more}, and the limit "
-            f"is {limit} ({option}). Try again later."
+            f"is {limit} ({option})."
         )
 
     def add(self, requests: Iterable[EngineCoreRequest]) -> None:
         """Count requests that were accepted."""
+        self._rate.busy(self._clock.now())
         for request in requests:
-            self._silent[request.request_id] = tokens = _num_tokens(request)
-            self._num_tokens += tokens
+            self._silent[request.request_id] = load = _load(request)
+            self._num_tokens += load.tokens
+            self._num_bytes += load.bytes
 
     def step(self, outputs: Iterable[EngineCoreOutput], num_waiting: int | None) -> None:
         """Stop counting requests that have output, and note how many the core says wait."""
         if num_waiting is not None:
             self._reported = num_waiting
         if self._silent:
-            self.drop(output.request_id for output in outputs)
+            tokens, requests = self._num_tokens, len(self._silent)
+            self._remove(output.request_id for output in outputs)
+            if left := requests - len(self._silent):
+                now = self._clock.now()
+                self._rate.drained(now, tokens - self._num_tokens, left)
+                if not self._silent:
+                    self._rate.idle(now)
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Stop counting requests that ended or were aborted; unknown ids are ignored."""
+        """Stop counting requests that ended or were aborted; unknown ids are ignored. They did not
+        leave because their turn came, so they do not count for the rate."""
+        if self._silent:
+            self._remove(request_ids)
+            if not self._silent:
+                self._rate.idle(self._clock.now())
+
+    def _remove(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            self._num_tokens -= self._silent.pop(request_id, 0)
+            load = self._silent.pop(request_id, None)
+            if load is not None:
+                self._num_tokens -= load.tokens
+                self._num_bytes -= load.bytes
 
 
-def _num_tokens(request: EngineCoreRequest) -> int:
-    return len(request.prompt_token_ids)
+def _load(request: EngineCoreRequest) -> _Load:
+    params, tokens = request.sampling_params, len(request.prompt_token_ids)
+    lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias)
+    entries = tokens + sum(len(one) for one in lists if one)
+    words = sum(map(len, (*params.stop_strings, *(params.bad_words or ()))))
+    return _Load(tokens, REQUEST_BYTES + ENTRY_BYTES * entries + words)

@@ -259,7 +259,7 @@ METRICS: Final = (
            lambda f: (f.decode_time,), LATENCY_BUCKETS),
     Metric("vllm:admission_rejections", _C, "Requests refused at a queue limit, by limit.", _ITER,
            lambda i: i.admission_rejections, label="reason",
-           label_values=("max_num_queued_reqs", "max_num_queued_tokens")),
+           label_values=("max_num_queued_reqs", "max_num_queued_tokens", "max_queued_bytes")),
     # Of adapters and text watermarks there is nothing to count: no sample.
     Metric("vllm:lora_requests", _C, "Requests by the LoRA adapter that served them.", _STORE,
            lambda store: {}, label="lora_name"),
