@@ -86,12 +86,12 @@ async def try_fault(name: str, fault: Fault, size: Size) -> Result:
         if trial.lives:
             await _after(trial)
         complaints = {what: list(check(trial)) for what, check in CONDITIONS.items()}
+        recoveries = sorted(trial.recoveries())
     complaints["its own"] = trial.complaints
     row.complaints = {what: told for what, told in complaints.items() if told}
     row.state = "does not hold" if row.complaints else "holds"
     row.requests = len(trial.load.done) + len(trial.load.canaries)
     row.lost, row.changed = len(complaints["nothing lost"]), len(complaints["same bytes"])
-    recoveries = sorted(trial.recoveries())
     row.recovery_p50, row.recovery_max = quantile(recoveries, 0.5), quantile(recoveries, 1)
     gaps = trial.gaps()
     row.gap_p50, row.gap_p99 = quantile(gaps, 0.5), quantile(gaps, 0.99)

@@ -60,12 +60,16 @@ class FakeExecutor:
             prompt, outputs, computed = self.known[request_id]
             computed += count
             if computed == len(prompt) + len(outputs) and request_id not in self.fail:
-                token = self.script(prompt, len(outputs))
+                token = self.token_of(request_id, prompt, len(outputs))
                 outputs.append(token)
                 sampled[request_id] = [token]
             self.known[request_id] = (prompt, outputs, computed)
         failed = {i: why for i, why in self.fail.items() if i in batch.num_scheduled_tokens}
         return BatchResult(sampled, failed=failed)
+
+    def token_of(self, request_id: str, prompt: list[int], num_outputs: int) -> int:
+        """The next token of a request."""
+        return self.script(prompt, num_outputs)
 
     def start_profile(self) -> None:
         raise AssertionError("not in these tests")
