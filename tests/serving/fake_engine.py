@@ -220,14 +220,15 @@ class FakeEngine:
             error=error,
         )
 
-    async def abort(self, request_id: str) -> None:
+    async def abort(self, request_id: str, error: QuireError | None = None) -> None:
         found = self._tasks.pop(request_id, None)
         if found is None:
             return
         stream, task, params = found
         task.cancel()
         self.aborted.append(request_id)
-        stream.queue.put_nowait(self.output(stream, [1], params, (0, 0), "abort"))
+        last = self.output(stream, [1], params, (0, 0), "abort")
+        stream.queue.put_nowait(error or last)
 
     async def call(self, verb: str, /, **args: Any) -> Any:
         return await getattr(self, verb)(**args)

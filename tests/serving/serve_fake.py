@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_engine import FakeEngine
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import EngineDead, ModelLoadError
+from quire.serving import drain
 from quire.serving import server as serving
 
 
@@ -32,6 +34,8 @@ class Engine(FakeEngine):
             raise RuntimeError("a bug")
         if self.how == "loads-forever":
             await asyncio.sleep(600)
+        if self.how == "hung-thread":
+            self.hung = asyncio.ensure_future(asyncio.to_thread(time.sleep, 6000))
         self.state = "ready"
         go_on = self.die if self.how == "dies" else self.hang.set
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, go_on)
@@ -55,10 +59,11 @@ async def start(config: EngineConfig, how: str) -> Engine:
 
 
 def main() -> int:
-    where, how, drain = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    where, how, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
     place = {"port": int(where)} if where.isdigit() else {"uds": where}
-    server = ServerConfig(shutdown_timeout=drain, **place)  # type: ignore[arg-type]
-    serving.FLUSH_SECONDS = serving.STOP_SECONDS = 60.0  # type: ignore[misc]
+    server = ServerConfig(shutdown_timeout=seconds, **place)  # type: ignore[arg-type]
+    serving.FLUSH_SECONDS = drain.FLUSH_SECONDS = 60.0  # type: ignore[misc]
+    serving.STOP_SECONDS = 60.0  # type: ignore[misc]
     return serving.run_server(EngineConfig(), server, lambda config: start(config, how))
 
 

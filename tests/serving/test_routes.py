@@ -206,6 +206,10 @@ def _stalled(state: ServerState, engine: FakeEngine) -> None:
     engine.step_age = STALLED_AFTER + 1
 
 
+def _replacing(state: ServerState, engine: FakeEngine) -> None:
+    engine.state, engine.progress = "replacing", ("weights", 9, 20)
+
+
 def _draining(state: ServerState, engine: FakeEngine) -> None:
     state.draining = True
 
@@ -215,13 +219,14 @@ def _absent(state: ServerState, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "api"),
+    ("change", "code", "api", "health", "livez"),
     [
-        (_absent, "engine_loading", 503),
-        (_loading, "engine_loading", 503),
-        (_dead, "engine_dead", 503),
-        (_stalled, "engine_stalled", 200),
-        (_draining, "shutting_down", 503),
+        (_absent, "engine_loading", 503, 503, 200),
+        (_loading, "engine_loading", 503, 503, 200),
+        (_replacing, "engine_replacing", 200, 200, 200),
+        (_dead, "engine_dead", 503, 503, 503),
+        (_stalled, "engine_stalled", 200, 503, 200),
+        (_draining, "shutting_down", 503, 503, 200),
     ],
 )
 async def test_not_ready(
@@ -231,13 +236,17 @@ async def test_not_ready(
     change: Any,
     code: str,
     api: int,
+    health: int,
+    livez: int,
 ) -> None:
+    """Requests are accepted while a core is replaced, because they are not lost."""
     change(state, engine)
-    for path in ("/readyz", "/health", "/ping"):
+    for path, status in (("/readyz", 503), ("/health", health), ("/ping", health)):
         reply = await client.get(path)
-        assert reply.status_code == 503
-        assert reply.json()["error"]["code"] == code
-    assert (await client.get("/livez")).status_code == 200
+        assert reply.status_code == status
+        if status == 503:
+            assert reply.json()["error"]["code"] == code
+    assert (await client.get("/livez")).status_code == livez
     for path in ("/v1/models", "/v1/chat/completions"):
         method = "GET" if path.endswith("models") else "POST"
         reply = await client.request(method, path, json=CHAT)
@@ -248,13 +257,17 @@ async def test_not_ready(
             assert reply.headers["retry-after-ms"] == "1000"
 
 
-async def test_loading_tells_phase_and_percent(
-    state: ServerState, engine: FakeEngine, client: httpx.AsyncClient
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(_loading, "The model is loading"), (_replacing, "The engine core is being replaced")],
+)
+async def test_readyz_tells_phase_and_percent(
+    state: ServerState, engine: FakeEngine, client: httpx.AsyncClient, change: Any, told: str
 ) -> None:
-    _loading(state, engine)
+    change(state, engine)
     error = (await client.get("/readyz")).json()["error"]
     assert (error["phase"], error["percent"]) == ("weights", 45)
-    assert error["message"] == "The model is loading: weights, 45 %."
+    assert error["message"] == f"{told}: weights, 45 %."
 
 
 async def test_metrics_load_version(client: httpx.AsyncClient) -> None:

@@ -174,7 +174,13 @@ def _busy(url: str) -> bool:
     return bool(httpx.get(f"{url}/load", timeout=PATIENCE).json()["server_load"])
 
 
-def test_without_patience_streams_end_with_abort(serve: Callable[..., Process]) -> None:
+def assert_cut_short(lines: list[str]) -> None:
+    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    assert error["code"] == "shutting_down" and "before this request was finished" in str(error)
+    assert not any('"finish_reason":"' in line for line in lines), "that would look like an end"
+
+
+def test_without_patience_streams_end_with_an_error(serve: Callable[..., Process]) -> None:
     process = serve()
     url = process.url()
     thread, lines = _start_stream(url)
@@ -183,7 +189,7 @@ def test_without_patience_streams_end_with_abort(serve: Callable[..., Process]) 
     assert process.end() == 0, "though the stream stands still"
     thread.join(PATIENCE)
     assert lines[-1] == "data: [DONE]"
-    assert '"finish_reason":"abort"' in lines[-2]
+    assert_cut_short(lines)
 
 
 def test_drain_lets_streams_finish_and_refuses_new_ones(serve: Callable[..., Process]) -> None:
@@ -214,7 +220,77 @@ def test_second_signal_ends_the_patience(serve: Callable[..., Process]) -> None:
     process.signal()
     assert process.end() == 0, "even with an engine that does not stop"
     thread.join(PATIENCE)
-    assert '"finish_reason":"abort"' in lines[-2]
+    assert_cut_short(lines)
+
+
+def test_a_reply_that_is_cut_short_is_a_503(serve: Callable[..., Process]) -> None:
+    process = serve()
+    url = process.url()
+    replies: list[httpx.Response] = []
+    body = CHAT | {"stream": False}
+
+    def ask() -> None:
+        replies.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_for(lambda: _busy(url))
+    process.signal()
+    assert process.end() == 0
+    thread.join(PATIENCE)
+    assert (replies[0].status_code, replies[0].json()["error"]["code"]) == (503, "shutting_down")
+    assert "retry-after" in replies[0].headers
+
+
+def test_a_drain_sends_what_a_slow_client_has_not_read(
+    serve: Callable[..., Process], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "s")
+    process = serve(where=path, drain=600)
+    wait_for(lambda: "ready at" in process.output)
+    process.go_on()
+    large = {"stream": False, "n": 128, "logprobs": True, "top_logprobs": 20}
+    body = json.dumps(CHAT | large).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    head += "content-type: application/json\r\nconnection: close\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(path)
+        slow.sendall(head.encode() + body)
+        slow.recv(1)  # the whole reply has been handed to the transport
+        process.signal()
+        transport = httpx.HTTPTransport(uds=path)
+        with httpx.Client(transport=transport, timeout=PATIENCE) as client:
+            wait_for(lambda: client.get("http://x/readyz").status_code == 503)
+            for _ in range(100):  # it would be gone by then
+                assert client.get("http://x/readyz").status_code == 503
+        text = b""
+        while piece := slow.recv(2**20):
+            text += piece
+    assert process.end() == 0
+    reply, content = text.split(b"\r\n\r\n", 1)
+    length = re.search(rb"content-length: (\d+)", reply)
+    assert length and int(length[1]) == len(content) > 2**19, "more than the kernel buffers"
+
+
+def test_a_death_during_the_drain_is_a_failure(serve: Callable[..., Process]) -> None:
+    process = serve("dies", drain=600)
+    url = process.url()
+    thread, lines = _start_stream(url)
+    wait_for(lambda: _busy(url))
+    process.signal()
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        wait_for(lambda: client.get("/readyz").status_code == 503)
+    process.go_on()
+    assert process.end() == 1
+    thread.join(PATIENCE)
+    assert '"engine_dead"' in lines[-2] and "quire serve: the engine died" in process.output
+
+
+def test_a_thread_that_hangs_does_not_delay_the_exit(serve: Callable[..., Process]) -> None:
+    process = serve("hung-thread")
+    process.url()
+    process.signal()
+    assert process.end() == 0
 
 
 def test_engine_death_reaches_streams(serve: Callable[..., Process]) -> None:

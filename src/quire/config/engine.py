@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quire.checkpoint.config_files import as_object, read_json
 from quire.config import neutral
@@ -31,6 +31,11 @@ SECTIONS: dict[str, Any] = {
     "observability": ObservabilityConfig,
 }
 """Fields of `EngineConfig` and their classes."""
+
+
+_OFF: Final = {"shutdown_timeout": 0}
+# Values of options of servers that ask for nothing where there is no server. It is vLLM's default,
+# so scripts for vLLM may pass it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class EngineConfig:
                 neutral.check(row, value)
             elif row is None and name not in servers:
                 raise ConfigError(_unknown(name, list(owner)))
-            elif value is not None and value != servers.get(name):
+            elif value is not None and value not in (servers.get(name), _OFF.get(name)):
                 raise ConfigError(f"{name} is an option of servers: give it to `quire serve`")
         return cls(**{s: kind(**given[s]) for s, kind in SECTIONS.items()})
 

@@ -50,9 +50,10 @@ class ServerConfig:
     """Lowest level of the HTTP server's own log lines: `trace`, `debug`, `info`, `warning`, `error`
     or `critical`. Requests are logged at `info`. Of uvicorn's messages only warnings are shown,
     unless this is `debug` or `trace`."""
-    shutdown_timeout: float = 0.0
-    """Seconds that running requests have to finish after SIGTERM, SIGHUP or Ctrl-C. 0 ends them at
-    once, and so does a second signal."""
+    shutdown_timeout: float = 25.0
+    """Seconds that running requests have to finish after SIGTERM, SIGHUP or Ctrl-C; what is not
+    finished then ends with an error. 0 ends them at once, and so does a second signal. The default
+    is less than the 30 s after which Kubernetes kills a pod."""
 
     def __post_init__(self) -> None:
         check_section(self)

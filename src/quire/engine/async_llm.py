@@ -209,18 +209,18 @@ class AsyncLLM:
                 if output.pooled is not None:
                     yield PoolingRequestOutput.of(output)
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its stream gets a last output with `finish_reason` "abort". Unknown ids
-        are ignored."""
-        self._abort_now(request_id)
+    async def abort(self, request_id: str, error: QuireError | None = None) -> None:
+        """End a request; its stream gets a last output with `finish_reason` "abort", or raises
+        `error` if that is given. Unknown ids are ignored."""
+        self._abort_now(request_id, error)
 
-    def _abort_now(self, request_id: str) -> None:
+    def _abort_now(self, request_id: str, error: QuireError | None = None) -> None:
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
         final = self.frontend.abort(request_id)
         if final is not None:
-            stream.put(final)
+            stream.put(error or final)
 
     # ---- control verbs -----------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class AsyncLLM:
 
     @property
     def state(self) -> str:
-        """`loading`, `ready` or `dead`."""
+        """`loading`, `ready`, `replacing` or `dead`."""
         return self.supervisor.state
 
     @property
@@ -308,7 +308,7 @@ class AsyncLLM:
 
     @property
     def progress(self) -> tuple[str, int, int]:
-        """While loading: phase, done, total."""
+        """While loading or replacing: phase, done, total."""
         return self.supervisor.progress
 
     @property

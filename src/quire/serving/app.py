@@ -79,7 +79,7 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
         "/stop_profile": RouteSpec(POST, _ADMIN, admin.stop_profile),
         "/": RouteSpec(GET, _OPEN, _home),
         "/livez": RouteSpec(GET, _OPEN, probes.livez),
-        "/readyz": RouteSpec(GET, _OPEN, probes.health),
+        "/readyz": RouteSpec(GET, _OPEN, probes.readyz),
         "/health": RouteSpec(GET, _OPEN, probes.health, "200 when requests are taken"),
         "/ping": RouteSpec((*GET, *POST), _OPEN, probes.health),
         "/version": RouteSpec(GET, _OPEN, probes.version),

@@ -129,7 +129,7 @@ class EngineClient(Protocol):
 
     @property
     def state(self) -> str:
-        """`loading`, `ready` or `dead`."""
+        """`loading`, `ready`, `replacing` or `dead`."""
         ...
 
     @property
@@ -139,7 +139,7 @@ class EngineClient(Protocol):
 
     @property
     def progress(self) -> tuple[str, int, int]:
-        """While loading: phase, done, total."""
+        """While loading or replacing: phase, done, total."""
         ...
 
     async def submit(
@@ -161,8 +161,9 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def abort(self, request_id: str) -> None:
-        """End a request early; its stream yields a last output. Unknown ids are ignored."""
+    async def abort(self, request_id: str, error: QuireError | None = None) -> None:
+        """End a request early; its stream yields a last output, or raises `error` if that is given.
+        Unknown ids are ignored."""
         ...
 
     async def call(self, verb: str, /, **args: Any) -> Any:

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.errors import EngineError, PayloadTooLarge, QuireError, RequestError, TooManyRequests
+from quire.errors import (
+    EngineDead,
+    EngineError,
+    PayloadTooLarge,
+    QuireError,
+    RequestError,
+    TooManyRequests,
+)
 
 UNKNOWN_WAIT: Final = 1.0
 """Seconds after which to try again where nothing better is known."""
@@ -64,8 +71,21 @@ class EngineLoading(ServiceUnavailable):
 
     code = "engine_loading"
 
-    def __init__(self, phase: str, percent: int) -> None:
+    def __init__(self, phase: str, percent: int, retry_after: float = 1.0) -> None:
         super().__init__(f"The model is loading: {phase}, {percent} %.")
+        self.extra = {"phase": phase, "percent": percent}
+        self.retry_after = retry_after
+        """Seconds."""
+
+
+class EngineReplacing(ServiceUnavailable):
+    """The engine core died or hung, and another one takes its place. Only probes say so, because
+    requests are accepted meanwhile."""
+
+    code = "engine_replacing"
+
+    def __init__(self, phase: str, percent: int) -> None:
+        super().__init__(f"The engine core is being replaced: {phase}, {percent} %.")
         self.extra = {"phase": phase, "percent": percent}
 
 
@@ -78,13 +98,38 @@ class EngineStalled(ServiceUnavailable):
         super().__init__("The engine shows no progress.")
 
 
+class EngineGone(EngineDead):
+    """The engine has stopped for good, so the server is about to exit."""
+
+    def __init__(self, retry_after: float = 1.0) -> None:
+        super().__init__("The engine has stopped; the server is about to exit.")
+        self.retry_after = retry_after
+        """Seconds."""
+
+
 class ShuttingDown(ServiceUnavailable):
     """The server is shutting down and accepts no new requests."""
 
     code = "shutting_down"
 
-    def __init__(self) -> None:
-        super().__init__("The server is shutting down.")
+    def __init__(self, retry_after: float = 1.0) -> None:
+        super().__init__("The server is shutting down and accepts no new requests.")
+        self.retry_after = retry_after
+        """Seconds."""
+
+
+class CutShort(ServiceUnavailable):
+    """The server shut down before a request that it had accepted was finished."""
+
+    code = "shutting_down"
+
+    def __init__(self, retry_after: float = 1.0) -> None:
+        super().__init__(
+            "The server shut down before this request was finished. The output so far is right, "
+            "but not complete; send the request again."
+        )
+        self.retry_after = retry_after
+        """Seconds."""
 
 
 class InternalError(QuireError):

@@ -32,6 +32,7 @@ DISCARD_TIMES: Final = 8
 """Of a body that is too long, at most this many times the limit is read and discarded."""
 DISCARD_SECONDS: Final = 5.0
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_CLOSE: Final = (b"connection", b"close")
 _UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Asks proxies to pass on a stream without buffering."""
 
@@ -52,6 +53,7 @@ class Exchange:
         """Bytes of bodies, read and sent."""
         self.before_end: Callable[[], None] | None = None
         """Called once, before the last bytes leave: whoever reads the reply finds it counted."""
+        self._accepted = False
         self._more_body = True
         self._receive = receive
         self._send = send
@@ -125,7 +127,21 @@ class Exchange:
             RequestError: as `body` raises it.
         """
         self.state.check_open()
-        return decode(kind, await self.body(), unsupported)
+        body = await self.body()
+        self._accept()
+        return decode(kind, body, unsupported)
+
+    def _accept(self) -> None:
+        """From here on a drain waits for the reply."""
+        if not self._accepted:
+            self._accepted = True
+            self.state.answering += 1
+
+    def leave(self) -> None:
+        """The reply has ended, or will not come."""
+        if self._accepted:
+            self._accepted = False
+            self.state.answering -= 1
 
     async def _read(self) -> bytes:
         limit = self.state.config.max_body_bytes
@@ -206,6 +222,8 @@ class Exchange:
         self.status = status
         if self.state.config.enable_request_id_headers:
             headers.append((b"x-request-id", self.request_id.encode()))
+        if self.state.draining and _CLOSE not in headers:
+            headers.append(_CLOSE)  # the next request on this connection would be refused
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:

@@ -79,6 +79,12 @@ class HttpServer(uvicorn.Server):
         """Leave signals alone."""
         yield
 
+    def unsent(self) -> bool:
+        """Whether bytes of replies wait for clients that read slowly. A connection that is being
+        closed counts, because it closes only when its bytes have been sent."""
+        connections = self.server_state.connections
+        return any(one.transport.get_write_buffer_size() for one in connections)
+
 
 def http_server(app: Any) -> HttpServer:
     """uvicorn for an ASGI application, with the limits of this module."""

@@ -4,6 +4,7 @@ and not after loading a model. Knows no HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -70,3 +71,11 @@ def _remove_stale(path: str) -> None:
         if probe.connect_ex(path) == 0:
             raise OSError(errno.EADDRINUSE, "another server listens there; choose another path")
     os.unlink(path)
+
+
+def release(listener: socket.socket, config: ServerConfig) -> None:
+    """Close the socket, and remove its name if it has one."""
+    listener.close()
+    if config.uds:
+        with contextlib.suppress(OSError):
+            os.unlink(config.uds)

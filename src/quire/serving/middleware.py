@@ -55,6 +55,7 @@ class Gate:
         except ClientDisconnect:
             pass
         finally:
+            exchange.leave()
             self._log(exchange)
             if exchange.before_end is not None:  # the caller went away before the end
                 exchange.before_end()

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from quire.errors import EngineDead
-from quire.serving.errors import EngineLoading, EngineStalled, ServiceUnavailable, ShuttingDown
+from quire.errors import QuireError
+from quire.serving.errors import ServiceUnavailable
 from quire.serving.exchange import Exchange
 from quire.version import __version__
 
@@ -17,24 +17,30 @@ _METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 async def livez(exchange: Exchange) -> None:
-    """200 as long as the process answers."""
-    await exchange.reply()
+    """503 only if a restart of the process would help: its engine has stopped for good. While a
+    model loads, a core is replaced or requests drain, a restart would only lose what is there. A
+    process whose event loop hangs does not answer at all."""
+    state = exchange.state
+    await _reply(exchange, state.unready() if state.status() == "dead" else None)
+
+
+async def readyz(exchange: Exchange) -> None:
+    """200 when requests are accepted and computed, else 503 with the reason; while a model is
+    loaded or a core is replaced, with the phase and its percentage."""
+    await _reply(exchange, exchange.state.unready())
 
 
 async def health(exchange: Exchange) -> None:
-    """200 when the model is loaded and the core shows progress, else 503 with the reason."""
+    """As `readyz`, but 200 while a core that died is replaced. Many charts use this route for
+    liveness, and killing the pod then would lose the requests that the new core goes on with."""
     state = exchange.state
-    status = state.status()
-    if status == "ready":
-        await exchange.reply()
-    elif status == "loading":
-        raise EngineLoading(*state.progress())
-    elif status == "draining":
-        raise ShuttingDown()
-    elif status == "stalled":
-        raise EngineStalled()
-    else:
-        raise EngineDead("The engine has stopped.")
+    await _reply(exchange, None if state.status() == "replacing" else state.unready())
+
+
+async def _reply(exchange: Exchange, error: QuireError | None) -> None:
+    if error is not None:
+        raise error
+    await exchange.reply()
 
 
 async def version(exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""The server process: bind, serve while the engine loads, shut down in order.
+"""The server process: bind, serve while the engine loads, drain, shut down in order.
 
 The socket is bound first, so that a port in use is reported at once and not after a model was
 loaded. HTTP answers from then on; probes report the progress of loading.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -20,25 +19,26 @@ from quire.config.server import LOG_LEVELS
 from quire.errors import EngineDead, QuireError, StartupError, told
 from quire.logger import get_logger
 from quire.serving.app import build_app
+from quire.serving.drain import FLUSH_SECONDS, drain
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.greeting import announce, greeting
 from quire.serving.http_server import adopt_uvicorn_logs, http_server
-from quire.serving.listener import bind
+from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
-from quire.utils.process import GROUP_SIGNALS
+from quire.utils.process import GROUP_SIGNALS, leave_within
 
 logger = get_logger(__name__)
 
 EngineFactory = Callable[[EngineConfig], Awaitable[EngineClient]]
 
 WATCH_SECONDS: Final = 0.1
-"""Seconds between two checks whether the engine is alive, and whether draining is done."""
-FLUSH_SECONDS: Final = 0.5
-"""Seconds that aborted requests have to write their last output."""
+"""Seconds between two checks whether the engine is alive."""
 STOP_SECONDS: Final = 2.0
 """Seconds that the engine has to stop its core."""
 HURRY_SECONDS: Final = 0.5
 """The same after a second signal."""
+LEAVE_SECONDS: Final = 1.0
+"""Seconds that threads which still work, such as on a long text, can delay the exit."""
 
 
 def run_server(
@@ -50,7 +50,7 @@ def run_server(
 
     0 after SIGTERM, SIGHUP or SIGINT, but 130 after a SIGINT while it was starting; otherwise the
     code of the error, which has been printed in one line (a taken port, a model that cannot be
-    loaded, an engine that died).
+    loaded, an engine that died, be it during the drain).
 
     Args:
         engine_config: What the engine runs.
@@ -62,15 +62,16 @@ def run_server(
     except StartupError as error:
         return _give_up(error)
     adopt_uvicorn_logs(LOG_LEVELS[server_config.uvicorn_log_level])
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            supervisor = _Supervisor(listener, server_config)
-            return runner.run(supervisor.run(engine_config, engine_factory or _start_engine))
-    finally:
-        listener.close()
-        if server_config.uds:
-            with contextlib.suppress(OSError):
-                os.unlink(server_config.uds)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            server = _Server(listener, server_config)
+            code = runner.run(server.run(engine_config, engine_factory or _start_engine))
+        finally:
+            release(listener, server_config)
+        # The runner waits for threads when it closes, whatever they do.
+        leaving = leave_within(LEAVE_SECONDS, code)
+    leaving.cancel()
+    return code
 
 
 async def _start_engine(config: EngineConfig) -> EngineClient:
@@ -92,7 +93,7 @@ def _give_up(error: QuireError) -> int:
     return getattr(error, "exit_code", 1)
 
 
-class _Supervisor:
+class _Server:
     """Runs HTTP and engine side by side, and ends both."""
 
     def __init__(self, listener: socket.socket, config: ServerConfig) -> None:
@@ -118,6 +119,11 @@ class _Supervisor:
         except Exception:
             logger.exception("the server stops because of an unexpected error")
             code = 1
+        # Without a signal, the engine is dead: replies have only to be flushed.
+        seconds = self._config.shutdown_timeout if self._signal else FLUSH_SECONDS
+        await drain(self._state, self._http.unsent, seconds, self._hurry)
+        if code == 0 and (death := self._engine_error()):
+            code = _give_up(death)  # what it was to finish is lost
         await self._shut_down(serving)
         return code
 
@@ -126,7 +132,19 @@ class _Supervisor:
             self._hurry.set()
         else:
             self._signal = number
+            self._begin_drain()
         self._stop.set()
+
+    def _begin_drain(self) -> None:
+        """At once, in the signal handler: probes that are asked next say unready."""
+        seconds = self._config.shutdown_timeout
+        self._state.begin_drain(seconds)
+        if answering := self._state.answering:
+            logger.info(
+                "draining: %d request(s) have %g s to finish; a second signal ends them now",
+                answering,
+                seconds,
+            )
 
     def _interrupted(self) -> int:
         """The exit code if a signal ended the start. SIGTERM and SIGHUP are no failure: a
@@ -146,10 +164,11 @@ class _Supervisor:
         await self._unless_stopped(engine.wait_ready())
         if self._stop.is_set():
             return self._interrupted()
+        self._state.mark_started()
         announce(greeting(self._config, self._listener, engine))
         while not self._stop.is_set():
-            if engine.state == "dead":
-                raise engine.error or EngineDead("the engine died")
+            if error := self._engine_error():
+                raise error
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), WATCH_SECONDS)
         return 0
@@ -167,32 +186,21 @@ class _Supervisor:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
+    def _engine_error(self) -> QuireError | None:
+        """Why an engine is dead, if one is."""
+        dead = next((e for e in self._state.engines if e.state == "dead"), None)
+        return None if dead is None else dead.error or EngineDead("the engine died")
+
     async def _shut_down(self, serving: asyncio.Future[None]) -> None:
-        """Unready, drain, abort the rest, then HTTP and the core."""
-        state = self._state
-        state.draining = True
-        await self._drained(self._config.shutdown_timeout)
-        for engine in state.engines:
-            for request_id in tuple(state.active_ids):
-                with contextlib.suppress(QuireError):
-                    await engine.abort(request_id)
-        await self._drained(FLUSH_SECONDS, hurry=False)
+        """Stop HTTP and the core."""
+        hurry = self._hurry.is_set()
         self._http.should_exit = True
-        self._http.force_exit = not state.in_flight or self._hurry.is_set()
-        seconds = HURRY_SECONDS if self._hurry.is_set() else STOP_SECONDS
+        self._http.force_exit = hurry or not self._state.answering
+        seconds = HURRY_SECONDS if hurry else STOP_SECONDS
         stopping = [asyncio.ensure_future(_bounded(serving, seconds))]
-        for engine in state.engines:
+        for engine in self._state.engines:
             stopping.append(asyncio.ensure_future(_bounded(engine.shutdown(), seconds)))
         await asyncio.gather(*stopping)
-
-    async def _drained(self, seconds: float, hurry: bool = True) -> None:
-        """Wait until nothing is in flight, but not longer than the timeout or a second signal."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while self._state.in_flight and loop.time() < end:
-            if hurry and self._hurry.is_set():
-                return
-            await asyncio.sleep(0.02)
 
 
 async def _bounded(work: Awaitable[None], seconds: float) -> None:

@@ -14,18 +14,31 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.config import PoolerSpec, ServerConfig
-from quire.errors import EngineDead, NotFound, UnsupportedTask
+from quire.errors import NotFound, QuireError, UnsupportedTask
 from quire.observability.metrics.http_metrics import HttpMetrics
 from quire.observability.metrics.prometheus import HttpText
 from quire.serving.auth import KeyRing
 from quire.serving.engine_protocol import EngineClient
-from quire.serving.errors import EngineLoading, ShuttingDown
+from quire.serving.errors import (
+    EngineGone,
+    EngineLoading,
+    EngineReplacing,
+    EngineStalled,
+    ShuttingDown,
+)
 from quire.serving.parsing import PARSERS, OutputParser
+from quire.utils.timing import Clock, RealClock
 from quire.version import __version__
 
+LONGEST_GUESS: Final = 60.0
+"""Seconds. No client is told to stay away for longer on the strength of an estimate, and OpenAI's
+clients ignore a larger `Retry-After`."""
 STALLED_AFTER: Final = 60.0
 """Seconds without a sign of progress after which a busy core counts as stuck. It gives one sign per
 step, and a step full of long prompts takes its time."""
+
+_OPEN: Final = frozenset(("ready", "stalled", "replacing"))
+# states of an engine that accepts requests
 
 
 @dataclass(slots=True)
@@ -47,9 +60,15 @@ class ServerState:
     Args:
         config: Where the server listens and who may call.
         engine: The first engine, if it has already been started.
+        clock: Monotonic time.
     """
 
-    def __init__(self, config: ServerConfig, engine: EngineClient | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: EngineClient | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.config = config
         self.models: dict[str, ServedModel] = {}
         """By served name; the first one is the default."""
@@ -57,10 +76,20 @@ class ServerState:
         self.keys = KeyRing(config.api_key)
         self.draining = False
         """Set on shutdown: readiness goes, and no new request is taken."""
+        self.closed = False
+        """Set at the end of a drain: nothing more is submitted, whenever it was accepted."""
+        self.start_seconds: float | None = None
+        """How long the start took; `None` before its end."""
+        self._clock = clock or RealClock()
+        self._born = self._clock.now()
+        self._drain_ends = 0.0
         self.http = HttpMetrics()
         self.http_text = HttpText(self.http)
         self.in_flight = 0
         """Requests for generation that are being answered."""
+        self.answering = 0
+        """HTTP requests with a body that has been read and a reply that has not ended: what a drain
+        waits for. It includes those that are still being tokenised."""
         self.active_ids: set[str] = set()
         """Engine request ids of these, for the end of a drain."""
         self.created: Final = int(time.time())
@@ -101,8 +130,33 @@ class ServerState:
 
     def status(self) -> str:
         """State of the server for probes, which is that of its default engine: `ready`, `loading`,
-        `stalled`, `draining` or `dead`."""
+        `replacing`, `stalled`, `draining` or `dead`."""
         return self._status(self.engine)
+
+    def mark_started(self) -> None:
+        """Note that the first engine is ready."""
+        self.start_seconds = self._clock.now() - self._born
+
+    def begin_drain(self, seconds: float) -> None:
+        """Accept no new requests from now on; those accepted before have `seconds` to finish. A
+        second call changes nothing."""
+        if not self.draining:
+            self.draining, self._drain_ends = True, self._clock.now() + seconds
+
+    def seconds_until_restart(self) -> float:
+        """When this address can answer again at the latest, if the server is started anew as soon
+        as it has ended: what is left of the drain, and a start like that of this process."""
+        left = max(0.0, self._drain_ends - self._clock.now()) if self.draining else 0.0
+        return max(1.0, left + (self.start_seconds or 0.0))
+
+    def seconds_until_ready(self, engine: EngineClient | None) -> float:
+        """Estimated from the progress of a model that is loading, as if its phase had begun when
+        the server started."""
+        _, percent = _progress(engine)
+        if percent == 0:
+            return 1.0
+        passed = self._clock.now() - self._born
+        return min(LONGEST_GUESS, max(1.0, passed * (100 - percent) / percent))
 
     def _status(self, engine: EngineClient | None) -> str:
         if self.draining:
@@ -113,7 +167,7 @@ class ServerState:
         return "stalled" if age is not None and age > STALLED_AFTER else "ready"
 
     def progress(self) -> tuple[str, int]:
-        """While loading: the phase, and how much of it is done in percent."""
+        """While loading or replacing: the phase, and how much of it is done in percent."""
         return _progress(self.engine)
 
     def unused_id(self, request_id: str) -> str:
@@ -128,7 +182,7 @@ class ServerState:
         Raises:
             ShuttingDown, EngineLoading, EngineDead: none could; all are 503.
         """
-        if not any(self._status(engine) in ("ready", "stalled") for engine in self.engines):
+        if not any(self._status(engine) in _OPEN for engine in self.engines):
             self._require(self.engine)
 
     def model_for(self, name: str | None = None) -> ServedModel:
@@ -154,15 +208,29 @@ class ServerState:
         return self.model_for(name).engine
 
     def _require(self, engine: EngineClient | None) -> None:
-        """Refuse if an engine cannot accept requests. A stalled one can, because what it accepts is
-        not lost."""
-        status = self._status(engine)
-        if status == "draining":
-            raise ShuttingDown()
-        if status == "dead":
-            raise EngineDead("The engine has stopped; the server is about to exit.")
-        if status == "loading":
-            raise EngineLoading(*_progress(engine))
+        """Refuse if an engine cannot accept requests. One that is stalled or being replaced can,
+        because what it accepts is not lost."""
+        if self._status(engine) not in _OPEN and (error := self._why(engine)):
+            raise error
+
+    def unready(self) -> QuireError | None:
+        """Why the server is not ready; `None` if it is."""
+        return self._why(self.engine)
+
+    def _why(self, engine: EngineClient | None) -> QuireError | None:
+        match self._status(engine):
+            case "ready":
+                return None
+            case "draining":
+                return ShuttingDown(self.seconds_until_restart())
+            case "dead":
+                return EngineGone(self.seconds_until_restart())
+            case "loading":
+                return EngineLoading(*_progress(engine), self.seconds_until_ready(engine))
+            case "replacing":
+                return EngineReplacing(*_progress(engine))
+            case _:
+                return EngineStalled()
 
 
 def _progress(engine: EngineClient | None) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.serving.engine_protocol import EngineClient, OutputStream
+from quire.serving.errors import CutShort
 from quire.serving.server_state import ServerState
 
 logger = get_logger(__name__)
@@ -54,6 +55,8 @@ async def submitted(
     Raises:
         RequestError: the engine refuses a prompt; those before it are aborted.
     """
+    if state.closed:
+        raise CutShort(state.seconds_until_restart())
     request_ids = [state.unused_id(wanted) for wanted in submission.request_ids]
     streams: list[OutputStream] = []
     state.in_flight += 1

@@ -112,6 +112,15 @@ def ends_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def leave_within(seconds: float, code: int) -> threading.Timer:
+    """End this process with `code` after so many seconds, even if threads still work or an exit
+    handler hangs. Nothing is cleaned up then. Call `cancel()` on the result to call it off."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def terminate(process: subprocess.Popen[Any], grace: float) -> int:
     """End a child in any case and reap it; returns its exit code (negative: the signal).
 

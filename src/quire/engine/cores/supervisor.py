@@ -80,9 +80,10 @@ class Supervisor:
         self.epoch = 0
         """Of the core that is there; 0 before the first."""
         self.state = "loading"
-        """`loading`, `ready` or `dead`."""
+        """`loading`, `ready`, `replacing` (it was ready, and its core is being replaced) or
+        `dead`."""
         self.progress: tuple[str, int, int] = ("starting", 0, 0)
-        """While loading: phase, done, total."""
+        """While loading or replacing: phase, done, total."""
         self.info: dict[str, Any] = {}
         """What the core reported when it was ready: blocks, device, memory."""
         self.error: QuireError | None = None
@@ -132,7 +133,9 @@ class Supervisor:
         assert self._core is not None, "start() makes the first"
         self._dismiss(self._core)
         self._calls.fail(why)
-        self.state, self.progress = "loading", ("starting", 0, 0)
+        # Before the first core was ready, nobody has been promised anything.
+        self.state = "loading" if self.state == "loading" else "replacing"
+        self.progress = ("starting", 0, 0)
         self._settled.clear()
         try:
             self._start_core()
