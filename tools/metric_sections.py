@@ -52,6 +52,7 @@ SECTIONS = (
             "num_preemptions",
             "num_requests_kv_fetch_by_stage",
             "admission_rejections",
+            "quire:slow_readers",
             "engine_sleep_state",
         ),
         "The state after the last step. Running requests hold KV blocks and compute tokens in "

@@ -135,6 +135,7 @@ OPTIONS: Final[dict[str, Bound]] = {
     "max_num_queued_reqs": _integer(1, INT32, "-1: no limit", also=(-1,)),
     "max_num_queued_tokens": _integer(1, EXACT, "-1: no limit", also=(-1,)),
     "max_queued_bytes": _integer(1, EXACT, "-1: no limit", also=(-1,)),
+    "max_buffered_bytes": _integer(1, EXACT, "-1: no limit", also=(-1,)),
     "watermark": _real(0, 1, below=True),
     # observability
     "max_log_len": _integer(0, INT32),

@@ -9,6 +9,7 @@
     │   ├── NotFound                 unknown model, route or id                          404
     │   ├── Conflict                 it conflicts with the current state                 409
     │   ├── PayloadTooLarge          body over the limit                                 413
+    │   ├── SlowReader               the reply was read too slowly                       408
     │   └── TooManyRequests          a queue limit is reached                            429
     ├── StartupError                 the engine cannot start: configuration, files, memory, port
     │   ├── ConfigError              an option or environment variable has a bad value
@@ -112,6 +113,14 @@ class TooManyRequests(RequestError):
         super().__init__(message)
         self.retry_after = retry_after
         """Seconds after which there is likely room; `None` if unknown."""
+
+
+class SlowReader(RequestError):
+    """The caller left so much of its reply unread that the request was ended."""
+
+    status = 408
+    type = "RequestTimeout"
+    code = "slow_reader"
 
 
 class NotAvailable(QuireError, NotImplementedError):

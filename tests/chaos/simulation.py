@@ -227,7 +227,7 @@ class Caller:
 
     async def read(self) -> None:
         """Take the next output, if there is one."""
-        if not self.stream._queue.empty():
+        if self.stream.unread():
             try:
                 self.got.append(await anext(self.stream))
             except QuireError as error:
@@ -424,7 +424,7 @@ class Simulation:
         else:
             raise AssertionError("it never ends")
         for caller in self.callers:
-            while not caller.stream._queue.empty():
+            while caller.stream.unread():
                 await caller.read()
 
 

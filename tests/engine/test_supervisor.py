@@ -75,7 +75,7 @@ class Caller:
 
     async def read(self) -> None:
         """Take the next output, if there is one."""
-        if not self.stream._queue.empty():
+        if self.stream.unread():
             try:
                 self.got.append(await anext(self.stream))
             except QuireError as error:
@@ -84,7 +84,7 @@ class Caller:
     def sent(self) -> dict[int, list[int]]:
         """Tokens that are on their way or have arrived, by completion."""
         parts: dict[int, list[int]] = {i: [] for i in range(self.params.n)}
-        waiting = [o for o in self.stream._queue._queue if isinstance(o, RequestOutput)]  # type: ignore[attr-defined]
+        waiting = [o for o in self.stream.unread() if isinstance(o, RequestOutput)]
         for output in [*self.got, *waiting]:
             for piece in output.outputs:
                 parts[piece.index] += piece.token_ids
@@ -218,7 +218,7 @@ class World:
         else:
             raise AssertionError("it never ends")
         for caller in self.callers:
-            while not caller.stream._queue.empty():
+            while caller.stream.unread():
                 await caller.read()
             caller.check()
         await self.engine.shutdown()
@@ -367,11 +367,11 @@ async def test_without_replacement_the_engine_ends_with_its_core(hurt: Act) -> N
         with pytest.raises(EngineDead):
             await engine.check_health()
         for caller in world.callers:
-            while not caller.stream._queue.empty() and caller.error is None:
+            while caller.stream.unread() and caller.error is None:
                 await caller.read()
             ended = bool(caller.got) and caller.got[-1].finished
             assert ended is (caller.error is None), "told both, or neither"
-            assert caller.stream._queue.empty(), "something came after the end"
+            assert not caller.stream.unread(), "something came after the end"
         assert all(call.done() for call in world.calls)
         await asyncio.gather(*world.calls, return_exceptions=True)
         await engine.shutdown()

@@ -435,6 +435,7 @@ OPTION_VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "scheduler_delay_factor": ([0, 0.5], [-0.1, NAN, INF, 1e308, True]),
     "max_num_queued_tokens": ([None, 1, EXACT, -1], [0, -2, EXACT + 1, 1.5, True]),
     "max_queued_bytes": ([None, 1, "1G", -1], [0, -2, EXACT + 1, 1.5, True]),
+    "max_buffered_bytes": ([None, 1, "1M", -1], [0, -2, EXACT + 1, 1.5, True]),
     "watermark": ([0, 0.5, 0.999], [1, -0.1, NAN, True]),
     "record_steps": ([16, 0, 10**6], [-1, 10**6 + 1, 1.5, HUGE, True]),
     "max_log_len": ([None, 0, INT32], [-1, INT32 + 1, "x", True]),
@@ -513,7 +514,7 @@ def test_options_mean_the_same_at_every_door(rng: random.Random, tmp_path: Path)
 
 @cases(3)
 def test_engines_start_with_any_legal_options_or_say_why(rng: random.Random) -> None:
-    server = {*SERVER, "max_num_queued_tokens", "max_queued_bytes"}
+    server = {*SERVER, "max_num_queued_tokens", "max_queued_bytes", "max_buffered_bytes"}
     table = {name: legal for name, legal in LEGAL_OPTIONS.items() if name not in server}
     row = {name: rng.choice(values) for name, values in table.items()}
     about = {"dtype": "bfloat16", "generation_config": "vllm"}

@@ -76,6 +76,7 @@ ITERATION = IterationStats(
     time_to_first_token=[0.05],
     inter_token_latency=[0.02, 0.03],
     finished=[DONE],
+    num_slow_readers=4,
 )
 
 GAUGES = {
@@ -92,6 +93,7 @@ GAUGES = {
     "spec_decode_system_efficiency": (3 + 2) / (6 + 2),
 }
 COUNTERS = {
+    "quire:slow_readers": 8,
     "num_preemptions": 2,
     "kv_blocks_swapped_out": 12,
     "kv_blocks_swapped_in": 10,

@@ -9,13 +9,15 @@ from quire.bounds import check_section, flag
 from quire.errors import ConfigError
 from quire.registry import Registry
 
-QUEUE_LIMITS: Final = {
+SERVER_LIMITS: Final = {
     "max_num_queued_reqs": 2**15,
     "max_num_queued_tokens": 2**24,
     "max_queued_bytes": 2**30,
+    "max_buffered_bytes": 2**28,
 }
-"""What the queue of a server may hold unless set otherwise. Ordinary loads stay far below: these
-limits bound the memory of a server that is offered more than it can compute."""
+"""What a server holds at most unless set otherwise. Ordinary loads stay far below: these limits
+bound the memory of a server that is offered more than it can compute, or whose clients do not
+read."""
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 POLICIES: Final[Registry[type[Any]]] = Registry(
     "scheduling policy",
@@ -86,14 +88,18 @@ class SchedulerConfig:
     prompts and the lists among their parameters, estimated; a request that would exceed it is
     refused with status 429, unless no other request is ahead of it. -1: no limit. Default:
     1 GiB."""
+    max_buffered_bytes: int | None = None
+    """Largest memory, in bytes, that outputs may take in a server that slow clients have not read
+    yet, all streams together and by estimate. Above it, the stream that holds most is ended with an
+    error. -1: no limit. Default: 256 MiB."""
     watermark: float = 0.0
     """Share of KV blocks, 0 to 1, kept free when a request is admitted while others run; this makes
     preemptions rarer."""
 
-    def queue_limit(self, name: str) -> int | None:
-        """A row of `QUEUE_LIMITS`, as it holds in a server; `None`: no limit."""
+    def server_limit(self, name: str) -> int | None:
+        """A row of `SERVER_LIMITS`, as it holds in a server; `None`: no limit."""
         given: int | None = getattr(self, name)
-        limit = QUEUE_LIMITS[name] if given is None else given
+        limit = SERVER_LIMITS[name] if given is None else given
         return None if limit < 0 else limit
 
     def __post_init__(self) -> None:

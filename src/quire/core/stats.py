@@ -148,3 +148,5 @@ class IterationStats(msgspec.Struct, array_like=True):
     finished: list[FinishedRequestStats] = []
     admission_rejections: dict[str, int] = {}
     """Requests refused because of a queue limit, by the limit's name."""
+    num_slow_readers: int = 0
+    """Requests ended because their callers left too much unread."""

@@ -17,7 +17,7 @@ from quire.engine.cores.supervisor import CoreEvents, Supervisor, never
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
 from quire.engine.frontend.questions import explain_live
-from quire.engine.frontend.stream import RequestStream
+from quire.engine.frontend.stream import RequestStream, StreamBuffers
 from quire.engine.live_config import LiveConfig
 from quire.engine.verbs import find_verb
 from quire.errors import EngineDead, QuireError, StepFailed
@@ -87,6 +87,8 @@ class AsyncLLM:
         )
         self.default_params: SamplingParams = self.frontend.input.default_params()
         self._streams: dict[str, RequestStream] = {}
+        limit = live.now.scheduler.server_limit("max_buffered_bytes")
+        self._buffers = StreamBuffers(limit, self.frontend.count_slow_reader)
         self._ticker: asyncio.Task[None] | None = None
 
     # ---- life --------------------------------------------------------------------------------
@@ -160,7 +162,9 @@ class AsyncLLM:
             cache_salt=cache_salt,
             client=client,
         )
-        stream = RequestStream(request_id, processed.seed, processed.checked, self._abort_now)
+        stream = RequestStream(
+            request_id, processed.seed, processed.checked, self._abort_now, self._buffers
+        )
         self._streams[request_id] = stream
         return stream
 

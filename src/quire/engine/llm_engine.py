@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire import envs
 from quire.config import EngineConfig
 from quire.config.locate import located
-from quire.config.scheduler import QUEUE_LIMITS
+from quire.config.scheduler import SERVER_LIMITS
 from quire.core.stats import StepStats
 from quire.engine.cores.inline import InlineCore
 from quire.engine.engine_verbs import EngineVerbs
@@ -64,7 +64,7 @@ class LLMEngine(EngineVerbs):
     ) -> None:
         if envs.TRACE_FUNCTION:
             logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())
-        for name in QUEUE_LIMITS:
+        for name in SERVER_LIMITS:
             if getattr(config.scheduler, name) is not None:
                 raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
         self.clock = clock or RealClock()

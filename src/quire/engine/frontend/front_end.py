@@ -200,6 +200,10 @@ class FrontEnd:
     def _count_rejection(self, reason: str) -> None:
         self.report(None, IterationStats(admission_rejections={reason: 1}))
 
+    def count_slow_reader(self) -> None:
+        """A request was ended because its caller read too slowly."""
+        self.report(None, IterationStats(num_slow_readers=1))
+
     def _announce(self, accepted: AcceptedRequest) -> None:
         try:
             self.output.add(accepted.processed)

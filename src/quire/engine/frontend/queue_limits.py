@@ -37,7 +37,7 @@ class QueueLimits(Listener):
     """Counts requests that have no output yet, and refuses more than the limits allow.
 
     Args:
-        count_rejection: Called for each refusal with the limit's name, a row of `QUEUE_LIMITS`.
+        count_rejection: Called for each refusal with the limit's name, a row of `SERVER_LIMITS`.
         clock: Monotonic time.
     """
 
@@ -113,7 +113,7 @@ class QueueLimits(Listener):
         waiting = max(0, num_unfinished - config.max_num_seqs, behind_memory)
         beyond_seats = num_unfinished + count - config.max_num_seqs
         after = max(beyond_seats, behind_memory + count if behind_memory else 0)
-        limit = config.queue_limit("max_num_queued_reqs")
+        limit = config.server_limit("max_num_queued_reqs")
         refusal = None
         if limit is not None and after > limit:
             refusal = self._refuse("max_num_queued_reqs", limit, waiting, count, "requests wait")
@@ -130,7 +130,7 @@ class QueueLimits(Listener):
             ("max_num_queued_tokens", self._num_tokens, sum(x.tokens for x in loads), "tokens"),
             ("max_queued_bytes", self._num_bytes, sum(x.bytes for x in loads), "bytes"),
         ):
-            limit = config.queue_limit(name)
+            limit = config.server_limit(name)
             if limit is not None and current + more > limit:
                 what = f"{'prompt tokens' if what == 'tokens' else what} wait or are being computed"
                 return self._refuse(name, limit, current, more, what)

@@ -1,21 +1,78 @@
 """The outputs of one request on their way from the engine to its caller.
 
-A stream holds as many outputs as its caller has not read: a slow reader never holds up the engine
-or another caller. Knows no engine.
+A slow reader never holds up the engine or another caller: what it has not read is held for it. From
+the 16th output on, further ones are merged into the last, so that a token costs some bytes and not
+an object of its own. All engines' callers share `--max-buffered-bytes`; if they leave more unread,
+the request that holds most is ended with an error, and the others go on. A caller that keeps up
+pays for none of this. Knows no engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from quire.engine.frontend.checked import CheckedParams
-from quire.errors import QuireError
-from quire.outputs import RequestOutput
+from quire.errors import QuireError, SlowReader
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.params import RequestOutputKind
+
+MERGE_BEYOND: Final = 16
+"""Outputs that are held as they came."""
+MOST_MERGED: Final = 256
+"""Tokens of a merged output. A longer one would cost more to extend each time."""
+OUTPUT_BYTES: Final = 1024
+TOKEN_BYTES: Final = 40
+LOGPROB_BYTES: Final = 256
+"""Memory of an output, and of a token and one candidate of its log-probabilities in it."""
+
+
+class StreamBuffers:
+    """The bytes that the readers of all streams of an engine have yet to take.
+
+    The next output of each stream does not count: a reader that keeps up never has more.
+
+    Args:
+        limit: Most bytes, by estimate; `None`: no limit.
+        count_ended: Called for each stream that is ended because of the limit.
+    """
+
+    def __init__(self, limit: int | None, count_ended: Callable[[], None]) -> None:
+        self.limit = limit
+        self.num_bytes = 0
+        self._count_ended = count_ended
+        self._behind: dict[RequestStream, int] = {}
+
+    def grow(self, stream: RequestStream, size: int) -> None:
+        """A stream holds so many bytes more (or less, if negative). If the limit is passed, end the
+        streams that hold most until it is not."""
+        self._behind[stream] = self._behind.get(stream, 0) + size
+        self.num_bytes += size
+        while self.limit is not None and self.num_bytes > self.limit:
+            slowest = max(self._behind, key=self._behind.__getitem__)
+            held = self._behind[slowest]
+            self.release(slowest)
+            self._count_ended()
+            slowest.end_slow(held, self.limit)
+
+    def release(self, stream: RequestStream) -> None:
+        """A stream holds nothing any more."""
+        self.num_bytes -= self._behind.pop(stream, 0)
 
 
 class RequestStream:
-    """The outputs of one request, as an async iterator. Closing it early aborts the request."""
+    """The outputs of one request, as an async iterator for one reader. Closing it early aborts the
+    request.
+
+    Args:
+        request_id: The caller's.
+        seed: See the attribute.
+        checked: See the attribute.
+        abort: Called with the id to end the request.
+        buffers: Counts what is held.
+    """
 
     def __init__(
         self,
@@ -23,6 +80,7 @@ class RequestStream:
         seed: int,
         checked: CheckedParams,
         abort: Callable[[str], None],
+        buffers: StreamBuffers,
     ) -> None:
         self.request_id = request_id
         self.seed = seed
@@ -30,12 +88,59 @@ class RequestStream:
         self.checked = checked
         """Its parameters, to submit further prompts with."""
         self._abort = abort
-        self._queue: asyncio.Queue[RequestOutput | QuireError] = asyncio.Queue()
+        self._buffers = buffers
+        self._next: RequestOutput | QuireError | None = None
+        self._held: deque[_Held] = deque()
+        # what comes after the next one
+        self._waiter: asyncio.Future[None] | None = None
         self._done = False
+        self._ended_slow = False
 
     def put(self, item: RequestOutput | QuireError) -> None:
         """Add an output, or the error that ends the stream. Called by the engine."""
-        self._queue.put_nowait(item)
+        if self._next is None:
+            self._next = item
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+        elif not self._ended_slow and not self._done:
+            self._hold(item)
+
+    def _hold(self, item: RequestOutput | QuireError) -> None:
+        if isinstance(item, QuireError):
+            self._held.append(_Held(item, 0))
+            return
+        before = 0
+        if len(self._held) >= MERGE_BEYOND and self._held[-1].can_take(item):
+            held = self._held[-1]
+            before = held.size
+            held.take(item, self.checked.params.output_kind)
+        else:
+            held = _Held(item, OUTPUT_BYTES + _size(item))
+            self._held.append(held)
+        self._buffers.grow(self, held.size - before)
+
+    def end_slow(self, held: int, limit: int) -> None:
+        """End the request because its reader is too slow: what it has not read is dropped, except
+        for the next output."""
+        self._ended_slow = True
+        last = self._held[-1].item
+        running = isinstance(last, RequestOutput) and not last.finished
+        self._held.clear()
+        self._held.append(
+            _Held(
+                SlowReader(
+                    f"The reply was read too slowly: {held} bytes were waiting for this reader, "
+                    f"and all readers together may leave {limit} (--max-buffered-bytes)."
+                ),
+                0,
+            )
+        )
+        if running:
+            self._abort(self.request_id)
+
+    def unread(self) -> list[RequestOutput | QuireError]:
+        """What its reader has yet to take, in order."""
+        return ([] if self._next is None else [self._next]) + [held.item for held in self._held]
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -43,15 +148,93 @@ class RequestStream:
     async def __anext__(self) -> RequestOutput:
         if self._done:
             raise StopAsyncIteration
-        item = await self._queue.get()
+        while (item := self._next) is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._next = self._take_held() if self._held else None
         if isinstance(item, QuireError):
             self._done = True
             raise item
         self._done = item.finished
         return item
 
+    def _take_held(self) -> RequestOutput | QuireError:
+        first = self._held.popleft()
+        if not self._held:
+            self._buffers.release(self)
+        elif first.size:
+            self._buffers.grow(self, -first.size)
+        return first.item
+
     async def aclose(self) -> None:
         """End the request if it has not ended."""
         if not self._done:
             self._done = True
+            self._held.clear()
+            self._buffers.release(self)
             self._abort(self.request_id)
+
+
+class _Held:
+    """An output that waits for its reader, and its memory by estimate."""
+
+    __slots__ = ("item", "size")
+
+    def __init__(self, item: RequestOutput | QuireError, size: int) -> None:
+        self.item = item
+        self.size = size
+
+    def can_take(self, later: RequestOutput) -> bool:
+        """Whether a later output can be merged into this one. An error cannot: it would hide the
+        text before it."""
+        item = self.item
+        if isinstance(item, QuireError) or item.error is not None or later.error is not None:
+            return False
+        return sum([len(c.token_ids) for c in item.outputs]) < MOST_MERGED
+
+    def take(self, later: RequestOutput, kind: RequestOutputKind) -> None:
+        """Merge a later output into this one; cumulative ones replace each other."""
+        assert isinstance(self.item, RequestOutput)
+        if kind is RequestOutputKind.DELTA:
+            self.size += _size(later)
+            merge_deltas(self.item, later)
+        else:
+            self.item, self.size = later, OUTPUT_BYTES + _size(later)
+
+
+def merge_deltas(first: RequestOutput, later: RequestOutput) -> None:
+    """Append a delta to the one before it, in place."""
+    by_index = {completion.index: completion for completion in first.outputs}
+    for completion in later.outputs:
+        known = by_index.get(completion.index)
+        if known is None:
+            first.outputs.append(completion)
+        else:
+            _append(known, completion)
+    if later.prompt_logprobs is not None:
+        first.prompt_logprobs = later.prompt_logprobs
+    first.finished = later.finished
+    first.metrics = later.metrics
+    first.num_cached_tokens = later.num_cached_tokens
+
+
+def _append(known: CompletionOutput, later: CompletionOutput) -> None:
+    known.text += later.text
+    known.token_ids += later.token_ids
+    if known.logprobs is not None and later.logprobs is not None:
+        known.logprobs += later.logprobs
+    known.cumulative_logprob = later.cumulative_logprob
+    known.finish_reason, known.stop_reason = later.finish_reason, later.stop_reason
+
+
+def _size(output: RequestOutput) -> int:
+    """Memory of what an output says, by estimate."""
+    candidates, size = 0, 0
+    for completion in output.outputs:
+        size += TOKEN_BYTES * len(completion.token_ids) + 2 * len(completion.text)
+        candidates += sum(map(len, completion.logprobs or ()))
+    candidates += sum([len(position) for position in output.prompt_logprobs or () if position])
+    return size + LOGPROB_BYTES * candidates

@@ -260,6 +260,9 @@ METRICS: Final = (
     Metric("vllm:admission_rejections", _C, "Requests refused at a queue limit, by limit.", _ITER,
            lambda i: i.admission_rejections, label="reason",
            label_values=("max_num_queued_reqs", "max_num_queued_tokens", "max_queued_bytes")),
+    Metric("quire:slow_readers", _C,
+           "Requests ended because their clients left too much unread (--max-buffered-bytes).",
+           _ITER, lambda i: i.num_slow_readers),
     # Of adapters and text watermarks there is nothing to count: no sample.
     Metric("vllm:lora_requests", _C, "Requests by the LoRA adapter that served them.", _STORE,
            lambda store: {}, label="lora_name"),
