@@ -109,9 +109,9 @@ async def test_merging_changes_nothing_but_where_replies_are_cut(seed: int) -> N
         stream.put(output)
         if rng.random() < 0.02:
             got.append(await anext(stream))
+        assert engine.buffers.num_bytes == sum(held.size for held in stream._held)
     tokens = sum(len(c.token_ids) for output in sent for c in output.outputs)
     assert len(stream._held) <= MERGE_BEYOND + 1 + tokens / MOST_MERGED
-        assert engine.buffers.num_bytes == sum(held.size for held in stream._held)
     for item in stream.unread():
         assert sum(len(c.token_ids) for c in item.outputs) < MOST_MERGED + 7
     got += await everything(stream)
