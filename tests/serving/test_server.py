@@ -29,12 +29,15 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 class Process:
     """`serve_fake.py`, its output line by line."""
 
-    def __init__(self, where: str, how: str, drain: float) -> None:
+    def __init__(
+        self, where: str, how: str, drain: float, env: dict[str, str] | None = None
+    ) -> None:
         self.popen = subprocess.Popen(
             [sys.executable, str(SCRIPT), where, how, str(drain)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, **(env or {})},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -70,8 +73,13 @@ class Process:
 def serve() -> Iterator[Callable[..., Process]]:
     made: list[Process] = []
 
-    def start(how: str = "well", where: str = "0", drain: float = 0.0) -> Process:
-        made.append(Process(where, how, drain))
+    def start(
+        how: str = "well",
+        where: str = "0",
+        drain: float = 0.0,
+        env: dict[str, str] | None = None,
+    ) -> Process:
+        made.append(Process(where, how, drain, env))
         return made[-1]
 
     yield start
@@ -291,6 +299,48 @@ def test_a_thread_that_hangs_does_not_delay_the_exit(serve: Callable[..., Proces
     process.url()
     process.signal()
     assert process.end() == 0
+
+
+def test_the_service_manager_is_told(serve: Callable[..., Process], tmp_path: Path) -> None:
+    path = str(tmp_path / "n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.settimeout(PATIENCE)
+        there.bind(path)
+        process = serve(drain=600, env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "40000"})
+
+        def heard(word: str) -> str:
+            while word not in (text := there.recv(4096).decode()):
+                assert "STOPPING" not in text
+            return text
+
+        assert "EXTEND_TIMEOUT_USEC" in heard("STATUS=loading: weights, 25 %\n")
+        heard("READY=1\nSTATUS=ready\n")
+        url = process.url()
+        for _ in range(3):
+            heard("WATCHDOG=1\n")
+        thread, _ = _start_stream(url)
+        wait_for(lambda: _busy(url))
+        process.signal()
+        assert "STATUS=draining: 1 request(s)\n" in heard("STOPPING=1\n")
+        process.go_on()
+        assert process.end() == 0
+        thread.join(PATIENCE)
+
+
+def test_the_service_manager_is_told_however_short_the_drain(
+    serve: Callable[..., Process], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.bind(path)
+        process = serve(env={"NOTIFY_SOCKET": path})
+        process.url()
+        process.signal()
+        assert process.end() == 0
+        there.setblocking(False)
+        told = ""
+        while "STOPPING=1" not in told:
+            told = there.recv(4096).decode()  # nothing more comes: it would raise
 
 
 def test_engine_death_reaches_streams(serve: Callable[..., Process]) -> None:

@@ -20,7 +20,8 @@ from quire.version import __version__
 ABOUT: Final = "An LLM inference and serving engine with OpenAI's API"
 DOCS: Final = {
     "flags": "quire serve --help",
-    "pages": "docs/ of the source: cli.md, config.md, http.md, models.md, observability.md",
+    "pages": "docs/ of the source: cli.md, config.md, http.md, models.md, observability.md, "
+    "operations.md",
 }
 _HTML: Final = b"text/html; charset=utf-8"
 

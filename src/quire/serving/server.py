@@ -25,7 +25,9 @@ from quire.serving.greeting import announce, greeting
 from quire.serving.http_server import adopt_uvicorn_logs, http_server
 from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
+from quire.serving.service_report import ServiceReport
 from quire.utils.process import GROUP_SIGNALS, leave_within
+from quire.utils.service import ServiceManager
 
 logger = get_logger(__name__)
 
@@ -104,6 +106,7 @@ class _Server:
         self._hurry = asyncio.Event()
         self._signal = 0
         self._http = http_server(build_app(self._state))
+        self._report = ServiceReport(self._state, ServiceManager())
 
     async def run(self, config: EngineConfig, start: EngineFactory) -> int:
         """Serve; returns the exit code."""
@@ -112,6 +115,7 @@ class _Server:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._on_signal, number)
         serving = asyncio.ensure_future(self._http.serve([self._listener]))
+        reporting = asyncio.ensure_future(self._report.run())
         try:
             code = await self._supervise(config, start)
         except QuireError as error:
@@ -125,6 +129,7 @@ class _Server:
         if code == 0 and (death := self._engine_error()):
             code = _give_up(death)  # what it was to finish is lost
         await self._shut_down(serving)
+        reporting.cancel()
         return code
 
     def _on_signal(self, number: int) -> None:
@@ -139,6 +144,7 @@ class _Server:
         """At once, in the signal handler: probes that are asked next say unready."""
         seconds = self._config.shutdown_timeout
         self._state.begin_drain(seconds)
+        self._report.look()
         if answering := self._state.answering:
             logger.info(
                 "draining: %d request(s) have %g s to finish; a second signal ends them now",
@@ -165,6 +171,7 @@ class _Server:
         if self._stop.is_set():
             return self._interrupted()
         self._state.mark_started()
+        self._report.look()
         announce(greeting(self._config, self._listener, engine))
         while not self._stop.is_set():
             if error := self._engine_error():
