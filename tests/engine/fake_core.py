@@ -9,6 +9,8 @@ real one are.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -76,6 +78,9 @@ class FakeCore:
         assert message.epoch == self.epoch, "sent to the wrong core"
         if self.state != "gone":
             self.inbox.append(message)
+
+    def prepare(self, message: ToCore) -> Callable[[], None]:
+        return partial(self.send, message)
 
     def stop(self) -> None:
         self.state = "gone"

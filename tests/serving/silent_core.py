@@ -7,6 +7,8 @@ kept.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from quire.config import EngineConfig
@@ -33,6 +35,9 @@ class SilentCore:
         if isinstance(message, AddRequests):
             self.sent += message.requests
             asyncio.get_running_loop().call_soon(self._end, message.requests)
+
+    def prepare(self, message: Any) -> Callable[[], None]:
+        return partial(self.send, message)
 
     def stop(self) -> None:
         pass

@@ -49,6 +49,8 @@ class Books:
         self.num_lookahead_tokens = num_lookahead_tokens
         self.requests: dict[str, Request] = {}
         """All requests that have not ended, by id."""
+        self.aside: dict[str, Request] = {}
+        """Requests that are left out of steps for a moment, by id; see `rules.aside`."""
         self.waiting = make_policy(config, self.count_uncached)
         self.running: list[Request] = []
         """In order of admission."""

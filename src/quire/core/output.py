@@ -31,6 +31,9 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     pooled: Pooled | None = None
     num_promoted_tokens: int = 0
     """Of the cached ones, those that came from the second tier."""
+    prompt_logprobs_start: int | None = None
+    """Where `new_prompt_logprobs` is a piece of a list too large for one message: its place in it.
+    The pieces come in order and end with the prompt."""
 
 
 def output_of(
@@ -57,3 +60,8 @@ def output_of(
         pooled=pooled,
         num_promoted_tokens=request.num_promoted_tokens,
     )
+
+
+def failed_output(request_id: str, reason: str) -> EngineCoreOutput:
+    """The end of a request that could not be computed or told of."""
+    return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=reason)

@@ -10,7 +10,7 @@ one it is given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.admission import change_limits
@@ -24,6 +24,7 @@ from quire.core.policies import Policy
 from quire.core.policy_loader import make_policy, move_waiting
 from quire.core.request import Request, RequestStatus
 from quire.core.rules.admit import admit_before_running, admit_waiting, say_waits
+from quire.core.rules.aside import bring_back, set_aside
 from quire.core.rules.collect import collect_stats
 from quire.core.rules.continue_running import continue_running
 from quire.core.rules.in_flight import land, launch, take_back
@@ -197,6 +198,18 @@ class Scheduler:
         if self.books.change is not None:
             undo(self.books, self.books.change)
             self.books.change = None
+
+    def keep_only(self, keep: Container[str] | None) -> None:
+        """Leave all other requests out of the steps that follow; `None` brings them all back.
+        Requests that ran wait to be computed again, as after `undo`, so the worker must forget all
+        it knows of any. Not within a change."""
+        self.begin()
+        self.undo()
+        # Outside any change: neither of the two can be left half done by what a request causes.
+        if keep is None:
+            bring_back(self.books)
+        else:
+            set_aside(self.books, keep)
 
     # ---- requests in and out -----------------------------------------------------------------
 

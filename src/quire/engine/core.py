@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ from quire.config import EngineConfig
 from quire.core.batch import ScheduledBatch
 from quire.core.kv.manager import KVCacheManager
 from quire.core.kv.residency import BlockResidency
-from quire.core.output import EngineCoreOutput
+from quire.core.output import EngineCoreOutput, failed_output
 from quire.core.policy_loader import policy_class
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
@@ -244,6 +244,31 @@ class EngineCore:
         if request_ids:
             with self._change():
                 self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def fail_request(self, request_id: str, reason: str) -> EngineCoreOutput | None:
+        """End a request that cannot be computed.
+
+        Returns:
+            Its last output, with `reason` as its error; `None` if the id is unknown.
+        """
+        request = self.scheduler.requests.get(request_id)
+        if request is None:
+            return None
+        try:
+            with self._change():
+                self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ERROR)
+        except Exception:
+            # Ending it may be what fails. Undoing that ends it as well: it does not come back.
+            if self.scheduler.is_changing or request_id in self.scheduler.requests:
+                raise
+            logger.exception("request %s could only be ended by undoing", request_id)
+        return failed_output(request_id, reason)
+
+    def keep_only(self, keep: Container[str] | None) -> None:
+        """Leave all other requests out of the steps that follow; `None` brings them all back."""
+        self.recover()
+        self._forget_flights()
+        self.scheduler.keep_only(keep)
 
     # ---- control verbs -----------------------------------------------------------------------
 

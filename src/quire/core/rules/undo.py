@@ -44,7 +44,7 @@ def undo(books: Books, change: Change) -> None:
     returning = [request for request in change.ran if request.request_id in requests]
     _tell(books, change, returning, ended)
     books.requests, books.running, books.finished_req_ids = requests, [], []
-    _queue(books, returning)
+    requeue(books, returning)
 
 
 def _known_before(books: Books, change: Change) -> dict[str, Request]:
@@ -90,9 +90,10 @@ def _tell(books: Books, change: Change, returning: list[Request], ended: list[Re
         facts.add(FactKind.FINISHED, request.number, request.status, a=request.num_output_tokens)
 
 
-def _queue(books: Books, returning: list[Request]) -> None:
-    """Rebuild the queue: the requests that ran come first, in their old order, then those that had
-    been preempted earlier, then the new ones in the order of the policy."""
+def requeue(books: Books, returning: list[Request]) -> None:
+    """Rebuild the queue from `books.requests`, none of which may run: those that ran come first, in
+    their old order, then those that had been preempted earlier, then the new ones in the order of
+    the policy."""
     policy = make_policy(books.config, books.count_uncached)
     books.restart_delay()
     back = {r.request_id: r for r in returning}

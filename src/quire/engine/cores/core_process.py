@@ -16,6 +16,9 @@ import queue
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,8 +27,10 @@ from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.core import EngineCore
 from quire.engine.cores import wire
-from quire.engine.cores.obey import obey
-from quire.engine.messages import Failure, FromCore, Outputs, Progress, Ready, Start, ToCore
+from quire.engine.cores.culprit import find_culprit
+from quire.engine.cores.obey import obey_contained
+from quire.engine.cores.parts import encode_outputs
+from quire.engine.messages import Failure, FromCore, Outputs, Progress, Ready, Reply, Start, ToCore
 from quire.errors import QuireError
 from quire.logger import get_logger, setup_logging
 from quire.utils.function_trace import trace_functions
@@ -36,6 +41,15 @@ from quire.utils.process import (
 )
 
 logger = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Made:
+    """What a step has to tell."""
+
+    frames: list[bytes]
+    too_large: list[str]
+    """Requests whose output cannot be sent."""
 
 
 class EngineCoreProcess:
@@ -50,7 +64,7 @@ class EngineCoreProcess:
         self._number = 1
         # of the next message; counted on the main thread alone
         self._again = False
-        # the last step raised
+        # the last step raised and is being tried once more
 
     def run(self) -> int:
         """Load, then step until told to end.
@@ -93,25 +107,64 @@ class EngineCoreProcess:
 
     def _step(self, core: EngineCore) -> None:
         """Step, and tell. A step that raises has not happened: it is tried once more, which helps
-        against what passes, such as a lack of memory."""
+        against what passes, such as a lack of memory. If it raises again, the request that causes
+        it is looked for and ended."""
         try:
-            frame = core.step_into(self._frame)
+            self._step_once(core)
             self._again = False
         except Exception as error:
             if self._again:
-                raise
-            self._again = True
-            logger.exception("a step raised %s and is tried once more", type(error).__name__)
-            return
-        self._put(frame)
+                self._end_culprit(core, error)
+            else:
+                logger.exception("a step raised %s and is tried once more", type(error).__name__)
+            self._again = not self._again
 
-    def _frame(self, outputs: list[EngineCoreOutput], stats: StepStats) -> bytes:
-        return wire.encode(Outputs(self.epoch, self._number, outputs, stats))
+    def _step_once(self, core: EngineCore) -> None:
+        made, steps = _Made([], []), core.scheduler.num_changes
+
+        def encode(outputs: list[EngineCoreOutput], stats: StepStats) -> None:
+            made.frames, made.too_large = encode_outputs(self.epoch, self._number, outputs, stats)
+
+        try:
+            core.step_into(encode)
+        except Exception:
+            if core.scheduler.num_changes == steps:
+                raise
+            # It came after the step had been completed: what that gave must not be lost.
+            logger.exception("a completed step was followed by an exception")
+        for frame in made.frames:
+            self._put(frame)
+        if made.too_large:
+            core.abort_requests(made.too_large)
+
+    def _end_culprit(self, core: EngineCore, error: Exception) -> None:
+        """End the request that makes steps raise.
+
+        Raises:
+            Exception: the error, if it is no single request's: a new core may do better.
+        """
+        culprit = find_culprit(core, lambda: self._step_once(core))
+        if culprit is None:
+            raise error
+        logger.error("request %s makes steps raise, and ends", culprit, exc_info=error)
+        reason = f"internal error in a step of it ({type(error).__name__}); see the server's log"
+        output = core.fail_request(culprit, reason)
+        if output is not None:
+            self._send(Outputs(self.epoch, self._number, [output]))
 
     def _handle(self, core: EngineCore, message: ToCore) -> None:
-        reply = obey(core, message, self._number)
-        if reply is not None:
-            self._send(reply)
+        reply = obey_contained(core, message, self._number)
+        if reply is None:
+            return
+        try:
+            frame = wire.encode(reply)
+        except Exception as error:
+            if not isinstance(reply, Reply):
+                raise
+            logger.exception("the result of a verb cannot be sent")
+            reason = f"its result cannot be sent: {error}"
+            frame = wire.encode(Reply(reply.epoch, reply.number, reply.call_id, error=reason))
+        self._put(frame)
 
     def _progress(self, phase: str, done: int, total: int) -> None:
         self._send(Progress(self.epoch, self._number, phase, done, total))
@@ -132,23 +185,31 @@ class EngineCoreProcess:
 
     def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(ToCore)
-        while True:
-            try:
-                frame = wire.receive(self._sock)
-            except OSError:
-                frame = None
-            if frame is None:
-                # The front end is gone: nobody will read what we compute. A running step is not
-                # worth waiting for.
-                os._exit(0)
-            self._inbox.put(decoder.decode(frame))
+        with _ends_the_process("reads"):
+            while (frame := wire.receive(self._sock)) is not None:
+                self._inbox.put(decoder.decode(frame))
+        # The front end is gone: nobody will read what we compute. A running step is not worth
+        # waiting for.
+        os._exit(0)
 
     def _write(self) -> None:
-        while (frame := self._outbox.get()) is not None:
-            try:
+        with _ends_the_process("writes"):
+            while (frame := self._outbox.get()) is not None:
                 self._sock.sendall(frame)
-            except OSError:
-                os._exit(0)
+
+
+@contextmanager
+def _ends_the_process(what: str) -> Iterator[None]:
+    """A thread that ends by an exception takes its process with it: a core that still computes,
+    but hears or says nothing, would be noticed late and could not be helped."""
+    try:
+        yield
+    except OSError:
+        os._exit(0)  # the front end is gone
+    except BaseException:
+        logger.critical("the thread that %s has failed, and the core with it", what, exc_info=True)
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def main(argv: list[str]) -> int:

@@ -42,6 +42,14 @@ class CoreHandle(Protocol):
         because the core is gone: `on_exit` tells that."""
         ...
 
+    def prepare(self, message: ToCore) -> Callable[[], None]:
+        """Encode a message, and return what brings it to the core.
+
+        Raises:
+            InvalidRequest: it cannot be encoded, or is over the limit of a message.
+        """
+        ...
+
     def stop(self) -> None:
         """Have it end. Neither a message nor an exit is heard afterwards. Safe to call twice."""
         ...

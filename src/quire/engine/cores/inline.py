@@ -5,6 +5,9 @@ Nothing happens between two calls, so a profiler around them sees all the work. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from quire.config import EngineConfig
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
@@ -57,6 +60,10 @@ class InlineCore:
         reply = obey(self.core, message, self._number + 1)
         if reply is not None:
             self._tell(reply)
+
+    def prepare(self, message: ToCore) -> Callable[[], None]:
+        """What has the core take a message; nothing is encoded within a process."""
+        return partial(self.send, message)
 
     def step(self) -> None:
         """Run one step; its outputs are a message within it, so either both happen or neither."""

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,7 +18,9 @@ from quire.config import EngineConfig
 from quire.engine.cores import wire
 from quire.engine.cores.death import MemoryWatch, describe
 from quire.engine.cores.handle import OnExit, OnMessage
+from quire.engine.cores.parts import encode_to_core
 from quire.engine.messages import FromCore, Start, ToCore
+from quire.errors import InvalidRequest
 from quire.logger import get_logger
 from quire.utils.process import group_signals_held, terminate
 
@@ -77,11 +80,29 @@ class CoreProcess:
 
     def send(self, message: ToCore) -> None:
         """Send a message. A core that is gone is noticed by the receiver, not here."""
-        frame = wire.encode(message)
+        self.prepare(message)()
+
+    def prepare(self, message: ToCore) -> Callable[[], None]:
+        """Encode a message, and return what sends it.
+
+        Raises:
+            InvalidRequest: it cannot be encoded, or is over the limit of a message.
+        """
+        try:
+            frames = encode_to_core(message)
+        except InvalidRequest:
+            raise
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(
+                f"the request cannot be sent to the engine core: {error}"
+            ) from error
+        return lambda: self._send(frames)
+
+    def _send(self, frames: list[bytes]) -> None:
         if self._writer is None:
-            self._early.append(frame)
+            self._early += frames
         elif not self._writer.is_closing():
-            self._writer.write(frame)
+            self._writer.writelines(frames)
 
     def stop(self) -> None:
         """Close the socket, which is enough for a healthy core to end."""

@@ -53,6 +53,10 @@ class CoreEvents:
     """The core is gone and is not replaced. Told once; nothing comes after it."""
 
 
+def _nowhere() -> None:
+    """There is no core."""
+
+
 def never(error: QuireError) -> bool:
     """The engine ends with its core."""
     return False
@@ -188,9 +192,18 @@ class Supervisor:
 
     def send(self, message: ToCore) -> None:
         """Bring a message to the core that is there; nowhere if there is none."""
-        if self.state != "dead":
-            assert self._core is not None, "start() makes one"
-            self._core.send(message)
+        self.prepare(message)()
+
+    def prepare(self, message: ToCore) -> Callable[[], None]:
+        """Encode a message, and return what brings it to the core that is there now.
+
+        Raises:
+            InvalidRequest: it cannot be encoded, or is over the limit of a message.
+        """
+        if self.state == "dead":
+            return _nowhere
+        assert self._core is not None, "start() makes one"
+        return self._core.prepare(message)
 
     async def call(self, verb: str, args: dict[str, Any], then: Then | None = None) -> Any:
         """Run a control verb in the core.

@@ -1,24 +1,52 @@
-"""Framing of messages on a socket: four bytes of length, then msgpack. No pickle, ever."""
+"""Framing of messages on a socket: four bytes of length, then msgpack. No pickle, ever.
+
+A frame is never so large that its receiver takes the sender for a broken peer: what could be is cut
+into several messages (`quire.engine.cores.parts`), or refused with `MessageTooLarge`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-HEADER = 4
-MAX_FRAME = 2**30
-"""Larger frames mean a broken peer, not a large message."""
+from quire.errors import InvalidRequest
+
+HEADER: Final = 4
+PART_BYTES: Final = 2**24
+"""Messages that can be cut are cut into parts of at most this size (16 MiB), so that neither side
+is busy with one message for long."""
+MAX_FRAME: Final = 2**28
+"""Bytes (256 MiB). No sender makes larger frames, so a larger length means a broken peer."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
+class MessageTooLarge(InvalidRequest):
+    """A message would make a larger frame than any receiver takes."""
+
+
 def encode(message: Any) -> bytes:
-    """A message as one frame."""
+    """A message as one frame.
+
+    Raises:
+        MessageTooLarge: the frame would be larger than `MAX_FRAME`.
+        TypeError, ValueError, OverflowError, RecursionError: msgpack cannot hold what is in it.
+    """
     body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise MessageTooLarge(
+            f"a message of {len(body)} bytes is over the limit of {MAX_FRAME} bytes for a message "
+            "between the API process and the engine core."
+        )
     return len(body).to_bytes(HEADER, "little") + body
+
+
+def size_of(part: Any) -> int:
+    """Bytes that a part of a message takes."""
+    return len(_encoder.encode(part))
 
 
 def _length(header: bytes) -> int:

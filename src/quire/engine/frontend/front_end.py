@@ -20,12 +20,12 @@ all that is done. Knows no process, no socket and no stream.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from quire.config import EngineConfig, ModelConfig, ModelShape
 from quire.config.engine import read_generation_config
-from quire.core.output import EngineCoreOutput
+from quire.core.output import EngineCoreOutput, failed_output
 from quire.core.stats import IterationStats, StepStats
 from quire.engine.frontend.input_gate import InputGate, make_input_processor
 from quire.engine.frontend.journal import Journal
@@ -66,6 +66,14 @@ class ToTheCore(Protocol):
 
     def send(self, message: ToCore) -> None:
         """Bring a message to it."""
+        ...
+
+    def prepare(self, message: ToCore) -> Callable[[], None]:
+        """Encode a message, and return what brings it there.
+
+        Raises:
+            InvalidRequest: it cannot be encoded, or is over the limit of a message.
+        """
         ...
 
 
@@ -191,10 +199,12 @@ class FrontEnd:
                 now = self.config.scheduler
                 self.queue.check(processed.requests, now, self.output.num_completions)
             self.output.check_unused(request_id)
+            # Nobody hears of a request that could not be sent.
+            send = self._core.prepare(AddRequests(self._core.epoch, processed.requests))
         except QuireError as error:
             self._tell.refused(RefusedRequest(request_id, params, trace_headers, arrival, error))
             raise
-        self._announce(AcceptedRequest(request_id, processed, params, trace_headers))
+        self._announce(AcceptedRequest(request_id, processed, params, trace_headers), send)
         return processed
 
     def _count_rejection(self, reason: str) -> None:
@@ -204,11 +214,11 @@ class FrontEnd:
         """A request was ended because its caller read too slowly."""
         self.report(None, IterationStats(num_slow_readers=1))
 
-    def _announce(self, accepted: AcceptedRequest) -> None:
+    def _announce(self, accepted: AcceptedRequest, send: Callable[[], None]) -> None:
         try:
             self.output.add(accepted.processed)
             self._tell.accepted(accepted)
-            self._core.send(AddRequests(self._core.epoch, accepted.requests))
+            send()
         except BaseException:
             self.abort(accepted.request_id)
             raise
@@ -238,11 +248,34 @@ class FrontEnd:
     ) -> ProcessedOutputs:
         """Take in what a step produced. Once its request outputs have been handed over, `release`
         and `report` are to be called."""
+        num_faults = self._tell.num_faults
         self._tell.stepped(outputs, stats)
+        lost: list[str] = []
+        if self._tell.num_faults > num_faults and self.journal is not None:
+            lost = self._not_written(self.journal, outputs)
+            error = "the output of this request could not be written down; see the server's log"
+            outputs = [
+                failed_output(i, error) if (i := o.request_id) in lost else o for o in outputs
+            ]
         taken = self.output.process(outputs, self.clock.now())
+        taken.aborts += lost
         if taken.aborts:
             self._tell.closed(taken.aborts)
         return taken
+
+    def _not_written(self, journal: Journal, outputs: Sequence[EngineCoreOutput]) -> list[str]:
+        """The completions whose new tokens the journal lacks, because it raised. They must not be
+        sent: a core that takes over would generate others in their place."""
+        written, before = journal.tokens(), self.output.tokens()
+        lost: list[str] = []
+        for output in outputs:
+            tokens = before.get(output.request_id)
+            if tokens is not None:
+                ended = output.finish_reason is not None
+                expected = None if ended else [*tokens, *output.new_token_ids]
+                if written.get(output.request_id) != expected:
+                    lost.append(output.request_id)
+        return lost
 
     def rewind(self, num_tokens: Mapping[str, int]) -> None:
         """Undo the last `take`: its step has not happened. For a front end without a journal.

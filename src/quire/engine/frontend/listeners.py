@@ -16,8 +16,13 @@ from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.processed_input import ProcessedInput
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import QuireError
+from quire.logger import get_logger
 from quire.params import PoolingParams, SamplingParams
+from quire.utils.signals import pass_on_signals
 
+logger = get_logger(__name__)
+
+Hear = Callable[..., None]
 AnyParams = SamplingParams | PoolingParams | CheckedParams
 
 
@@ -77,29 +82,43 @@ class Listener:
 class ListenerTable:
     """Calls the listeners in their order, each event only those who override it.
 
+    Only `accepted` passes on what a listener raises: the request is refused then. What has happened
+    cannot be refused, so the other listeners hear of it all the same; the fault is logged and
+    counted.
+
     Args:
         listeners: In the order in which they hear.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.accepted = _of(listeners, "accepted")
-        self.refused = _of(listeners, "refused")
-        self.stepped = _of(listeners, "stepped")
-        self.closed = _of(listeners, "closed")
-        self.aborted = _of(listeners, "aborted")
-        self.failed = _of(listeners, "failed")
+        self.num_faults = 0
+        """Times that a listener raised where nobody could refuse anything."""
+        self.accepted = _in_turn(_who_hear(listeners, "accepted"))
+        self.refused = self._shielded(_who_hear(listeners, "refused"))
+        self.stepped = self._shielded(_who_hear(listeners, "stepped"))
+        self.closed = self._shielded(_who_hear(listeners, "closed"))
+        self.aborted = self._shielded(_who_hear(listeners, "aborted"))
+        self.failed = self._shielded(_who_hear(listeners, "failed"))
+
+    def _shielded(self, hearing: Sequence[Hear]) -> Hear:
+        def tell(*what: Any) -> None:
+            for hear in hearing:
+                try:
+                    hear(*what)
+                except Exception as error:
+                    pass_on_signals(error)
+                    self.num_faults += 1
+                    logger.exception("%s failed", getattr(hear, "__qualname__", hear))
+
+        return tell
 
 
-def _of(listeners: Sequence[Listener], event: str) -> Callable[..., None]:
-    """One function that calls whoever listens to an event."""
+def _who_hear(listeners: Sequence[Listener], event: str) -> list[Hear]:
     silent = getattr(Listener, event)
-    hearing: list[Callable[..., None]] = [
-        getattr(one, event) for one in listeners if getattr(type(one), event) is not silent
-    ]
+    return [getattr(one, event) for one in listeners if getattr(type(one), event) is not silent]
 
-    if len(hearing) == 1:
-        return hearing[0]
 
+def _in_turn(hearing: Sequence[Hear]) -> Hear:
     def tell(*what: Any) -> None:
         for hear in hearing:
             hear(*what)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
@@ -33,6 +34,9 @@ from quire.utils.signals import pass_on_signals
 from quire.utils.timing import Clock
 
 logger = logging.getLogger(__name__)
+
+UNPROCESSED: Final = "the output of this request could not be processed; see the server's log"
+"""The error of a request whose text, log-probabilities or timings raised."""
 
 
 @dataclass(slots=True)
@@ -82,6 +86,8 @@ class _Completion:
     num_cached_tokens: int = 0
     num_promoted_tokens: int = 0
     num_preemptions: int = 0
+    prompt_pieces: list[TokenLogprobs | None] | None = None
+    """Of its prompt log-probabilities, what has come of a list that is sent in pieces."""
 
     @property
     def internal_id(self) -> str:
@@ -203,7 +209,10 @@ class OutputProcessor:
             completion = self._completions.get(output.request_id)
             if completion is not None:
                 self._take_in_alone(completion, output, now, batch)
-        delivered = (self._deliver(self._requests[i], news) for i, news in batch.news.items())
+        delivered = [
+            self._deliver_alone(self._requests[i], news, now, batch)
+            for i, news in batch.news.items()
+        ]
         request_outputs = [output for output in delivered if output is not None]
         for external_id in batch.news:
             self._forget_if_ended(external_id)
@@ -291,7 +300,7 @@ class OutputProcessor:
         aborted = [c for c in request.completions if c.finish_reason is None]
         for completion in aborted:
             self._end(completion, str(FinishReason.ABORT), None, now)
-        output = self._deliver(request, aborted)
+        output = self._deliver_alone(request, aborted, now, _Batch([]))
         self._forget_if_ended(external_id)
         return [c.internal_id for c in aborted], output
 
@@ -336,10 +345,33 @@ class OutputProcessor:
             pass_on_signals(error)
             logger.exception("output of request %s could not be processed", output.request_id)
             if completion.finish_reason is None:
-                completion.request.error = "the output of this request could not be processed"
-                self._end(completion, str(FinishReason.ERROR), None, now)
-                batch.aborts.append(completion.internal_id)
+                self._fail(completion, now, batch)
             batch.add(completion)
+
+    def _fail(self, completion: _Completion, now: float, batch: _Batch) -> None:
+        """End a completion whose output cannot be processed, here and in the core."""
+        completion.request.error = UNPROCESSED
+        batch.aborts.append(completion.internal_id)
+        try:
+            self._end(completion, str(FinishReason.ERROR), None, now)
+        except Exception as error:
+            pass_on_signals(error)
+            # Statistics are what `_end` does last.
+            logger.exception("the end of request %s is not counted", completion.internal_id)
+
+    def _deliver_alone(
+        self, request: _Request, news: list[_Completion], now: float, batch: _Batch
+    ) -> RequestOutput | None:
+        """A request's next output. If that fails, the request ends, and no other."""
+        try:
+            return self._deliver(request, news)
+        except Exception as error:
+            pass_on_signals(error)
+            logger.exception("no output could be made for %s", request.first.external_id)
+        for completion in request.completions:
+            if completion.finish_reason is None:
+                self._fail(completion, now, batch)
+        return _last_words(request)
 
     def _take_in(
         self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
@@ -347,7 +379,9 @@ class OutputProcessor:
         request = completion.request
         self._note_scheduling(completion, output)
         if output.new_prompt_logprobs is not None and request.prompt_logprobs is None:
-            request.prompt_logprobs = [self._position(p) for p in output.new_prompt_logprobs]
+            scores = _join_pieces(completion, output)
+            if scores is not None:
+                request.prompt_logprobs = [self._position(p) for p in scores]
         if output.error is not None:
             request.error = output.error
         if output.pooled is not None:
@@ -484,6 +518,30 @@ class OutputProcessor:
         )
 
 
+def _last_words(request: _Request) -> RequestOutput:
+    """The end of a request of which no proper output can be made: what is known without computing
+    anything. Its tokens so far have been delivered, or the caller wanted them with the end only."""
+    return RequestOutput(
+        request_id=request.first.external_id,
+        prompt=request.processed.prompt_text,
+        prompt_token_ids=request.first.prompt_token_ids,
+        outputs=[
+            CompletionOutput(
+                index=c.index,
+                text="",
+                token_ids=[],
+                cumulative_logprob=None,
+                logprobs=None,
+                finish_reason=str(FinishReason.ERROR),
+            )
+            for c in request.completions
+        ],
+        finished=True,
+        seed=request.processed.seed,
+        error=UNPROCESSED,
+    )
+
+
 def _rewind_request(request: _Request) -> None:
     """What its completions have in common follows from them again."""
     request.error = request.pooled = None
@@ -494,6 +552,22 @@ def _rewind_request(request: _Request) -> None:
         request.prompt_logprobs, request.prompt_logprobs_delivered = None, False
         request.num_cached_tokens = None
         metrics.first_token_ts = metrics.last_token_ts = 0.0
+
+
+def _join_pieces(
+    completion: _Completion, output: EngineCoreOutput
+) -> list[TokenLogprobs | None] | None:
+    """The prompt log-probabilities that an output brings or completes; `None` if there are more to
+    come. A core that replaces another sends all of them again, from the first."""
+    new, start = output.new_prompt_logprobs or [], output.prompt_logprobs_start
+    if start is None:
+        return new
+    pieces = completion.prompt_pieces = [*(completion.prompt_pieces or [])[:start], *new]
+    assert len(pieces) == start + len(new), "a piece of the prompt's log-probabilities is missing"
+    if len(pieces) < len(completion.core_request.prompt_token_ids):
+        return None
+    completion.prompt_pieces = None
+    return pieces
 
 
 def _has_news(completion: _Completion) -> bool:
