@@ -22,9 +22,10 @@ import random
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -130,6 +131,9 @@ class SimulatedCore:
         assert message.epoch == self.epoch, "sent to the wrong core"
         if self.state != "gone":
             self.inbox.append(wire.encode(message)[wire.HEADER :])
+
+    def prepare(self, message: ToCore) -> Callable[[], None]:
+        return partial(self.send, message)
 
     def stop(self) -> None:
         self.state, self.stopped = "gone", True

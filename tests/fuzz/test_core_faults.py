@@ -42,14 +42,14 @@ ENGINE = SOURCE / "engine"
 FOLLOWED = frozenset(
     map(
         str,
-        [*(SOURCE / "core").rglob("*.py"), ENGINE / "core.py", ENGINE / "cores" / "obey.py"]
+        [*(SOURCE / "core").rglob("*.py"), ENGINE / "core.py"]
         + [ENGINE / "cores" / "parts.py", ENGINE / "verbs.py"],
     )
 )
 KINDS = (RuntimeError, MemoryError, KeyError)
 CULPRIT = "r1"
-ASKED = ("obey_contained", "has_requests")
-"""Functions that only look at the message or the queue; they work for no request."""
+ASKED = ("has_requests",)
+"""Functions that only look at the queue and work for no request."""
 
 Place = tuple[str, int]
 
@@ -153,6 +153,7 @@ class Rig:
                     self.process._handle(self.core, message)
                 if self.core.has_requests:
                     self.process._step(self.core)
+                sys.settrace(None)
                 if not messages and not self.core.scheduler.requests:
                     break
         finally:
