@@ -142,6 +142,9 @@ OPTIONS: Final[dict[str, Bound]] = {
     "record_steps": _integer(0, 10**6),
     "trace_sampling_rate": _real(0, 1),
     "kv_cache_metrics_sample": _real(0, 1, above=True),
+    # recovery
+    "core_restart_limit": _integer(0, 10**6),
+    "core_restart_window": _real(0, SECONDS),
     # server
     "port": _integer(0, 65535),
     "max_body_bytes": _integer(1024, 2**30),

@@ -32,6 +32,10 @@ NOT_A_NUMBER: Final = "numerical: the model's output is not a finite number"
 these."""
 
 
+POISON: Final = "poison_request: the engine died each time it worked on this request"
+"""The message of a request that was taken out because cores died of it."""
+
+
 class QuireError(Exception):
     """Base of every error quire raises on purpose."""
 
@@ -179,3 +183,9 @@ class StepFailed(EngineError):
     """One request failed inside an engine step; the others went on."""
 
     code = "step_failed"
+
+
+class PoisonRequest(StepFailed):
+    """Every engine core that worked on the request died; the others went on."""
+
+    code = "poison_request"

@@ -9,6 +9,7 @@ from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
 from quire.config.pooler_spec import PoolerSpec
 from quire.config.pooling import read_pooler
+from quire.config.recovery import RecoveryConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape
@@ -20,6 +21,7 @@ __all__ = [
     "ModelConfig",
     "ModelShape",
     "ObservabilityConfig",
+    "RecoveryConfig",
     "PoolerSpec",
     "SchedulerConfig",
     "ServerConfig",

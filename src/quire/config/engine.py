@@ -18,6 +18,7 @@ from quire.config.cache import CacheConfig
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
 from quire.config.pooling import read_pooler
+from quire.config.recovery import RecoveryConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
 from quire.config.shape import ModelShape
@@ -29,6 +30,7 @@ SECTIONS: dict[str, Any] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "observability": ObservabilityConfig,
+    "recovery": RecoveryConfig,
 }
 """Fields of `EngineConfig` and their classes."""
 
@@ -55,6 +57,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

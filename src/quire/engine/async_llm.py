@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, read_pooler
 from quire.engine.cores.process_handle import CoreProcess
-from quire.engine.cores.supervisor import CoreEvents, Supervisor, never
+from quire.engine.cores.restarts import RestartBudget
+from quire.engine.cores.supervisor import CoreEvents, Supervisor
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
 from quire.engine.frontend.questions import explain_live
@@ -26,6 +27,8 @@ from quire.params import PoolingParams, SamplingParams
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
+    from quire.core.output import EngineCoreOutput
+    from quire.core.stats import StepStats
     from quire.engine.cores.handle import MakeCore
     from quire.engine.frontend.listeners import AnyParams
     from quire.engine.frontend.prompts import PromptType
@@ -46,7 +49,8 @@ class AsyncLLM:
         config: As given by the user.
         entropy: Mixed into the seeds of requests without one.
         clock, make_core: Replaceable in tests.
-        replaces: Asked with its error whether a core that died is replaced; see `Supervisor`.
+        replaces: Asked with its error whether a core that died is replaced; see `Supervisor`. The
+            configuration's `RestartBudget` unless given.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class AsyncLLM:
         entropy: bytes,
         clock: Clock | None = None,
         make_core: MakeCore = CoreProcess,
-        replaces: Callable[[QuireError], bool] = never,
+        replaces: Callable[[QuireError], bool] | None = None,
     ) -> None:
         self.clock = clock or RealClock()
         self._loading = Loading(self.clock, "frontend")
@@ -75,6 +79,7 @@ class AsyncLLM:
             replay=self._replay,
             dead=self._on_death,
         )
+        replaces = replaces or RestartBudget(live.now.recovery, self.clock)
         self.supervisor = Supervisor(live, events, make_core, self.clock, replaces)
         self.frontend = FrontEnd(
             live,
@@ -391,7 +396,10 @@ class AsyncLLM:
             self.frontend.sinks.tick()
 
     def _on_outputs(self, message: Outputs) -> None:
-        taken = self.frontend.take(message.outputs, message.stats)
+        self._take(message.outputs, message.stats)
+
+    def _take(self, outputs: list[EngineCoreOutput], stats: StepStats | None) -> None:
+        taken = self.frontend.take(outputs, stats)
         self.frontend.release(taken)
         for output in taken.request_outputs:
             stream = self._streams.get(output.request_id)
@@ -400,10 +408,13 @@ class AsyncLLM:
             if output.finished:
                 del self._streams[output.request_id]
             stream.put(output)
-        self.frontend.report(message.stats, taken.iteration)
+        self.frontend.report(stats, taken.iteration)
 
-    def _replay(self) -> list[EngineCoreRequest]:
-        return self.frontend.replay()
+    def _replay(self, has_worked: bool) -> list[EngineCoreRequest]:
+        requests, outputs = self.frontend.replay(has_worked)
+        if outputs:
+            self._take(outputs, None)
+        return requests
 
     def _on_death(self, error: QuireError) -> None:
         """End everything that waits for the core."""

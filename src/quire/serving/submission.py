@@ -14,7 +14,7 @@ from typing import Final
 
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.seeds import prompt_seed
-from quire.errors import StepFailed
+from quire.errors import POISON, PoisonRequest, StepFailed
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
@@ -113,6 +113,11 @@ def request_failed(output: RequestOutput) -> StepFailed:
     """The error for the caller of a request that the engine failed on; the log gets the cause."""
     error_id = uuid.uuid4().hex[:12]
     logger.error("request %s failed (%s): %s", output.request_id, error_id, output.error)
+    if output.error == POISON:
+        return PoisonRequest(
+            "The engine ended each time it worked on this request, which was therefore taken out; "
+            f"others go on. Sent again, it may end the same way. The log has more under {error_id}."
+        )
     return StepFailed(
         "The engine failed on this request; others were not disturbed. "
         f"The log has more under {error_id}."

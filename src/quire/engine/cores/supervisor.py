@@ -2,8 +2,7 @@
 
 It owns the epoch, the start of a core and the news of its end. A core can be replaced by another of
 the next epoch, which gets the limits of now and every unfinished request with its output so far.
-Whether that is done when a core dies is up to `replaces`; `never` is what servers use, so the
-engine ends with its core. Knows no text, no streams and no processes.
+Whether that is done when a core dies is up to `replaces`. Knows no text, no streams and no processes.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ class CoreEvents:
     """It is ready; what its executor says of itself."""
     outputs: Callable[[Outputs], None]
     """A step of it has produced something. Each step is heard once, in order."""
-    replay: Callable[[], list[EngineCoreRequest]]
-    """Asked when a core takes the place of another: what it has to take over."""
+    replay: Callable[[bool], list[EngineCoreRequest]]
+    """Asked when a core takes the place of another: what it has to take over. Told whether the one
+    before it died at work, and not while it loaded."""
     dead: Callable[[QuireError], None]
     """The core is gone and is not replaced. Told once; nothing comes after it."""
 
@@ -135,6 +135,7 @@ class Supervisor:
                 changed anything that the new core could know of.
         """
         assert self._core is not None, "start() makes the first"
+        has_worked = self.state == "ready"
         self._dismiss(self._core)
         self._calls.fail(why)
         # Before the first core was ready, nobody has been promised anything.
@@ -146,7 +147,7 @@ class Supervisor:
         except OSError as error:
             logger.error("an engine core could not be started: %s", error)
             return self.end(EngineDead("the engine core died, and no other could be started"))
-        if requests := self._events.replay():
+        if requests := self._events.replay(has_worked):
             self.send(AddRequests(self.epoch, requests))
 
     def end(self, error: QuireError) -> None:
@@ -267,7 +268,8 @@ class Supervisor:
         self._on_death(EngineDead(f"the engine core died ({death.what})", advice=death.why))
 
     def _on_death(self, error: QuireError) -> None:
-        if self._replaces(error):
+        # A core that could not start the first time will not the second time either.
+        if self.state != "loading" and self._replaces(error):
             self.respawn(error)
         else:
             self.end(error)

@@ -40,6 +40,7 @@ from quire.engine.frontend.load_progress import Loading
 from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
 from quire.engine.frontend.processed_input import ProcessedInput
 from quire.engine.frontend.prompts import PromptType
+from quire.engine.frontend.quarantine import Quarantine
 from quire.engine.frontend.questions import Question, RecordListener
 from quire.engine.frontend.queue_limits import QueueLimits
 from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
@@ -135,7 +136,10 @@ class FrontEnd:
         if tracer is not None:
             self.sinks.add(tracer)
         log = RequestLog(config.observability, tokenizer.decode)
-        listeners = (self.journal, self.queue, RecordListener(self.records), self.tracing, log)
+        self._quarantine = Quarantine()
+        suspects = self._quarantine if serves else None
+        records = RecordListener(self.records)
+        listeners = (self.journal, suspects, self.queue, records, self.tracing, log)
         self._tell = ListenerTable([one for one in listeners if isinstance(one, Listener)])
 
     @property
@@ -291,15 +295,25 @@ class FrontEnd:
         string."""
         if taken.aborts:
             self._core.send(AbortRequests(self._core.epoch, taken.aborts))
+        if released := self._quarantine.released():
+            self._core.send(AddRequests(self._core.epoch, released))
 
     def report(self, stats: StepStats | None, iteration: IterationStats) -> None:
         """Hand statistics to all sinks."""
         self.sinks.record(stats, iteration)
 
-    def replay(self) -> list[EngineCoreRequest]:
-        """What a new core must take over: every unfinished completion, with its output so far."""
+    def replay(self, has_worked: bool) -> tuple[list[EngineCoreRequest], list[EngineCoreOutput]]:
+        """What a new core must take over: the unfinished completions, with their output so far.
+
+        Args:
+            has_worked: Whether the core before it died at work, and not while it loaded.
+
+        Returns:
+            What the core gets, and the last outputs of requests that are taken out because cores
+            die of them; they are to be taken in as those of a step are.
+        """
         assert self.journal is not None, "there is no journal to replay"
-        return self.journal.replay()
+        return self._quarantine.hand_over(self.journal.replay(), has_worked)
 
     # ---- for control verbs (`Front` in `engine/verbs.py`) --------------------------------------
 
@@ -351,6 +365,7 @@ class FrontEnd:
         active = list(self.output.active())
         if self.journal is not None:
             assert self.journal.tokens() == self.output.tokens(), "journal and outputs differ"
+            self._quarantine.check_integrity(self.journal.tokens())
         if self.queue is not None:
             silent = {c.internal_id: c.num_prompt_tokens for c in active if not c.seen}
             self.queue.check_integrity(silent)

@@ -1,0 +1,23 @@
+"""What happens when the engine core dies. Read by servers; `LLM` has its core in the caller's
+process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.bounds import check_section
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryConfig:
+    """Replacing an engine core that died."""
+
+    core_restart_limit: int = 10
+    """How many times within `--core-restart-window` an engine core that died is replaced; its
+    requests go on where their callers stand. One more death ends the server with exit code 1. 0:
+    never replaced."""
+    core_restart_window: float = 300.0
+    """Seconds after which the death of a core no longer counts towards `--core-restart-limit`."""
+
+    def __post_init__(self) -> None:
+        check_section(self)
