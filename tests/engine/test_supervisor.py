@@ -17,16 +17,17 @@ import pytest
 
 from fake_core import FakeCore, token
 from fake_executor import FakeExecutor
-from quire.config import EngineConfig, ModelConfig
+from quire.config import EngineConfig, ModelConfig, RecoveryConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.engine.async_llm import MAX_STEP_SECONDS, AsyncLLM
 from quire.engine.cores.handle import CoreHandle, OnExit, OnMessage
 from quire.engine.cores.inline import InlineCore
+from quire.engine.cores.restarts import RestartBudget
 from quire.engine.cores.supervisor import never
 from quire.engine.frontend import front_end
 from quire.engine.frontend.stream import RequestStream
 from quire.engine.messages import AbortRequests
-from quire.errors import EngineDead, ModelLoadError, QuireError, TooManyRequests
+from quire.errors import POISON, EngineDead, ModelLoadError, QuireError, TooManyRequests
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
@@ -107,7 +108,12 @@ class Caller:
 class World:
     """An engine, its cores, and everything between them."""
 
-    def __init__(self, replaces: Callable[[QuireError], bool] = always, **options: Any) -> None:
+    def __init__(
+        self,
+        replaces: Callable[[QuireError], bool] | None = always,
+        blames: bool = False,
+        **options: Any,
+    ) -> None:
         self.clock = ManualClock(100.0)
         self.cores: list[FakeCore] = []
         options = {"max_num_seqs": 3, "record_steps": 64, **options}
@@ -118,6 +124,9 @@ class World:
             make_core=self._make,
             replaces=replaces,
         )
+        if not blames:
+            # Here cores die at any moment, of nothing: `test_quarantine.py` is about blame.
+            self.engine.frontend._quarantine._judge = lambda unfinished: []  # type: ignore[method-assign]
         self.callers: list[Caller] = []
         self.calls: list[asyncio.Task[Any]] = []
         self.engine.supervisor.start()
@@ -375,6 +384,108 @@ async def test_without_replacement_the_engine_ends_with_its_core(hurt: Act) -> N
         assert all(call.done() for call in world.calls)
         await asyncio.gather(*world.calls, return_exceptions=True)
         await engine.shutdown()
+
+
+# ---- how often, and whose fault --------------------------------------------------------------
+
+
+async def work(world: World, kills: Callable[[FakeCore], bool]) -> None:
+    """Have the core do all it can; it dies where `kills` says, before it does the next thing."""
+    for _ in range(600):
+        core = world.core
+        if core.outbox:
+            core.give()
+        elif core.state == "ready" and kills(core):
+            core.die()
+        elif core.state == "loading":
+            core.load()
+        elif core.inbox and core.state == "ready":
+            core.take()
+        elif core.is_busy:
+            core.step()
+        else:
+            return
+        await world.settle()
+        for caller in world.callers:
+            await caller.read()
+
+
+async def test_a_request_that_kills_cores_is_taken_out_and_the_others_go_on() -> None:
+    """Whether it kills them before its first token or later."""
+    for position in (0, 3):
+        world = World(replaces=None, blames=True, max_num_seqs=64)
+        for number in range(12):
+            await world.submit(f"r{number}", [number])
+        (culprit,) = world.engine.frontend.internal_ids("r5")
+
+        def kills(core: FakeCore, culprit: str = culprit, position: int = position) -> bool:
+            return culprit in core.requests and len(core.requests[culprit][1]) == position
+
+        await work(world, kills)
+        for caller in world.callers:
+            if caller.name == "r5":
+                assert caller.got[-1].error == POISON and caller.got[-1].finished
+            else:
+                caller.check()
+        assert world.engine.state == "ready" and 3 <= len(world.cores) <= 10
+        await world.engine.shutdown()
+
+
+async def test_requests_are_accepted_while_a_core_is_replaced() -> None:
+    world = World(replaces=None)
+    await world.submit("before", [1])
+    await work(world, lambda core: len(world.cores) == 1 and bool(core.requests))
+    world.core.die()
+    assert world.engine.state == "replacing"
+    await world.submit("meanwhile", [2])
+    await world.finish()
+    assert world.engine.state == "dead" and len(world.cores) == 3  # ended by `finish`
+
+
+async def test_the_budget_ends_an_engine_whose_cores_die_again_and_again() -> None:
+    world = World(replaces=None, core_restart_limit=2, core_restart_window=10)
+    await world.submit("a", [1])
+    seen = []
+    while world.engine.state != "dead":
+        while world.core.state != "ready":
+            world.core.load()
+            world.core.give()
+        seen.append(world.clock.now())
+        world.core.die()
+        world.clock.advance(4 if len(seen) < 5 else 0)
+    # At 0, 4, (8 is the third within 10 s).
+    assert len(seen) == 3 and isinstance(world.engine.error, EngineDead)
+    with pytest.raises(EngineDead):
+        await world.callers[0].stream.__anext__()
+    await world.engine.shutdown()
+
+
+def test_deaths_of_long_ago_do_not_count() -> None:
+    clock = ManualClock(0.0)
+    budget = RestartBudget(RecoveryConfig(core_restart_limit=2, core_restart_window=10), clock)
+    for _ in range(20):
+        assert budget(EngineDead("it died"))
+        clock.advance(5.0)
+    assert budget(EngineDead("it died"))
+    assert not budget(EngineDead("it died"))
+
+
+async def test_a_core_that_cannot_start_is_not_replaced() -> None:
+    world = World(replaces=None)
+    world.core.fail()
+    world.core.give()
+    assert world.engine.state == "dead" and len(world.cores) == 1
+    await world.engine.shutdown()
+
+
+async def test_no_budget_no_replacement() -> None:
+    world = World(replaces=None, core_restart_limit=0)
+    while world.core.state != "ready":
+        world.core.load()
+        world.core.give()
+    world.core.die()
+    assert world.engine.state == "dead" and len(world.cores) == 1
+    await world.engine.shutdown()
 
 
 # ---- the messages between ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from quire.bounds import check_section
 class RecoveryConfig:
     """Replacing an engine core that died."""
 
-    core_restart_limit: int = 10
+    core_restart_limit: int = 16
     """How many times within `--core-restart-window` an engine core that died is replaced; its
     requests go on where their callers stand. One more death ends the server with exit code 1. 0:
     never replaced."""

@@ -79,8 +79,10 @@ class AsyncLLM:
             replay=self._replay,
             dead=self._on_death,
         )
-        replaces = replaces or RestartBudget(live.now.recovery, self.clock)
-        self.supervisor = Supervisor(live, events, make_core, self.clock, replaces)
+        self._budget = RestartBudget(live.now.recovery, self.clock)
+        self.supervisor = Supervisor(
+            live, events, make_core, self.clock, replaces or self._may_be_replaced
+        )
         self.frontend = FrontEnd(
             live,
             shape,
@@ -380,6 +382,10 @@ class AsyncLLM:
         self.frontend.check_integrity(self._streams.keys())
 
     # ---- news of the core --------------------------------------------------------------------
+
+    def _may_be_replaced(self, error: QuireError) -> bool:
+        # What the first core could not start with, the second could not either.
+        return self.state != "loading" and self._budget(error)
 
     def _on_start(self, epoch: int) -> None:
         self.frontend.begin_core(epoch)

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
-from quire.config import EngineConfig
+from quire.config import EngineConfig, RecoveryConfig
 from quire.config.locate import located
 from quire.config.scheduler import SERVER_LIMITS
 from quire.core.stats import StepStats
@@ -67,6 +67,11 @@ class LLMEngine(EngineVerbs):
         for name in SERVER_LIMITS:
             if getattr(config.scheduler, name) is not None:
                 raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
+        if config.recovery != RecoveryConfig():
+            raise ConfigError(
+                "core_restart_limit and core_restart_window are options of servers: the engine "
+                "core of LLM is in the caller's process and cannot be replaced"
+            )
         self.clock = clock or RealClock()
         self.lock = threading.RLock()
         """Held while the engine is used: threads may share it, and take turns."""

@@ -1,8 +1,8 @@
 """`Supervisor`: keeps an engine core for a front end, and knows which one is there.
 
 It owns the epoch, the start of a core and the news of its end. A core can be replaced by another of
-the next epoch, which gets the limits of now and every unfinished request with its output so far.
-Whether that is done when a core dies is up to `replaces`. Knows no text, no streams and no processes.
+the next epoch, which gets the limits of now and the unfinished requests with their output so far.
+Whether that is done when a core dies is up to `replaces`. Knows no text, streams or processes.
 """
 
 from __future__ import annotations
@@ -268,8 +268,7 @@ class Supervisor:
         self._on_death(EngineDead(f"the engine core died ({death.what})", advice=death.why))
 
     def _on_death(self, error: QuireError) -> None:
-        # A core that could not start the first time will not the second time either.
-        if self.state != "loading" and self._replaces(error):
+        if self._replaces(error):
             self.respawn(error)
         else:
             self.end(error)

@@ -1,11 +1,12 @@
 """Which requests a new core takes over when its predecessor died, and which one is to blame.
 
 A request may kill every core that works on it: a prompt that meets a bug of a kernel, say. Replayed
-again and again it would take everybody with it. Suspected is who was handed over to a core and got
-nothing more from it before it died, too: who gets a token has not killed the core, at least not
-this time. One suspect alone is to blame. Of several, half are tried at a time while the others wait
-here; who gets a token is cleared. So the culprit of 64 is found after 6 further deaths, and all
-others go on.
+again and again, it would take everybody with it. Suspected is who was handed over to a core and got
+nothing from it before it died, too. Of several suspects half are tried at a time while the others
+wait here, and who gets a token is cleared; so the culprit of 64 is found after a handful of deaths,
+and all others go on. The last suspect is taken out once two cores in a row died without giving it
+anything, the second one of them with nobody else in it: a single death may have come from outside,
+and others may have caused it.
 
 Knows no cores and no text.
 """
@@ -13,6 +14,7 @@ Knows no cores and no text.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
@@ -24,34 +26,35 @@ from quire.outputs import FinishReason
 
 logger = get_logger(__name__)
 
+ENOUGH_DEATHS: Final = 2
+"""Deaths in a row, without a token in between, for which a request alone is to blame."""
+
 
 class Quarantine(Listener):
     """Keeps suspects apart. All ids are internal ones of completions."""
 
     def __init__(self) -> None:
-        self._silent: set[str] = set()
-        # were handed over to the core that is there, and got nothing from it yet
+        self._handed: dict[str, int] = {}
+        # what the core took over from its predecessor, with the number of output tokens then
+        self._deaths: dict[str, int] = {}
+        # cores in a row that died without giving it anything
         self._trial: set[str] = set()
-        # suspects that the core has now; all of them are silent
+        # suspects that the core has now, and that have got nothing from it yet
         self._held: list[list[EngineCoreRequest]] = []
         # groups of suspects that wait for their turn, the next one last
 
     def stepped(self, outputs: Sequence[EngineCoreOutput], stats: StepStats | None) -> None:
         """Clear whoever got an output."""
-        if self._silent:
-            self._clear([output.request_id for output in outputs])
+        if self._trial:
+            self._trial.difference_update([output.request_id for output in outputs])
 
     def closed(self, internal_ids: Sequence[str]) -> None:
         """Forget completions that ended on this side."""
-        if self._silent or self._held:
-            self._clear(internal_ids)
+        if self._trial or self._held:
+            self._trial.difference_update(internal_ids)
             ended = set(internal_ids)
             groups = ([r for r in group if r.request_id not in ended] for group in self._held)
             self._held = [group for group in groups if group]
-
-    def _clear(self, ids: Sequence[str]) -> None:
-        self._silent.difference_update(ids)
-        self._trial.difference_update(ids)
 
     def hand_over(
         self, unfinished: Sequence[EngineCoreRequest], has_worked: bool
@@ -67,39 +70,64 @@ class Quarantine(Listener):
             What the new core gets now, and the last outputs of those who get no other.
         """
         outputs: list[EngineCoreOutput] = []
-        suspects = [r for r in unfinished if r.request_id in (self._trial or self._silent)]
-        if has_worked and len(suspects) == 1:
-            outputs = [_poison(suspects[0])]
-            # Those who waited need not go on one by one: mostly there is one culprit.
-            self._held = [[request for group in reversed(self._held) for request in group]]
+        if has_worked:
+            outputs = self._judge(unfinished)
+        kept_back = {request.request_id for group in self._held for request in group}
+        kept_back.update(output.request_id for output in outputs)
+        now = [r for r in unfinished if r.request_id not in kept_back]
+        now += self.released()
+        self._handed = {r.request_id: len(r.output_token_ids) for r in now}
+        return now, outputs
+
+    def _judge(self, unfinished: Sequence[EngineCoreRequest]) -> list[EngineCoreOutput]:
+        """Suspect, try and blame after a death; returns the last output of whoever is to blame."""
+        waiting = {request.request_id for group in self._held for request in group}
+        silent = [
+            r
+            for r in unfinished
+            if r.request_id not in waiting
+            and len(r.output_token_ids) == self._handed.get(r.request_id, 0)
+        ]
+        before, held = self._deaths, waiting & self._deaths.keys()
+        self._deaths = {r.request_id: before.get(r.request_id, 0) + 1 for r in silent}
+        self._deaths |= {one: before[one] for one in held}
+        tried = self._trial or self._handed.keys()
+        suspects = [r for r in silent if r.request_id in tried]
+        if len(suspects) == 1:
+            one = suspects[0]
+            self._trial = {one.request_id}
+            if self._deaths[one.request_id] < ENOUGH_DEATHS:
+                return []
+            others = [r for r in unfinished if r.request_id not in waiting | self._trial]
+            if others:
+                # One of these may have killed the core meanwhile, so the suspect is tried alone.
+                self._held.append(others)
+                return []
+            # Those who waited need not go on group by group: mostly there is one culprit.
+            self._held = [[r for group in reversed(self._held) for r in group]]
             self._trial = set()
-        elif has_worked and suspects:
+            return [_poison(one)]
+        if suspects:
             half = len(suspects) // 2
-            self._held.append(suspects[half:])
             self._trial = {r.request_id for r in suspects[:half]}
+            self._held.append(suspects[half:])
             logger.warning(
                 "the engine core died again, and %d requests may be the cause: trying %d of them "
                 "while the others wait",
                 len(suspects),
                 half,
             )
-        waiting = self._waiting()
-        gone = {output.request_id for output in outputs} | waiting
-        now = [r for r in unfinished if r.request_id not in gone]
-        self._silent = {r.request_id for r in now}
-        return now + self.released(), outputs
+        return []
 
     def released(self) -> list[EngineCoreRequest]:
         """The next group of suspects, if those before it are cleared. The core is to get them."""
-        if self._trial or not self._held:
-            return []
-        group = self._held.pop()
-        self._trial = {r.request_id for r in group}
-        self._silent |= self._trial
-        return group
-
-    def _waiting(self) -> set[str]:
-        return {request.request_id for group in self._held for request in group}
+        while self._held and not self._trial:
+            group = self._held.pop()
+            self._trial = {request.request_id for request in group}
+            self._handed |= {r.request_id: len(r.output_token_ids) for r in group}
+            if group:
+                return group
+        return []
 
     def check_integrity(self, unfinished: Collection[str]) -> None:
         """Check that nobody is kept who has ended, and that nobody waits for nothing.
@@ -107,11 +135,10 @@ class Quarantine(Listener):
         Raises:
             AssertionError: somebody is or does; a bug.
         """
-        waiting = self._waiting()
-        assert self._trial <= self._silent, "who is tried has had no output"
+        waiting = {request.request_id for group in self._held for request in group}
         assert waiting | self._trial <= set(unfinished), "who is suspected is unfinished"
         assert self._trial or not waiting, "somebody waits for nobody"
-        assert self._silent.isdisjoint(waiting), "who waits is not in the core"
+        assert self._trial.isdisjoint(waiting), "who waits is not in the core"
 
 
 def _poison(request: EngineCoreRequest) -> EngineCoreOutput:
