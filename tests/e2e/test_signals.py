@@ -127,7 +127,10 @@ def test_a_core_outlives_signals_but_not_its_parent() -> None:
     ],
 )
 def test_the_end_of_a_core_is_told_with_its_likely_cause(number: int, told: str) -> None:
-    with serving() as server:
+    with serving(
+        "--core-restart-limit",
+        "0",
+    ) as server:
         assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
         core = server.family()[1]
         core.send_signal(number)
