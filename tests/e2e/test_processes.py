@@ -99,23 +99,6 @@ def test_a_signal_under_load_ends_all_processes(signum: int) -> None:
         assert client.communicate(timeout=PATIENCE)[0] == "503 shutting_down\n"
 
 
-def test_nothing_survives_kill_9_of_the_api_process() -> None:
-    with serving() as server:
-        stream_first_token(server.url)
-        family = server.family()
-        assert len(family) == 2
-        server.process.kill()
-        assert gone(family)
-
-
-def test_kill_9_while_loading_leaves_nothing() -> None:
-    with serving() as server:
-        wait_for(lambda: len(server.family()) == 2, "an engine core")
-        family = server.family()
-        server.process.kill()
-        assert gone(family)
-
-
 def test_a_port_in_use_is_one_line() -> None:
     """It is all that is said: the model has not been loaded first."""
     with socket.socket() as taken:

@@ -1,0 +1,96 @@
+"""Nothing is left behind, whatever phase a signal meets the server in: no process, no zombie, no
+file in /dev/shm or the folder for temporary files, no port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from live_server import Server, serving
+from patience import PATIENCE, wait_for
+from test_signals import LONG, Request
+
+MARK = "LEFTOVERS_OF"
+SHARED = Path("/dev/shm")
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that have inherited the mark, whoever their parent is by now."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def shared(pids: list[int]) -> set[str]:
+    """Files in /dev/shm that one of these processes has open or mapped, and files that carry the
+    number of one in their names. Other tests may have files there."""
+    names = set()
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            if str(SHARED) in line and "(deleted)" not in line:
+                names.add(line.split()[-1])
+        names |= {str(path) for path in SHARED.glob(f"*{pid}*")}
+    return names
+
+
+def loading(server: Server) -> None:
+    wait_for(psutil.Process(server.process.pid).children, "an engine core")
+
+
+def idle(server: Server) -> None:
+    assert httpx.get(f"{server.url}/readyz", timeout=PATIENCE).status_code == 200
+
+
+def streaming(server: Server) -> Request:
+    return Request(server.url, *LONG)
+
+
+def draining(server: Server) -> Request:
+    request = Request(server.url, *LONG)
+    os.killpg(server.process.pid, signal.SIGTERM)
+    wait_for(lambda: httpx.get(f"{server.url}/readyz", timeout=PATIENCE).status_code == 503)
+    assert not request.finish
+    return request
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("phase", [loading, idle, streaming, draining])
+def test_nothing_is_left(phase, number: int, tmp_path: Path) -> None:
+    """SIGKILL goes to the API process alone, the others to the whole group."""
+    mark = uuid.uuid4().hex
+    env = {MARK: mark, "TMPDIR": str(tmp_path)}
+    how = {"env": env, "own_group": True}
+    with serving("--shutdown-timeout", "600" if phase is draining else "0", **how) as server:
+        request = phase(server)
+        pids = marked(mark)
+        assert len(pids) == 2, "the API process and its core"
+        family = [psutil.Process(pid) for pid in pids]
+        files = shared(pids)
+        if number == signal.SIGKILL:
+            server.process.kill()
+        else:
+            os.killpg(server.process.pid, number)
+        code = server.process.wait(PATIENCE)
+        interrupted = phase is loading and number == signal.SIGINT
+        assert code == (-number if number == signal.SIGKILL else 130 if interrupted else 0)
+        # A zombie counts as a process here.
+        assert not psutil.wait_procs(family, timeout=PATIENCE)[1]
+        if request is not None:
+            request.join()
+            assert request.error and not request.finish, "no client takes it for complete"
+    assert marked(mark) == []
+    assert list(tmp_path.iterdir()) == []
+    assert not any(Path(name).exists() for name in files)
+    assert not any(True for pid in pids for _ in SHARED.glob(f"*{pid}*"))
+    assert "Traceback" not in server.log
