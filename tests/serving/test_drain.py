@@ -130,3 +130,15 @@ async def test_while_loading_by_its_progress(percent: int, passed: float, told: 
     state, clock = later(percent)
     clock.advance(passed)
     assert (await retry_after(state))[0] == told
+
+
+async def test_refusals_are_counted_by_code_and_probes_are_not(
+    client: httpx.AsyncClient, state: ServerState
+) -> None:
+    state.begin_drain(25)
+    for _ in range(2):
+        await client.post(TEXT, json={"prompt": "a"})
+    for path in ("/readyz", "/health"):
+        assert (await client.get(path)).status_code == 503
+    lines = state.http_text.render().decode().splitlines()
+    assert 'quire:http_unavailable_total{code="shutting_down"} 2.0' in lines

@@ -77,6 +77,8 @@ class Gate:
 
     async def _fail(self, exchange: Exchange, error: QuireError) -> None:
         if exchange.status is None:
+            if error.status == 503 and not _is_probe(exchange):
+                self._state.http.observe_unavailable(error.code or "none")
             await exchange.fail(error)
         elif not exchange.finished:
             # Too late for a status, and only streams can carry an error: cut the connection.
@@ -93,7 +95,7 @@ class Gate:
         """Count the request in the metrics. Probes and scrapes are left out, because they would
         outnumber the rest."""
         endpoint = exchange.scope.get("endpoint")
-        if getattr(endpoint, "role", Role.USER) in (Role.OPEN, Role.METRICS):
+        if _is_probe(exchange):
             return
         self._state.http.observe(
             getattr(endpoint, "path", NO_ROUTE),
@@ -120,3 +122,8 @@ class Gate:
             exchange.status or "disconnected",
             exchange.request_id,
         )
+
+
+def _is_probe(exchange: Exchange) -> bool:
+    endpoint = exchange.scope.get("endpoint")
+    return getattr(endpoint, "role", Role.USER) in (Role.OPEN, Role.METRICS)

@@ -71,7 +71,16 @@ DURATION: Final = HttpMetric(
     ("method", "handler"),
     DURATION_BUCKETS,
 )
-HTTP_METRICS: Final = (REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION)
+UNAVAILABLE: Final = HttpMetric(
+    "quire:http_unavailable",
+    MetricKind.COUNTER,
+    "Requests answered 503, by the code of the error, such as `engine_loading` or `shutting_down`. "
+    "Streams that a drain cuts short are not among them: their status was 200.",
+    ("code",),
+)
+HTTP_METRICS: Final = (
+    REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION, UNAVAILABLE,
+)  # fmt: skip
 
 
 class HttpMetrics:
@@ -86,6 +95,7 @@ class HttpMetrics:
         }
         self._fine = Bins(FINE_BUCKETS)
         self._durations: dict[tuple[str, str], Bins] = {}
+        self._unavailable: dict[str, int] = {}
 
     def observe(
         self,
@@ -117,6 +127,11 @@ class HttpMetrics:
             self._fine.observe(seconds)
             self._durations.setdefault((known, handler), Bins(DURATION_BUCKETS)).observe(seconds)
 
+    def observe_unavailable(self, code: str) -> None:
+        """Count a request that was answered 503 with this code. Codes are a closed set."""
+        with self._lock:
+            self._unavailable[code] = self._unavailable.get(code, 0) + 1
+
     def snapshot(self) -> list[Sample]:
         """All values, consistent with one another."""
         with self._lock:
@@ -129,6 +144,8 @@ class HttpMetrics:
             for handler, (count, total) in sizes.items():
                 yield Summary(name, {"handler": handler}, count, total)
         yield _histogram(FINE_DURATION, (), self._fine)
+        for code, count in self._unavailable.items():
+            yield Counter(UNAVAILABLE.name, {"code": code}, count)
         for labels, bins in self._durations.items():
             yield _histogram(DURATION, labels, bins)
 
