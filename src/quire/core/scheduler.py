@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable
+from typing import Any
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.admission import change_limits
@@ -28,6 +29,7 @@ from quire.core.rules.aside import bring_back, set_aside
 from quire.core.rules.collect import collect_stats
 from quire.core.rules.continue_running import continue_running
 from quire.core.rules.in_flight import land, launch, take_back
+from quire.core.rules.rebuild import describe, rebuild
 from quire.core.rules.undo import undo
 from quire.core.rules.update import update_from_output
 from quire.core.stats import StepStats
@@ -210,6 +212,15 @@ class Scheduler:
             bring_back(self.books)
         else:
             set_aside(self.books, keep)
+
+    def rebuild(self) -> None:
+        """Make the books anew from the tokens of the requests; see `rules.rebuild`. Not within a
+        change. The worker must forget all it knows of any request."""
+        rebuild(self.books)
+
+    def describe(self) -> dict[str, Any]:
+        """What stands in the books, without any token of a prompt or an output."""
+        return describe(self.books)
 
     # ---- requests in and out -----------------------------------------------------------------
 

@@ -100,6 +100,8 @@ class StepStats(msgspec.Struct, array_like=True):
     this in."""
     machine: MachineStats | None = None
     """Read about once a second."""
+    num_integrity_failures: int = 0
+    """Times since the step before that the scheduler's books were found wrong, and made anew."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):

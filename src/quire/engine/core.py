@@ -6,10 +6,11 @@ It owns a scheduler and an executor. It knows no sockets, no text and no HTTP. W
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from quire.config import EngineConfig
@@ -36,6 +37,8 @@ logger = get_logger(__name__)
 ProgressCallback = Callable[[str, int, int], None]
 AUDIT_SHARE: Final = 0.005
 """Most of the time that the books are checked in."""
+AUDIT_STEPS: Final = 64
+"""Steps after which a busy engine checks them, if it is within that share."""
 
 T = TypeVar("T")
 Produced = tuple[list[EngineCoreOutput], StepStats]
@@ -115,6 +118,8 @@ class EngineCore:
         # batches whose result was not asked for, oldest first
         self._watch = StarvationWatch()
         self._audit_after = -math.inf
+        self._unaudited = self._found_wrong = 0
+        # steps since the last look at the books; mismatches that no statistics have told yet
         logger.info("engine core ready after %.2f s", self.clock.now() - started)
 
     # ---- the loop ----------------------------------------------------------------------------
@@ -140,8 +145,12 @@ class EngineCore:
         with self._change():
             outputs, stats = self._step()
             taken = take(outputs, stats)
-        if not self.scheduler.requests and self.clock.now() >= self._audit_after:
-            self._audit()
+        self._found_wrong = 0  # it is told
+        self._unaudited += 1
+        if self._unaudited >= AUDIT_STEPS or not self.scheduler.requests:
+            self._unaudited = 0
+            if self.clock.now() >= self._audit_after:
+                self._audit()
         return taken
 
     def _step(self) -> Produced:
@@ -160,6 +169,7 @@ class EngineCore:
             self._forget_flights()
             self.scheduler.take_back()
         end = self.clock.now()
+        stats.num_integrity_failures = self._found_wrong
         stats.schedule_seconds = oldest.scheduled - oldest.start
         stats.update_seconds = end - executed
         stats.step_seconds = end - oldest.start
@@ -174,7 +184,8 @@ class EngineCore:
     @property
     def has_requests(self) -> bool:
         """Whether `step()` has anything to do."""
-        return self.scheduler.has_requests or self.scheduler.is_changing
+        scheduler = self.scheduler
+        return scheduler.has_requests or scheduler.is_changing or self._found_wrong > 0
 
     @contextmanager
     def _change(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -207,19 +218,36 @@ class EngineCore:
         self._in_flight.clear()
 
     def _audit(self) -> None:
-        """Check the books: when the engine becomes idle, so that a leak shows soon, and when it
-        shuts down.
+        """Check the books: when the engine becomes idle, so that a leak shows soon, while it works,
+        and when it shuts down. Books that are wrong are made anew.
 
-        Not every time it becomes idle: a large pool takes milliseconds to check, and the next
-        request would wait for that.
+        Not every time: a large pool takes milliseconds to check, and the next step would wait for
+        that.
         """
         start = self.clock.now()
         try:
             self.scheduler.check_integrity()
-        except AssertionError as error:
-            logger.error("integrity check failed, please report this: %s", error)
+        except Exception as error:  # books that are wrong may raise anything when they are read
+            self._repair(error)
         end = self.clock.now()
         self._audit_after = end + (end - start) / AUDIT_SHARE
+
+    def _repair(self, error: Exception) -> None:
+        """Say what is wrong with the books and make them anew. Outputs stay the same: all requests
+        keep their tokens, and whoever ran is computed again.
+
+        Raises:
+            Exception: they are still wrong. A new core is the only remedy.
+        """
+        self._found_wrong += 1
+        logger.error("integrity check failed, please report this: %s", error or repr(error))
+        try:
+            logger.error("the books: %s", json.dumps(self.scheduler.describe()))
+        except Exception:
+            logger.exception("the books cannot even be read")
+        self._forget_flights()
+        self.scheduler.rebuild()
+        self.scheduler.check_integrity()
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -285,5 +313,6 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Check the books once more, then release the model."""
-        self._audit()
+        with suppress(Exception):  # which is logged, and there is nobody left to repair them for
+            self._audit()
         self.executor.shutdown()

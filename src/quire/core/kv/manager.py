@@ -409,6 +409,15 @@ class KVCacheManager:
         if self.swap is not None:
             self.swap.undo(swapped)
 
+    def forget_all(self) -> None:
+        """No request holds anything, and nothing can be found, here or in the second tier. What the
+        books say is not relied on."""
+        self.tables.held = {}
+        self.block_pool.forget_all()
+        if self.swap is not None:
+            self.swap.undo({})
+            self.swap.clear()
+
     def explain_prefix(self, request: Request) -> PrefixAnswer:
         """Why a request would, or would not, find its prefix: how far the cache follows it, and
         the token at which the nearest cached content differs. To be asked between steps."""

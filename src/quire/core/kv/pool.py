@@ -350,6 +350,14 @@ class BlockPool:
         if self.residency is not None:
             self.residency.keep([b for b in order if b.parent is not None])
 
+    def forget_all(self) -> None:
+        """Every block is free and empty, whatever the books say."""
+        for block in self.blocks:
+            block.origin = block.block_hash = block.parent = None
+        self.null_block.ref_cnt = 1
+        self.undo(self.step)
+        self.evicted.clear()
+
     def _find_again(self, block: KVBlock) -> None:
         assert block.origin is not None and block.parent is not None, "it has content"
         self._children[block.origin.group].add(block.parent, block)

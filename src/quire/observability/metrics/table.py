@@ -150,6 +150,10 @@ METRICS: Final = (
     Metric("vllm:kv_swap_failures", _C,
            "KV blocks that could not be written to the second tier, or read back.", _STEP,
            lambda s: s.num_swap_failures),
+    Metric("quire:integrity_failures", _C,
+           "Times that the scheduler's books did not agree with themselves and were made anew: "
+           "a bug. Nothing is lost; the log says what was wrong.", _STEP,
+           lambda s: s.num_integrity_failures),
     # Prefix cache, in tokens.
     Metric("vllm:prefix_cache_queries", _C, "Tokens looked up in the prefix cache.", _STEP,
            lambda s: s.prefix_queries),
