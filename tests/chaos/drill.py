@@ -26,7 +26,7 @@ import psutil
 
 from chaos_server import ChaosServer, chaos_server
 from conditions import CONDITIONS, Trial, Watch, idle_cpu
-from faults import SIZES, Fault, Size, faults
+from faults import CACHE, SIZES, Fault, Size, faults
 from mixed_load import (
     CANARY,
     Ask,
@@ -76,7 +76,7 @@ async def try_fault(name: str, fault: Fault, size: Size) -> Result:
     if fault.driver is None:
         return row
     start = time.monotonic()
-    with chaos_server(*fault.args) as server:
+    with chaos_server(*CACHE, *fault.args) as server:
         asks = mixed_asks(fault.streams or size.streams)
         trial = await _prepare(server, asks)
         try:

@@ -235,18 +235,21 @@ async def never_fits(trial: Trial, size: Size) -> None:
 
 
 RESTARTS = ("--core-restart-limit", "100000")
+CACHE = ("--kv-cache-memory-bytes", str(64 * 2**20))
+"""The cache is memory that is touched bit by bit: a small one is soon as large as it gets."""
 FEW = ("--num-gpu-blocks-override", "40", "--max-model-len", "512")
 """Pools of 640 tokens, for requests of up to about 200."""
 
 
 def faults() -> dict[str, Fault]:
     """The rows by name. Flags that this version does not have are left out."""
-    raised = RESTARTS if has_flag(RESTARTS[0]) else ()
+    replaces = has_flag(RESTARTS[0])
+    raised = RESTARTS if replaces else ()
     return {
         "F0": Fault("nothing", "-", "-", calm, promised=True),
         "F1": Fault(
             "kill -9 of the core at a random token", "every kill is survived",
-            "replacement of the core", kill_core, raised,
+            "replacement of the core", kill_core, raised, promised=replaces,
         ),
         "F2": Fault("kill -9 of a tensor-parallel worker", "as F1", "several workers"),
         "F3": Fault(
@@ -256,11 +259,11 @@ def faults() -> dict[str, Fault]:
         "F4": Fault("kill -9 of the API process", "clients resume", "journal on disk"),
         "F5": Fault(
             "a request that kills the core each time", "it ends as poison_request", "quarantine",
-            poison, raised,
+            poison, raised, promised=replaces,
         ),
         "F6": Fault(
             "SIGTERM under load", "what was accepted ends; new requests get 503 + Retry-After",
-            "drain", terminate, ("--shutdown-timeout", "60"),
+            "drain", terminate, ("--shutdown-timeout", "60"), promised=True,
         ),
         "F7": Fault(
             "clients disconnect at random phases", "-", "abort on disconnect", aborts,
@@ -286,7 +289,7 @@ def faults() -> dict[str, Fault]:
         ),
         "F13": Fault(
             "NaN and Inf logits in one row", "that request alone gets a 5xx; the same core",
-            "check of logits", not_a_number,
+            "check of logits", not_a_number, promised=True,
         ),
         "F14": Fault(
             "KV blocks for a few of all requests", "some are preempted", "preemption",

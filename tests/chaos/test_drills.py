@@ -21,14 +21,17 @@ from drill import Result, table, try_fault
 from faults import SIZES, faults
 from mixed_load import CANARY, SECRET, Load, Outcome, mixed_asks
 
-SMALL = ("F7", "F10", "F12", "F13", "F14")
+SMALL = ("F1", "F7", "F10", "F12", "F13", "F14")
 """The most telling of those that hold and take seconds."""
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_fault_that_is_survived(name: str) -> None:
     """The conditions that have no clock: a busy machine must not fail them."""
-    result = asyncio.run(try_fault(name, faults()[name], SIZES["short"]))
+    fault = faults()[name]
+    if not fault.promised:
+        pytest.skip(f"there is no {fault.mechanism} yet")
+    result = asyncio.run(try_fault(name, fault, SIZES["short"]))
     told = {k: v for k, v in result.complaints.items() if k not in ("bounded", "signals")}
     assert not told, table([result])
     assert result.requests, "nobody asked anything"
