@@ -246,7 +246,10 @@ class Caller:
             tokens = [t for piece in pieces for t in piece.token_ids]
             text = "".join(piece.text for piece in pieces)
             expected = reference(self.prompt, self.params, self.stream.seed + index)
-            if pieces[-1].finish_reason == "abort":
+            if pieces[-1].finish_reason == "error":
+                # Taken for the cause of deaths: see `Simulation._check_blame`.
+                assert tokens == expected[0][: len(tokens)], f"{self.name}[{index}]"
+            elif pieces[-1].finish_reason == "abort":
                 assert self.aborted, f"{self.name}[{index}] was aborted by nobody"
                 assert tokens == expected[0][: len(tokens)], f"{self.name}[{index}]"
             else:
@@ -323,11 +326,23 @@ class Simulation:
         await self._finish()
         for caller in self.callers:
             caller.check()
+        self._check_blame()
         self.engine.check_integrity()
         assert self.engine.num_unfinished == 0, "the front end holds a request"
         self.core.check()
         await self.engine.shutdown()
         assert all(core.stopped and core.reaped for core in self.cores), "a core was left"
+
+    @property
+    def num_blamed(self) -> int:
+        """Completions that ended with an error."""
+        ends = [p.finish_reason for c in self.callers for o in c.got for p in o.outputs]
+        return ends.count("error")
+
+    def _check_blame(self) -> None:
+        """Deaths here come from outside, so whoever is blamed for them is innocent. That may only
+        happen to one that two cores were lost with, the second one with nobody else in it."""
+        assert 2 * self.num_blamed <= len(self.cores) - 1, "blamed without two deaths"
 
     async def _settle(self) -> None:
         self.clock.advance(0.001)
@@ -454,6 +469,8 @@ class Played:
     requests: int = 0
     tokens: int = 0
     deaths: int = 0
+    blamed: int = 0
+    """Completions that were taken for the cause of deaths."""
     acts: Counter[str] = field(default_factory=Counter)
     broken: dict[int, str] = field(default_factory=dict)
     """By seed, what did not hold."""
@@ -475,6 +492,7 @@ async def play(first: int, count: int) -> Played:
             told.schedules += 1
             told.requests += len(simulation.callers)
             told.deaths += len(simulation.cores) - 1
+            told.blamed += simulation.num_blamed
             told.acts += simulation.acts
             told.tokens += sum(
                 len(p.token_ids) for c in simulation.callers for o in c.got for p in o.outputs
@@ -491,7 +509,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = asyncio.run(play(args.seed, args.schedules))
     print(
         f"{told.schedules} schedules in {time.monotonic() - start:.1f} s: {told.requests} requests,"
-        f" {told.tokens} tokens, {told.deaths} cores replaced; {dict(told.acts)}"
+        f" {told.tokens} tokens, {told.deaths} cores replaced,"
+        f" {told.blamed} blamed for it; {dict(told.acts)}"
     )
     for seed, what in told.broken.items():
         print(f"seed {seed}: {what}")

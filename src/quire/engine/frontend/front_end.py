@@ -239,6 +239,9 @@ class FrontEnd:
         if internal:
             self._core.send(AbortRequests(self._core.epoch, internal))
         self._tell.closed(internal)
+        # Others may have waited for this one to be tried, in a core that has nothing else to do:
+        # no output would ever come and let them go on.
+        self._let_go()
         _, final = self.output.abort(request_id)
         if final is not None:
             self._tell.aborted(request_id)
@@ -295,6 +298,10 @@ class FrontEnd:
         string."""
         if taken.aborts:
             self._core.send(AbortRequests(self._core.epoch, taken.aborts))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Send the core the suspects whose turn it is."""
         if released := self._quarantine.released():
             self._core.send(AddRequests(self._core.epoch, released))
 
