@@ -18,6 +18,7 @@
     ├── NotAvailable                 vLLM has it, quire does not: a member, a class              501
     └── EngineError                  the engine is at fault (5xx)
         ├── EngineDead               the engine core stopped and could not be replaced   503
+        ├── DeadlineUnreachable      it could not begin in time                          503
         └── StepFailed               one request failed inside a step                    500
 
 This module knows the HTTP status and the code of each error, but not how a reply is written.
@@ -177,6 +178,22 @@ def told(error: QuireError) -> str:
     advice = getattr(error, "advice", "")
     text = f"{error.message}. {advice}" if advice else error.message
     return " ".join(text.split())
+
+
+class DeadlineUnreachable(EngineError):
+    """So much is ahead of the request that its caller would not wait for its turn."""
+
+    status = 503
+    type = "ServiceUnavailable"
+    code = "deadline_unreachable"
+
+    def __init__(self, wait: float, max_wait: float) -> None:
+        super().__init__(
+            f"The request would wait about {wait:.1f} s for its turn, and its deadline is in "
+            f"{max_wait:.1f} s."
+        )
+        self.retry_after = wait - max_wait
+        """Seconds after which the same deadline can likely be met."""
 
 
 class StepFailed(EngineError):

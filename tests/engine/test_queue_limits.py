@@ -15,7 +15,7 @@ from quire.engine.frontend.drain_rate import DrainRate
 from quire.engine.frontend.queue_limits import QueueLimits
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import ConfigError, TooManyRequests
+from quire.errors import ConfigError, DeadlineUnreachable, TooManyRequests
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock
 
@@ -170,6 +170,20 @@ def test_an_idle_hour_and_aborted_requests_say_nothing_about_the_rate() -> None:
     door.submit("c", 4000)
     door.end("c")
     assert door.wait() == pytest.approx(1.0)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_both_numbers() -> None:
+    door = Door(max_num_seqs=100)
+    door.submit("a", 1000)
+    door.submit("b", 3000)
+    door.limits.check_deadline(0.001, door.config, 2)  # nothing was measured, nothing is refused
+    door.clock.advance(2.0)
+    door.step("a")
+    door.limits.check_deadline(6.5, door.config, 2)
+    with pytest.raises(DeadlineUnreachable, match=r"about 6\.0 s .* in 5\.5 s") as caught:
+        door.limits.check_deadline(5.5, door.config, 2)
+    assert caught.value.retry_after == pytest.approx(0.5)
+    assert door.refused == ["deadline"]
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 400), st.floats(0.05, 3.0)), min_size=20, max_size=60)

@@ -118,6 +118,7 @@ class FakeEngine:
         self.clients: list[str] = []
         """Parallel to `submitted`."""
         self.aborted: list[str] = []
+        self.max_waits: list[float | None] = []
         self.changes: list[tuple[Any, dict[str, Any]]] = []
         self.was_shut_down = False
         self.salts: list[str | None] = []
@@ -135,7 +136,9 @@ class FakeEngine:
         cache_salt: str | None = None,
         client: str = "",
         trace_headers: dict[str, str] | None = None,
+        max_wait: float | None = None,
     ) -> FakeStream:
+        self.max_waits.append(max_wait)
         self.trace_headers = trace_headers
         params = params.params if isinstance(params, CheckedParams) else params
         if self.refuse is not None:

@@ -149,12 +149,15 @@ class AsyncLLM:
         cache_salt: str | None = None,
         client: str = "",
         trace_headers: Mapping[str, str] | None = None,
+        max_wait: float | None = None,
     ) -> RequestStream:
-        """Accept a request; `trace_headers` may hold the caller's `traceparent` and `tracestate`.
+        """Accept a request; `trace_headers` may hold the caller's `traceparent` and `tracestate`,
+        and `max_wait` the seconds after which the caller has no use for it.
         Further prompts with equal parameters are cheaper with `RequestStream.checked` of the first.
 
         Raises:
             RequestError: it is invalid; nothing was queued.
+            DeadlineUnreachable: its turn would come later than `max_wait`; nothing was queued.
             EngineDead: the engine has stopped.
         """
         self.supervisor.check_alive()
@@ -168,6 +171,7 @@ class AsyncLLM:
             priority=priority,
             cache_salt=cache_salt,
             client=client,
+            max_wait=max_wait,
         )
         stream = RequestStream(
             request_id, processed.seed, processed.checked, self._abort_now, self._buffers

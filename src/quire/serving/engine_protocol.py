@@ -152,11 +152,13 @@ class EngineClient(Protocol):
         cache_salt: str | None = None,
         client: str = "",
         trace_headers: Mapping[str, str] | None = None,
+        max_wait: float | None = None,
     ) -> OutputStream:
-        """Admit a request.
+        """Admit a request; after `max_wait` seconds its caller has no use for it.
 
         Raises:
             RequestError: the request is invalid or a queue limit is reached.
+            DeadlineUnreachable: its turn would come later than `max_wait`.
             EngineDead: the engine cannot take it.
         """
         ...

@@ -59,6 +59,20 @@ class RequestTimeout(RequestError):
     type = "RequestTimeout"
 
 
+class DeadlineExceeded(RequestError):
+    """The caller's deadline passed before there was anything to return."""
+
+    status = 504
+    type = "RequestTimeout"
+    code = "deadline_exceeded"
+
+    def __init__(self, milliseconds: int) -> None:
+        super().__init__(
+            f"The deadline of {milliseconds} ms (X-Request-Deadline-Ms) passed before the request "
+            "had any output."
+        )
+
+
 class ServiceUnavailable(EngineError):
     """The server cannot answer now; trying again later can succeed."""
 

@@ -16,7 +16,8 @@ import msgspec
 
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
 from quire.serving import errors
-from quire.serving.decode import Unsupported, decode
+from quire.serving.deadline import Deadline
+from quire.serving.decode import Unsupported, decode, show
 from quire.serving.dialect import OPENAI
 from quire.serving.errors import RequestTimeout, UnsupportedMediaType
 from quire.serving.server_state import ServerState
@@ -31,6 +32,8 @@ BODY_SECONDS: Final = 60.0
 DISCARD_TIMES: Final = 8
 """Of a body that is too long, at most this many times the limit is read and discarded."""
 DISCARD_SECONDS: Final = 5.0
+LONGEST_DEADLINE: Final = 86_400_000
+"""Milliseconds: a day."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _CLOSE: Final = (b"connection", b"close")
 _UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -46,6 +49,8 @@ class Exchange:
         self.dialect = OPENAI
         """The route's, once it is found."""
         self.request_id = uuid.uuid4().hex
+        self.deadline: Deadline | None = None
+        """When the caller wants the reply to be complete."""
         self.status: int | None = None
         """Status of the reply once it has started."""
         self.finished = False
@@ -93,6 +98,23 @@ class Exchange:
             )
         self.request_id = given.decode("ascii")
 
+    def adopt_deadline(self) -> None:
+        """Take the caller's `X-Request-Deadline-Ms`, if there is one; it counts from now.
+
+        Raises:
+            InvalidRequest: it is not a whole number of milliseconds up to a day.
+        """
+        given = self.header(b"x-request-deadline-ms")
+        if given is None:
+            return
+        if not (given.isdigit() and len(given) < 20 and 0 < int(given) <= LONGEST_DEADLINE):
+            raise InvalidRequest(
+                f"X-Request-Deadline-Ms must be an integer from 1 to {LONGEST_DEADLINE}, got "
+                f"{show(given.decode('latin-1'))}.",
+                param="X-Request-Deadline-Ms",
+            )
+        self.deadline = Deadline(int(given))
+
     async def body(self) -> bytes:
         """The request's body, which must be declared as JSON.
 
@@ -123,10 +145,11 @@ class Exchange:
 
         Raises:
             ServiceUnavailable: no model takes requests.
-            InvalidRequest: the body is not such a record.
+            InvalidRequest: the body is not such a record, or the deadline in the headers is bad.
             RequestError: as `body` raises it.
         """
         self.state.check_open()
+        self.adopt_deadline()
         body = await self.body()
         self._accept()
         return decode(kind, body, unsupported)

@@ -18,6 +18,7 @@ from quire.errors import POISON, PoisonRequest, StepFailed
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
+from quire.serving.deadline import Deadline
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.errors import CutShort
 from quire.serving.server_state import ServerState
@@ -44,6 +45,8 @@ class Submission:
     """Whose turn it takes under the `fair` policy."""
     trace_headers: dict[str, str] | None = None
     """The caller's trace context."""
+    deadline: Deadline | None = None
+    """When the reply must be complete."""
 
 
 @asynccontextmanager
@@ -54,17 +57,26 @@ async def submitted(
 
     Raises:
         RequestError: the engine refuses a prompt; those before it are aborted.
+        DeadlineExceeded: the deadline passed meanwhile. Streams raise it as well.
+        DeadlineUnreachable: it will pass before the turn of a prompt.
     """
     if state.closed:
         raise CutShort(state.seconds_until_restart())
     request_ids = [state.unused_id(wanted) for wanted in submission.request_ids]
     streams: list[OutputStream] = []
+    timer: asyncio.TimerHandle | None = None
     state.in_flight += 1
     state.active_ids.update(request_ids)
     try:
         await _submit(engine, submission, request_ids, streams)
-        yield streams
+        if submission.deadline is None:
+            yield streams
+        else:
+            timer, watched = submission.deadline.watch(engine, request_ids, streams)
+            yield watched
     finally:
+        if timer is not None:
+            timer.cancel()
         state.in_flight -= 1
         state.active_ids.difference_update(request_ids)
         for stream in streams:
@@ -87,6 +99,7 @@ async def _submit(
             cache_salt=submission.cache_salt,
             client=submission.client,
             trace_headers=submission.trace_headers,
+            max_wait=None if submission.deadline is None else submission.deadline.left(),
         )
         streams.append(stream)
         if len(streams) % BREATHE_EVERY == 0:

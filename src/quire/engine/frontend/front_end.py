@@ -182,11 +182,14 @@ class FrontEnd:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        max_wait: float | None = None,
     ) -> ProcessedInput:
         """Take a request in and hand it to the core. Either everybody knows of it, or nobody.
+        `max_wait`: seconds after which its caller has no use for it.
 
         Raises:
             RequestError: it is invalid, or a limit is reached; nothing was queued.
+            DeadlineUnreachable: its turn would come later than `max_wait`; nothing was queued.
         """
         arrival = self.clock.now()
         try:
@@ -202,6 +205,8 @@ class FrontEnd:
             if self.queue is not None:
                 now = self.config.scheduler
                 self.queue.check(processed.requests, now, self.output.num_completions)
+                if max_wait is not None:
+                    self.queue.check_deadline(max_wait, now, self.output.num_completions)
             self.output.check_unused(request_id)
             # Nobody hears of a request that could not be sent.
             send = self._core.prepare(AddRequests(self._core.epoch, processed.requests))

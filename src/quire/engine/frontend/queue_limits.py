@@ -17,7 +17,7 @@ from quire.core.stats import StepStats
 from quire.engine.frontend.drain_rate import DrainRate
 from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import TooManyRequests
+from quire.errors import DeadlineUnreachable, TooManyRequests
 from quire.utils.timing import Clock
 
 REQUEST_BYTES: Final = 8192
@@ -123,6 +123,22 @@ class QueueLimits(Listener):
             wait = self.wait(config, num_unfinished)
             when = "later" if wait is None else f"in about {max(1, round(wait))} s"
             raise TooManyRequests(f"{refusal} Try again {when}.", retry_after=wait)
+
+    def check_deadline(self, max_wait: float, config: SchedulerConfig, num_unfinished: int) -> None:
+        """Refuse a request whose turn would come too late.
+
+        Args:
+            max_wait: Seconds that its caller will wait.
+            config: As in `wait`.
+            num_unfinished: As in `wait`.
+
+        Raises:
+            DeadlineUnreachable: with both numbers. Without a measured rate nothing is refused.
+        """
+        wait = self.wait(config, num_unfinished)
+        if wait is not None and wait > max_wait:
+            self._count_rejection("deadline")
+            raise DeadlineUnreachable(wait, max_wait)
 
     def _check_size(self, loads: Sequence[_Load], config: SchedulerConfig) -> str | None:
         """Why requests of this size are refused, if they are."""

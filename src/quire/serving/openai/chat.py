@@ -92,6 +92,7 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
         request.cache_salt,
         exchange.client(request.user),
         exchange.trace_headers(),
+        exchange.deadline,
     )
     tokens = bool(request.logprobs or request.return_token_ids or usage_each(request))
     parsing = Parsing(served.parsers, ParserSetup(prompt, tools or ()))

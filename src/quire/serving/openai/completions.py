@@ -89,6 +89,7 @@ async def _prepare(
         request.cache_salt,
         exchange.client(request.user),
         exchange.trace_headers(),
+        exchange.deadline,
     )
     head = ReplyHead(request_id, "text_completion", served.name, served.fingerprint)
     tokens = request.logprobs is not None or request.return_token_ids or usage_each(request)

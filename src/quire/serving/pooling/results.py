@@ -49,6 +49,7 @@ async def pool(
         request.cache_salt,
         exchange.client(request.user),
         exchange.trace_headers(),
+        exchange.deadline,
     )
     async with submitted(exchange.state, engine, submission) as streams:
         return [await _last(stream) for stream in streams]
