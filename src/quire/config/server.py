@@ -54,6 +54,10 @@ class ServerConfig:
     """Seconds that running requests have to finish after SIGTERM, SIGHUP or Ctrl-C; what is not
     finished then ends with an error. 0 ends them at once, and so does a second signal. The default
     is less than the 30 s after which Kubernetes kills a pod."""
+    stream_keep_alive: float = 10.0
+    """Seconds of silence after which a stream of server-sent events gets a comment line, which
+    clients skip, so that proxies keep the connection: while a request waits, a long prompt is
+    computed or the engine core is replaced. 0: never."""
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -10,6 +10,7 @@ from quire.errors import QuireError
 from quire.logger import get_logger
 from quire.serving.errors import InternalError
 from quire.serving.exchange import Exchange
+from quire.serving.keep_alive import kept_alive
 
 logger = get_logger(__name__)
 
@@ -22,8 +23,9 @@ async def send_stream(exchange: Exchange, frames: AsyncGenerator[bytes]) -> None
     last = dialect.stream_end
     async with aclosing(frames):
         try:
-            async for chunk in frames:
-                await exchange.write(chunk)
+            with kept_alive(exchange):
+                async for chunk in frames:
+                    await exchange.write(chunk)
         except QuireError as error:
             last = dialect.stream_error(error) + last
         except Exception:
