@@ -62,6 +62,13 @@ SECTIONS = (
         "engine, so those stages are 0.",
     ),
     Section(
+        "Replaced engine cores",
+        ("quire:core_recovery_seconds", "quire:core_recovery_part_seconds"),
+        "The histogram's count is the number of engine cores that died and were replaced. Its "
+        "seconds are from the moment the death was noticed until every request that had output has "
+        "more. The parts add up to it, but for what the API process does in between.",
+    ),
+    Section(
         "KV cache",
         ("kv_cache_usage_perc", "gpu_cache_usage_perc", "kv_block_.*"),
         "Usage is a number from 0 to 1, not a percentage: the blocks that requests hold, divided "

@@ -78,6 +78,7 @@ ITERATION = IterationStats(
     inter_token_latency=[0.02, 0.03],
     finished=[DONE],
     num_slow_readers=4,
+    core_recovery={"imports": 0.5, "prefill": 0.25, "total": 0.875},
 )
 
 GAUGES = {
@@ -121,6 +122,7 @@ COUNTERS = {
 }
 # name: (sum, count) of two records
 HISTOGRAMS = {
+    "quire:core_recovery_seconds": (1.75, 2),
     "time_to_first_token_seconds": (0.1, 2),
     "inter_token_latency_seconds": (0.1, 4),
     "time_per_output_token_seconds": (0.1, 4),
@@ -194,6 +196,7 @@ def test_no_row_is_untested() -> None:
         "admission_rejections",
         "engine_sleep_state",
         "engine_step_seconds",
+        "quire:core_recovery_part_seconds",
         "prompt_tokens_cached_by_source",
         "spec_decode_num_accepted_tokens_per_pos",
         "quire:cpu_wait_seconds",
@@ -251,6 +254,8 @@ def test_labelled_values(sink: PrometheusSink) -> None:
     seconds = {"schedule": 0.002, "forward": 0.016, "sample": 0.004, "update": 0.001}
     for part, value in seconds.items():
         assert values["engine_step_seconds_total", f"part={part}"] == pytest.approx(value)
+    for part, value in {"imports": 1.0, "prefill": 0.5, "process": 0}.items():
+        assert values["quire:core_recovery_part_seconds_total", f"part={part}"] == value
     name = "spec_decode_num_accepted_tokens_per_pos_total"
     assert [values[name, f"position={k}"] for k in range(3)] == [4, 2, 0]
     by_source = {
@@ -278,7 +283,7 @@ def test_buckets(sink: PrometheusSink) -> None:
     values = parsed(sink)
 
     def bounds(name: str) -> list[float]:
-        found = [label for key, label in values if key == f"vllm:{name}_bucket"[5:]]
+        found = [label for key, label in values if key == f"{name}_bucket"]
         return [float(label.removeprefix("le=")) for label in found]
 
     itl = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
@@ -296,6 +301,7 @@ def test_buckets(sink: PrometheusSink) -> None:
         "time_per_output_token_seconds": itl,
         "request_time_per_output_token_seconds": itl,
         "time_to_first_token_seconds": ttft,
+        "quire:core_recovery_seconds": ttft,
         "iteration_tokens_total": [1] + [2**k for k in range(3, 15)],
         "request_params_n": [1, 2, 5, 10, 20],
         "request_num_preemptions": [1, 2, 3, 4, 5, 10, 20],

@@ -3,6 +3,8 @@ numbers."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from quire.core.batch import LayerSpan
@@ -135,6 +137,16 @@ class FinishedRequestStats(msgspec.Struct, array_like=True):
     """On the same clock; 0 if there was no token."""
 
 
+RECOVERY_PARTS: Final = (
+    "process", "imports", "promotion", "config", "verify", "weights", "kv_cache", "prefill",
+)  # fmt: skip
+"""Parts of the replacement of a core, in their order; most have only some of them. `process`: from
+the call that starts it to the first line of Python. `promotion`: until a process that was waiting
+gets the word. `config`: reading the model's configuration, choosing device and kernels. `weights`:
+building the model, and reading or mapping its weights. `prefill`: from readiness until every
+request that had output has more."""
+
+
 class IterationStats(msgspec.Struct, array_like=True):
     """What one batch of engine outputs meant to the callers."""
 
@@ -152,3 +164,6 @@ class IterationStats(msgspec.Struct, array_like=True):
     """Requests refused because of a queue limit, by the limit's name."""
     num_slow_readers: int = 0
     """Requests ended because their callers left too much unread."""
+    core_recovery: dict[str, float] = {}
+    """Of a replacement of the core that has just ended: seconds by part (`RECOVERY_PARTS`), and
+    in `total`."""

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, read_pooler
+from quire.core.stats import IterationStats
 from quire.engine.cores.process_handle import CoreProcess
 from quire.engine.cores.restarts import RestartBudget
 from quire.engine.cores.supervisor import CoreEvents, Supervisor
@@ -77,6 +78,7 @@ class AsyncLLM:
             ready=self._on_ready,
             outputs=self._on_outputs,
             replay=self._replay,
+            recovered=self._on_recovered,
             dead=self._on_death,
         )
         self._budget = RestartBudget(live.now.recovery, self.clock)
@@ -425,6 +427,9 @@ class AsyncLLM:
         if outputs:
             self._take(outputs, None)
         return requests
+
+    def _on_recovered(self, parts: Mapping[str, float]) -> None:
+        self.frontend.report(None, IterationStats(core_recovery=dict(parts)))
 
     def _on_death(self, error: QuireError) -> None:
         """End everything that waits for the core."""

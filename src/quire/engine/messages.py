@@ -48,6 +48,8 @@ class Start(msgspec.Struct, tag=True):
 
     epoch: int
     config: dict[str, Any]
+    begun: float = 0.0
+    """When the core was asked for, in seconds of the machine's monotonic clock."""
 
 
 class AddRequests(msgspec.Struct, tag=True):
@@ -79,6 +81,8 @@ class Ready(msgspec.Struct, tag=True):
     epoch: int
     number: int
     info: dict[str, Any]
+    parts: dict[str, float] = {}
+    """Seconds that each part of the start took: names of `quire.core.stats.RECOVERY_PARTS`."""
 
 
 class Progress(msgspec.Struct, tag=True):

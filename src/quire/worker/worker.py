@@ -203,6 +203,7 @@ class Worker:
             self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
             given.load_format, given.attention_backend or envs.ATTENTION_BACKEND, self.ops,
         )  # fmt: skip
+        progress(0, 0)  # building the model is part of it
         if self.pooler is None:
             model = load_model(*common)
         else:

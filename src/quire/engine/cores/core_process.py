@@ -1,6 +1,6 @@
 """The engine-core process: a socket on one side, an `EngineCore` on the other.
 
-Run as `python -m quire.engine.cores.core_process FD`, where FD is one end of a Unix socket pair
+Run as `python -m quire.engine.cores.core_main FD`, where FD is one end of a Unix socket pair
 whose other end the front end holds. When that end closes, the front end is gone, and this process
 ends at once.
 
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import os
 import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire import envs
+from quire.config import EngineConfig
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.core import EngineCore
@@ -30,6 +33,7 @@ from quire.engine.cores import wire
 from quire.engine.cores.culprit import find_culprit
 from quire.engine.cores.obey import obey_contained
 from quire.engine.cores.parts import encode_outputs
+from quire.engine.cores.start_parts import StartParts
 from quire.engine.messages import Failure, FromCore, Outputs, Progress, Ready, Reply, Start, ToCore
 from quire.errors import QuireError
 from quire.logger import get_logger, setup_logging
@@ -53,10 +57,16 @@ class _Made:
 
 
 class EngineCoreProcess:
-    """Feeds a core from a socket and sends back what its steps produce."""
+    """Feeds a core from a socket and sends back what its steps produce.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: To the front end.
+        begun: When the interpreter was up, by the machine's monotonic clock.
+    """
+
+    def __init__(self, sock: socket.socket, begun: float | None = None) -> None:
         self._sock = sock
+        self._begun = time.monotonic() if begun is None else begun
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="core-writer", daemon=True)
@@ -89,13 +99,22 @@ class EngineCoreProcess:
         return 0
 
     def _load(self, start: Start) -> EngineCore:
-        from quire.config import EngineConfig
+        parts = StartParts(start.begun)
+        parts.end("process", self._begun)
+        importlib.import_module("quire.executor.inline")  # torch, most of a start
+        parts.end("imports")
 
-        core = EngineCore(EngineConfig.from_dict(start.config), progress=self._progress)
+        def progress(phase: str, done: int, total: int) -> None:
+            parts.hear(phase)
+            self._send(Progress(self.epoch, self._number, phase, done, total))
+
+        core = EngineCore(EngineConfig.from_dict(start.config), progress=progress)
         # What is here now stays: to look through all of it takes a tenth of a second, in which
         # every request would wait.
         gc.freeze()
-        self._send(Ready(self.epoch, self._number, core.info.to_dict()))
+        gc.enable()
+        parts.end_loading()
+        self._send(Ready(self.epoch, self._number, core.info.to_dict(), parts.seconds))
         return core
 
     def _loop(self, core: EngineCore) -> None:
@@ -166,9 +185,6 @@ class EngineCoreProcess:
             frame = wire.encode(Reply(reply.epoch, reply.number, reply.call_id, error=reason))
         self._put(frame)
 
-    def _progress(self, phase: str, done: int, total: int) -> None:
-        self._send(Progress(self.epoch, self._number, phase, done, total))
-
     def _fail(self, kind: str, message: str, advice: str = "") -> int:
         self._send(Failure(self.epoch, self._number, message, kind, advice))
         self._outbox.put(None)
@@ -212,8 +228,8 @@ def _ends_the_process(what: str) -> Iterator[None]:
         os._exit(1)
 
 
-def main(argv: list[str]) -> int:
-    """Entry point."""
+def main(argv: list[str], begun: float) -> int:
+    """What `core_main` runs; `begun`: see `EngineCoreProcess`."""
     die_with_parent()
     set_process_title("quire::EngineCore")
     # The front end decides when to end, and says so by closing the socket: it may have requests
@@ -224,11 +240,4 @@ def main(argv: list[str]) -> int:
     if envs.TRACE_FUNCTION:
         logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())
     with socket.socket(fileno=int(argv[1])) as sock:
-        return EngineCoreProcess(sock).run()
-
-
-if __name__ == "__main__":
-    code = main(sys.argv)
-    sys.stderr.flush()
-    # Threads may still be blocked in the socket; there is nothing left to clean up.
-    os._exit(code)
+        return EngineCoreProcess(sock, begun).run()

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -61,18 +62,19 @@ class CoreProcess:
         Raises:
             OSError: the system allows no more processes, files or memory.
         """
+        begun = time.monotonic()
         self._ours, theirs = socket.socketpair()
         with theirs:
             command = [
                 sys.executable,
                 "-m",
-                "quire.engine.cores.core_process",
+                "quire.engine.cores.core_main",
                 str(theirs.fileno()),
             ]
             # Blocking for a few milliseconds, once; asyncio's own spawning needs a child watcher.
             with group_signals_held():
                 self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        self.send(Start(self.epoch, config.to_dict()))
+        self.send(Start(self.epoch, config.to_dict(), begun))
         memory = MemoryWatch(self._process.pid)
         watcher = asyncio.create_task(_watch(memory))
         receiver = asyncio.create_task(self._receive(self._ours, memory, watcher))

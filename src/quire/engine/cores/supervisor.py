@@ -8,15 +8,17 @@ Whether that is done when a core dies is up to `replaces`. Knows no text, stream
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quire.engine.cores.death import Death
 from quire.engine.cores.handle import CoreHandle, MakeCore
 from quire.engine.cores.pending_calls import PendingCalls, Then
+from quire.engine.cores.recovery import Recovery
 from quire.engine.live_config import LiveConfig
 from quire.engine.messages import (
+    AbortRequests,
     AddRequests,
     EngineCoreRequest,
     Failure,
@@ -49,6 +51,8 @@ class CoreEvents:
     replay: Callable[[bool], list[EngineCoreRequest]]
     """Asked when a core takes the place of another: what it has to take over. Told whether the one
     before it died at work, and not while it loaded."""
+    recovered: Callable[[Mapping[str, float]], None]
+    """A replacement is over: the seconds of its parts (`quire.core.stats.RECOVERY_PARTS`)."""
     dead: Callable[[QuireError], None]
     """The core is gone and is not replaced. Told once; nothing comes after it."""
 
@@ -104,6 +108,8 @@ class Supervisor:
         self._settled = asyncio.Event()
         self._heard = clock.now()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._recovery: Recovery | None = None
+        # the replacement that is under way
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -135,6 +141,7 @@ class Supervisor:
                 changed anything that the new core could know of.
         """
         assert self._core is not None, "start() makes the first"
+        begun = self._clock.now()
         has_worked = self.state == "ready"
         self._dismiss(self._core)
         self._calls.fail(why)
@@ -147,7 +154,9 @@ class Supervisor:
         except OSError as error:
             logger.error("an engine core could not be started: %s", error)
             return self.end(EngineDead("the engine core died, and no other could be started"))
+        self._recovery = Recovery(self.epoch, begun, self._clock, self._events.recovered)
         if requests := self._events.replay(has_worked):
+            self._recovery.wait_for(requests)
             self.send(AddRequests(self.epoch, requests))
 
     def end(self, error: QuireError) -> None:
@@ -193,6 +202,8 @@ class Supervisor:
 
     def send(self, message: ToCore) -> None:
         """Bring a message to the core that is there; nowhere if there is none."""
+        if self._recovery is not None and isinstance(message, AbortRequests):
+            self._recovery.forget(message.request_ids)
         self.prepare(message)()
 
     def prepare(self, message: ToCore) -> Callable[[], None]:
@@ -245,13 +256,17 @@ class Supervisor:
         match message:
             case Outputs():
                 self._events.outputs(message)
+                if self._recovery is not None:
+                    self._recover(message)
             case Reply():
                 self._calls.answer(message)
             case Progress(phase=phase, done=done, total=total):
                 self.progress = (phase, done, total)
                 self._events.loading(phase, done, total)
-            case Ready(info=info):
+            case Ready(info=info, parts=parts):
                 self._on_ready(info)
+                if self._recovery is not None:
+                    self._recovery.ready(parts)
             case Failure():
                 self._on_death(message.error())
 
@@ -260,6 +275,12 @@ class Supervisor:
         self._events.ready(info)
         self.state, self.progress = "ready", ("ready", 1, 1)
         self._settled.set()
+
+    def _recover(self, message: Outputs) -> None:
+        assert self._recovery is not None
+        self._recovery.heard(message)
+        if self._recovery.is_over:
+            self._recovery = None
 
     def _on_exit(self, core: CoreHandle, death: Death) -> None:
         if core is not self._core or self.state == "dead":

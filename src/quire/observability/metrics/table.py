@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from quire.core.stats import FinishedRequestStats, IterationStats, StepStats
+from quire.core.stats import RECOVERY_PARTS, FinishedRequestStats, IterationStats, StepStats
 from quire.outputs import FinishReason
 
 
@@ -269,6 +269,14 @@ METRICS: Final = (
     Metric("quire:slow_readers", _C,
            "Requests ended because their clients left too much unread (--max-buffered-bytes).",
            _ITER, lambda i: i.num_slow_readers),
+    Metric("quire:core_recovery_seconds", _H,
+           "From the death of an engine core until the next one has continued its requests.",
+           _ITER, lambda i: [i.core_recovery["total"]] if i.core_recovery else [],
+           TTFT_BUCKETS),
+    Metric("quire:core_recovery_part_seconds", _C,
+           "Seconds that each part of these recoveries took.", _ITER,
+           lambda i: {part: i.core_recovery.get(part, 0) for part in RECOVERY_PARTS}
+           if i.core_recovery else {}, label="part", label_values=RECOVERY_PARTS),
     # Of adapters and text watermarks there is nothing to count: no sample.
     Metric("vllm:lora_requests", _C, "Requests by the LoRA adapter that served them.", _STORE,
            lambda store: {}, label="lora_name"),
