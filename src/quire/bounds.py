@@ -150,6 +150,7 @@ OPTIONS: Final[dict[str, Bound]] = {
     "max_body_bytes": _integer(1024, 2**30),
     "shutdown_timeout": _real(0, SECONDS),
     "stream_keep_alive": _real(0, SECONDS),
+    "handover_timeout": _real(0, SECONDS),
 }
 """Bounds of each option that is a number. A body may be of any size, because frames between the
 processes may."""

@@ -8,6 +8,7 @@ nothing of it. What a server holds is measured from outside, through `/proc`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import subprocess
@@ -61,7 +62,7 @@ class ChaosServer(Server):
 
     Args:
         folder: Where the plugin's metadata is written.
-        args: Further flags.
+        args: Further flags; `{folder}` in them stands for the folder.
     """
 
     def __init__(self, folder: Path, *args: str, **how: Any) -> None:
@@ -75,7 +76,31 @@ class ChaosServer(Server):
         env = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | how.pop("env", {})
         self.shm_before = frozenset(os.listdir("/dev/shm"))
         hook = ("--scheduler-cls", "core_hook:HookedPolicy")
-        super().__init__(*hook, "--disable-uvicorn-access-log", *args, env=env, **how)
+        flags = [flag.replace("{folder}", str(folder)) for flag in args]
+        self._again = (*hook, "--disable-uvicorn-access-log", *flags), env
+        self._former: list[Server] = []
+        super().__init__(*self._again[0], env=env, **how)
+
+    def succeed(self) -> None:
+        """Start another server with the same flags, which takes this one's place, and wait until
+        it is ready. The former process is not waited for."""
+        former = copy.copy(self)
+        successor = Server(*self._again[0], env=self._again[1])
+        assert successor.url == self.url, "it listens elsewhere"
+        self._former.append(former)
+        self.process, self.lines = successor.process, successor.lines
+        self._reader = successor._reader
+
+    @property
+    def log(self) -> str:
+        """Of all processes."""
+        return "".join(line for server in (*self._former, self) for line in server.lines)
+
+    def stop(self) -> int:
+        """End it and its predecessors."""
+        for former in self._former:
+            Server.stop(former)
+        return super().stop()
 
     def core(self) -> psutil.Process | None:
         """The engine-core process that is there."""

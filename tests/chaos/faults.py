@@ -177,6 +177,19 @@ async def terminate(trial: Trial, size: Size) -> None:
     trial.must(not trial.lives, "it did not end within 60 s")
 
 
+async def hand_over(trial: Trial, size: Size) -> None:
+    """One server after the other takes the socket over; each of the old ones ends with code 0."""
+    times = min(5, max(1, size.kills // 10))
+    for _ in range(times):
+        await _tokens_pass(trial, 100)
+        old = trial.server.process
+        await asyncio.to_thread(trial.server.succeed)
+        code = await asyncio.to_thread(old.wait, 120)
+        trial.must(code == 0, f"the old server ended with code {code}")
+    trial.facts["hand_overs"] = times
+    await _tokens_pass(trial, 100)
+
+
 # ---- clients -------------------------------------------------------------------------------------
 
 
@@ -310,5 +323,9 @@ def faults() -> dict[str, Fault]:
             "ids of the server's own", hostile_ids, promised=True,
         ),
         "F23": Fault("a bad network to the core", "resumes", "cores on other hosts"),
-        "F24": Fault("a new version takes the socket", "0 dropped", "hand-over of sockets"),
+        "F24": Fault(
+            "a new version takes the socket", "the old one ends with code 0",
+            "hand-over of sockets", hand_over, ("--handover-socket", "{folder}/handover"),
+            promised=True,
+        ),
     }  # fmt: skip

@@ -447,6 +447,7 @@ OPTION_VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "max_body_bytes": ([2**20, "1M", 1024], [1023, 2**31, HUGE, NAN, True]),
     "shutdown_timeout": ([0, 2.5, 1e9], [-1, NAN, INF, 1e308, True]),
     "stream_keep_alive": ([0, 2.5, 1e9], [-1, NAN, INF, 1e308, True]),
+    "handover_timeout": ([0, 600, 1e9], [-1, NAN, INF, 1e308, True]),
     "scheduling_policy": (["fcfs", "priority", "sjf", "fair"], ["lifo", "", 5]),
     "preemption_mode": (["auto", "swap", "recompute"], ["drop", 5]),
     "dtype": (["auto", "float32", "bfloat16"], ["int4", 5]),

@@ -1,4 +1,5 @@
-"""`run_server` with a fake engine, in a process of its own: `serve_fake.py PORT|SOCKET HOW DRAIN`.
+"""`run_server` with a fake engine, in a process of its own: `serve_fake.py PORT|SOCKET HOW DRAIN
+[HANDOVER-SOCKET HANDOVER-SECONDS]`.
 
 Its streams stand still until SIGUSR1 lets them go on, or ends the engine that is to die: what a
 test wants to see in between, it sees however busy the machine is.
@@ -60,7 +61,9 @@ async def start(config: EngineConfig, how: str) -> Engine:
 
 def main() -> int:
     where, how, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    place = {"port": int(where)} if where.isdigit() else {"uds": where}
+    place: dict[str, object] = {"port": int(where)} if where.isdigit() else {"uds": where}
+    if len(sys.argv) > 4:
+        place |= {"handover_socket": sys.argv[4], "handover_timeout": float(sys.argv[5])}
     server = ServerConfig(shutdown_timeout=seconds, **place)  # type: ignore[arg-type]
     serving.FLUSH_SECONDS = drain.FLUSH_SECONDS = 60.0  # type: ignore[misc]
     serving.STOP_SECONDS = 60.0  # type: ignore[misc]

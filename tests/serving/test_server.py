@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -21,85 +19,9 @@ from patience import PATIENCE, wait_for
 from quire.config import ServerConfig
 from quire.errors import StartupError
 from quire.serving.listener import bind
+from server_process import CHAT, Process, busy, free_port, is_up, serve, start_stream
 
-SCRIPT = Path(__file__).parent / "serve_fake.py"
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-
-
-class Process:
-    """`serve_fake.py`, its output line by line."""
-
-    def __init__(
-        self, where: str, how: str, drain: float, env: dict[str, str] | None = None
-    ) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, str(SCRIPT), where, how, str(drain)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            self.lines.append(line)
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
-
-    def url(self) -> str:
-        found = wait_for(lambda: re.search(r"ready at (http://\S+)", self.output))
-        return found.group(1)  # type: ignore[no-any-return]
-
-    def signal(self, number: int = signal.SIGTERM) -> None:
-        self.popen.send_signal(number)
-
-    def go_on(self) -> None:
-        """Let streams go on, or the engine die."""
-        self.signal(signal.SIGUSR1)
-
-    def end(self) -> int:
-        code = self.popen.wait(PATIENCE)
-        self._reader.join(PATIENCE)
-        return code
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Process]]:
-    made: list[Process] = []
-
-    def start(
-        how: str = "well",
-        where: str = "0",
-        drain: float = 0.0,
-        env: dict[str, str] | None = None,
-    ) -> Process:
-        made.append(Process(where, how, drain, env))
-        return made[-1]
-
-    yield start
-    for process in made:
-        process.popen.kill()
-        process.popen.wait()
-        process._reader.join(PATIENCE)
-        assert process.popen.stdout is not None
-        process.popen.stdout.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_up(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+__all__ = ["serve"]
 
 
 def test_serves_and_ends_cleanly(serve: Callable[..., Process]) -> None:
@@ -166,22 +88,6 @@ def test_engine_failures_end_the_process(
         assert "Traceback" not in process.output
 
 
-def _stream(url: str, lines: list[str]) -> None:
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT, timeout=PATIENCE) as reply:
-        lines += [line for line in reply.iter_lines() if line]
-
-
-def _start_stream(url: str) -> tuple[threading.Thread, list[str]]:
-    lines: list[str] = []
-    thread = threading.Thread(target=_stream, args=(url, lines))
-    thread.start()
-    return thread, lines
-
-
-def _busy(url: str) -> bool:
-    return bool(httpx.get(f"{url}/load", timeout=PATIENCE).json()["server_load"])
-
-
 def assert_cut_short(lines: list[str]) -> None:
     error = json.loads(lines[-2].removeprefix("data: "))["error"]
     assert error["code"] == "shutting_down" and "before this request was finished" in str(error)
@@ -191,8 +97,8 @@ def assert_cut_short(lines: list[str]) -> None:
 def test_without_patience_streams_end_with_an_error(serve: Callable[..., Process]) -> None:
     process = serve()
     url = process.url()
-    thread, lines = _start_stream(url)
-    wait_for(lambda: _busy(url))
+    thread, lines = start_stream(url)
+    wait_for(lambda: busy(url))
     process.signal()
     assert process.end() == 0, "though the stream stands still"
     thread.join(PATIENCE)
@@ -203,8 +109,8 @@ def test_without_patience_streams_end_with_an_error(serve: Callable[..., Process
 def test_drain_lets_streams_finish_and_refuses_new_ones(serve: Callable[..., Process]) -> None:
     process = serve(drain=600)
     url = process.url()
-    thread, lines = _start_stream(url)
-    wait_for(lambda: _busy(url))
+    thread, lines = start_stream(url)
+    wait_for(lambda: busy(url))
     process.signal()
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         wait_for(lambda: client.get("/readyz").status_code == 503)
@@ -220,8 +126,8 @@ def test_drain_lets_streams_finish_and_refuses_new_ones(serve: Callable[..., Pro
 def test_second_signal_ends_the_patience(serve: Callable[..., Process]) -> None:
     process = serve("stuck", drain=600)
     url = process.url()
-    thread, lines = _start_stream(url)
-    wait_for(lambda: _busy(url))
+    thread, lines = start_stream(url)
+    wait_for(lambda: busy(url))
     process.signal()
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         wait_for(lambda: client.get("/readyz").status_code == 503)
@@ -242,7 +148,7 @@ def test_a_reply_that_is_cut_short_is_a_503(serve: Callable[..., Process]) -> No
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_for(lambda: _busy(url))
+    wait_for(lambda: busy(url))
     process.signal()
     assert process.end() == 0
     thread.join(PATIENCE)
@@ -283,8 +189,8 @@ def test_a_drain_sends_what_a_slow_client_has_not_read(
 def test_a_death_during_the_drain_is_a_failure(serve: Callable[..., Process]) -> None:
     process = serve("dies", drain=600)
     url = process.url()
-    thread, lines = _start_stream(url)
-    wait_for(lambda: _busy(url))
+    thread, lines = start_stream(url)
+    wait_for(lambda: busy(url))
     process.signal()
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         wait_for(lambda: client.get("/readyz").status_code == 503)
@@ -318,8 +224,8 @@ def test_the_service_manager_is_told(serve: Callable[..., Process], tmp_path: Pa
         url = process.url()
         for _ in range(3):
             heard("WATCHDOG=1\n")
-        thread, _ = _start_stream(url)
-        wait_for(lambda: _busy(url))
+        thread, _ = start_stream(url)
+        wait_for(lambda: busy(url))
         process.signal()
         assert "STATUS=draining: 1 request(s)\n" in heard("STOPPING=1\n")
         process.go_on()
@@ -346,8 +252,8 @@ def test_the_service_manager_is_told_however_short_the_drain(
 def test_engine_death_reaches_streams(serve: Callable[..., Process]) -> None:
     process = serve("dies")
     url = process.url()
-    thread, lines = _start_stream(url)
-    wait_for(lambda: _busy(url))
+    thread, lines = start_stream(url)
+    wait_for(lambda: busy(url))
     process.go_on()
     assert process.end() == 1
     thread.join(PATIENCE)

@@ -58,6 +58,13 @@ class ServerConfig:
     """Seconds of silence after which a stream of server-sent events gets a comment line, which
     clients skip, so that proxies keep the connection: while a request waits, a long prompt is
     computed or the engine core is replaced. 0: never."""
+    handover_socket: str | None = None
+    """Unix socket by which the next server started with the same flag takes over this one's
+    listening socket once its model is loaded; no connection is refused meanwhile. This one ends
+    when its streams have. Nothing is taken over if no server answers there."""
+    handover_timeout: float = 600.0
+    """Seconds that requests have to finish after the listening socket was taken over; then as
+    after SIGTERM."""
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -245,8 +245,8 @@ class Exchange:
         self.status = status
         if self.state.config.enable_request_id_headers:
             headers.append((b"x-request-id", self.request_id.encode()))
-        if self.state.draining and _CLOSE not in headers:
-            headers.append(_CLOSE)  # the next request on this connection would be refused
+        if (self.state.draining or self.state.handed_over) and _CLOSE not in headers:
+            headers.append(_CLOSE)  # the next request is for the process that comes after this one
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:

@@ -79,6 +79,21 @@ class HttpServer(uvicorn.Server):
         """Leave signals alone."""
         yield
 
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return len(self.server_state.connections)
+
+    async def accepting(self) -> None:
+        """Return when connections are accepted."""
+        while not self.started:
+            await asyncio.sleep(0.001)
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket, and serve the connections that there are."""
+        for server in self.servers:
+            server.close()
+
     def unsent(self) -> bool:
         """Whether bytes of replies wait for clients that read slowly. A connection that is being
         closed counts, because it closes only when its bytes have been sent."""

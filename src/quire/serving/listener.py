@@ -73,9 +73,9 @@ def _remove_stale(path: str) -> None:
     os.unlink(path)
 
 
-def release(listener: socket.socket, config: ServerConfig) -> None:
-    """Close the socket, and remove its name if it has one."""
+def release(listener: socket.socket, config: ServerConfig, keep_name: bool = False) -> None:
+    """Close the socket, and remove its name if it has one; not if another process listens there."""
     listener.close()
-    if config.uds:
+    if config.uds and not keep_name:
         with contextlib.suppress(OSError):
             os.unlink(config.uds)

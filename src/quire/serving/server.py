@@ -1,7 +1,8 @@
 """The server process: bind, serve while the engine loads, drain, shut down in order.
 
 The socket is bound first, so that a port in use is reported at once and not after a model was
-loaded. HTTP answers from then on; probes report the progress of loading.
+loaded. HTTP answers from then on; probes report the progress of loading. Where a server answers at
+`--handover-socket`, its listening socket is taken over instead, once the model is loaded.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from quire.serving.app import build_app
 from quire.serving.drain import FLUSH_SECONDS, drain
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.greeting import announce, greeting
+from quire.serving.handover import HandoverPoint, has_predecessor, take_listener
 from quire.serving.http_server import adopt_uvicorn_logs, http_server
 from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
@@ -60,16 +62,16 @@ def run_server(
         engine_factory: Starts an engine and returns it at once; `AsyncLLM.start` if left out.
     """
     try:
-        listener = bind(server_config)
+        listener = None if has_predecessor(server_config) else bind(server_config)
     except StartupError as error:
         return _give_up(error)
     adopt_uvicorn_logs(LOG_LEVELS[server_config.uvicorn_log_level])
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        server = _Server(listener, server_config)
         try:
-            server = _Server(listener, server_config)
             code = runner.run(server.run(engine_config, engine_factory or _start_engine))
         finally:
-            release(listener, server_config)
+            server.release()
         # The runner waits for threads when it closes, whatever they do.
         leaving = leave_within(LEAVE_SECONDS, code)
     leaving.cancel()
@@ -98,15 +100,26 @@ def _give_up(error: QuireError) -> int:
 class _Server:
     """Runs HTTP and engine side by side, and ends both."""
 
-    def __init__(self, listener: socket.socket, config: ServerConfig) -> None:
+    def __init__(self, listener: socket.socket | None, config: ServerConfig) -> None:
         self._listener = listener
+        # `None` until it is taken over from another server
         self._config = config
         self._state = ServerState(config)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._left_at = 0.0
+        # when the listening socket was handed over, on the event loop's clock
         self._signal = 0
         self._http = http_server(build_app(self._state))
         self._report = ServiceReport(self._state, ServiceManager())
+        self._handover: HandoverPoint | None = None
+        self._serving: asyncio.Future[None] | None = None
+        self._reporting: asyncio.Future[None] | None = None
+
+    def release(self) -> None:
+        """Close the listening socket and remove its name, unless another process has it now."""
+        if self._listener is not None:
+            release(self._listener, self._config, keep_name=self._state.handed_over)
 
     async def run(self, config: EngineConfig, start: EngineFactory) -> int:
         """Serve; returns the exit code."""
@@ -114,23 +127,86 @@ class _Server:
         for number in GROUP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._on_signal, number)
-        serving = asyncio.ensure_future(self._http.serve([self._listener]))
-        reporting = asyncio.ensure_future(self._report.run())
         try:
+            if self._listener is not None:
+                self._accept(self._listener)
             code = await self._supervise(config, start)
         except QuireError as error:
             code = _give_up(error)
         except Exception:
             logger.exception("the server stops because of an unexpected error")
             code = 1
-        # Without a signal, the engine is dead: replies have only to be flushed.
-        seconds = self._config.shutdown_timeout if self._signal else FLUSH_SECONDS
-        await drain(self._state, self._http.unsent, seconds, self._hurry)
+        await drain(self._state, self._http.unsent, self._drain_seconds(), self._hurry)
         if code == 0 and (death := self._engine_error()):
             code = _give_up(death)  # what it was to finish is lost
-        await self._shut_down(serving)
-        reporting.cancel()
+        await self._shut_down()
         return code
+
+    def _drain_seconds(self) -> float:
+        """How long running requests may still take."""
+        if self._signal:
+            return self._config.shutdown_timeout
+        # Either they had `--handover-timeout`, or the engine is dead and replies are only flushed.
+        return 0.0 if self._state.handed_over else FLUSH_SECONDS
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Serve HTTP on a socket, and offer it to the next server.
+
+        Raises:
+            StartupError: `--handover-socket` cannot be used.
+        """
+        self._listener = listener
+        self._serving = asyncio.ensure_future(self._http.serve([listener]))
+        self._reporting = asyncio.ensure_future(self._report.run())
+        if self._config.handover_socket is not None:
+            path = self._config.handover_socket
+            self._handover = HandoverPoint(path, listener, self._why_kept, self._hand_over)
+
+    async def _take_over(self) -> None:
+        """Accept connections on another server's socket; on one of our own if it has ended.
+
+        Raises:
+            StartupError: it refuses, or there is no socket.
+        """
+        taken = await asyncio.to_thread(take_listener, self._config)
+        self._accept(bind(self._config) if taken is None else taken.listener)
+        if taken is None:
+            return
+        await self._http.accepting()
+        self._report.become_main()
+        taken.confirm()
+        logger.info("took the listening socket over from process %d", taken.predecessor)
+
+    def _why_kept(self) -> str | None:
+        """Why the listening socket cannot be handed over now."""
+        if self._state.start_seconds is None:
+            return "it is still loading its model"
+        return "it is ending" if self._stop.is_set() else None
+
+    def _hand_over(self, successor: int) -> None:
+        """Another process accepts connections now."""
+        logger.info(
+            "process %d has taken the listening socket over; %d connection(s) and %d request(s) "
+            "have %g s to finish",
+            successor,
+            self._http.num_connections,
+            self._state.answering,
+            self._config.handover_timeout,
+        )
+        self._state.handed_over = True
+        self._report.leave()
+        self._http.stop_accepting()
+        self._left_at = asyncio.get_running_loop().time()
+
+    def _has_left(self) -> bool:
+        """Whether nothing is left to do after a hand-over, or no time for it. A connection on which
+        nothing happens is closed by its client, or after `KEEP_ALIVE_SECONDS` by uvicorn: to close
+        it here could cross with a request."""
+        if not self._state.handed_over:
+            return False
+        passed = asyncio.get_running_loop().time() - self._left_at
+        busy = self._http.num_connections or self._state.answering or self._state.in_flight
+        return not busy or passed >= self._config.handover_timeout
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -168,12 +244,14 @@ class _Server:
         engine = await start(config)  # it loads on afterwards
         self._state.serve(engine)
         await self._unless_stopped(engine.wait_ready())
-        if self._stop.is_set():
+        if self._listener is None and not self._stop.is_set():
+            await self._take_over()
+        if self._stop.is_set() or self._listener is None:
             return self._interrupted()
         self._state.mark_started()
         self._report.look()
         announce(greeting(self._config, self._listener, engine))
-        while not self._stop.is_set():
+        while not (self._stop.is_set() or self._has_left()):
             if error := self._engine_error():
                 raise error
             with contextlib.suppress(TimeoutError):
@@ -198,16 +276,22 @@ class _Server:
         dead = next((e for e in self._state.engines if e.state == "dead"), None)
         return None if dead is None else dead.error or EngineDead("the engine died")
 
-    async def _shut_down(self, serving: asyncio.Future[None]) -> None:
+    async def _shut_down(self) -> None:
         """Stop HTTP and the core."""
         hurry = self._hurry.is_set()
+        if self._handover is not None:
+            self._handover.close()
         self._http.should_exit = True
         self._http.force_exit = hurry or not self._state.answering
         seconds = HURRY_SECONDS if hurry else STOP_SECONDS
-        stopping = [asyncio.ensure_future(_bounded(serving, seconds))]
+        stopping = []
+        if self._serving is not None:
+            stopping.append(asyncio.ensure_future(_bounded(self._serving, seconds)))
         for engine in self._state.engines:
             stopping.append(asyncio.ensure_future(_bounded(engine.shutdown(), seconds)))
         await asyncio.gather(*stopping)
+        if self._reporting is not None:
+            self._reporting.cancel()
 
 
 async def _bounded(work: Awaitable[None], seconds: float) -> None:

@@ -76,6 +76,9 @@ class ServerState:
         self.keys = KeyRing(config.api_key)
         self.draining = False
         """Set on shutdown: readiness goes, and no new request is taken."""
+        self.handed_over = False
+        """Another process accepts connections now. Those that are here are served, but replies ask
+        the clients to connect anew."""
         self.closed = False
         """Set at the end of a drain: nothing more is submitted, whenever it was accepted."""
         self.start_seconds: float | None = None

@@ -6,6 +6,7 @@ Knows how the server is, and no sockets.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Final
 
 from quire.serving.server_state import ServerState
@@ -39,6 +40,15 @@ class ServiceReport:
         self._told: dict[str, str | int] = {}
         self._was_ready = False
         self._alive_at = float("-inf")
+        self._main_pid: int | None = None
+
+    def become_main(self) -> None:
+        """This process has taken the service over from another one."""
+        self._main_pid = os.getpid()
+
+    def leave(self) -> None:
+        """Another process has taken the service over from this one."""
+        self._manager.leave()
 
     async def run(self) -> None:
         """Look again and again; returns at once if nobody wants to know."""
@@ -73,7 +83,10 @@ class ServiceReport:
             }
         if status == "ready" and state.start_seconds is not None:
             self._was_ready = True
-        return {"READY": 1, "STATUS": status} if self._was_ready else {"STATUS": status}
+        if not self._was_ready:
+            return {"STATUS": status}
+        main: dict[str, str | int] = {} if self._main_pid is None else {"MAINPID": self._main_pid}
+        return {**main, "READY": 1, "STATUS": status}
 
     def _say_alive(self) -> None:
         """At half of the interval. As long as `/livez` is 200: whoever is not told restarts the

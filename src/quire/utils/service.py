@@ -37,6 +37,10 @@ class ServiceManager:
         """Whether anybody wants to be told."""
         return self._address is not None
 
+    def leave(self) -> None:
+        """Tell nothing from now on: another process speaks for the service."""
+        self._address = self.watchdog_seconds = None
+
     def tell(self, **fields: str | int) -> None:
         """Send fields, such as `READY=1`. What cannot be sent is lost: that is no reason not to
         serve."""
