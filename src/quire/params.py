@@ -148,6 +148,9 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """Filled in by the engine from `bad_words`; not meant to be set by hand."""
     eos_token_ids: list[int] = []
     """Filled in by the engine from the model's files; not meant to be set by hand."""
+    shown_special_ids: list[int] | None = None
+    """Filled in by the server: special tokens that are in the text despite `skip_special_tokens`,
+    because a parser looks for them."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -305,7 +308,9 @@ _SWITCHES: Final = (
     "ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
     "include_stop_str_in_output", "skip_reading_prefix_cache",
 )  # fmt: skip
-_ID_LISTS: Final = ("stop_token_ids", "allowed_token_ids", "eos_token_ids")
+_ID_LISTS: Final = (
+    "stop_token_ids", "allowed_token_ids", "eos_token_ids", "shown_special_ids",
+)  # fmt: skip
 _DEFAULTS: Final = {
     f.name: f.default_factory if f.default is msgspec.NODEFAULT else f.default
     for f in msgspec.structs.fields(SamplingParams)

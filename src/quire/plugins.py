@@ -37,6 +37,7 @@ TABLES: Final = {
     "load_format": "quire.config.model:FORMATS",
     "weight_format": "quire.layers.linear_method:WEIGHT_FORMATS",
     "output_parser": "quire.serving.parsing:PARSERS",
+    "reasoning_parser": "quire.serving.parsing:REASONING_PARSERS",
     "attention_backend": "quire.attention.select:BACKENDS",
     "device": "quire.config.model:DEVICES",
     "kernels": "quire.kernels.dispatch:IMPLEMENTATIONS",

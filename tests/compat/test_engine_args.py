@@ -30,7 +30,7 @@ def test_defaults_are_no_options():
 def test_every_option_of_vllm_is_a_field():
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     # Given to `quire serve`; LLM takes its default.
-    assert set(drop_in.SURFACE["engine_args"]) - fields == {"shutdown_timeout"}
+    assert set(drop_in.SURFACE["engine_args"]) - fields == {"reasoning_parser", "shutdown_timeout"}
     with pytest.raises(TypeError, match="max_num_seq'"):
         EngineArgs(max_num_seq=3)
 

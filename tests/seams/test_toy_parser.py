@@ -24,6 +24,7 @@ from quire.registry import Registry
 from quire.serving.app import build_app
 from quire.serving.parsing import OutputParser, ParserSetup, Parsing
 from quire.serving.server_state import ServerState
+from quire.serving.tools import ToolSpec
 from quire.serving.turns import (
     ModelTurn,
     Reasoning,
@@ -37,7 +38,7 @@ from scripted_core import ScriptedCore, scripted_engine
 from toy_parsers import PARTS, TABLE, TEXT, USER, ToyThoughts, ToyTools
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-SETUP = ParserSetup("a prompt", [TOOL])
+SETUP = ParserSetup("a prompt", [ToolSpec("f")])
 
 
 def read(

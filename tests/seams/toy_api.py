@@ -19,6 +19,7 @@ from quire.serving.routes import POST, RouteSpec
 from quire.serving.server_state import require_runner
 from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
+from quire.serving.tools import ToolSpec
 from quire.serving.turn_reader import TurnReader
 from quire.serving.turns import (
     Finish,
@@ -57,7 +58,9 @@ async def say(exchange: Exchange) -> None:
     ids = await encode(served.engine, request.text, True)
     params = make_params(served.engine.default_params, {"max_tokens": 99}, stream=request.stream)
     submission = Submission([f"say-{exchange.request_id}"], [ids], params)
-    reader = TurnReader(params, parsing=Parsing(served.parsers, ParserSetup(request.text, [{}])))
+    reader = TurnReader(
+        params, parsing=Parsing(served.parsers.kinds, ParserSetup(request.text, [ToolSpec("f")]))
+    )
 
     async def answer() -> None:
         async with generate(exchange.state, served.engine, submission, reader) as generation:

@@ -25,6 +25,8 @@ class FakeTokenizer:
     """One token per byte."""
 
     longest_token = 1
+    chat_template = None
+    special_tokens: Mapping[str, int] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([BOS] if add_special_tokens else []) + list(text.encode())

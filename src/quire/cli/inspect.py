@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.cli.parser import Parser
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ServerConfig
 from quire.config.cli import add_engine_flags, engine_config
 from quire.config.locate import located
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import QuireError
+from quire.tokenizer.chat_template import ChatTemplate
 from quire.utils.math import human_bytes
 
 EPILOG = (
@@ -157,7 +158,15 @@ def _tokenizer(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
         "file": path.name,
         "vocab_size": tokenizer.vocab_size,
         "chat_templates": sorted(template.templates) if template else [],
+        "parsers": _parsers(template) if template else None,
     }
+
+
+def _parsers(template: ChatTemplate) -> str:
+    """The parsers that a server would choose."""
+    from quire.serving.model_parsers import choose_parsers
+
+    return choose_parsers(ServerConfig(), list(template.templates.values())).names
 
 
 _FEATURES: dict[str, Callable[[ModelShape], bool]] = {
@@ -206,5 +215,6 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{report['max_model_len']:,} tokens of {report['max_position_embeddings']:,}"),
         ("tokenizer", tokenizer.get("problem") or
          f"{tokenizer['file']}, {tokenizer['vocab_size']:,} tokens, {templates} chat template"),
+        ("parsers", tokenizer.get("parsers") or ""),
         ("features", ", ".join(features)),
     ]  # fmt: skip

@@ -168,9 +168,8 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
         },
         "guided_decoding_backend": TEXT,
     },
-    "leave it out: reasoning comes back as text": {
-        "reasoning_parser": "", "reasoning_parser_plugin": "", "reasoning_config": JSON,
-        "enable_reasoning": False,
+    "leave it out: how a model marks its reasoning is found in its chat template": {
+        "reasoning_parser_plugin": "", "reasoning_config": JSON, "enable_reasoning": False,
     },
     "nearest: --gpu-memory-utilization": {
         "cpu_offload_gb": 0, "cpu_offload_params": [], "offload_backend": "auto",
@@ -263,9 +262,12 @@ SERVER: Final[dict[str, dict[str, Any]]] = {
     _NO_CODE: {
         "middleware": [], "tool_parser_plugin": "", "trust_request_chat_template": False,
     },
-    "leave it out: tool calls come back as text": {
-        "enable_auto_tool_choice": False, "tool_call_parser": TEXT, "tool_strict_level": "auto",
-        "tool_server": TEXT, "exclude_tools_when_tool_choice_none": False,
+    "leave it out: arguments are constrained where a tool is strict": {
+        "tool_strict_level": "auto",
+    },
+    "leave it out: tools are run by the client": {"tool_server": TEXT},
+    "leave it out: with tool_choice none the prompt has no tools": {
+        "exclude_tools_when_tool_choice_none": False,
     },
     _TEXT_ONLY: {"trust_request_mm_kwargs": False},
     "send it with each request": {
@@ -317,6 +319,8 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
     "disable_nccl_for_dp_synchronization": (True, False),
     "distributed_executor_backend": ("uni",),
     "enable_prompt_tokens_details": (True,),
+    "enable_reasoning": (True,),
+    "exclude_tools_when_tool_choice_none": (True,),
     "fingerprint_mode": ("none",),
     "language_model_only": (True,),
     "mm_device_do_normalize": (False,),

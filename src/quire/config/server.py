@@ -66,6 +66,16 @@ class ServerConfig:
     """Seconds that requests have to finish after the listening socket was taken over; then as
     after SIGTERM."""
 
+    enable_auto_tool_choice: bool = True
+    """Let clients leave it to the model whether to call a tool. Otherwise requests with tools need
+    another `tool_choice` than `auto`."""
+    tool_call_parser: str | None = None
+    """Parser that finds tool calls in the output, by its name (see docs/tools.md); `none` leaves
+    them in the text. Default: the one whose syntax is in the chat template."""
+    reasoning_parser: str = ""
+    """Parser that splits reasoning from the answer; `none` leaves it in the text. Default: the one
+    whose marks are in the chat template."""
+
     def __post_init__(self) -> None:
         check_section(self)
         if self.uvicorn_log_level not in LOG_LEVELS:

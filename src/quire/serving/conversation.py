@@ -1,5 +1,5 @@
 """Conversations in OpenAI's form, which several APIs take: the messages of a body, read into turns
-for the model's chat template.
+for the model's chat template, and its tools, read into their neutral form.
 
 Knows no endpoint. An API whose messages have another form makes its own turns and calls
 `prompts.apply_template`.
@@ -15,6 +15,7 @@ from quire.errors import InvalidRequest
 from quire.serving.decode import show
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.prompts import apply_template, off_loop, template_size
+from quire.serving.tools import ToolChoice, ToolSpec, ToolUse, tool_spec, tool_use
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
@@ -63,6 +64,58 @@ async def render_chat(
     return await off_loop(template_size(messages, tools), work)
 
 
+def read_tools(
+    tools: list[dict[str, Any]] | None, choice: Any = None, *, parallel: bool = True
+) -> ToolUse:
+    """The tools of a request, and its choice among them.
+
+    Args:
+        tools: OpenAI's nested tool objects.
+        choice: `none`, `auto`, `required` or `{"type": "function", "function": {"name": ...}}`.
+        parallel: OpenAI's `parallel_tool_calls`.
+
+    Raises:
+        InvalidRequest: a value is wrong, or the choice does not fit the tools.
+    """
+    specs = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
+    chosen = None if choice is None else _choice(choice, parallel)
+    if chosen is None and specs:
+        chosen = ToolChoice("auto", parallel=parallel)
+    return tool_use(specs, chosen, place="tools[{}].function.name".format)
+
+
+def _tool(tool: dict[str, Any], where: str) -> ToolSpec:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(
+            f'{where} must be {{"type": "function", "function": {{...}}}}, got {show(tool)}.',
+            param=where,
+        )
+    shown = {key: value for key, value in function.items() if key != "strict" and value is not None}
+    return tool_spec(
+        f"{where}.function",
+        function.get("name"),
+        function.get("description"),
+        function.get("parameters"),
+        function.get("strict"),
+        shown={"type": "function", "function": shown},
+    )
+
+
+def _choice(choice: Any, parallel: bool) -> ToolChoice:
+    if choice in ("none", "auto", "required"):
+        return ToolChoice(choice, parallel=parallel)
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(name, str):
+        return ToolChoice("named", name, parallel)
+    raise InvalidRequest(
+        'tool_choice must be "none", "auto", "required" or '
+        f'{{"type": "function", "function": {{"name": ...}}}}, got {show(choice)}.',
+        param="tool_choice",
+    )
+
+
 def _turn(message: ChatMessage, where: str) -> dict[str, Any]:
     """A turn as templates expect it, with only the keys that are set."""
     if message.role not in ROLES:
@@ -79,6 +132,10 @@ def _turn(message: ChatMessage, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.{name} is not supported.", param=f"{where}.{name}")
     # `developer` is OpenAI's newer name of `system`, which is the one that templates know.
     role = "system" if message.role == "developer" else message.role
+    if message.tool_call_id is not None and role != "tool":
+        raise InvalidRequest(
+            f"{where}.tool_call_id belongs to tool messages only.", param=f"{where}.tool_call_id"
+        )
     turn: dict[str, Any] = {"role": role, "content": _content(message, where)}
     for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
         if (value := getattr(message, name)) is not None:

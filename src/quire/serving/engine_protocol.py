@@ -15,6 +15,7 @@ from quire.engine.frontend.questions import Question
 from quire.errors import QuireError
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
+from quire.tokenizer.chat_template import ChatTemplate
 from quire.tokenizer.pairs import EncodedPair
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ class TokenizerLike(Protocol):
     @property
     def longest_token(self) -> int:
         """Characters of the longest token."""
+        ...
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, if it has one."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens, which are left out of text, by their own text."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

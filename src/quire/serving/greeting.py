@@ -25,8 +25,11 @@ def announce(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def greeting(config: ServerConfig, listener: socket.socket, engine: EngineClient) -> str:
-    """The text printed when the server is ready: its address, and a request to paste."""
+def greeting(
+    config: ServerConfig, listener: socket.socket, engine: EngineClient, parsers: str = ""
+) -> str:
+    """The text printed when the server is ready: its address, the names of the parsers that read
+    the model's output, and a request to paste."""
     if config.uds:
         place, options = "http://localhost", f" --unix-socket {config.uds}"
         shown = config.uds
@@ -38,8 +41,9 @@ def greeting(config: ServerConfig, listener: socket.socket, engine: EngineClient
         options = ""
     key = ' \\\n    -H "Authorization: Bearer $QUIRE_API_KEY"' if config.api_key else ""
     path, body = _example(engine)
+    parsed = f"{parsers}\n" if parsers and engine.pooler is None else ""
     return (
-        f"quire is ready at {shown}\n\n"
+        f"quire is ready at {shown}\n{parsed}\n"
         f"  curl{options} {place}{path} \\\n"
         f"    -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n"
     )

@@ -1,8 +1,9 @@
 """Parsers: find reasoning and tool calls in the text of a model. One class per syntax.
 
 A parser is fed the text of one choice, in pieces as it is generated or all at once. This must not
-make a difference: a parser gives the same result however the text is split. Knows no engine and no
-wire format.
+make a difference: a parser gives the same result however the text is split. What a model says is
+not to be trusted: a parser never fails, takes time in proportion to the text, and evaluates
+nothing. The parsers themselves are in `serving/parsers/`. Knows no engine and no wire format.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from quire.registry import Registry
+from quire.serving.tools import ToolSpec
 from quire.serving.turns import (
     Batch,
     Reasoning,
@@ -30,8 +32,10 @@ class ParserSetup:
 
     prompt: str
     """The prompt as the template rendered it; some prompts end inside the model's reasoning."""
-    tools: Sequence[dict[str, Any]] = ()
-    """OpenAI's tool objects; empty if none are offered."""
+    tools: Sequence[ToolSpec] = ()
+    """Empty if none are offered."""
+    hidden: frozenset[str] = frozenset()
+    """Special tokens that the parser is shown and the reader of the reply is not."""
 
 
 class OutputParser(ABC):
@@ -44,6 +48,11 @@ class OutputParser(ABC):
 
     needs_tools: ClassVar[bool] = False
     """Requests without tools are not parsed by this class: their output is text."""
+    special_tokens: ClassVar[tuple[str, ...]] = ()
+    """Marks of the syntax that may be special tokens. They are shown to the parser even though
+    special tokens are otherwise left out of the text."""
+    id_letters: ClassVar[int] = 0
+    """If above 0, ids of calls are this many letters and digits (some templates insist)."""
 
     def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:
         self.setup = setup
@@ -57,10 +66,26 @@ class OutputParser(ABC):
         """The text has ended: write whatever was held back."""
 
 
+_HERE: Final = "quire.serving.parsers"
 PARSERS: Final[Registry[type[OutputParser]]] = Registry(
-    "output parser", plugins="output_parser", subclass_of="quire.serving.parsing:OutputParser"
+    "tool parser",
+    {
+        "hermes": f"{_HERE}.hermes:Hermes",
+    },
+    plugins="output_parser",
+    subclass_of="quire.serving.parsing:OutputParser",
 )
-"""Parsers by name."""
+"""Parsers of tool calls by name; vLLM's names."""
+
+REASONING_PARSERS: Final[Registry[type[OutputParser]]] = Registry(
+    "reasoning parser",
+    {
+        "qwen3": f"{_HERE}.think_tags:ThinkTags",
+    },
+    plugins="reasoning_parser",
+    subclass_of="quire.serving.parsing:OutputParser",
+)
+"""Parsers of reasoning by name; vLLM's names. They come before the parser of tool calls."""
 
 
 class TurnWriter:
@@ -105,52 +130,91 @@ class TurnWriter:
 
 
 class _TurnLog:
-    """The events of one choice, numbered and in order; neighbours of the same kind are joined."""
+    """The events of one choice, numbered and in order; neighbours of the same kind are joined.
 
-    def __init__(self, choice: int, request_id: str) -> None:
+    Args:
+        choice: Of which choice.
+        request_id: What ids of calls are derived from.
+        rules: What of it the reply has.
+        id_letters: See `OutputParser.id_letters`.
+    """
+
+    def __init__(self, choice: int, request_id: str, rules: ReplyRules, id_letters: int) -> None:
         self.num_calls = 0
         self._choice = choice
         self._request_id = request_id
-        self._in_call = False
+        self._rules = rules
+        self._id_letters = id_letters
+        self._in_call = self._muted = False
         self._events: Batch = []
+        self._pieces: list[str] = []
+        """Text of the last event, joined at its end: many pieces may come at once."""
 
     def say(self, kind: type[Text] | type[Reasoning], text: str) -> None:
-        if not text:
+        if not text or (kind is Reasoning and not self._rules.reasoning):
             return
         self.end_call()
-        last = self._events[-1] if self._events else None
-        if isinstance(last, Text | Reasoning) and type(last) is kind:
-            last.text += text
-        else:
-            self._events.append(kind(self._choice, text))
+        self._add(kind(self._choice, text), text)
 
     def begin_call(self, name: str, call_id: str | None) -> None:
         self.end_call()
+        if self.num_calls and not self._rules.parallel_calls:
+            self._muted = True
+            return
         number, self._in_call = self.num_calls, True
         self.num_calls += 1
-        if call_id is None:
-            # Not drawn at random: a request that is repeated gets the same reply.
-            text = f"{self._request_id} {self._choice} {number}"
-            call_id = f"call_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+        call_id = self._derived_id(number) if call_id is None else call_id
+        self._close()
         self._events.append(ToolCallBegin(self._choice, number, call_id, name))
 
+    def _derived_id(self, number: int) -> str:
+        # Not drawn at random: a request that is repeated gets the same reply.
+        text = f"{self._request_id} {self._choice} {number}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return digest[: self._id_letters] if self._id_letters else f"call_{digest[:24]}"
+
     def arguments(self, text: str) -> None:
+        if self._muted or not text:
+            return
         assert self._in_call, "arguments outside of a call"
-        last = self._events[-1] if self._events else None
-        if isinstance(last, ToolCallArguments):
-            last.text += text
-        elif text:
-            self._events.append(ToolCallArguments(self._choice, self.num_calls - 1, text))
+        self._add(ToolCallArguments(self._choice, self.num_calls - 1, text), text)
 
     def end_call(self) -> None:
+        self._muted = False
         if self._in_call:
             self._in_call = False
+            self._close()
             self._events.append(ToolCallEnd(self._choice, self.num_calls - 1))
+
+    def _add(self, event: Text | Reasoning | ToolCallArguments, text: str) -> None:
+        if not self._pieces or type(self._events[-1]) is not type(event):
+            self._close()
+            self._events.append(event)
+        self._pieces.append(text)
+
+    def _close(self) -> None:
+        """Give the last event its whole text."""
+        if len(self._pieces) > 1:
+            last = self._events[-1]
+            assert isinstance(last, Text | Reasoning | ToolCallArguments)
+            last.text = "".join(self._pieces)
+        self._pieces = []
 
     def take(self) -> Batch:
         """The events since the last call."""
+        self._close()
         events, self._events = self._events, []
         return events
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRules:
+    """What the reply has of that which is found."""
+
+    reasoning: bool = True
+    """Otherwise it is left out."""
+    parallel_calls: bool = True
+    """Otherwise calls after the first are left out."""
 
 
 class Parsing:
@@ -160,17 +224,26 @@ class Parsing:
     Args:
         kinds: The parsers, in that order.
         setup: What they may know about the request.
+        rules: What the reply has of that which they find.
     """
 
-    def __init__(self, kinds: Sequence[type[OutputParser]], setup: ParserSetup) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[type[OutputParser]],
+        setup: ParserSetup,
+        rules: ReplyRules = ReplyRules(),
+    ) -> None:
         self._kinds = [kind for kind in kinds if setup.tools or not kind.needs_tools]
         self._setup = setup
+        self._rules = rules
 
     def begin(self, choice: int, request_id: str) -> ChoiceParser | None:
         """A parser for one choice; `None` if there is nothing to parse."""
         if not self._kinds:
             return None
-        return ChoiceParser(self._kinds, self._setup, _TurnLog(choice, request_id))
+        letters = max(kind.id_letters for kind in self._kinds)
+        log = _TurnLog(choice, request_id, self._rules, letters)
+        return ChoiceParser(self._kinds, self._setup, log)
 
 
 class ChoiceParser:

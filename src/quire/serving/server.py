@@ -250,7 +250,8 @@ class _Server:
             return self._interrupted()
         self._state.mark_started()
         self._report.look()
-        announce(greeting(self._config, self._listener, engine))
+        names = next(iter(self._state.models.values())).parsers.names
+        announce(greeting(self._config, self._listener, engine, names))
         while not (self._stop.is_set() or self._has_left()):
             if error := self._engine_error():
                 raise error

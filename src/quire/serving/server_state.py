@@ -26,7 +26,8 @@ from quire.serving.errors import (
     EngineStalled,
     ShuttingDown,
 )
-from quire.serving.parsing import PARSERS, OutputParser
+from quire.serving.model_parsers import ModelParsers, choose_parsers
+from quire.serving.parsing import PARSERS
 from quire.utils.timing import Clock, RealClock
 from quire.version import __version__
 
@@ -50,8 +51,8 @@ class ServedModel:
     engine: EngineClient
     fingerprint: str
     """`system_fingerprint`: equal for equal software and model configuration."""
-    parsers: Sequence[type[OutputParser]] = ()
-    """Parsers for the text of its replies, in this order."""
+    parsers: ModelParsers = ModelParsers()
+    """Parsers for the text of its replies."""
 
 
 class ServerState:
@@ -97,22 +98,28 @@ class ServerState:
         """Engine request ids of these, for the end of a drain."""
         self.created: Final = int(time.time())
 
-    def serve(self, engine: EngineClient, parsers: Sequence[str] = ()) -> None:
+    def serve(self, engine: EngineClient, parsers: Sequence[str] | None = None) -> None:
         """Serve an engine under its names; it may still be loading.
 
         Args:
             engine: The engine to serve.
-            parsers: Names of the output parsers that read its replies, in this order.
+            parsers: Names of the output parsers that read its replies, in this order. `None`: those
+                of the configuration, or else those that its chat template shows.
 
         Raises:
             ConfigError: there is no such parser.
         """
-        kinds = [PARSERS.get(name) for name in parsers]
+        if parsers is not None:
+            chosen = ModelParsers(tuple(PARSERS.get(name) for name in parsers))
+        else:
+            template = engine.tokenizer.chat_template
+            sources = list(template.templates.values()) if template is not None else []
+            chosen = choose_parsers(self.config, sources)
         model = engine.config.model
         digest = hashlib.sha256(f"{__version__} {model}".encode()).hexdigest()
         for name in dict.fromkeys(model.names):
             assert name not in self.models, f"{name} is served already"
-            self.models[name] = ServedModel(name, engine, f"fp_{digest[:10]}", kinds)
+            self.models[name] = ServedModel(name, engine, f"fp_{digest[:10]}", chosen)
 
     @property
     def engine(self) -> EngineClient | None:

@@ -147,6 +147,8 @@ def text_stream(
     if tokenizer is None or not params.detokenize:
         return NullStream()
     skip = tokenizer.all_special_ids if params.skip_special_tokens else frozenset[int]()
+    if params.shown_special_ids:
+        skip = skip.difference(params.shown_special_ids)
     if tokenizer.token_bytes(0) is None:
         spaces = params.spaces_between_special_tokens
         return WindowStream(tokenizer, skip, prompt_token_ids, spaces)

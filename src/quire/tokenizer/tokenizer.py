@@ -117,6 +117,12 @@ class Tokenizer(UsualNames):
         """Ids that `skip_special_tokens` leaves out."""
         return self._special_ids
 
+    @functools.cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """The same ids by the text of their tokens."""
+        added = self._backend.get_added_tokens_decoder()
+        return {added[i].content: i for i in sorted(self._special_ids)}
+
     @property
     def added_ids(self) -> frozenset[int]:
         """Ids of all added tokens, special or not."""

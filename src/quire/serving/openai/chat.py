@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.serving.checks import truncate
-from quire.serving.conversation import render_chat
-from quire.serving.decode import show
+from quire.serving.conversation import read_tools, render_chat
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.generation import generate
@@ -21,7 +19,6 @@ from quire.serving.openai.chat_reply import ChatReply, stream_frames, whole_repl
 from quire.serving.openai.reply import ReplyHead, usage_each
 from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
-from quire.serving.parsing import ParserSetup, Parsing
 from quire.serving.prompts import encode
 from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
@@ -55,11 +52,13 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
     engine = served.engine
     require_runner(engine, "generate")
     check_common(request, engine)
-    max_tokens, logprobs, tools = (
-        _max_tokens(request),
-        _logprobs(request, engine.config.model.max_logprobs),
-        _tools(request),
+    max_tokens = _max_tokens(request)
+    logprobs = _logprobs(request, engine.config.model.max_logprobs)
+    tools = read_tools(
+        request.tools, request.tool_choice, parallel=request.parallel_tool_calls is not False
     )
+    served.parsers.check_tools(tools)
+    variables = served.parsers.variables(request.reasoning_effort, request.chat_template_kwargs)
     params = build_params(
         request,
         engine.default_params,
@@ -67,13 +66,12 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
     )
-    variables = request.chat_template_kwargs
     if request.documents is not None:
-        variables = {"documents": request.documents, **(variables or {})}
+        variables = {"documents": request.documents, **variables}
     prompt = await render_chat(
         engine,
         request.messages,
-        tools,
+        tools.for_template(),
         request.add_generation_prompt,
         request.continue_final_message,
         variables,
@@ -82,6 +80,9 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
     ids = await encode(engine, prompt, bool(request.add_special_tokens), cut=cut)
     ids = truncate(ids, request, engine.max_model_len - (max_tokens or 1))
     check_prompts([len(ids)], params.n, params.prompt_logprobs, engine.vocab_size, "messages")
+    parsing, params = served.parsers.parsing(
+        prompt, tools, params, engine.tokenizer, reasoning=request.include_reasoning is not False
+    )
     request_id = f"chatcmpl-{request.request_id or exchange.request_id}"
     head = ReplyHead(request_id, "chat.completion.chunk", served.name, served.fingerprint)
     submission = Submission(
@@ -95,7 +96,6 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
         exchange.deadline,
     )
     tokens = bool(request.logprobs or request.return_token_ids or usage_each(request))
-    parsing = Parsing(served.parsers, ParserSetup(prompt, tools or ()))
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
     return _Chat(
         submission,
@@ -131,42 +131,6 @@ def _logprobs(request: ChatRequest, limit: int) -> int | None:
             param="top_logprobs",
         )
     return top
-
-
-def _tools(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools that the template should show."""
-    choice = request.tool_choice
-    if isinstance(choice, dict) or choice not in (None, "none", "auto"):
-        raise InvalidRequest(
-            'tool_choice must be "none" or "auto": forcing a call needs constrained decoding, '
-            f"which is not available yet, got {show(choice)}.",
-            param="tool_choice",
-        )
-    if not request.tools:
-        if choice == "auto":
-            raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
-        return None
-    for i, tool in enumerate(request.tools):
-        _check_tool(tool, f"tools[{i}]")
-    return None if choice == "none" else request.tools
-
-
-def _check_tool(tool: dict[str, Any], where: str) -> None:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
-        raise InvalidRequest(
-            f'{where} must be {{"type": "function", "function": {{...}}}}, got {show(tool)}.',
-            param=where,
-        )
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise InvalidRequest(
-            f"{where}.function.name must be a non-empty string.", param=f"{where}.function.name"
-        )
-    if function.get("strict"):
-        raise InvalidRequest(
-            f"{where}.function.strict is not supported: constrained decoding is not available yet.",
-            param=f"{where}.function.strict",
-        )
 
 
 def _echoed(request: ChatRequest) -> str:

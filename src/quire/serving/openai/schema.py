@@ -95,6 +95,12 @@ class ChatRequest(GenerateRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    """If false, calls after the first are left out of the reply."""
+    reasoning_effort: str | None = None
+    """How much to reason, for templates that can be told."""
+    include_reasoning: bool | None = None
+    """If false, reasoning is left out of the reply."""
     documents: list[dict[str, Any]] | None = None
     """For templates that quote sources: title and text of each, by the field names they use."""
 
@@ -167,13 +173,10 @@ CHAT_UNSUPPORTED: Final[dict[str, Unsupported]] = _BOTH | {
     "audio": refused(_TEXT_ONLY),
     "modalities": refused(_TEXT_ONLY, ["text"]),
     "prediction": refused("predicted outputs are not available"),
-    "reasoning_effort": refused("no model here takes it; use chat_template_kwargs"),
-    "include_reasoning": refused("reasoning is not split from the text yet", True),
     "verbosity": refused("no model here takes it", "medium"),
     "web_search_options": refused("the server does not reach out to the web"),
     "functions": refused("use tools"),
     "function_call": refused("use tool_choice"),
-    "parallel_tool_calls": refused("the number of tool calls is the model's choice", True),
     "chat_template": refused("a template is code; the operator sets it with --chat-template"),
     "best_of": refused("use n", 1),
     "suffix": refused("it belongs to /v1/completions, and no model here can infill"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.errors import InvalidRequest
-from quire.serving.conversation import render_chat
+from quire.serving.conversation import read_tools, render_chat
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.openai.schema import (
@@ -45,7 +45,7 @@ async def _ids(engine: EngineClient, request: TokenizeRequest) -> list[int]:
     text = await render_chat(
         engine,
         request.messages,
-        request.tools,
+        read_tools(request.tools).for_template(),
         request.add_generation_prompt,
         request.continue_final_message,
         request.chat_template_kwargs,

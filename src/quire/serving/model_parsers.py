@@ -1,0 +1,173 @@
+"""How a model's output is parsed: by the parsers that the operator names, or by those whose syntax
+is in its chat template; and what a request with tools or reasoning may ask of that model.
+
+A template that shows earlier calls and reasoning to the model writes them in the model's syntax, so
+its marks tell which parsers fit. Knows no HTTP API.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire.config import ServerConfig
+from quire.errors import InvalidRequest
+from quire.params import SamplingParams
+from quire.serving.decode import show
+from quire.serving.engine_protocol import TokenizerLike
+from quire.serving.parsing import (
+    PARSERS,
+    REASONING_PARSERS,
+    OutputParser,
+    ParserSetup,
+    Parsing,
+    ReplyRules,
+)
+from quire.serving.tools import ToolUse
+
+OFF: Final = "none"
+"""Stands for no parser."""
+
+TOOL_MARKS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("hermes", ("<tool_call>",)),
+)  # fmt: skip
+"""Tool parsers, and what a template has that writes their syntax: all of the strings. The first row
+that fits counts."""
+
+REASONING_MARKS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("qwen3", ("<think>",)),
+)  # fmt: skip
+"""The same for reasoning parsers."""
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of `reasoning_effort`, as vLLM has them."""
+_SWITCHES: Final = ("enable_thinking", "thinking")
+_VARIABLES: Final = frozenset(("reasoning_effort", *_SWITCHES))
+_TOOLS: Final = re.compile(r"\btools\b")
+# A variable of its own, not a message's field of that name.
+_TOLD: Final = re.compile(rf"(?<![.\w'\"])(?:{'|'.join(sorted(_VARIABLES))})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParsers:
+    """The parsers of one model."""
+
+    kinds: tuple[type[OutputParser], ...] = ()
+    """In the order in which they read: reasoning, then calls. One class may do both."""
+    names: str = ""
+    """Their names, for people."""
+    auto_tools: bool = True
+    """Whether clients may leave it to the model to call tools."""
+    shows_tools: bool = True
+    """Whether the chat template shows tools to the model."""
+    told: frozenset[str] = _VARIABLES
+    """The variables about reasoning that the template reads."""
+
+    def check_tools(self, use: ToolUse) -> None:
+        """Refuse tools that would have no effect.
+
+        Raises:
+            InvalidRequest: the template does not show them, or the operator allows no free choice.
+        """
+        if not use.offered:
+            return
+        if not self.shows_tools:
+            raise InvalidRequest(
+                "tools: the chat template of this model does not show tools, so the model would "
+                "not know of them. Another template can be given with --chat-template.",
+                param="tools",
+            )
+        if use.choice.mode == "auto" and not self.auto_tools:
+            raise InvalidRequest(
+                'tool_choice "auto" needs a server with --enable-auto-tool-choice; this one was '
+                "started with --no-enable-auto-tool-choice.",
+                param="tool_choice",
+            )
+
+    def variables(self, effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The template's variables: those given, and those that tell the reasoning effort.
+
+        Args:
+            effort: One of `EFFORTS`; `none` turns reasoning off, any other turns it on.
+            given: `chat_template_kwargs`, which take precedence.
+
+        Raises:
+            InvalidRequest: there is no such effort, or the template cannot be told.
+        """
+        variables = dict(given or {})
+        if effort is None:
+            return variables
+        if effort not in EFFORTS:
+            raise InvalidRequest(
+                f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {show(effort)}.",
+                param="reasoning_effort",
+            )
+        if not self.told and effort != OFF:
+            raise InvalidRequest(
+                "reasoning_effort: the chat template of this model takes none of "
+                f"{', '.join(sorted(_VARIABLES))}, so it cannot be told how much to reason, "
+                f"got {show(effort)}.",
+                param="reasoning_effort",
+            )
+        tells = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, effort != OFF)}
+        return {name: tells[name] for name in tells if name in self.told} | variables
+
+    def parsing(
+        self,
+        prompt: str,
+        use: ToolUse,
+        params: SamplingParams,
+        tokenizer: TokenizerLike,
+        *,
+        reasoning: bool = True,
+    ) -> tuple[Parsing, SamplingParams]:
+        """How the output of one request is parsed, and its parameters, changed so that parsers see
+        special tokens that are marks of their syntax.
+
+        Args:
+            prompt: As the template rendered it.
+            use: The request's tools.
+            params: The request's parameters.
+            tokenizer: The model's.
+            reasoning: Whether the reply has the reasoning.
+        """
+        kinds = [kind for kind in self.kinds if use.offered or not kind.needs_tools]
+        special: dict[str, int] = {}
+        if params.skip_special_tokens:
+            known = tokenizer.special_tokens
+            marks = [mark for kind in kinds for mark in kind.special_tokens]
+            special = {mark: known[mark] for mark in marks if mark in known}
+        if special:
+            params = params.replace(shown_special_ids=sorted(special.values()))
+        setup = ParserSetup(prompt, use.offered, frozenset(special))
+        rules = ReplyRules(reasoning, use.choice.parallel)
+        return Parsing(kinds, setup, rules), params
+
+
+def choose_parsers(config: ServerConfig, templates: Sequence[str]) -> ModelParsers:
+    """The parsers of a model with these chat templates.
+
+    Raises:
+        ConfigError: a parser that was named does not exist.
+    """
+    text = "\n".join(templates)
+    shows = not templates or _TOOLS.search(text) is not None
+    tools = config.tool_call_parser or (_first(TOOL_MARKS, text) if shows else OFF)
+    reasoning = config.reasoning_parser or _first(REASONING_MARKS, text)
+    found = [] if reasoning == OFF else [REASONING_PARSERS.get(reasoning)]
+    if tools != OFF:
+        found.append(PARSERS.get(tools))
+    return ModelParsers(
+        tuple(dict.fromkeys(found)),
+        f"tool calls: {tools}, reasoning: {reasoning}",
+        config.enable_auto_tool_choice,
+        shows,
+        frozenset(_TOLD.findall(text)) if templates else _VARIABLES,
+    )
+
+
+def _first(rows: Sequence[tuple[str, tuple[str, ...]]], text: str) -> str:
+    fits = (name for name, marks in rows if all(mark in text for mark in marks))
+    return next(fits, OFF)
