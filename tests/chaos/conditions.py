@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 from chaos_server import ChaosServer, Held, settled
-from mixed_load import SECRET, Ask, Load, Outcome, has_own_answer
+from mixed_load import SECRET, Load, Outcome, has_own_answer
+from surroundings import Around
 
 READY_SECONDS = 2.0
 """`/readyz` must tell within this that the server cannot serve."""
@@ -81,8 +82,12 @@ class Trial:
     watch: Watch
     expected_exit: int | None = None
     """The exit code that ends the trial; `None`: the server lives on."""
-    allowed: Callable[[Ask, Outcome], bool] = lambda ask, out: False
-    """Whether an outcome that is no whole answer is right under this fault."""
+    around: Around = field(default_factory=Around)
+    """What the server was started with for this fault."""
+    no_reply_is_allowed: bool = False
+    """Connections may end before a reply has begun: such a request was never accepted."""
+    may_refuse: bool = False
+    """Load may be refused with 429 or 503 and Retry-After."""
     recovery_limit: float = 30.0
     """Seconds that streams may stand still for one fault."""
     struck: list[tuple[float, float]] = field(default_factory=list)
@@ -94,6 +99,12 @@ class Trial:
     retold: dict[int, Outcome] = field(default_factory=dict)
     """By position in `load.done`: what the request gives when asked again with its seed."""
     cpu_idle: float = 0.0
+
+    def allowed(self, out: Outcome) -> bool:
+        """Whether an outcome that is no whole answer is right under this fault."""
+        if out.status in (429, 503) and self.may_refuse:
+            return out.retry_after is not None
+        return self.no_reply_is_allowed and out.status == 0 and not out.choices
 
     def must(self, holds: bool, what: str) -> None:
         """Note what the fault's own row asks for."""
@@ -130,7 +141,7 @@ def nothing_lost(trial: Trial) -> Iterator[str]:
     """Every accepted request ends with an answer, or with an error that the fault's row allows."""
     for index, out in trial.load.done:
         ask = trial.load.asks[index]
-        if not out.is_whole and not trial.allowed(ask, out):
+        if not out.is_whole and not trial.allowed(out):
             yield f"{ask.name}: status {out.status}, error {str(out.error)[:160]}"
 
 
@@ -204,7 +215,7 @@ def _nothing_left(trial: Trial) -> Iterator[str]:
 def bystanders_untouched(trial: Trial) -> Iterator[str]:
     """A second client with a known answer gets it, every time."""
     for out in trial.load.canaries:
-        if out != trial.canary and not trial.allowed(trial.load.asks[0], out):
+        if out != trial.canary and not trial.allowed(out):
             yield f"canary: status {out.status}, error {str(out.error)[:160]}"
     if not trial.load.canaries:
         yield "the canary was never asked"
@@ -219,7 +230,10 @@ def truthful_signals(trial: Trial) -> Iterator[str]:
         return
     end = time.monotonic()
     for path in ("/livez", "/health"):
-        if wrong := trial.watch.other_than_200(path, 0, end):
+        wrong = trial.watch.other_than_200(path, 0, end)
+        if trial.no_reply_is_allowed:
+            wrong.pop(0, None)  # nobody could connect, so nobody was told anything untrue
+        if wrong:
             yield f"{path} said {dict(wrong)}, though no restart would have helped"
     if trial.server.status("/readyz") != 200:
         yield "/readyz is not 200 after recovery"

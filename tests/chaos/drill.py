@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import platform
 import random
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +42,10 @@ from mixed_load import (
     references,
     run_all,
 )
+from surroundings import Around, Unavailable
 
+LIMITS = {"short": 240, "usual": 300, "long": 3600}
+"""Seconds of one fault, by size."""
 MOST_RETOLD = 48
 """Requests without a seed of their own that are asked again, of one trial."""
 
@@ -51,7 +59,7 @@ class Result:
     mechanism: str
     promised: bool
     state: str
-    """`holds`, `does not hold` or `not built`."""
+    """`holds`, `does not hold`, `not built` or `not possible here`."""
     complaints: dict[str, list[str]] = field(default_factory=dict)
     """By condition; `its own` is what the row asks for."""
     requests: int = 0
@@ -76,9 +84,21 @@ async def try_fault(name: str, fault: Fault, size: Size) -> Result:
     if fault.driver is None:
         return row
     start = time.monotonic()
-    with chaos_server(*CACHE, *fault.args) as server:
+    with contextlib.ExitStack() as stack:
+        around = Around()
+        if fault.around is not None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-chaos-")))
+            try:
+                around = stack.enter_context(fault.around(folder))
+            except Unavailable as why:
+                row.state, row.facts = "not possible here", {"why": str(why)}
+                return row
+        server = stack.enter_context(
+            chaos_server(*CACHE, *fault.args, *around.args, env=around.env)
+        )
         asks = mixed_asks(fault.streams or size.streams)
         trial = await _prepare(server, asks)
+        trial.around, trial.may_refuse = around, fault.may_refuse
         try:
             await trial.load.during(fault.driver(trial, size))
         finally:
@@ -142,7 +162,7 @@ def table(results: Sequence[Result]) -> str:
 
     rows = [HEADINGS]
     for r in results:
-        counts = ("-",) * 3 if r.state == "not built" else (r.requests, r.lost, r.changed)
+        counts = ("-",) * 3 if r.state.startswith("not ") else (r.requests, r.lost, r.changed)
         rows.append((
             f"{r.fault} {r.injected}", r.state, *map(str, counts),
             pair(r.recovery_p50, r.recovery_max, 1, 2), pair(r.gap_p50, r.gap_p99, 1000, 0),
@@ -164,22 +184,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = faults()
     parser.add_argument("fault", nargs="*", help=f"of {' '.join(rows)}; default: all")
     parser.add_argument("--size", choices=SIZES, default="usual")
+    parser.add_argument("--alone", action="store_true", help="this fault, in this process")
     parser.add_argument("--json", type=Path, help="write the report to this file, too")
     args = parser.parse_args(argv)
     if unknown := set(args.fault) - set(rows):
         parser.error(f"no fault {sorted(unknown)[0]!r}; there are {', '.join(rows)}")
-    results = []
-    for name in args.fault or rows:
+    if args.alone:
+        assert len(args.fault) == 1 and args.json, "a fault and a file"
+        name = args.fault[0]
         result = asyncio.run(try_fault(name, rows[name], SIZES[args.size]))
-        results.append(result)
-        print(f"{name}: {result.state}", file=sys.stderr, flush=True)
+        args.json.write_text(json.dumps(vars(result)), "utf-8")
+        return 0
+    results, start = [], time.monotonic()
+    for name in args.fault or rows:
+        results.append(in_its_own_process(name, rows[name], args.size))
+        told = f"{name}: {results[-1].state}, {results[-1].seconds:.0f} s"
+        print(told, file=sys.stderr, flush=True)
+        if args.json:
+            _write(args.json, args.size, results)
     print(table(results))
-    if args.json:
-        machine = f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} CPUs"
-        told = {"size": args.size, "machine": machine, "faults": [vars(r) for r in results]}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+    print(f"{time.monotonic() - start:.0f} s in all")
     return int(any(r.promised and r.state == "does not hold" for r in results))
+
+
+def in_its_own_process(name: str, fault: Fault, size: str) -> Result:
+    """One fault; whatever goes wrong with it, the others run."""
+    row = Result(name, fault.injected, fault.mechanism, fault.promised, "not built")
+    if fault.driver is None:
+        return row
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="quire-drill-") as folder:
+        told = Path(folder, "row.json")
+        command = [sys.executable, __file__, name, "--size", size, "--alone", "--json", str(told)]
+        run = subprocess.Popen(command, start_new_session=True)
+        try:
+            code = run.wait(LIMITS[size])
+            why = f"the drill ended with exit code {code}; what it printed is above"
+        except subprocess.TimeoutExpired:
+            why = f"it was not over within {LIMITS[size]} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            _unmount()
+        if told.exists():
+            row = Result(**json.loads(told.read_text("utf-8")))
+        else:
+            row.state, row.complaints = "does not hold", {"its own": [why]}
+    row.seconds = round(time.monotonic() - start, 1)
+    return row
+
+
+def _unmount() -> None:
+    """Remove the small file systems that a drill could not remove itself."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        if line.startswith("quire-chaos "):
+            subprocess.run(["umount", "-l", line.split()[1]], check=False)
+
+
+def _write(path: Path, size: str, results: Sequence[Result]) -> None:
+    machine = f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} CPUs"
+    told = {"size": size, "machine": machine, "faults": [vars(r) for r in results]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

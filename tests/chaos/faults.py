@@ -16,14 +16,23 @@ from dataclasses import dataclass
 
 from chaos_server import has_flag
 from conditions import Trial
-from hostile_clients import (
-    disconnect_storm,
-    malformed,
-    partial_requests,
-    read_never,
-    send_ids,
-)
 from mixed_load import COMPLETIONS, Ask, Outcome, client, culprit, run_one
+from quire.chaos.hostile import CASES, distinct_values, endless_body, send_hostile, send_ids
+from quire.chaos.malformed import malformed
+from quire.chaos.target import Target
+from quire.chaos.vanishing import byte_by_byte, disconnect_storm, partial_requests, read_never
+from surroundings import (
+    Surroundings,
+    break_weights,
+    fill_disk,
+    jump_clock,
+    memory_group,
+    movable_clock,
+    no_descriptors,
+    own_weights,
+    press_memory,
+    small_disk,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,10 @@ class Fault:
     promised: bool = False
     streams: int | None = None
     """Clients at once; by default as the run's size says."""
+    around: Surroundings | None = None
+    """What is prepared before the server starts."""
+    may_refuse: bool = False
+    """Load may be refused with 429 or 503."""
 
 
 # ---- the core ------------------------------------------------------------------------------------
@@ -190,16 +203,21 @@ async def hand_over(trial: Trial, size: Size) -> None:
     await _tokens_pass(trial, 100)
 
 
+def target(trial: Trial) -> Target:
+    """The trial's server, for clients that know no more of it than its address."""
+    return Target(trial.server.url, "quire-demo")
+
+
 # ---- clients -------------------------------------------------------------------------------------
 
 
 async def aborts(trial: Trial, size: Size) -> None:
-    trial.facts["disconnects"] = await disconnect_storm(trial.server.url, size.aborts)
+    trial.facts["disconnects"] = await disconnect_storm(target(trial), size.aborts)
 
 
 async def slow_readers(trial: Trial, size: Size) -> None:
     before = trial.server.held().rss_mib
-    async with read_never(trial.server.url, size.slow_readers):
+    async with read_never(target(trial), size.slow_readers):
         await asyncio.sleep(max(3.0, size.calm_seconds))
         grown = trial.server.held().rss_mib - before
     trial.facts["rss_mib_while_slow"] = round(grown, 1)
@@ -208,22 +226,34 @@ async def slow_readers(trial: Trial, size: Size) -> None:
 
 async def slow_senders(trial: Trial, size: Size) -> None:
     before = trial.server.held().rss_mib
-    async with partial_requests(trial.server.url, size.partial):
+    async with partial_requests(target(trial), size.partial):
         await asyncio.sleep(max(3.0, size.calm_seconds))
         grown = trial.server.held().rss_mib - before
     trial.must(grown < 64, f"RSS grew by {grown:.0f} MiB of requests that never ended")
+    tiny = await byte_by_byte(target(trial))
+    trial.must(tiny.status == 200, f"a request in chunks of one byte got status {tiny.status}")
+    status, taken = await endless_body(target(trial))
+    trial.facts["endless_body"] = f"status {status} after {taken >> 20} MiB"
+    trial.must(status >= 0 and taken < 2**28, "a body without an end was read on and on")
 
 
 async def fuzz(trial: Trial, size: Size) -> None:
     core = trial.server.core()
-    found = await malformed(trial.server.url, size.cases)
+    found = await malformed(target(trial), size.cases)
+    for name in CASES:
+        hostile = await send_hostile(target(trial), name)
+        found.statuses.update(hostile.statuses)
+        found.bad += hostile.bad
+    many = await distinct_values(target(trial), size.cases // 4)
+    found.statuses.update(many.statuses)
+    found.bad += many.bad
     trial.facts["replies"] = {str(k): v for k, v in sorted(found.statuses.items())}
     trial.must(not found.bad, f"{len(found.bad)} bad replies, the first: {found.bad[:1]}")
     trial.must(core == trial.server.core(), "the core was replaced")
 
 
 async def hostile_ids(trial: Trial, size: Size) -> None:
-    for complaint in await send_ids(trial.server.url, rounds=max(3, size.kills // 2)):
+    for complaint in await send_ids(target(trial), rounds=max(3, size.kills // 2)):
         trial.must(False, complaint)
 
 
@@ -245,6 +275,26 @@ async def never_fits(trial: Trial, size: Size) -> None:
         )
     trial.facts["refused"] = sorted({out.status for out in outs})
     trial.must(all(out.status == 400 for out in outs), "a request that can never fit was taken")
+
+
+async def memory_pressure(trial: Trial, size: Size) -> None:
+    await press_memory(trial, max(6.0, size.calm_seconds))
+
+
+async def full_disk(trial: Trial, size: Size) -> None:
+    await fill_disk(trial, max(2.0, size.calm_seconds))
+
+
+async def clock_jumps(trial: Trial, size: Size) -> None:
+    await jump_clock(trial, max(3.0, size.calm_seconds))
+
+
+async def weights(trial: Trial, size: Size) -> None:
+    await break_weights(trial, max(4.0, size.calm_seconds))
+
+
+async def descriptors(trial: Trial, size: Size) -> None:
+    await no_descriptors(trial, max(3.0, size.calm_seconds))
 
 
 RESTARTS = ("--core-restart-limit", "100000")
@@ -312,12 +362,29 @@ def faults() -> dict[str, Fault]:
             "requests that can never fit", "400 at admission", "input gate", never_fits, FEW,
             promised=True,
         ),
-        "F16": Fault("memory pressure", "sheds load, no OOM kill", "cgroup limits"),
-        "F17": Fault("disk full or read-only", "serving goes on", "optional sinks"),
-        "F18": Fault("clock jumps", "no timeout misfires", "monotonic clocks"),
+        "F16": Fault(
+            "a memory limit 24 MiB above what is used", "load is refused; no OOM kill",
+            "shedding", memory_pressure, around=memory_group, may_refuse=True,
+        ),
+        "F17": Fault(
+            "a full and a read-only disk for logs, metrics, caches and temporary files",
+            "the log goes on once there is room", "optional sinks", full_disk,
+            around=small_disk, promised=True,
+        ),
+        "F18": Fault(
+            "clock jumps of seconds, hours and days", "deadlines do not misfire; the same core",
+            "monotonic clocks", clock_jumps, around=movable_clock, promised=True,
+        ),
         "F19": Fault("an adapter that is missing or corrupt", "404 or 400", "adapters"),
-        "F20": Fault("weights truncated or replaced", "refused at start", "checked headers"),
-        "F21": Fault("no file descriptors left", "503, recovers", "accept under EMFILE"),
+        "F20": Fault(
+            "weights truncated, flipped, replaced and removed",
+            "at start: refused with the tensor or file; later: the same core", "checked headers",
+            weights, around=own_weights, promised=True,
+        ),
+        "F21": Fault(
+            "no file descriptors left", "not busy, answers once there are some",
+            "accept under EMFILE", descriptors, promised=True,
+        ),
         "F22": Fault(
             "duplicate and hostile request ids and salts", "answers never swap",
             "ids of the server's own", hostile_ids, promised=True,

@@ -218,6 +218,8 @@ class Load:
     """When any stream brought something."""
     canaries: list[Outcome] = field(default_factory=list)
     stopping: bool = False
+    resting: bool = False
+    """Ask nothing for now."""
 
     async def during(self, fault: Awaitable[Any]) -> Any:
         """Keep the load up while something is done to the server; returns what that returns."""
@@ -235,12 +237,22 @@ class Load:
 
     async def _work(self, http: httpx.AsyncClient, index: int) -> None:
         while not self.stopping:
+            if await self._rests():
+                continue
             out = await run_one(http, self.asks[index], self._event)
             self.done.append((index, out))
             if out.error == "ConnectError":
                 return  # nobody listens any more: one such outcome of each client is enough
+            if out.status != 200:
+                await asyncio.sleep(0.2)
 
     async def _watch(self, http: httpx.AsyncClient) -> None:
         while not self.stopping:
-            self.canaries.append(await run_one(http, CANARY))
-            await asyncio.sleep(0.02)
+            if not await self._rests():
+                self.canaries.append(await run_one(http, CANARY))
+                await asyncio.sleep(0.02)
+
+    async def _rests(self) -> bool:
+        if self.resting:
+            await asyncio.sleep(0.05)
+        return self.resting

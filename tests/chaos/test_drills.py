@@ -55,7 +55,7 @@ def trial(got: Outcome, canary: Outcome, log: str = "") -> Any:
     load = Load("", mixed_asks(1), [answer()], [(0, got)], canaries=[canary])
     server = SimpleNamespace(log=log)
     return SimpleNamespace(
-        load=load, server=server, canary=answer(), allowed=lambda ask, out: False, retold={}
+        load=load, server=server, canary=answer(), allowed=lambda out: False, retold={}
     )
 
 

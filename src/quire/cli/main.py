@@ -33,6 +33,7 @@ COMMANDS: Registry[Command] = Registry(
         "timeline": "quire.cli.timeline:main",
         "top": "quire.cli.top:main",
         "doctor": "quire.cli.doctor:main",
+        "chaos": "quire.cli.chaos:main",
         "profile": "quire.cli.profile:main",
         "collect-env": "quire.cli.collect_env:main",
     },
@@ -52,6 +53,7 @@ ABOUT = {
     "timeline": "write the last steps of a server as a trace for Perfetto",
     "top": "watch a running server",
     "doctor": "check this machine, or find out why a server is slow",
+    "chaos": "attack a running server from outside, and tell what held",
     "profile": "print the top kernels of prefill and of decode",
     "collect-env": "describe this machine and installation, for reports",
 }
