@@ -39,6 +39,8 @@ ALLOWED = {
     "chaos/conditions.py": "what is bounded in time is one of the conditions; processor time at "
     "idle",
     "chaos/faults.py": "how long a fault lasts, and limits against hanging",
+    "chaos/mixed_load.py": "pauses between requests that only make load",
+    "chaos/surroundings.py": "how long a fault lasts, and processor time that is spent in vain",
     # where time is slept away
     "engine/test_step_undone.py": "a turn for another thread, in a loop that waits for it",
     "serving/serve_fake.py": "what never ends by itself",

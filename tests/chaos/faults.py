@@ -19,7 +19,7 @@ from conditions import Trial
 from mixed_load import COMPLETIONS, Ask, Outcome, client, culprit, run_one
 from quire.chaos.hostile import CASES, distinct_values, endless_body, send_hostile, send_ids
 from quire.chaos.malformed import malformed
-from quire.chaos.target import Target
+from quire.chaos.target import HttpTarget
 from quire.chaos.vanishing import byte_by_byte, disconnect_storm, partial_requests, read_never
 from surroundings import (
     Surroundings,
@@ -203,9 +203,9 @@ async def hand_over(trial: Trial, size: Size) -> None:
     await _tokens_pass(trial, 100)
 
 
-def target(trial: Trial) -> Target:
+def target(trial: Trial) -> HttpTarget:
     """The trial's server, for clients that know no more of it than its address."""
-    return Target(trial.server.url, "quire-demo")
+    return HttpTarget(trial.server.url, "quire-demo")
 
 
 # ---- clients -------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from chaos_server import ChaosServer
 from live_server import QUIRE
 from mixed_load import COMPLETIONS, Ask, client, run_one
 from quire import assets
-from quire.chaos.target import Target
+from quire.chaos.target import HttpTarget
 from quire.chaos.vanishing import partial_requests
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ async def no_descriptors(trial: Trial, seconds: float) -> None:
     trial.no_reply_is_allowed = True
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (api.num_fds() + 8, old[1]))
     try:
-        async with partial_requests(Target(trial.server.url, "quire-demo"), HOGS) as hogs:
+        async with partial_requests(HttpTarget(trial.server.url, "quire-demo"), HOGS) as hogs:
             await asyncio.sleep(seconds)
             before, start = sum(api.cpu_times()[:2]), time.monotonic()
             trial.load.resting = True  # nothing is asked: what works now works in vain

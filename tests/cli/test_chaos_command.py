@@ -13,7 +13,7 @@ import pytest
 
 from quire.chaos import faults as table
 from quire.chaos.faults import Size
-from quire.chaos.target import Reply, Target
+from quire.chaos.target import HttpReply, HttpTarget
 from quire.cli import main as cli
 from quire.cli.chaos import main
 
@@ -217,10 +217,12 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_another_machine_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["chaos", "http://192.0.2.1:8000"]) == 2 or capsys.readouterr()
-    assert Target("http://localhost:1", "").is_local and Target("http://[::1]:1", "").is_local
-    assert Target("http://127.1.2.3:1/v1", "").is_local
+    assert (
+        HttpTarget("http://localhost:1", "").is_local and HttpTarget("http://[::1]:1", "").is_local
+    )
+    assert HttpTarget("http://127.1.2.3:1/v1", "").is_local
     for url in ("http://192.0.2.1", "http://localhost.example.com", "http://10.0.0.1:8000"):
-        assert not Target(url, "").is_local
+        assert not HttpTarget(url, "").is_local
         assert cli.main(["chaos", url]) != 0
         assert "--yes" in capsys.readouterr().err
 
@@ -245,6 +247,6 @@ def test_wrong_names(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )  # fmt: skip
 def test_what_a_reply_says(body: bytes, text: str, whole: bool) -> None:
-    reply = Reply(200, body=body, is_complete=True)
+    reply = HttpReply(200, body=body, is_complete=True)
     assert reply.text == text and reply.is_answer is whole
-    assert not Reply(200, body=body, is_complete=False).is_answer
+    assert not HttpReply(200, body=body, is_complete=False).is_answer

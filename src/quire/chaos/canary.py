@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.chaos.target import Target, ask
+from quire.chaos.target import HttpTarget, ask
 
 PROMPT = "The capital of France is"
 
@@ -23,7 +23,7 @@ class Canary:
         usual: Seconds that the answer took then.
     """
 
-    target: Target
+    target: HttpTarget
     answer: str
     usual: float
     asked: int = 0
@@ -62,6 +62,6 @@ class Canary:
             self.wrong.append(f"another answer: {reply.text[:120]!r}")
 
 
-def request(target: Target) -> dict[str, Any]:
+def request(target: HttpTarget) -> dict[str, Any]:
     """What the canary asks."""
     return target.ask_for_text(PROMPT, max_tokens=24, temperature=0, stream=True)

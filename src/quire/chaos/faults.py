@@ -21,7 +21,7 @@ from quire.chaos.hostile import (
 )
 from quire.chaos.malformed import Replies, bad_http, bad_json, malformed
 from quire.chaos.overload import over_offer
-from quire.chaos.target import Target
+from quire.chaos.target import HttpTarget
 from quire.chaos.vanishing import byte_by_byte, disconnect_storm, partial_requests, read_never
 
 
@@ -53,7 +53,7 @@ class Seen:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-Attack = Callable[[Target, Size], Awaitable[Seen]]
+Attack = Callable[[HttpTarget, Size], Awaitable[Seen]]
 
 
 @dataclass(frozen=True)
@@ -66,32 +66,32 @@ class Fault:
     attack: Attack
 
 
-async def calm(target: Target, size: Size) -> Seen:
+async def calm(target: HttpTarget, size: Size) -> Seen:
     """Nothing: what differs now differs by itself."""
     await asyncio.sleep(min(5.0, size.seconds))
     return Seen()
 
 
-async def disconnects(target: Target, size: Size) -> Seen:
+async def disconnects(target: HttpTarget, size: Size) -> Seen:
     """Clients vanish."""
     return Seen(facts={"disconnects": await disconnect_storm(target, size.aborts)})
 
 
-async def slow_readers(target: Target, size: Size) -> Seen:
+async def slow_readers(target: HttpTarget, size: Size) -> Seen:
     """Clients never read."""
     async with read_never(target, size.readers) as count:
         await asyncio.sleep(size.seconds)
     return Seen(facts={"readers": count})
 
 
-async def slow_senders(target: Target, size: Size) -> Seen:
+async def slow_senders(target: HttpTarget, size: Size) -> Seen:
     """Clients never finish what they send."""
     async with partial_requests(target, size.partial) as count:
         await asyncio.sleep(size.seconds)
     return Seen(facts={"senders": count})
 
 
-async def tiny_chunks(target: Target, size: Size) -> Seen:
+async def tiny_chunks(target: HttpTarget, size: Size) -> Seen:
     """A good request, byte by byte."""
     reply = await byte_by_byte(target)
     seen = Seen(facts={"status": reply.status, "seconds": round(reply.seconds, 2)})
@@ -100,7 +100,7 @@ async def tiny_chunks(target: Target, size: Size) -> Seen:
     return seen
 
 
-async def no_end(target: Target, size: Size) -> Seen:
+async def no_end(target: HttpTarget, size: Size) -> Seen:
     """A body without an end."""
     status, taken = await endless_body(target)
     seen = Seen(facts={"status": status, "mebibytes_taken": taken >> 20})
@@ -109,32 +109,32 @@ async def no_end(target: Target, size: Size) -> Seen:
     return seen
 
 
-async def bad_bytes(target: Target, size: Size) -> Seen:
+async def bad_bytes(target: HttpTarget, size: Size) -> Seen:
     """Bytes that are not HTTP."""
     return _judged(await malformed(target, size.cases // 2, bad_http))
 
 
-async def bad_fields(target: Target, size: Size) -> Seen:
+async def bad_fields(target: HttpTarget, size: Size) -> Seen:
     """JSON with values that do not belong there."""
     return _judged(await malformed(target, size.cases, bad_json))
 
 
-async def ids(target: Target, size: Size) -> Seen:
+async def ids(target: HttpTarget, size: Size) -> Seen:
     """Ids that collide."""
     return Seen(await send_ids(target, size.rounds), {"rounds": size.rounds})
 
 
-async def values(target: Target, size: Size) -> Seen:
+async def values(target: HttpTarget, size: Size) -> Seen:
     """Another value each time."""
     return _judged(await distinct_values(target, size.cases))
 
 
-async def hostile(name: str, target: Target, size: Size) -> Seen:
+async def hostile(name: str, target: HttpTarget, size: Size) -> Seen:
     """One row of `CASES`."""
     return _judged(await send_hostile(target, name))
 
 
-async def overload(target: Target, size: Size) -> Seen:
+async def overload(target: HttpTarget, size: Size) -> Seen:
     """More than it can serve."""
     told = await over_offer(
         target, seconds=size.seconds, warm_seconds=max(1.0, size.seconds / 2), at_once=32

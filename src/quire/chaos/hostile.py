@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from quire.chaos.malformed import Replies
-from quire.chaos.target import Reply, Target, ask, exchange
+from quire.chaos.target import HttpReply, HttpTarget, ask, exchange
 
 IDS: Final = (
     "same", "same", "../../etc/passwd", "a" * 128, "a" * 9000, "cmpl-same", "same-0", "0_same",
@@ -131,7 +131,7 @@ CASES: Final[dict[str, tuple[str, Callable[[], Iterator[Fields]]]]] = {
 """By name: what it sends, in words and as fields."""
 
 
-async def send_hostile(target: Target, name: str, at_once: int = 8) -> Replies:
+async def send_hostile(target: HttpTarget, name: str, at_once: int = 8) -> Replies:
     """Every request of one row of `CASES`."""
     found, gate = Replies(), asyncio.Semaphore(at_once)
 
@@ -150,7 +150,7 @@ async def send_hostile(target: Target, name: str, at_once: int = 8) -> Replies:
     return found
 
 
-async def distinct_values(target: Target, count: int, at_once: int = 16) -> Replies:
+async def distinct_values(target: HttpTarget, count: int, at_once: int = 16) -> Replies:
     """Requests of which each has other values in its free fields: nothing may be kept per value."""
     found, gate = Replies(), asyncio.Semaphore(at_once)
 
@@ -167,11 +167,11 @@ async def distinct_values(target: Target, count: int, at_once: int = 16) -> Repl
     return found
 
 
-async def endless_body(target: Target, most: int = 2**28) -> tuple[int, int]:
+async def endless_body(target: HttpTarget, most: int = 2**28) -> tuple[int, int]:
     """A body in chunks that does not end.
 
     Returns:
-        The status of the reply, as `Reply` has it, and the bytes that the server took.
+        The status of the reply, as `HttpReply` has it, and the bytes that the server took.
     """
     reader, writer = await target.connect()
     head = target.head("POST", target.route, "Transfer-Encoding: chunked\r\n")
@@ -195,14 +195,14 @@ async def endless_body(target: Target, most: int = 2**28) -> tuple[int, int]:
         writer.transport.abort()
 
 
-async def send_ids(target: Target, rounds: int) -> list[str]:
+async def send_ids(target: HttpTarget, rounds: int) -> list[str]:
     """The same and strange ids and salts at once, each with an answer of its own; complaints."""
     found: list[str] = []
 
     def asked(number: int) -> Fields:
         return target.ask_for_text(f"{number} + {number} =", max_tokens=12, temperature=0)
 
-    async def under(number: int, name: str) -> Reply:
+    async def under(number: int, name: str) -> HttpReply:
         body = asked(number) | {"cache_salt": name[:60]}
         return await ask(target, body, headers=f"X-Request-Id: {name}\r\n")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quire.chaos.target import Reply, Target, exchange
+from quire.chaos.target import HttpReply, HttpTarget, exchange
 
 PATHS: Final = (
     "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models",
@@ -50,7 +50,7 @@ class Replies:
     bad: list[str] = field(default_factory=list)
     """Those with 5xx, with no answer in time, or that tell of the server's inside."""
 
-    def take(self, what: str, reply: Reply) -> None:
+    def take(self, what: str, reply: HttpReply) -> None:
         """Count and judge one."""
         self.statuses[reply.status] += 1
         if reply.status >= 500 or reply.status < 0:
@@ -59,11 +59,11 @@ class Replies:
             self.bad.append(f"{what}: the reply holds {found.group()[:40]!r}")
 
 
-Maker = Callable[[Target, random.Random], bytes]
+Maker = Callable[[HttpTarget, random.Random], bytes]
 
 
 async def malformed(
-    target: Target, count: int, make: Maker | None = None, seed: int = 7, at_once: int = 16
+    target: HttpTarget, count: int, make: Maker | None = None, seed: int = 7, at_once: int = 16
 ) -> Replies:
     """Send cases and judge the replies.
 
@@ -84,7 +84,7 @@ async def malformed(
     return found
 
 
-def bad_json(target: Target, rng: random.Random) -> bytes:
+def bad_json(target: HttpTarget, rng: random.Random) -> bytes:
     """Fields with values that do not belong there, or text that is no JSON."""
     path = rng.choice(PATHS)
     fields: dict[str, Any] = {"model": target.model, "max_tokens": 2}
@@ -107,7 +107,7 @@ def bad_json(target: Target, rng: random.Random) -> bytes:
     return target.post(path, text, strange)
 
 
-def bad_http(target: Target, rng: random.Random) -> bytes:
+def bad_http(target: HttpTarget, rng: random.Random) -> bytes:
     """Bytes that are not quite HTTP."""
     body = json.dumps(target.ask_for_text("a", max_tokens=1)).encode()
     good = target.post(rng.choice(PATHS), body)

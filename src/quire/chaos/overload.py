@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.chaos.target import Reply, Target, ask
+from quire.chaos.target import HttpReply, HttpTarget, ask
 
 REFUSALS = (429, 503)
 
@@ -38,7 +38,7 @@ class Offered:
 
 
 async def over_offer(
-    target: Target,
+    target: HttpTarget,
     *,
     times: float = 10,
     seconds: float = 20,
@@ -61,7 +61,7 @@ async def over_offer(
     body |= {"ignore_eos": True}
     capacity = await _capacity(target, body, warm_seconds, at_once)
     rate = min(times * capacity, most_rate)
-    replies: list[tuple[float, Reply]] = []
+    replies: list[tuple[float, HttpReply]] = []
 
     async def one(start: float) -> None:
         reply = await ask(target, body, seconds=120)
@@ -82,7 +82,7 @@ async def over_offer(
     return told
 
 
-def _sort(told: Offered, replies: Sequence[Reply]) -> None:
+def _sort(told: Offered, replies: Sequence[HttpReply]) -> None:
     for reply in replies:
         if reply.is_answer:
             told.answered += 1
@@ -94,7 +94,9 @@ def _sort(told: Offered, replies: Sequence[Reply]) -> None:
     told.refusals.sort()
 
 
-async def _capacity(target: Target, body: dict[str, Any], seconds: float, at_once: int) -> float:
+async def _capacity(
+    target: HttpTarget, body: dict[str, Any], seconds: float, at_once: int
+) -> float:
     done: list[float] = []
     start = time.monotonic()
 

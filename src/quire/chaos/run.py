@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from quire.chaos.canary import Canary, request
 from quire.chaos.faults import Fault, Seen, Size, faults
-from quire.chaos.target import CHAT, COMPLETIONS, Target, ask, get
+from quire.chaos.target import CHAT, COMPLETIONS, HttpTarget, ask, get
 from quire.errors import StartupError
 
 HOLDS, BROKEN = "holds", "does not hold"
@@ -48,7 +48,7 @@ async def known_answer(url: str, model: str, key: str | None) -> Canary:
         StartupError: nobody gives an answer there, or not the same one twice.
     """
     for route in (COMPLETIONS, CHAT):
-        target = Target(url, model, key, route)
+        target = HttpTarget(url, model, key, route)
         reply = await ask(target, request(target))
         if reply.is_answer:
             break

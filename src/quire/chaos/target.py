@@ -23,7 +23,7 @@ Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
-class Target:
+class HttpTarget:
     """A server.
 
     Args:
@@ -102,7 +102,7 @@ class Target:
 
 
 @dataclass
-class Reply:
+class HttpReply:
     """What came back."""
 
     status: int = 0
@@ -157,8 +157,8 @@ class Reply:
 
 
 async def exchange(
-    target: Target, sent: bytes, seconds: float = 60, *, half_close: bool = False
-) -> Reply:
+    target: HttpTarget, sent: bytes, seconds: float = 60, *, half_close: bool = False
+) -> HttpReply:
     """Send bytes on a connection of their own, and read one reply.
 
     Args:
@@ -166,7 +166,7 @@ async def exchange(
         seconds: Silence after which the server counts as hanging.
         half_close: Say that no more will be sent.
     """
-    reply, start = Reply(), time.monotonic()
+    reply, start = HttpReply(), time.monotonic()
     writer = None
     try:
         reader, writer = await target.connect(limit=2**20)
@@ -191,14 +191,14 @@ async def exchange(
 
 
 async def ask(
-    target: Target, body: dict[str, Any], seconds: float = 120, headers: str = ""
-) -> Reply:
+    target: HttpTarget, body: dict[str, Any], seconds: float = 120, headers: str = ""
+) -> HttpReply:
     """One well-formed request for text, and its reply."""
     sent = target.post(target.route, json.dumps(body).encode(), "Connection: close\r\n" + headers)
     return await exchange(target, sent, seconds)
 
 
-async def get(target: Target, path: str, seconds: float = 30) -> Reply:
+async def get(target: HttpTarget, path: str, seconds: float = 30) -> HttpReply:
     """A GET."""
     return await exchange(
         target, target.head("GET", path, "Connection: close\r\n") + b"\r\n", seconds
@@ -206,7 +206,7 @@ async def get(target: Target, path: str, seconds: float = 30) -> Reply:
 
 
 async def _read(
-    reader: asyncio.StreamReader, reply: Reply, seconds: float, heard: Callable[[], None]
+    reader: asyncio.StreamReader, reply: HttpReply, seconds: float, heard: Callable[[], None]
 ) -> None:
     async def line() -> bytes:
         return await asyncio.wait_for(reader.readline(), seconds)

@@ -8,10 +8,10 @@ import json
 import random
 from collections.abc import AsyncIterator
 
-from quire.chaos.target import Pair, Reply, Target, exchange
+from quire.chaos.target import HttpReply, HttpTarget, Pair, exchange
 
 
-async def disconnect_storm(target: Target, count: int, at_once: int = 48) -> int:
+async def disconnect_storm(target: HttpTarget, count: int, at_once: int = 48) -> int:
     """Requests whose clients vanish: before the body is whole, at once, or after some events.
 
     Returns:
@@ -42,7 +42,7 @@ async def disconnect_storm(target: Target, count: int, at_once: int = 48) -> int
 
 
 @contextlib.asynccontextmanager
-async def read_never(target: Target, count: int, max_tokens: int = 1000) -> AsyncIterator[int]:
+async def read_never(target: HttpTarget, count: int, max_tokens: int = 1000) -> AsyncIterator[int]:
     """Streams with small windows that nobody reads; gives how many there are."""
     pairs: list[Pair] = []
     for index in range(count):
@@ -58,7 +58,7 @@ async def read_never(target: Target, count: int, max_tokens: int = 1000) -> Asyn
 
 
 @contextlib.asynccontextmanager
-async def partial_requests(target: Target, count: int) -> AsyncIterator[int]:
+async def partial_requests(target: HttpTarget, count: int) -> AsyncIterator[int]:
     """Requests that begin and do not end: headers, bodies and chunks, a byte now and then."""
     heads = (
         target.head("POST", target.route) + b"X-A: ",
@@ -88,7 +88,7 @@ async def partial_requests(target: Target, count: int) -> AsyncIterator[int]:
         _drop(pairs)
 
 
-async def byte_by_byte(target: Target, padding: int = 20_000) -> Reply:
+async def byte_by_byte(target: HttpTarget, padding: int = 20_000) -> HttpReply:
     """A good request in HTTP chunks of one byte each.
 
     Args:

@@ -15,7 +15,7 @@ from quire import envs
 from quire.chaos.canary import Canary
 from quire.chaos.faults import SIZES, faults
 from quire.chaos.run import HOLDS, Result, known_answer, report, run, table
-from quire.chaos.target import Target
+from quire.chaos.target import HttpTarget
 from quire.cli.parser import Parser
 from quire.cli.running import add_running_flags, running_client
 from quire.errors import ConfigError
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--fault: there is no {unknown[0]!r}{did_you_mean(unknown[0], rows)}")
     client = running_client(namespace)
     url = client.url if "://" in client.url else f"http://{client.url}"
-    if not Target(url, "").is_local and not namespace.yes:
+    if not HttpTarget(url, "").is_local and not namespace.yes:
         raise ConfigError(
             f"{url} is not on this machine: attacks disturb whoever uses it. Give --yes if it is "
             "yours"
