@@ -46,7 +46,7 @@ def line(**value: Any) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
-def oops(error: QuireError) -> bytes:
+def oops(error: QuireError, request_id: str) -> bytes:
     return line(oops=error.message)
 
 

@@ -17,7 +17,10 @@ from starlette.responses import Response
 from quire.errors import NotFound
 from quire.registry import Registry
 from quire.serving import admin, home, observe, probes
+from quire.serving.anthropic import messages
+from quire.serving.anthropic.dialect import ANTHROPIC
 from quire.serving.auth import Role
+from quire.serving.dialect import DialectTable
 from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import Exchange
 from quire.serving.middleware import Gate
@@ -45,6 +48,17 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
         ),
         "/v1/completions": RouteSpec(
             POST, _USER, completions.completions, "a text, get its continuation", _TEXT
+        ),
+        "/v1/messages": RouteSpec(
+            POST,
+            _USER,
+            messages.messages,
+            "a conversation, as Anthropic's clients send it",
+            _TEXT,
+            ANTHROPIC,
+        ),
+        "/v1/messages/count_tokens": RouteSpec(
+            POST, _USER, messages.count_tokens, dialect=ANTHROPIC
         ),
         "/tokenize": RouteSpec(POST, _USER, tokenize.tokenize, "a text, get its tokens", _TEXT),
         "/detokenize": RouteSpec(POST, _USER, tokenize.detokenize),
@@ -97,9 +111,10 @@ def build_app(state: ServerState) -> Starlette:
     """The ASGI application over `state`."""
     rows = {path: ROUTES.get(path) for path in ROUTES}
     open_paths = frozenset(path for path, spec in rows.items() if spec.role is Role.OPEN)
+    dialects = DialectTable({path: spec.dialect for path, spec in rows.items()})
     app = Starlette(
         routes=[make_route(path, spec) for path, spec in rows.items()],
-        middleware=[Middleware(Gate, state=state, open_paths=open_paths)],
+        middleware=[Middleware(Gate, state=state, open_paths=open_paths, dialects=dialects)],
         exception_handlers={HTTPException: _routing_error},
     )
     app.router.redirect_slashes = False

@@ -47,7 +47,7 @@ class Exchange:
         self.scope = scope
         self.state = state
         self.dialect = OPENAI
-        """The route's, once it is found."""
+        """The route's, or that of the route above an unknown path."""
         self.request_id = uuid.uuid4().hex
         self.deadline: Deadline | None = None
         """When the caller wants the reply to be complete."""
@@ -217,7 +217,7 @@ class Exchange:
 
     async def fail(self, error: QuireError) -> None:
         """Reply with an error, in the dialect's format."""
-        body = self.dialect.error(error)
+        body = self.dialect.error(error, self.request_id)
         await self.reply(body, error.status, headers=errors.headers(error))
 
     async def start_stream(self) -> None:
@@ -244,7 +244,8 @@ class Exchange:
     async def _start(self, status: int, headers: errors.Headers) -> None:
         self.status = status
         if self.state.config.enable_request_id_headers:
-            headers.append((b"x-request-id", self.request_id.encode()))
+            told = self.request_id.encode()
+            headers += [(name, told) for name in self.dialect.id_headers]
         if (self.state.draining or self.state.handed_over) and _CLOSE not in headers:
             headers.append(_CLOSE)  # the next request is for the process that comes after this one
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -17,6 +17,7 @@ from quire.errors import QuireError
 from quire.logger import get_logger
 from quire.observability.metrics.http_metrics import NO_ROUTE
 from quire.serving.auth import Role
+from quire.serving.dialect import DialectTable
 from quire.serving.errors import InternalError
 from quire.serving.exchange import KEY, ClientDisconnect, Exchange, Scope
 from quire.serving.server_state import ServerState
@@ -31,12 +32,16 @@ class Gate:
         app: The application behind the gate.
         state: The server's state.
         open_paths: Paths that need no key.
+        dialects: How errors are formatted on which paths, also before anything is routed.
     """
 
-    def __init__(self, app: Any, state: ServerState, open_paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: Any, state: ServerState, open_paths: frozenset[str], dialects: DialectTable
+    ) -> None:
         self._app = app
         self._state = state
         self._open = open_paths
+        self._dialects = dialects
         self._root = state.config.root_path.rstrip("/")
         self._logs = state.config.logs_access
         self._quiet = state.config.unlogged_paths
@@ -49,6 +54,7 @@ class Gate:
         started = time.monotonic()
         exchange = Exchange(self._unmounted(scope), receive, send, self._state)
         exchange.scope[KEY] = exchange
+        exchange.dialect = self._dialects.find(exchange.scope["path"])
         exchange.before_end = lambda: self._count(exchange, time.monotonic() - started)
         try:
             await self._serve(exchange, receive, send)

@@ -27,9 +27,10 @@ async def send_stream(exchange: Exchange, frames: AsyncGenerator[bytes]) -> None
                 async for chunk in frames:
                     await exchange.write(chunk)
         except QuireError as error:
-            last = dialect.stream_error(error) + last
+            last = dialect.stream_error(error, exchange.request_id) + last
         except Exception:
             error_id = uuid.uuid4().hex[:12]
             logger.exception("stream %s failed, error id %s", exchange.request_id, error_id)
-            last = dialect.stream_error(InternalError(error_id)) + last
+            error_frame = dialect.stream_error(InternalError(error_id), exchange.request_id)
+            last = error_frame + last
         await exchange.end_stream(last)

@@ -1,0 +1,115 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: from the body to a checked request, and
+its reply sent.
+
+`message_reply.py` says what replies look like.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.params import SamplingParams
+from quire.serving.anthropic.dialogue import read_dialogue
+from quire.serving.anthropic.message_reply import MessageReply, stream_message, whole_message
+from quire.serving.anthropic.schema import (
+    COUNT_UNSUPPORTED,
+    MESSAGES_UNSUPPORTED,
+    METADATA,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from quire.serving.checks import MAX_LABEL, check_priority, make_params
+from quire.serving.decode import show
+from quire.serving.dialogue import RequestLabels, prepare, render
+from quire.serving.exchange import Exchange
+from quire.serving.generation import generate
+from quire.serving.server_state import require_runner
+from quire.serving.streaming import send_stream
+from quire.serving.tagged import check_object
+
+SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+"""Fields that have the same name and meaning in `SamplingParams`."""
+_VERSION: Final = re.compile(rb"\d{4}-\d{2}-\d{2}")
+
+
+async def messages(exchange: Exchange) -> None:
+    """Answer one conversation.
+
+    Raises:
+        RequestError: the request is invalid; nothing has been sent yet.
+    """
+    _check_version(exchange)
+    request = await exchange.record(MessagesRequest, MESSAGES_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    require_runner(served.engine, "generate")
+    labels = _labels(request, f"msg_{exchange.request_id}")
+    check_priority(labels.priority, served.engine.config.scheduler.scheduling_policy)
+    params = _params(request, served.engine.default_params)
+    dialogue = read_dialogue(request, served.parsers)
+    submission, reader = await prepare(exchange, served, dialogue, params, labels)
+    shows = (request.thinking or {}).get("display") != "omitted"
+    reply = MessageReply(labels.request_id, served.name, request.max_tokens, shows)
+
+    async def answer() -> None:
+        async with generate(exchange.state, served.engine, submission, reader) as generation:
+            if request.stream:
+                await send_stream(exchange, stream_message(reply, generation))
+            else:
+                await exchange.reply(await whole_message(reply, generation))
+
+    await exchange.while_connected(answer())
+
+
+async def count_tokens(exchange: Exchange) -> None:
+    """Count the tokens of a conversation as the model would get it.
+
+    Raises:
+        RequestError: the request is invalid.
+    """
+    _check_version(exchange)
+    request = await exchange.record(CountTokensRequest, COUNT_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    prompt = await render(served, read_dialogue(request, served.parsers))
+    await exchange.reply(msgspec.json.encode({"input_tokens": len(prompt.ids)}))
+
+
+def _check_version(exchange: Exchange) -> None:
+    """Any version is taken: the API's shape has been the same in all."""
+    given = exchange.header(b"anthropic-version")
+    if given is not None and not _VERSION.fullmatch(given):
+        raise InvalidRequest(
+            f"anthropic-version must be a date as 2023-06-01, got {show(given.decode('latin-1'))}.",
+            param="anthropic-version",
+        )
+
+
+def _labels(request: MessagesRequest, request_id: str) -> RequestLabels:
+    user = None
+    if request.metadata is not None:
+        check_object(request.metadata, METADATA, "metadata")
+        user = request.metadata.get("user_id")
+    for name, value in (("metadata.user_id", user), ("cache_salt", request.cache_salt)):
+        if value is not None and len(value) > MAX_LABEL:
+            raise InvalidRequest(
+                f"{name} may have at most {MAX_LABEL} characters, got {len(value)}.", param=name
+            )
+    if request.cache_salt == "":
+        raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
+    return RequestLabels(request_id, user, request.priority or 0, request.cache_salt)
+
+
+def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
+    given = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+    if request.stop_sequences is not None:
+        given["stop"] = request.stop_sequences
+    try:
+        return make_params(defaults, given, stream=request.stream)
+    except InvalidRequest as error:
+        if error.param != "stop":
+            raise
+        told = error.message.replace("stop", "stop_sequences", 1)
+        raise InvalidRequest(told, param="stop_sequences") from None

@@ -1,0 +1,97 @@
+"""One conversation, one reply: from a conversation in a template's terms to what is submitted, for
+APIs that take one conversation and give one choice.
+
+Knows no endpoint and no format of bodies; `generation.py` runs what comes out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.params import SamplingParams
+from quire.serving.exchange import Exchange
+from quire.serving.prompts import apply_template, encode, off_loop, template_size
+from quire.serving.server_state import ServedModel
+from quire.serving.submission import Submission
+from quire.serving.tools import NO_TOOLS, ToolUse
+from quire.serving.turn_reader import TurnReader
+
+
+@dataclass(slots=True)
+class Dialogue:
+    """A conversation as chat templates take it."""
+
+    turns: list[dict[str, Any]]
+    """As `prompts.apply_template` describes them."""
+    tools: ToolUse = NO_TOOLS
+    continues: bool = False
+    """The reply continues the last turn, which is the assistant's."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Further variables of the template."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialoguePrompt:
+    """A rendered conversation."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLabels:
+    """What a caller may say about a request that does not change its output."""
+
+    request_id: str
+    user: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+async def render(served: ServedModel, dialogue: Dialogue) -> DialoguePrompt:
+    """The prompt of a conversation.
+
+    Raises:
+        InvalidRequest: the template refuses or shows no tools, or the prompt is far too long.
+    """
+    engine, tools = served.engine, dialogue.tools.for_template()
+    served.parsers.check_tools(dialogue.tools)
+
+    def work() -> str:
+        return apply_template(
+            engine, dialogue.turns, tools, None, dialogue.continues, dialogue.variables
+        )
+
+    text = await off_loop(template_size(dialogue.turns, tools), work)
+    return DialoguePrompt(text, await encode(engine, text, False))
+
+
+async def prepare(
+    exchange: Exchange,
+    served: ServedModel,
+    dialogue: Dialogue,
+    params: SamplingParams,
+    labels: RequestLabels,
+) -> tuple[Submission, TurnReader]:
+    """What to submit for a conversation, and how to read what comes of it.
+
+    Raises:
+        InvalidRequest: as `render` raises it.
+    """
+    prompt = await render(served, dialogue)
+    parsing, params = served.parsers.parsing(
+        prompt.text, dialogue.tools, params, served.engine.tokenizer
+    )
+    submission = Submission(
+        [labels.request_id],
+        [prompt.ids],
+        params,
+        labels.priority,
+        labels.cache_salt,
+        exchange.client(labels.user),
+        exchange.trace_headers(),
+        exchange.deadline,
+    )
+    tokens = params.logprobs is not None
+    return submission, TurnReader(params, tokens=tokens, parsing=parsing)
