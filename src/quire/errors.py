@@ -4,7 +4,8 @@
     ├── RequestError                 the request is at fault; nothing else is disturbed (4xx)
     │   ├── InvalidRequest           a field is wrong                                    400
     │   │   ├── ContextLengthExceeded  prompt does not fit the model's context           400
-    │   │   └── UnsupportedTask      the model is not made for this task                 400
+    │   │   ├── UnsupportedTask      the model is not made for this task                 400
+    │   │   └── GrammarFailed        its grammar cannot be compiled or followed          400
     │   ├── Unauthorized             missing or wrong key                                401
     │   ├── NotFound                 unknown model, route or id                          404
     │   ├── Conflict                 it conflicts with the current state                 409
@@ -75,6 +76,13 @@ class UnsupportedTask(InvalidRequest):
     """The model is not made for this task; for example, an embedding model was asked for text."""
 
     code = "unsupported_task"
+
+
+class GrammarFailed(InvalidRequest):
+    """The grammar of a request could not be compiled or followed to the end by the engine. Other
+    requests are not disturbed."""
+
+    code = "grammar_failed"
 
 
 class Unauthorized(RequestError):

@@ -20,6 +20,16 @@ import msgspec
 
 from quire.bounds import INT64, read_field, show
 from quire.errors import InvalidRequest
+from quire.structured.params import Grammar, StructuredOutputsParams
+
+__all__ = [
+    "Grammar",
+    "PoolingParams",
+    "RequestOutputKind",
+    "SamplingParams",
+    "SamplingType",
+    "StructuredOutputsParams",
+]
 
 SAMPLING_EPS: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
@@ -129,8 +139,9 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """Words that must not appear: the last token of a matching sequence is banned."""
     skip_reading_prefix_cache: bool | None = None
     """`None`: false, unless `prompt_logprobs` needs every prompt position computed."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have; may be given as a dictionary of its fields."""
     # vLLM's parameters for what quire does not do: values that ask for nothing (`_NOT_DONE`).
-    structured_outputs: Any = None
     prompt_logprob_token_ids: Any = None
     prompt_logprob_start: Any = None
     logprob_token_ids: Any = None
@@ -151,6 +162,8 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     shown_special_ids: list[int] | None = None
     """Filled in by the server: special tokens that are in the text despite `skip_special_tokens`,
     because a parser looks for them."""
+    grammar: Grammar | None = None
+    """Filled in by the engine from `structured_outputs`; not meant to be set by hand."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -252,7 +265,6 @@ class PoolingParams(Params, kw_only=True, omit_defaults=True):
 
 _NOT_DONE: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     # field: what asks for nothing, the default first; what to say of other values
-    "structured_outputs": ((None,), "constrained decoding is not available yet"),
     "prompt_logprob_token_ids": ((None, []), "use prompt_logprobs, which gives the likeliest"),
     "prompt_logprob_start": ((None, 0), "prompt_logprobs are those of the whole prompt"),
     "logprob_token_ids": ((None, []), "use logprobs, which gives the likeliest tokens"),
@@ -331,6 +343,7 @@ def _check(p: SamplingParams) -> None:
         _fail("output_kind", "a RequestOutputKind", p.output_kind)
     _check_pairs(p)
     _check_stops(p)
+    _set(p, "structured_outputs", StructuredOutputsParams.read(p.structured_outputs))
     for name in _ID_LISTS:
         if (ids := getattr(p, name)) is not None:
             _set(p, name, _token_ids(name, ids))

@@ -37,10 +37,11 @@ _PROMPTS = {
     **_of("quire.compat.refused", "EmbedsPrompt", "ExplicitEncoderDecoderPrompt"),
 }
 _PARAMS = {
-    **_of("quire.params", "SamplingParams", "RequestOutputKind", "SamplingType"),
+    **_of("quire.params", "SamplingParams", "RequestOutputKind", "SamplingType",
+          "StructuredOutputsParams"),
     **_of(
         "quire.compat.refused",
-        "BeamSearchParams", "StructuredOutputsParams", "GuidedDecodingParams",
+        "BeamSearchParams", "GuidedDecodingParams",
         "RepetitionDetectionParams",
     ),
 }  # fmt: skip

@@ -114,13 +114,15 @@ class BatchResult:
 
     sampled_token_ids: dict[str, list[int]]
     """New tokens by request; prompt chunks that did not reach the last token are absent. With
-    drafts: those accepted, in order, and one more."""
+    drafts: those accepted, in order, and one more. Then those that a grammar forces."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Parallel to `sampled_token_ids`, for the requests that asked."""
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     """All prompt positions, once the prompt is complete, for the requests that asked."""
     failed: dict[str, str] = field(default_factory=dict)
     """Requests that failed alone in this step, with the reason."""
+    num_forced: dict[str, int] = field(default_factory=dict)
+    """How many of a request's last new tokens were not sampled: its grammar left nothing else."""
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     """Guesses at the tokens after the new ones, to be verified in the next step."""
     unwritten: list[int] = field(default_factory=list)

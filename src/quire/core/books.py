@@ -12,7 +12,7 @@ from collections import deque
 from quire.config.scheduler import SchedulerConfig
 from quire.core.admission import DelayGate
 from quire.core.change import Change
-from quire.core.facts import FactKind, FactLog
+from quire.core.facts import FactKind, FactLog, Wait
 from quire.core.flight import Flight
 from quire.core.kv.manager import KVCacheManager
 from quire.core.policy_loader import make_policy
@@ -54,6 +54,8 @@ class Books:
         self.waiting = make_policy(config, self.count_uncached)
         self.running: list[Request] = []
         """In order of admission."""
+        self.compiling: dict[str, Request] = {}
+        """Requests whose grammar is being compiled, by id. They are not in `waiting` yet."""
         self.finished_req_ids: list[str] = []
         """Ended since the last step; handed to the worker with the next one."""
         self.step = 0
@@ -104,6 +106,17 @@ class Books:
         """A new request waits."""
         request.length_limit = min(request.length_limit, self.max_model_len)
         self.requests[request.request_id] = request
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            self.compiling[request.request_id] = request
+            self.facts.waits(request.number, Wait.GRAMMAR, 0, 0)
+            return
+        self.waiting.add_request(request)
+        self.delay(request)
+
+    def queue_compiled(self, request: Request) -> None:
+        """The grammar of a request is compiled: it joins the queue as if it came now."""
+        del self.compiling[request.request_id]
+        request.status = RequestStatus.WAITING
         self.waiting.add_request(request)
         self.delay(request)
 
@@ -175,7 +188,7 @@ class Books:
             AssertionError: naming what is wrong.
         """
         waiting, running = list(self.waiting), self.running
-        ids = [r.request_id for r in (*waiting, *running)]
+        ids = [r.request_id for r in (*waiting, *running, *self.compiling.values())]
         assert len(ids) == len(set(ids)), "a request stands in two places"
         assert set(ids) == set(self.requests), "a request is lost or forgotten"
         assert len(running) <= self.max_running, "more run than max_num_seqs"
@@ -185,6 +198,9 @@ class Books:
             assert known or self.in_flight, f"{request} is ahead, and no drafts are in flight"
             room = self.kv.num_slots_of(request.request_id)
             assert room >= request.num_computed_tokens, f"{request} has KV outside its blocks"
+        for request in self.compiling.values():
+            compiles = request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+            assert compiles, f"{request} waits for no grammar"
         for request in waiting:
             waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
             assert waits, f"{request} is in the queue"

@@ -66,6 +66,8 @@ class Wait(enum.IntEnum):
     """A running request was preempted in this step, so nothing is admitted."""
     POLICY = 5
     """The delay that batches prompts holds it back."""
+    GRAMMAR = 6
+    """Its grammar is being compiled. It is not in the queue yet."""
 
 
 class Loss(enum.IntEnum):

@@ -17,6 +17,8 @@ class RequestStatus(enum.IntEnum):
     """Where a request stands. Everything after `PREEMPTED` is finished."""
 
     WAITING = enum.auto()
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = enum.auto()
+    """Its grammar is being compiled. It joins the queue when that is done."""
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     """It waits again, because its KV blocks were taken away; its output tokens are kept."""

@@ -10,7 +10,7 @@ one it is given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any
 
 from quire.config.scheduler import SchedulerConfig
@@ -254,6 +254,8 @@ class Scheduler:
         if books.change is not None:
             books.change.ended = {request.request_id: status for request in ended}
         for request in ended:
+            if books.compiling.pop(request.request_id, None) is not None:
+                continue
             if request.status is not RequestStatus.RUNNING:
                 books.waiting.remove_request(request)
         any_ran = any(r.status is RequestStatus.RUNNING for r in ended)
@@ -264,6 +266,17 @@ class Scheduler:
         if any_ran:
             books.drop_finished()
         return ended
+
+    def queue_compiled(self, is_compiled: Callable[[Request], bool]) -> None:
+        """Requests whose grammar has been compiled join the queue, in the order they came.
+
+        Args:
+            is_compiled: Whether that is so, or compiling failed: then the worker says so when the
+                request is scheduled.
+        """
+        for request in list(self.books.compiling.values()):
+            if is_compiled(request):
+                self.books.queue_compiled(request)
 
     # ---- limits ------------------------------------------------------------------------------
 
@@ -295,7 +308,7 @@ class Scheduler:
         request = self.books.requests.get(request_id)
         if request is None:
             return False
-        if request.status is RequestStatus.RUNNING:
+        if request.status is RequestStatus.RUNNING or request_id in self.books.compiling:
             request.priority = priority
         else:
             self.books.waiting.change_priority(request, priority)
@@ -317,6 +330,11 @@ class Scheduler:
     def waiting(self) -> Policy:
         """The waiting requests, in the order of the policy."""
         return self.books.waiting
+
+    @property
+    def compiling(self) -> Collection[Request]:
+        """The requests that wait for their grammar."""
+        return self.books.compiling.values()
 
     @property
     def running(self) -> list[Request]:

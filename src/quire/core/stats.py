@@ -35,6 +35,9 @@ class StepStats(msgspec.Struct, array_like=True):
     num_running: int = 0
     """Requests in `running` after the step."""
     num_waiting: int = 0
+    """Those that wait for their grammar included."""
+    num_compiling: int = 0
+    """Those that wait for their grammar."""
     num_swapped: int = 0
     """Waiting requests whose KV is in the second tier."""
     swap_usage: float = 0.0

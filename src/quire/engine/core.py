@@ -37,6 +37,8 @@ logger = get_logger(__name__)
 ProgressCallback = Callable[[str, int, int], None]
 AUDIT_SHARE: Final = 0.005
 """Most of the time that the books are checked in."""
+GRAMMAR_WAIT: Final = 0.005
+"""Seconds for which a step with nothing to compute waits for a grammar. Messages wait as long."""
 AUDIT_STEPS: Final = 64
 """Steps after which a busy engine checks them, if it is within that share."""
 
@@ -176,7 +178,22 @@ class EngineCore:
         self._watch.end(stats, end)
         return outputs, stats
 
+    def _queue_compiled(self) -> None:
+        """Queue the requests whose grammar is compiled. If there is nothing else to do, wait a
+        moment for one, so that the loop does not turn idly."""
+        scheduler = self.scheduler
+        scheduler.queue_compiled(self._is_compiled)
+        idle = not (scheduler.running or scheduler.waiting or self._in_flight)
+        if idle and scheduler.compiling:
+            self.executor.wait_for_grammars(GRAMMAR_WAIT)
+            scheduler.queue_compiled(self._is_compiled)
+
+    def _is_compiled(self, request: Request) -> bool:
+        return self.executor.compile_grammar(request.sampling_params)
+
     def _submit(self, start: float) -> None:
+        if self.scheduler.compiling:
+            self._queue_compiled()
         batch = self.scheduler.schedule()
         scheduled = self.clock.now()
         self._in_flight.append(_Submitted(batch, self.executor.submit(batch), start, scheduled))
@@ -264,6 +281,8 @@ class EngineCore:
             client=request.client,
             pooling_params=request.pooling_params,
         )
+        if queued.sampling_params.grammar is not None and not self._is_compiled(queued):
+            queued.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         with self._change():
             self.scheduler.add_request(queued)
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from quire.config import EngineConfig, ModelShape
 from quire.core.batch import BatchResult, ScheduledBatch
+from quire.params import SamplingParams
 from quire.registry import Registry
 
 Progress = Callable[[str, int, int], None]
@@ -87,6 +88,18 @@ class Executor(Protocol):
         Raises:
             StartupError: configuration, files or memory do not allow it.
         """
+        ...
+
+    def compile_grammar(self, params: SamplingParams) -> bool:
+        """Begin to compile the grammar of a request, unless that was done; returns at once.
+
+        Returns:
+            Whether it is done. If it failed, the request fails when it is submitted.
+        """
+        ...
+
+    def wait_for_grammars(self, seconds: float) -> None:
+        """Wait until one more grammar is compiled, or for so long."""
         ...
 
     def submit(self, batch: ScheduledBatch) -> PendingBatch:

@@ -11,6 +11,7 @@ from typing import Final
 from quire.config import EngineConfig, ModelShape
 from quire.core.batch import ScheduledBatch
 from quire.executor.base import ComputedBatch, ExecutorInfo, Progress
+from quire.params import SamplingParams
 from quire.worker.worker import Worker
 
 
@@ -55,6 +56,14 @@ class InlineExecutor:
             kv_windows=plan.windows,
             num_swap_blocks=plan.num_swap_blocks,
         )
+
+    def compile_grammar(self, params: SamplingParams) -> bool:
+        """Begin to compile the grammar of a request; gives whether it is done."""
+        return self._worker.grammars.begin(params)
+
+    def wait_for_grammars(self, seconds: float) -> None:
+        """Wait until one more grammar is compiled, or for so long."""
+        self._worker.grammars.wait(seconds)
 
     def submit(self, batch: ScheduledBatch) -> ComputedBatch:
         """Run one step, here and now."""

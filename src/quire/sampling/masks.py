@@ -7,7 +7,7 @@ be 152, and it unpacks in some 20 microseconds where it is used. Knows no gramma
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -27,8 +27,35 @@ class TokenMask(Protocol):
 
         Returns:
             int32 or uint32 `[ceil(vocab / 32)]`; `None`: every token is allowed.
+
+        Raises:
+            GrammarFailed: it cannot be said. The request fails alone.
         """
         ...
+
+
+_NEVER_OR_NOTHING: Final = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
+    np.float32(-0.0),
+    np.float32(-np.inf),
+)
+"""For each byte of a mask what is added to the logits of its eight tokens. -0.0 changes no
+number."""
+
+
+def addends(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """What to add to a row of logits so that only allowed tokens remain: float32 `[vocab_size]`.
+
+    Filling the logits by a mask of booleans is slower by an order of magnitude, since the processor
+    cannot foresee which are filled.
+
+    Raises:
+        ValueError: the mask is made for another vocabulary.
+    """
+    octets = _octets(words, vocab_size)
+    out = np.empty((len(octets), 8), np.float32)
+    np.take(_NEVER_OR_NOTHING, octets, axis=0, out=out, mode="clip")
+    return out.reshape(-1)[:vocab_size]
 
 
 def unpack(words: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -37,14 +64,18 @@ def unpack(words: np.ndarray, vocab_size: int) -> np.ndarray:
     Raises:
         ValueError: it is made for another vocabulary.
     """
+    octets = _octets(words, vocab_size)
+    return np.unpackbits(octets, count=vocab_size, bitorder="little").view(np.bool_)
+
+
+def _octets(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The bytes of a mask, in the order of the tokens whatever the machine's byte order is."""
     if words.shape != (-(-vocab_size // 32),):
         raise ValueError(
             f"a mask over {vocab_size} tokens has {-(-vocab_size // 32)} words, got {words.shape}"
         )
-    # Bytes of little-endian words are in the order of the tokens, whatever the machine's own is.
-    octets = np.ascontiguousarray(words, dtype="<u4" if words.dtype.kind == "u" else "<i4")
-    bits = np.unpackbits(octets.view(np.uint8), count=vocab_size, bitorder="little")
-    return bits.view(np.bool_)
+    little = np.ascontiguousarray(words, dtype="<u4" if words.dtype.kind == "u" else "<i4")
+    return little.view(np.uint8)
 
 
 def permits(words: np.ndarray | None, token: int) -> bool:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.sampling.masks import permits, unpack
+from quire.errors import GrammarFailed
+from quire.sampling.masks import addends, permits
 from quire.sampling.metadata import SamplerState
 
 NEVER = float("-inf")
@@ -44,10 +45,15 @@ def token_mask(state: SamplerState) -> None:
         refused = is_draft and (refused or not permits(before, int(output[-1])))
         if refused:
             continue
-        before = mask.allowed(output)
+        try:
+            before = mask.allowed(output)
+        except GrammarFailed as error:
+            state.fail(row, error.message)
+            refused = True
+            continue
         if before is not None:
-            banned = torch.from_numpy(~unpack(before, vocab_size)).to(state.logits.device)
-            state.logits[row].masked_fill_(banned, NEVER)
+            banned = torch.from_numpy(addends(before, vocab_size)).to(state.logits.device)
+            state.logits[row].add_(banned)
 
 
 def bad_words(state: SamplerState) -> None:

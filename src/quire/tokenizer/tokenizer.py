@@ -87,6 +87,10 @@ class Tokenizer(UsualNames):
             return cls(backend, config, _read_templates(base, config))
         return cls(backend, config, {"default": read_chat_template(chat_template)})
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a `tokenizer.json`."""
+        return str(self._backend.to_str())
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""

@@ -14,8 +14,10 @@ import numpy as np
 
 from quire.core.batch import BlockIds, ScheduledNewRequest, TokenLogprobs
 from quire.sampling import RequestSampling
+from quire.structured.state import GrammarState
 from quire.utils.math import cdiv
 from quire.worker.block_table import BlockTable, grown
+from quire.worker.grammars import GrammarStore
 
 ROOM: Final = 2**30
 """Number of tokens that all rows together have room for at the start: 4 GiB of address space."""
@@ -64,6 +66,7 @@ class InputBatch:
         block_size: Tokens per KV block.
         vocab_size: Size of the logits' rows.
         windows: Of each group of layers, the positions a token sees; `None`: all before it.
+        grammars: Says where requests stand in their grammars; `None`: they have none.
     """
 
     def __init__(
@@ -73,12 +76,16 @@ class InputBatch:
         block_size: int,
         vocab_size: int,
         windows: Sequence[int | None] = (None,),
+        grammars: GrammarStore | None = None,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.row_of: dict[str, int] = {}
         self.prompt_logprobs: dict[str, PromptLogprobs] = {}
         """Entries so far of requests that asked and have not got theirs."""
+        self.grammar_states: dict[str, GrammarState] = {}
+        """Of the requests that have a grammar."""
+        self._grammars = grammars
         # Untouched pages of these arrays cost nothing: the system hands them out on first use. But
         # it refuses arrays that it could never fill.
         rows = max(1, min(max_num_seqs, ROOM // (max_model_len + 1)))
@@ -100,7 +107,12 @@ class InputBatch:
         """Add a request; it replaces one with the same id."""
         self.remove(new.req_id)
         prompt, output = new.prompt_token_ids, new.output_token_ids
-        sampling = RequestSampling.from_params(new.sampling_params, prompt, self.vocab_size)
+        grammar = None if self._grammars is None else self._grammars.state(new.sampling_params)
+        sampling = RequestSampling.from_params(
+            new.sampling_params, prompt, self.vocab_size, grammar
+        )
+        if grammar is not None:
+            self.grammar_states[new.req_id] = grammar
         row = self._take_row()
         self.row_of[new.req_id] = row
         num_tokens = len(prompt) + len(output)
@@ -127,6 +139,7 @@ class InputBatch:
     def remove(self, req_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
         self.prompt_logprobs.pop(req_id, None)
+        self.grammar_states.pop(req_id, None)
         row = self.row_of.pop(req_id, None)
         if row is not None:
             self.sampling[row] = None
@@ -152,6 +165,7 @@ class InputBatch:
         """Forget all requests, even one that was added only halfway."""
         self.row_of.clear()
         self.prompt_logprobs.clear()
+        self.grammar_states.clear()
         self.sampling = [None] * len(self.num_computed)
         for table in self.block_tables:
             table.clear(len(self.sampling))
@@ -249,6 +263,15 @@ class InputBatch:
         column = np.minimum(self.num_tokens[rows] + num_drafts, self.token_ids.shape[1] - 1)
         drafts: list[int] = self.token_ids[rows, column].tolist()
         return drafts
+
+    def output_of(self, req_id: str) -> np.ndarray:
+        """Output token ids so far of a request, int32, as a view."""
+        row = self.row_of[req_id]
+        return self.token_ids[row, self.num_prompt[row] : self.num_tokens[row]]
+
+    def room_of(self, req_id: str) -> int:
+        """Tokens that a request may still get by the context."""
+        return int(self.token_ids.shape[1] - 1 - self.num_tokens[self.row_of[req_id]])
 
     def tokens_of(self, req_id: str) -> np.ndarray:
         """Prompt and output so far of a request, int32, as a view that cannot be written to."""

@@ -7,14 +7,17 @@ equals a draft confirms it. Knows no model family and no cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from torch import Tensor
 
 from quire.core.batch import BatchResult, TokenLogprobs
+from quire.errors import GrammarFailed
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.sampling import Sampler, SamplerOutput, SamplingMetadata
+from quire.structured.state import GrammarState, make_masks
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.prompt_scores import PromptScorer
@@ -64,6 +67,14 @@ class SamplingHead:
         requests = [self._input_batch.sampling_of(row) for row in rows.tolist()]
         if any(request.active for request in requests):
             outputs = self._input_batch.outputs(rows, num_drafts)
+            if num_drafts is None and self._input_batch.grammar_states:
+                make_masks(
+                    [
+                        (request.mask, output)
+                        for request, output in zip(requests, outputs, strict=True)
+                        if isinstance(request.mask, GrammarState)
+                    ]
+                )
             ahead = () if num_drafts is None else num_drafts.tolist()
             metadata = SamplingMetadata.build(requests, outputs, num_drafts=ahead)
             result = self._sampler(self._model.compute_logits(hidden, keep="logits"), metadata)
@@ -95,9 +106,30 @@ class SamplingHead:
                 pending[req_id].extend(entries)
         for req_id, token_ids in outcome.sampled.items():
             self._input_batch.append_tokens(req_id, token_ids)
+        if self._input_batch.grammar_states:
+            self._jump_forward(outcome, result)
         done = [i for i in outcome.sampled if i in pending] if pending else []
         result.logprobs = outcome.logprobs
         result.prompt_logprobs = {i: pending.pop(i) for i in done}
+
+    def _jump_forward(self, outcome: Outcome, result: BatchResult) -> None:
+        """Append the tokens that grammars force after those just sampled: the next step computes
+        them together, and none needs logits of its own.
+
+        A request that wants log-probabilities gets its forced tokens one by one, with those that
+        the model gives them.
+        """
+        known = self._input_batch
+        for req_id, grammar in known.grammar_states.items():
+            token_ids = outcome.sampled.get(req_id)
+            if token_ids is None or req_id in outcome.logprobs:
+                continue
+            with suppress(GrammarFailed):  # the next mask says so
+                forced = grammar.forced(known.output_of(req_id), known.room_of(req_id))
+                if forced:
+                    known.append_tokens(req_id, forced)
+                    token_ids += forced
+                    result.num_forced[req_id] = len(forced)
 
     def _confirmed(
         self, which: np.ndarray, num_drafts: np.ndarray, rows: np.ndarray, result: SamplerOutput

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
+from quire.errors import GrammarFailed
 from quire.kernels.scopes import follow, scope
 from quire.logger import get_logger
 from quire.outputs import Pooled
@@ -201,5 +202,8 @@ class StepRunner:
 
 def _reason(req_id: str, error: Exception) -> str:
     """The reason that the caller sees; the exception itself goes only to the log."""
+    if isinstance(error, GrammarFailed):
+        logger.warning("request %s: %s", req_id, error.message)
+        return error.message
     logger.error("request %s failed alone in a step", req_id, exc_info=error)
     return f"internal error in the model step ({type(error).__name__}); see the server's log"

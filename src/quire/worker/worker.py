@@ -29,6 +29,7 @@ from quire.models.pooling import (
     pooling_kv_layers,
 )
 from quire.models.registry import kv_layers, load_model
+from quire.tokenizer import Tokenizer
 from quire.utils.host import available_memory
 from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
@@ -40,6 +41,7 @@ from quire.worker.device import (
     set_compile_cache,
     set_torch_threads,
 )
+from quire.worker.grammars import GrammarStore
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_transfer import make_transfer
 from quire.worker.memory import (
@@ -90,6 +92,9 @@ class Worker:
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
         self.weight_bytes = 0
         self.plan: KVCachePlan | None = None
+        self.grammars = GrammarStore(
+            self._read_tokenizer, shape.vocab_size, config.scheduler.max_num_seqs
+        )
         self._runner: ModelRunner | PoolingRunner | None = None
         self._profiler = make_profiler(
             config.observability.profiler_config, with_cuda=self.device.name == "cuda"
@@ -184,6 +189,11 @@ class Worker:
     def shutdown(self) -> None:
         """Release model and cache. Safe to call twice."""
         self._runner = None
+        self.grammars.close()
+
+    def _read_tokenizer(self) -> str:
+        """The text of `tokenizer.json`, which grammars are compiled for."""
+        return Tokenizer.from_folder(self.config.model.tokenizer_folder).to_json()
 
     def _estimate_weights(self) -> int:
         """Bytes of the weights in memory: their number times the size of the type they are stored
@@ -251,6 +261,7 @@ class Worker:
             plan.block_size,
             self.shape.vocab_size,
             plan.windows,
+            self.grammars,
         )
         groups = [group.layers for group in plan.groups]
         transfer = make_transfer(caches, plan.num_swap_blocks, self.config.cache.swap_dir)

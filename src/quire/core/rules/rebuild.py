@@ -54,6 +54,7 @@ def describe(books: Books) -> dict[str, Any]:
         "known": list(books.requests),
         "running": [r.request_id for r in books.running],
         "waiting": [r.request_id for r in books.waiting],
+        "compiling": list(books.compiling),
         "in_flight": len(books.in_flight),
         "free_blocks": books.kv.block_pool.get_num_free_blocks(),
         "referenced_blocks": {
@@ -64,6 +65,9 @@ def describe(books: Books) -> dict[str, Any]:
 
 def _alive(books: Books) -> list[Request]:
     """Whoever stands anywhere, in order of arrival: a request lost from one place is in another."""
-    places = (books.requests.values(), books.running, books.waiting, books.aside.values())
+    places = (
+        books.requests.values(), books.running, books.waiting, books.compiling.values(),
+        books.aside.values(),
+    )  # fmt: skip
     found = {r.request_id: r for r in chain(*places) if not r.status.is_finished}
     return sorted(found.values(), key=lambda request: request.number)

@@ -97,8 +97,11 @@ def requeue(books: Books, returning: list[Request]) -> None:
     policy = make_policy(books.config, books.count_uncached)
     books.restart_delay()
     back = {r.request_id: r for r in returning}
+    books.compiling = {}
     for request in books.requests.values():
-        if request.status is RequestStatus.WAITING:
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            books.compiling[request.request_id] = request
+        elif request.status is RequestStatus.WAITING:
             policy.add_request(request)
             books.delay(request)
         else:

@@ -52,7 +52,8 @@ def update_from_output(
         if request_id in distrusted:
             continue
         if request_id in drafts:
-            _judge_drafts(books, request, len(drafts[request_id]), len(tokens) - 1)
+            accepted = len(tokens) - 1 - result.num_forced.get(request_id, 0)
+            _judge_drafts(books, request, len(drafts[request_id]), accepted)
         output = _append_tokens(books, request, tokens, result)
         finished |= output.finish_reason is not None
         outputs.append(output)

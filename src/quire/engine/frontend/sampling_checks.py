@@ -15,10 +15,17 @@ from quire.engine.frontend.checked import CheckedParams, filled, unique
 from quire.engine.frontend.refusal import refuse, shown
 from quire.errors import ConfigError, InvalidRequest
 from quire.params import SamplingParams
+from quire.structured.gate import GrammarGate, LocalGate
+from quire.structured.params import StructuredOutputsParams
 from quire.tokenizer import Tokenizer
 
 MAX_BAD_WORDS_CHARS: Final = 65536
 """Characters of all `bad_words` together: they are tokenised when a request is admitted."""
+_FILLED: Final = {
+    "eos_token_ids": "stop_token_ids",
+    "bad_words_token_ids": "bad_words",
+    "grammar": "structured_outputs",
+}
 GENERATION_DEFAULTS: Final = {
     # key of generation_config.json: field of SamplingParams
     "temperature": "temperature",
@@ -80,6 +87,7 @@ class SamplingChecks:
         max_model_len: The context in tokens.
         max_logprobs: `--max-logprobs`; -1: no limit.
         eos_token_ids: What ends a sequence.
+        grammars: Settles what requests ask of the form of their output.
     """
 
     def __init__(
@@ -89,7 +97,11 @@ class SamplingChecks:
         max_model_len: int,
         max_logprobs: int,
         eos_token_ids: Sequence[int],
+        grammars: GrammarGate | None = None,
     ) -> None:
+        if grammars is None and tokenizer is not None:
+            grammars = LocalGate(tokenizer.to_json, vocab_size, eos_token_ids)
+        self._grammars = grammars
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -102,9 +114,9 @@ class SamplingChecks:
         Raises:
             InvalidRequest: a field is wrong; `param` names it.
         """
-        for name in ("eos_token_ids", "bad_words_token_ids"):
+        for name in ("eos_token_ids", "bad_words_token_ids", "grammar"):
             if getattr(params, name):
-                refuse(name, "is filled in by the engine; use stop_token_ids or bad_words.")
+                refuse(name, f"is filled in by the engine; use {_FILLED[name]}.")
         for name in ("logprobs", "prompt_logprobs"):
             self._check_logprobs(name, getattr(params, name))
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
@@ -119,7 +131,17 @@ class SamplingChecks:
         words = changes.get("bad_words")
         changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
         changes["eos_token_ids"] = list(self._eos_token_ids)
+        if params.structured_outputs is not None:
+            changes |= self._settle(params.structured_outputs)
         return CheckedParams(filled(params, **changes))
+
+    def _settle(self, wanted: StructuredOutputsParams) -> dict[str, Any]:
+        """The grammar that a request asks for. Only the grammar says where such an output may end,
+        so `ignore_eos` has no meaning for it."""
+        if self._grammars is None:
+            refuse("structured_outputs", "grammars need a tokenizer, and none is loaded.")
+        grammar = self._grammars.settle(wanted)
+        return {"grammar": grammar, "structured_outputs": None, "ignore_eos": False}
 
     def complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
         """Checked parameters with what a prompt of this many tokens settles.

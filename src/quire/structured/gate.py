@@ -1,0 +1,134 @@
+"""Settles the grammars of requests at the input gate, and remembers the verdicts.
+
+In a process of its caller (`LLM`) grammars are compiled right here: who calls it writes the
+grammars, llguidance's limits hold, and a helper process would take longer to start than most
+scripts have to wait. A server has clients that it cannot trust; there `helper.HelperGate` takes
+this one's place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.structured.params import Grammar, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from quire.structured.compiler import Vocabulary
+
+KEPT: Final = 1024
+"""Verdicts that are remembered, and at most so many characters of theirs."""
+KEPT_CHARS: Final = 16 * 2**20
+
+
+class GrammarGate(Protocol):
+    """What the input gate needs."""
+
+    def settle(self, params: StructuredOutputsParams) -> Grammar:
+        """The grammar that a request asks for, which can be compiled.
+
+        Raises:
+            InvalidRequest: it cannot.
+        """
+        ...
+
+
+class LocalGate:
+    """Compiles in this process.
+
+    Args:
+        tokenizer: Gives the text of `tokenizer.json`; called when the first grammar comes.
+        vocab_size: Width of the logits.
+        eos_token_ids: What may end an output.
+    """
+
+    def __init__(
+        self, tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._vocabulary: Vocabulary | None = None
+        self._verdicts = Verdicts()
+
+    def settle(self, params: StructuredOutputsParams) -> Grammar:
+        """See `GrammarGate`."""
+        from quire.structured.compiler import Vocabulary
+
+        key = verdict_key(params)
+        found = self._verdicts.find(key)
+        if found is None:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(
+                    self._tokenizer(), self._vocab_size, self._eos_token_ids
+                )
+            found = judge(self._vocabulary, params)
+            self._verdicts.keep(key, found)
+        return verdict(found)
+
+
+def judge(vocabulary: Vocabulary, params: StructuredOutputsParams) -> Grammar | Refusal:
+    """Compile what a request asks for, and say what came of it."""
+    try:
+        grammar = vocabulary.settle(params)
+        vocabulary.check(grammar)
+    except InvalidRequest as error:
+        return Refusal(error.message, error.param)
+    return grammar
+
+
+def verdict(found: Grammar | Refusal) -> Grammar:
+    """The grammar, or the refusal raised.
+
+    Raises:
+        InvalidRequest: it was refused.
+    """
+    if isinstance(found, Refusal):
+        raise InvalidRequest(found.message, param=found.param)
+    return found
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """What was said of a grammar that is refused."""
+
+    message: str
+    param: str | None = None
+
+
+class Verdicts:
+    """The latest verdicts, by what was asked."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[bytes, Grammar | Refusal] = OrderedDict()
+        self._chars = 0
+
+    def find(self, key: bytes) -> Grammar | Refusal | None:
+        """The verdict on what was asked, if it is remembered."""
+        if key in self._found:
+            self._found.move_to_end(key)
+        return self._found.get(key)
+
+    def keep(self, key: bytes, found: Grammar | Refusal) -> None:
+        """Remember a verdict, and forget the oldest if need be."""
+        self._chars += _length(found) - _length(self._found.get(key))
+        self._found[key] = found
+        self._found.move_to_end(key)
+        while len(self._found) > KEPT or self._chars > KEPT_CHARS:
+            _, old = self._found.popitem(last=False)
+            self._chars -= _length(old)
+
+
+def verdict_key(params: StructuredOutputsParams) -> bytes:
+    """Equal for requests that ask for the same, and short."""
+    return hashlib.sha256(msgspec.json.encode(params)).digest()
+
+
+def _length(found: Grammar | Refusal | None) -> int:
+    if found is None:
+        return 0
+    return len(found.text) if isinstance(found, Grammar) else len(found.message)

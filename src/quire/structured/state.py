@@ -1,0 +1,206 @@
+"""Where one request stands in its grammar: which tokens may come next, and which must.
+
+A pure function of the grammar and the output so far. The matcher is only a cache of that: it moves
+back and forth with the outputs that it is asked about, or begins anew.
+
+Where the grammar leaves only one text, the tokens of that text are forced: those that the tokenizer
+makes of it, so that the model gets its usual spelling. They are settled together, at the first
+position at which they are forced. Within such a run nothing else is allowed, whether the tokens are
+appended at once (`forced`) or sampled one by one, so that both give the same output. Knows no
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from quire.errors import GrammarFailed
+
+if TYPE_CHECKING:
+    from quire.structured.compiler import Vocabulary
+
+MAX_FORCED: Final = 256
+"""Tokens that are appended at once: some grammars force text without end."""
+
+
+class GrammarState:
+    """One request in its grammar; a `TokenMask`.
+
+    Args:
+        start: A matcher at the beginning of the grammar. It is copied.
+        vocabulary: Of the model.
+        forces: Whether forced text has forced tokens. Without, its bytes may come in any tokens, as
+            a request needs that bans some.
+    """
+
+    def __init__(self, start: Any, vocabulary: Vocabulary, forces: bool = True) -> None:
+        self._start = start
+        self._vocabulary = vocabulary
+        self._forces = forces
+        self._matcher = start.deep_copy()
+        self._seen = np.zeros(64, dtype=np.int32)
+        # output tokens the matcher has consumed, the first `_count`
+        self._count = 0
+        self._runs: list[tuple[int, list[int]]] = []
+        # runs of forced tokens, with where each begins, in order
+        self._ready: tuple[int, np.ndarray] | None = None
+        # a mask made ahead, and the count that it is for
+        self._arrive()
+
+    def allowed(self, output: np.ndarray) -> np.ndarray:
+        """The mask at the end of an output, int32 `[ceil(vocab / 32)]`; see `TokenMask`.
+
+        Raises:
+            GrammarFailed: the output is none of this grammar, or a limit was exceeded.
+        """
+        self.follow(output)
+        pending = self.pending()
+        if pending:
+            return self._only(pending[0])
+        if self._ready is not None and self._ready[0] == self._count:
+            self._check()
+            return self._ready[1]
+        mask = np.empty(self._vocabulary.num_words, dtype=np.int32)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._check()
+        return mask
+
+    def forced(self, output: Sequence[int] | np.ndarray, room: int) -> list[int]:
+        """The tokens that must follow an output, at most `room`; they end with an end-of-sequence
+        token where nothing else may follow.
+
+        Raises:
+            GrammarFailed: see `allowed`.
+        """
+        self.follow(output)
+        found: list[int] = []
+        most = min(room, MAX_FORCED)
+        while len(found) < most and (pending := self.pending()):
+            found += pending
+            for token in pending:
+                self._consume(token)
+            self._arrive()
+        return found[:most]
+
+    def follow(self, output: Sequence[int] | np.ndarray) -> None:
+        """Move to the end of an output.
+
+        Raises:
+            GrammarFailed: it is none of this grammar.
+        """
+        tokens = np.asarray(output, dtype=np.int32)
+        same = min(self._count, len(tokens))
+        if same and not np.array_equal(self._seen[:same], tokens[:same]):
+            same = int((self._seen[:same] != tokens[:same]).argmax())
+        if same < self._count:
+            self._go_back(same)
+        for token in tokens[same:].tolist():
+            self._consume(token)
+            self._arrive()
+
+    def pending(self) -> list[int]:
+        """Forced tokens that follow the current position."""
+        if not self._runs:
+            return []
+        start, tokens = self._runs[-1]
+        return tokens[self._count - start :]
+
+    def wants_mask(self) -> bool:
+        """Whether the next mask is yet to be computed."""
+        return not self.pending() and (self._ready is None or self._ready[0] != self._count)
+
+    def take_mask(self, mask: np.ndarray) -> None:
+        """Keep a mask that was computed for the current position."""
+        self._ready = (self._count, mask)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's."""
+        return self._vocabulary
+
+    @property
+    def matcher(self) -> Any:
+        """llguidance's matcher, at the current position."""
+        return self._matcher
+
+    def _arrive(self) -> None:
+        """Settle which tokens are forced here, unless a run of forced tokens goes on."""
+        if not self._forces or self.pending():
+            return
+        forced = self._matcher.compute_ff_tokens()
+        if not forced and self._matcher.is_stopped() and self._matcher.is_accepting():
+            ends = self._vocabulary.eos_token_ids
+            ended = self._count and int(self._seen[self._count - 1]) in ends
+            forced = [] if ended else ends[:1]
+        if forced:
+            self._runs.append((self._count, forced))
+
+    def _consume(self, token: int) -> None:
+        if self._count == len(self._seen):
+            self._seen = np.concatenate([self._seen, np.zeros_like(self._seen)])
+        if self._runs:
+            start, tokens = self._runs[-1]
+            at = self._count - start
+            if at < len(tokens) and tokens[at] != token:
+                # Only an output of another hand goes on otherwise; what is said of it stays true.
+                self._runs[-1] = (start, tokens[:at])
+        if not self._matcher.consume_token(token):
+            self._restart()
+            raise GrammarFailed("the output so far does not follow its grammar")
+        self._seen[self._count] = token
+        self._count += 1
+
+    def _go_back(self, count: int) -> None:
+        """Return to an earlier position."""
+        if self._matcher.rollback(self._count - count) and not self._matcher.is_error():
+            self._count = count
+            while self._runs and self._runs[-1][0] > count:
+                self._runs.pop()
+            self._ready = None
+            self._arrive()
+        else:
+            tokens = self._seen[:count].copy()
+            self._restart()
+            self.follow(tokens)
+
+    def _restart(self) -> None:
+        self._matcher = self._start.deep_copy()
+        self._count, self._ready = 0, None
+        self._runs.clear()
+        self._arrive()
+
+    def _only(self, token: int) -> np.ndarray:
+        mask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        mask.view(np.uint32)[token // 32] = 1 << (token % 32)
+        return mask
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self._restart()
+            raise GrammarFailed("its grammar needs more work for one token than is allowed")
+
+
+def make_masks(asked: Sequence[tuple[GrammarState, np.ndarray]]) -> None:
+    """Make the next masks of several requests at once, on several cores; each is kept in its state.
+
+    What fails is left to `GrammarState.allowed`.
+
+    Args:
+        asked: States with the outputs after which the masks are for.
+    """
+    lacking: list[GrammarState] = []
+    for state, output in asked:
+        try:
+            state.follow(output)
+        except GrammarFailed:
+            continue
+        if state.wants_mask():
+            lacking.append(state)
+    if len(lacking) < 2:
+        return
+    masks = lacking[0].vocabulary.make_masks([state.matcher for state in lacking])
+    for state, mask in zip(lacking, masks, strict=True):
+        state.take_mask(mask)
