@@ -145,6 +145,7 @@ OPTIONS: Final[dict[str, Bound]] = {
     # recovery
     "core_restart_limit": _integer(0, 10**6),
     "core_restart_window": _real(0, SECONDS),
+    "core_stall_timeout": _real(0, SECONDS),
     # server
     "port": _integer(0, 65535),
     "max_body_bytes": _integer(1024, 2**30),

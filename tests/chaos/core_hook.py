@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 from quire.core.policies import FCFS
 
 MARK = [301, 302, 303, 301]
-KINDS = {"die": 310, "raise": 311, "memory": 312, "nan": 313, "inf": 314}
+KINDS = {"die": 310, "raise": 311, "memory": 312, "nan": 313, "inf": 314, "loop": 315, "hang": 316}
 AFTER = 2
+ONCE = "QUIRE_CHAOS_ONCE"
+"""Variable with a folder: `loop` and `hang` strike once for each of them, noted there."""
 
 
 class HookedPolicy(FCFS):
@@ -36,6 +40,15 @@ def kind_of(tokens: list[int]) -> str | None:
     if list(tokens[: len(MARK)]) != MARK:
         return None
     return next((k for k, token in KINDS.items() if token == tokens[len(MARK)]), None)
+
+
+def strikes(kind: str) -> bool:
+    """Whether it has not struck before."""
+    try:
+        (Path(os.environ[ONCE]) / kind).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def install() -> None:
@@ -65,6 +78,10 @@ def install() -> None:
                 raise RuntimeError("a drill: the forward pass fails")
             if kind == "memory":
                 raise MemoryError("a drill: no memory")
+            if kind in ("loop", "hang") and strikes(kind):
+                while kind == "loop":
+                    pass
+                threading.Event().wait()
         return run(self, req_ids, counts)
 
     def due(inputs: Any) -> dict[int, str]:

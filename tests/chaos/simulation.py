@@ -135,6 +135,12 @@ class SimulatedCore:
     def prepare(self, message: ToCore) -> Callable[[], None]:
         return partial(self.send, message)
 
+    def observe(self, closely: bool) -> None:
+        pass
+
+    def condemn(self) -> None:
+        pass
+
     def stop(self) -> None:
         self.state, self.stopped = "gone", True
 

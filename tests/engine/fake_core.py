@@ -20,6 +20,7 @@ from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.cores.death import Death
 from quire.engine.cores.handle import OnExit, OnMessage
+from quire.engine.cores.watchdog import Observation
 from quire.engine.messages import (
     AbortRequests,
     AddRequests,
@@ -62,6 +63,9 @@ class FakeCore:
         """`new`, `loading`, `ready`, `failed` or `gone`."""
         self.stopped = self.reaped = False
         self.num_steps = 0
+        self.seen: Observation | None = None
+        """What a watchdog sees."""
+        self.condemned = False
         self._on_message = on_message
         self._on_exit = on_exit
         self._vocabulary = vocabulary
@@ -81,6 +85,12 @@ class FakeCore:
 
     def prepare(self, message: ToCore) -> Callable[[], None]:
         return partial(self.send, message)
+
+    def observe(self, closely: bool) -> Observation | None:
+        return self.seen
+
+    def condemn(self) -> None:
+        self.condemned = True
 
     def stop(self) -> None:
         self.state = "gone"

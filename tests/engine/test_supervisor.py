@@ -19,11 +19,14 @@ from fake_core import FakeCore, token
 from fake_executor import FakeExecutor
 from quire.config import EngineConfig, ModelConfig, RecoveryConfig
 from quire.core.admission import LIVE_LIMITS
-from quire.engine.async_llm import MAX_STEP_SECONDS, AsyncLLM
+from quire.engine.async_llm import AsyncLLM
 from quire.engine.cores.handle import CoreHandle, OnExit, OnMessage
 from quire.engine.cores.inline import InlineCore
+from quire.engine.cores.pulse import Activity, Beat
 from quire.engine.cores.restarts import RestartBudget
+from quire.engine.cores.signs import Signs
 from quire.engine.cores.supervisor import never
+from quire.engine.cores.watchdog import LOOK_SECONDS, Observation
 from quire.engine.frontend import front_end
 from quire.engine.frontend.stream import RequestStream
 from quire.engine.messages import AbortRequests
@@ -683,23 +686,114 @@ async def test_a_successor_that_cannot_be_started_ends_the_engine() -> None:
 # ---- health and queue --------------------------------------------------------------------------
 
 
-async def test_silence_counts_from_when_there_was_work() -> None:
+STOPPED = Signs(True, False, 0.0, 0.0, 0, False)
+
+
+def stop(core: FakeCore, phase: Activity = Activity.STEP) -> None:
+    core.seen = Observation(Beat(1, phase, 1, 1, 1, 0, 0), STOPPED, 0)
+
+
+def watch(world: World, seconds: float) -> None:
+    for _ in range(round(seconds / LOOK_SECONDS)):
+        world.clock.advance(LOOK_SECONDS)
+        world.engine.supervisor.check_progress()
+
+
+def stalls(world: World) -> list[dict[str, int]]:
+    """What is counted from now on."""
+    counted: list[dict[str, int]] = []
+    front = world.engine.frontend
+    front.report = lambda _, told: counted.append(told.core_stalls)  # type: ignore[method-assign]
+    return counted
+
+
+async def test_a_core_that_is_stuck_is_replaced_and_heard_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = await busy_world()
+    caller, zombie, counted = world.callers[0], world.core, stalls(world)
+    await world.engine.check_health()
+    stop(zombie)
+    watch(world, 1.6)
+    assert world.engine.is_stalled and world.engine.state == "ready", "probes hear of it first"
+    with pytest.raises(EngineDead, match="no progress"):
+        await world.engine.check_health()
+    watch(world, 0.6)
+    assert world.engine.state == "replacing" and not world.engine.is_stalled
+    assert zombie.condemned and zombie.stopped and world.core is not zombie
+    assert "is stuck (stopped)" in caplog.text and counted == [{"stopped": 1}]
+    sent = caller.sent()
+    zombie.state = "ready"  # it wakes
+    zombie.step()
+    zombie.give()
+    await world.settle()
+    assert caller.sent() == sent
+    await world.finish()
+
+
+async def test_a_stuck_core_that_takes_anothers_place_is_replaced_if_it_is_stopped() -> None:
+    world = await busy_world()
+    world.core.die()
+    loading = world.core
+    stop(loading, Activity.LOADING)
+    watch(world, 3)
+    assert loading.condemned and world.core is not loading
+    await world.finish()
+
+
+async def test_the_first_core_is_not_watched_while_it_loads() -> None:
+    world = World()
+    stop(world.core, Activity.LOADING)
+    watch(world, 100)
+    assert world.engine.state == "loading" and not world.core.condemned
+    await world.engine.shutdown()
+
+
+async def test_a_timeout_of_zero_only_tells(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(core_stall_timeout=0)
+    for _ in range(3):
+        world.core.load()
+        world.core.give()
+    stop(world.core)
+    counted = stalls(world)
+    watch(world, 100)
+    assert world.engine.is_stalled and world.engine.state == "ready" and not world.core.condemned
+    assert counted == [{"stopped": 1}] and caplog.text.count("is stuck") == 1
+    world.core.seen = None
+    await world.finish()
+
+
+async def test_a_stuck_core_that_is_not_replaced_ends_the_engine() -> None:
+    world = World(replaces=lambda error: False)
+    for _ in range(3):
+        world.core.load()
+        world.core.give()
+    stop(world.core)
+    watch(world, 3)
+    assert world.engine.state == "dead" and world.core.condemned
+    await world.engine.shutdown()
+
+
+async def test_one_callers_stream_that_breaks_takes_nothing_from_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World()
     for _ in range(3):
         world.core.load()
         world.core.give()
-    world.clock.advance(10 * MAX_STEP_SECONDS)
-    assert world.engine.last_step_age() is None
-    await world.submit("a", [1])
-    await world.engine.check_health()
-    world.clock.advance(MAX_STEP_SECONDS + 1)
-    with pytest.raises(EngineDead, match="silent for 61 s"):
-        await world.engine.check_health()
-    world.core.take()
-    world.core.step()
-    world.core.give()
-    await world.engine.check_health()
-    await world.finish()
+    first, second = await world.submit("a", [1]), await world.submit("b", [2])
+
+    def broken(item: Any) -> None:
+        raise RuntimeError("the stream is broken")
+
+    first.stream.put = broken  # type: ignore[method-assign]
+    while world.core.is_busy:
+        world.core.take() if world.core.inbox else world.core.step()
+    while world.core.outbox:
+        world.core.give()
+    assert len(second.sent()[0]) == 6 and "could not be handed on" in caplog.text
+    assert not world.engine._streams
+    await world.engine.shutdown()
 
 
 async def test_the_queue_is_as_long_after_a_death_as_before() -> None:

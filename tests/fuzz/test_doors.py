@@ -443,6 +443,7 @@ OPTION_VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "kv_cache_metrics_sample": ([0.01, 1, TINY], [0, 1.1, NAN, True]),
     "core_restart_limit": ([16, 0, 10**6], [-1, 10**6 + 1, HUGE, 1.5, True]),
     "core_restart_window": ([300, 0, 1e9], [-1, NAN, INF, 1e308, True]),
+    "core_stall_timeout": ([2.0, 0, 1e9], [-1, NAN, INF, 1e308, True]),
     "port": ([8000, 0, 65535], [-1, 65536, 2**63, "http", 1.5, True]),
     "max_body_bytes": ([2**20, "1M", 1024], [1023, 2**31, HUGE, NAN, True]),
     "shutdown_timeout": ([0, 2.5, 1e9], [-1, NAN, INF, 1e308, True]),
@@ -519,7 +520,7 @@ def test_options_mean_the_same_at_every_door(rng: random.Random, tmp_path: Path)
 @cases(3)
 def test_engines_start_with_any_legal_options_or_say_why(rng: random.Random) -> None:
     server = {*SERVER, "max_num_queued_tokens", "max_queued_bytes", "max_buffered_bytes"}
-    server |= {"core_restart_limit", "core_restart_window"}
+    server |= {"core_restart_limit", "core_restart_window", "core_stall_timeout"}
     table = {name: legal for name, legal in LEGAL_OPTIONS.items() if name not in server}
     row = {name: rng.choice(values) for name, values in table.items()}
     about = {"dtype": "bfloat16", "generation_config": "vllm"}

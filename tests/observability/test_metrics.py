@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.stats import FinishedRequestStats, IterationStats, MachineStats, StepStats
+from quire.engine.cores.watchdog import KINDS
 from quire.observability.metrics.prometheus import MAX_AGE, PrometheusSink
 from quire.observability.metrics.store import (
     Counter,
@@ -194,6 +195,7 @@ def test_no_row_is_untested() -> None:
         "prompt_tokens_by_source",
         "request_success",
         "admission_rejections",
+        "quire:core_stalls",
         "engine_sleep_state",
         "engine_step_seconds",
         "quire:core_recovery_part_seconds",
@@ -277,6 +279,15 @@ def test_rejections_are_counted_by_limit() -> None:
     values = parsed(sink)
     assert values["admission_rejections_total", "reason=max_num_queued_reqs"] == 3
     assert values["admission_rejections_total", "reason=max_num_queued_tokens"] == 0
+
+
+def test_stalls_are_counted_by_kind() -> None:
+    sink = PrometheusSink("demo", clock=ManualClock())
+    sink.record(None, IterationStats(core_stalls={"slow": 2}))
+    text = sink.render().decode()
+    for kind in KINDS:
+        line = f'quire:core_stalls_total{{engine="0",kind="{kind}",model_name="demo"}}'
+        assert f"{line} {2.0 * (kind == 'slow')}" in text
 
 
 def test_buckets(sink: PrometheusSink) -> None:

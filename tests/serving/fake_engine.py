@@ -107,7 +107,7 @@ class FakeEngine:
         self.error: QuireError | None = None
         self.reply = reply
         self.delay = 0.0
-        self.step_age: float | None = None
+        self.is_stalled = False
         self.refuse: QuireError | None = None
         """Raised by `submit`."""
         self.break_after: int | None = None
@@ -271,9 +271,6 @@ class FakeEngine:
         self.salts.append(cache_salt)
         answer = PrefixAnswer(len(prompt_token_ids), 0, 0, 1, 7, prompt_token_ids[-1])
         return dataclasses.asdict(answer)
-
-    def last_step_age(self) -> float | None:
-        return self.step_age
 
     def question(self) -> Question:
         return Question(self.records, [], 1000.0, self.config)

@@ -39,6 +39,12 @@ class SilentCore:
     def prepare(self, message: Any) -> Callable[[], None]:
         return partial(self.send, message)
 
+    def observe(self, closely: bool) -> None:
+        pass
+
+    def condemn(self) -> None:
+        pass
+
     def stop(self) -> None:
         pass
 

@@ -16,7 +16,7 @@ from quire.config import ServerConfig
 from quire.serving.app import ROUTES, build_app
 from quire.serving.auth import Role
 from quire.serving.routes import Endpoint
-from quire.serving.server_state import STALLED_AFTER, ServerState
+from quire.serving.server_state import ServerState
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/ping", "/version"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -203,7 +203,7 @@ def _dead(state: ServerState, engine: FakeEngine) -> None:
 
 
 def _stalled(state: ServerState, engine: FakeEngine) -> None:
-    engine.step_age = STALLED_AFTER + 1
+    engine.is_stalled = True
 
 
 def _replacing(state: ServerState, engine: FakeEngine) -> None:

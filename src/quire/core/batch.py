@@ -6,6 +6,7 @@ travel, because it keeps their state. Executors that compute nothing use the sam
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import msgspec
@@ -103,6 +104,22 @@ class ScheduledBatch:
     prefix_hits: int = 0
     prefix_lookups: list[tuple[int, int]] = field(default_factory=list)
     """The same by request: (tokens looked up, tokens found)."""
+
+    @property
+    def num_attended_tokens(self) -> int:
+        """For each token of the step, at most how many tokens of its request it attends to, summed:
+        scheduled tokens times context of each request."""
+        rows, computed = self.num_scheduled_tokens, self.scheduled_cached_reqs.num_computed_tokens
+        new = self.scheduled_new_reqs
+        if not new and len(rows) == self.total_num_scheduled_tokens:
+            return sum(computed) + len(rows)  # decodes, as mostly
+        return sum(
+            (count := rows[name]) * (before + count)
+            for name, before in itertools.chain(
+                ((request.req_id, request.num_computed_tokens) for request in new),
+                zip(self.scheduled_cached_reqs.req_ids, computed, strict=True),
+            )
+        )
 
 
 SchedulerOutput = ScheduledBatch

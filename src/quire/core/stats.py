@@ -105,6 +105,8 @@ class StepStats(msgspec.Struct, array_like=True):
     this in."""
     machine: MachineStats | None = None
     """Read about once a second."""
+    num_attended_tokens: int = 0
+    """`ScheduledBatch.num_attended_tokens`."""
     num_integrity_failures: int = 0
     """Times since the step before that the scheduler's books were found wrong, and made anew."""
 
@@ -165,6 +167,8 @@ class IterationStats(msgspec.Struct, array_like=True):
     finished: list[FinishedRequestStats] = []
     admission_rejections: dict[str, int] = {}
     """Requests refused because of a queue limit, by the limit's name."""
+    core_stalls: dict[str, int] = {}
+    """Engine cores that were stuck, by how (`quire.engine.cores.watchdog.KINDS`)."""
     num_slow_readers: int = 0
     """Requests ended because their callers left too much unread."""
     core_recovery: dict[str, float] = {}

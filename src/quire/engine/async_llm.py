@@ -16,6 +16,7 @@ from quire.core.stats import IterationStats
 from quire.engine.cores.process_handle import CoreProcess
 from quire.engine.cores.restarts import RestartBudget
 from quire.engine.cores.supervisor import CoreEvents, Supervisor
+from quire.engine.cores.watchdog import LOOK_SECONDS
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
 from quire.engine.frontend.questions import explain_live
@@ -23,6 +24,7 @@ from quire.engine.frontend.stream import RequestStream, StreamBuffers
 from quire.engine.live_config import LiveConfig
 from quire.engine.verbs import find_verb
 from quire.errors import EngineDead, QuireError, StepFailed
+from quire.logger import get_logger
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.utils.timing import Clock, RealClock
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
     from quire.engine.messages import EngineCoreRequest, Outputs
     from quire.observability.explain.explanation import Explanation
 
-MAX_STEP_SECONDS = 60.0
-"""A busy core that is silent for longer is called unhealthy."""
+logger = get_logger(__name__)
 
 
 class AsyncLLM:
@@ -76,6 +77,7 @@ class AsyncLLM:
             started=self._on_start,
             loading=self._loading.update,
             ready=self._on_ready,
+            stalled=self._on_stall,
             outputs=self._on_outputs,
             replay=self._replay,
             recovered=self._on_recovered,
@@ -99,6 +101,7 @@ class AsyncLLM:
         limit = live.now.scheduler.server_limit("max_buffered_bytes")
         self._buffers = StreamBuffers(limit, self.frontend.count_slow_reader)
         self._ticker: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -128,8 +131,9 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """End all streams and the core process."""
-        if self._ticker is not None:
-            self._ticker.cancel()
+        for task in (self._ticker, self._watcher):
+            if task is not None:
+                task.cancel()
         sinks = asyncio.to_thread(self.frontend.sinks.close)
         await asyncio.gather(self.supervisor.shutdown(), sinks)
 
@@ -163,8 +167,6 @@ class AsyncLLM:
             EngineDead: the engine has stopped.
         """
         self.supervisor.check_alive()
-        if not self._streams:
-            self.supervisor.expect_output()
         processed = self.frontend.accept(
             request_id,
             prompt,
@@ -345,15 +347,14 @@ class AsyncLLM:
             EngineDead: with the reason.
         """
         self.supervisor.check_alive()
-        age = self.last_step_age()
-        if age is not None and age > MAX_STEP_SECONDS:
-            raise EngineDead(
-                f"the engine core has been silent for {age:.0f} s with requests running"
-            )
+        if self.is_stalled:
+            raise EngineDead("the engine core makes no progress")
 
-    def last_step_age(self) -> float | None:
-        """Seconds since a busy core last proved progress; None while it has nothing to do."""
-        return self.supervisor.silence() if self._streams else None
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the core makes no progress: it is about to be replaced, unless
+        `--core-stall-timeout` is 0."""
+        return self.supervisor.is_stalled
 
     def metrics_text(self) -> bytes:
         """The Prometheus exposition."""
@@ -400,12 +401,25 @@ class AsyncLLM:
         if self._ticker is None:  # the first core
             self.frontend.started(self._loading, info)
             self._ticker = asyncio.create_task(self._tick())
+            self._watcher = asyncio.create_task(self._watch())
 
     async def _tick(self) -> None:
         """Let the stat line notice that nothing happens."""
         while True:
             await asyncio.sleep(1)
             self.frontend.sinks.tick()
+
+    async def _watch(self) -> None:
+        """See that the core makes progress. A fault in the watch must not end it."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                self.supervisor.check_progress()
+            except Exception:
+                logger.exception("the progress of the engine core could not be checked")
+
+    def _on_stall(self, kind: str) -> None:
+        self.frontend.report(None, IterationStats(core_stalls={kind: 1}))
 
     def _on_outputs(self, message: Outputs) -> None:
         self._take(message.outputs, message.stats)
@@ -419,7 +433,13 @@ class AsyncLLM:
                 continue
             if output.finished:
                 del self._streams[output.request_id]
-            stream.put(output)
+            try:
+                stream.put(output)
+            except Exception:
+                # Its caller gets no more; the others' outputs of this step are not lost with it.
+                logger.exception(
+                    "an output of request %s could not be handed on", output.request_id
+                )
         self.frontend.report(stats, taken.iteration)
 
     def _replay(self, has_worked: bool) -> list[EngineCoreRequest]:

@@ -53,6 +53,8 @@ def _as_they_are(outputs: list[EngineCoreOutput], stats: StepStats) -> Produced:
 class _Submitted(NamedTuple):
     batch: ScheduledBatch
     pending: PendingBatch
+    attended: int
+    """`ScheduledBatch.num_attended_tokens`."""
     start: float
     """When scheduling it began, in seconds."""
     scheduled: float
@@ -67,6 +69,8 @@ class EngineCore:
         executor: Runs the batches: one that is made already, or the name of a row of `EXECUTORS`.
         clock: Monotonic time.
         progress: Called with (phase, done, total) while loading.
+        announce: Called with (tokens, requests, attended tokens) of each batch before it is
+            computed.
 
     Raises:
         StartupError: the configuration, the model folder or the memory does not allow a start.
@@ -79,6 +83,7 @@ class EngineCore:
         executor: Executor | str = "inline",
         clock: Clock | None = None,
         progress: ProgressCallback | None = None,
+        announce: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self.clock = clock or RealClock()
         started = self.clock.now()
@@ -118,6 +123,7 @@ class EngineCore:
         self._max_in_flight = self.executor.max_concurrent_batches
         self._in_flight: deque[_Submitted] = deque()
         # batches whose result was not asked for, oldest first
+        self._announce = announce
         self._watch = StarvationWatch()
         self._audit_after = -math.inf
         self._unaudited = self._found_wrong = 0
@@ -172,6 +178,7 @@ class EngineCore:
             self.scheduler.take_back()
         end = self.clock.now()
         stats.num_integrity_failures = self._found_wrong
+        stats.num_attended_tokens = oldest.attended
         stats.schedule_seconds = oldest.scheduled - oldest.start
         stats.update_seconds = end - executed
         stats.step_seconds = end - oldest.start
@@ -196,7 +203,12 @@ class EngineCore:
             self._queue_compiled()
         batch = self.scheduler.schedule()
         scheduled = self.clock.now()
-        self._in_flight.append(_Submitted(batch, self.executor.submit(batch), start, scheduled))
+        attended = batch.num_attended_tokens
+        if self._announce is not None:
+            tokens, rows = batch.total_num_scheduled_tokens, len(batch.num_scheduled_tokens)
+            self._announce(tokens, rows, attended)
+        pending = self.executor.submit(batch)
+        self._in_flight.append(_Submitted(batch, pending, attended, start, scheduled))
 
     @property
     def has_requests(self) -> bool:

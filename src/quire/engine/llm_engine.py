@@ -69,8 +69,8 @@ class LLMEngine(EngineVerbs):
                 raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
         if config.recovery != RecoveryConfig():
             raise ConfigError(
-                "core_restart_limit and core_restart_window are options of servers: the engine "
-                "core of LLM is in the caller's process and cannot be replaced"
+                "core_restart_limit, core_restart_window and core_stall_timeout are options of "
+                "servers: the engine core of LLM is in the caller's process and cannot be replaced"
             )
         self.clock = clock or RealClock()
         self.lock = threading.RLock()

@@ -187,8 +187,9 @@ class EngineClient(Protocol):
         """
         ...
 
-    def last_step_age(self) -> float | None:
-        """Seconds since a busy core last proved progress; `None` while it has nothing to do."""
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its core makes no progress, though none is being put in its place yet."""
         ...
 
     def question(self) -> Question:

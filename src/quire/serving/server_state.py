@@ -34,9 +34,6 @@ from quire.version import __version__
 LONGEST_GUESS: Final = 60.0
 """Seconds. No client is told to stay away for longer on the strength of an estimate, and OpenAI's
 clients ignore a larger `Retry-After`."""
-STALLED_AFTER: Final = 60.0
-"""Seconds without a sign of progress after which a busy core counts as stuck. It gives one sign per
-step, and a step full of long prompts takes its time."""
 
 _OPEN: Final = frozenset(("ready", "stalled", "replacing"))
 # states of an engine that accepts requests
@@ -173,8 +170,7 @@ class ServerState:
             return "draining"
         if engine is None or engine.state != "ready":
             return "loading" if engine is None else engine.state
-        age = engine.last_step_age()
-        return "stalled" if age is not None and age > STALLED_AFTER else "ready"
+        return "stalled" if engine.is_stalled else "ready"
 
     def progress(self) -> tuple[str, int]:
         """While loading or replacing: the phase, and how much of it is done in percent."""

@@ -1,8 +1,8 @@
 """The engine-core process: a socket on one side, an `EngineCore` on the other.
 
-Run as `python -m quire.engine.cores.core_main FD`, where FD is one end of a Unix socket pair
-whose other end the front end holds. When that end closes, the front end is gone, and this process
-ends at once.
+Run as `python -m quire.engine.cores.core_main FD PULSE`, where FD is one end of a Unix socket
+pair whose other end the front end holds, and PULSE the file of a `Pulse`. When the other end
+closes, the front end is gone, and this process ends at once.
 
 One thread reads, one writes, and the main thread steps, so a slow reader never holds up a step.
 """
@@ -33,8 +33,19 @@ from quire.engine.cores import wire
 from quire.engine.cores.culprit import find_culprit
 from quire.engine.cores.obey import obey_contained
 from quire.engine.cores.parts import encode_outputs
+from quire.engine.cores.pulse import Activity, Pulse
 from quire.engine.cores.start_parts import StartParts
-from quire.engine.messages import Failure, FromCore, Outputs, Progress, Ready, Reply, Start, ToCore
+from quire.engine.messages import (
+    Call,
+    Failure,
+    FromCore,
+    Outputs,
+    Progress,
+    Ready,
+    Reply,
+    Start,
+    ToCore,
+)
 from quire.errors import QuireError
 from quire.logger import get_logger, setup_logging
 from quire.utils.function_trace import trace_functions
@@ -61,11 +72,17 @@ class EngineCoreProcess:
 
     Args:
         sock: To the front end.
+        pulse: Where it shows what it does; a page that nobody sees unless given.
         begun: When the interpreter was up, by the machine's monotonic clock.
     """
 
-    def __init__(self, sock: socket.socket, begun: float | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, pulse: Pulse | None = None, begun: float | None = None
+    ) -> None:
         self._sock = sock
+        self._pulse = pulse or Pulse()
+        self._taken = 0
+        # messages
         self._begun = time.monotonic() if begun is None else begun
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -84,7 +101,7 @@ class EngineCoreProcess:
         """
         threading.Thread(target=self._read, name="core-reader", daemon=True).start()
         self._writer.start()
-        start = self._inbox.get()
+        start = self._take()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
         self.epoch = start.epoch
         try:
@@ -108,7 +125,9 @@ class EngineCoreProcess:
             parts.hear(phase)
             self._send(Progress(self.epoch, self._number, phase, done, total))
 
-        core = EngineCore(EngineConfig.from_dict(start.config), progress=progress)
+        core = EngineCore(
+            EngineConfig.from_dict(start.config), progress=progress, announce=self._announce
+        )
         # What is here now stays: to look through all of it takes a tenth of a second, in which
         # every request would wait.
         gc.freeze()
@@ -121,8 +140,24 @@ class EngineCoreProcess:
         """Take what has arrived, then step; sleep on the inbox when there is nothing to do."""
         while True:
             while not core.has_requests or not self._inbox.empty():
-                self._handle(core, self._inbox.get())
+                if self._inbox.empty():
+                    self._show(Activity.IDLE)
+                message = self._take()
+                self._show(Activity.CALL if isinstance(message, Call) else Activity.TAKING)
+                self._handle(core, message)
+                self._show(Activity.STEP)
             self._step(core)
+
+    def _take(self) -> ToCore:
+        message = self._inbox.get()
+        self._taken += 1
+        return message
+
+    def _show(self, phase: Activity) -> None:
+        self._pulse.begin(phase, 0, 0, 0, self._taken, self._number - 1)
+
+    def _announce(self, tokens: int, rows: int, attended: int) -> None:
+        self._pulse.begin(Activity.STEP, tokens, rows, attended, self._taken, self._number - 1)
 
     def _step(self, core: EngineCore) -> None:
         """Step, and tell. A step that raises has not happened: it is tried once more, which helps
@@ -239,5 +274,7 @@ def main(argv: list[str], begun: float) -> int:
     setup_logging("EngineCore")
     if envs.TRACE_FUNCTION:
         logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())
+    pulse = Pulse(int(argv[2]))
+    pulse.dump_at_signal()
     with socket.socket(fileno=int(argv[1])) as sock:
-        return EngineCoreProcess(sock, begun).run()
+        return EngineCoreProcess(sock, pulse, begun).run()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from quire.config import EngineConfig
 from quire.engine.cores.death import Death
+from quire.engine.cores.watchdog import Observation
 from quire.engine.messages import FromCore, ToCore
 
 OnMessage = Callable[[FromCore], None]
@@ -48,6 +49,16 @@ class CoreHandle(Protocol):
         Raises:
             InvalidRequest: it cannot be encoded, or is over the limit of a message.
         """
+        ...
+
+    def observe(self, closely: bool) -> Observation | None:
+        """What is to be seen of its progress from outside, without asking it; `None` if there is no
+        way to see any. `closely`: look at each of its threads."""
+        ...
+
+    def condemn(self) -> None:
+        """It is stuck: when it is stopped, what it was doing goes to the log, and it is ended by
+        force at once."""
         ...
 
     def stop(self) -> None:

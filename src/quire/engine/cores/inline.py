@@ -69,6 +69,12 @@ class InlineCore:
         """Run one step; its outputs are a message within it, so either both happen or neither."""
         self.core.step_into(self._outputs)
 
+    def observe(self, closely: bool) -> None:
+        """Who steps it is the only one who could look."""
+
+    def condemn(self) -> None:
+        """Nobody watches it."""
+
     def stop(self) -> None:
         """Let go of the model."""
         self.core.shutdown()

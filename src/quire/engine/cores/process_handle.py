@@ -20,6 +20,10 @@ from quire.engine.cores import wire
 from quire.engine.cores.death import MemoryWatch, describe
 from quire.engine.cores.handle import OnExit, OnMessage
 from quire.engine.cores.parts import encode_to_core
+from quire.engine.cores.pulse import Pulse
+from quire.engine.cores.signs import ProcessSigns
+from quire.engine.cores.stacks import log_stacks
+from quire.engine.cores.watchdog import Observation
 from quire.engine.messages import FromCore, Start, ToCore
 from quire.errors import InvalidRequest
 from quire.logger import get_logger
@@ -55,6 +59,11 @@ class CoreProcess:
         self._early: list[bytes] = []
         # frames from before the event loop had the socket
         self._tasks: list[asyncio.Task[None]] = []
+        self._pulse: Pulse | None = None
+        self._signs: ProcessSigns | None = None
+        self._sent = 0
+        # messages
+        self._is_condemned = False
 
     def start(self, config: EngineConfig) -> None:
         """Spawn the process and send it its configuration.
@@ -63,6 +72,7 @@ class CoreProcess:
             OSError: the system allows no more processes, files or memory.
         """
         begun = time.monotonic()
+        self._pulse = Pulse()
         self._ours, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -70,11 +80,15 @@ class CoreProcess:
                 "-m",
                 "quire.engine.cores.core_main",
                 str(theirs.fileno()),
+                str(self._pulse.descriptor),
             ]
             # Blocking for a few milliseconds, once; asyncio's own spawning needs a child watcher.
             with group_signals_held():
-                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno(), self._pulse.descriptor]
+                )
         self.send(Start(self.epoch, config.to_dict(), begun))
+        self._signs = ProcessSigns(self._process.pid)
         memory = MemoryWatch(self._process.pid)
         watcher = asyncio.create_task(_watch(memory))
         receiver = asyncio.create_task(self._receive(self._ours, memory, watcher))
@@ -101,15 +115,32 @@ class CoreProcess:
         return lambda: self._send(frames)
 
     def _send(self, frames: list[bytes]) -> None:
+        self._sent += len(frames)
         if self._writer is None:
             self._early += frames
         elif not self._writer.is_closing():
             self._writer.writelines(frames)
 
+    def observe(self, closely: bool) -> Observation | None:
+        """What the core shows, and what the kernel says of its process."""
+        if self._pulse is None or self._signs is None:
+            return None
+        beat = self._pulse.read()
+        pending = self._sent - beat.taken if beat is not None else 0
+        return Observation(beat, self._signs.look(closely), pending)
+
+    def condemn(self) -> None:
+        """Have `ended` log its stacks and kill it."""
+        self._is_condemned = True
+
     def stop(self) -> None:
-        """Close the socket, which is enough for a healthy core to end."""
+        """Hear nothing more, and close the socket, which is enough for a healthy core to end."""
         for task in self._tasks:
             task.cancel()
+        if not self._is_condemned:  # it would end before it has written its stacks
+            self._close()
+
+    def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()
         elif self._ours is not None:
@@ -118,7 +149,14 @@ class CoreProcess:
     async def ended(self, grace: float = 1.0) -> None:
         """Reap the process; `grace` seconds from now it is killed."""
         if self._process is not None:
+            if self._is_condemned and self._pulse is not None:
+                await asyncio.to_thread(log_stacks, self._process.pid, self._pulse)
+                self._process.kill()
             await asyncio.to_thread(terminate, self._process, grace)
+        self._close()
+        if self._pulse is not None:
+            self._pulse.close()
+            self._pulse = None
 
     async def _receive(
         self, ours: socket.socket, memory: MemoryWatch, watcher: asyncio.Task[None]

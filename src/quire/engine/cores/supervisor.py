@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config import RecoveryConfig
 from quire.engine.cores.death import Death
 from quire.engine.cores.handle import CoreHandle, MakeCore
 from quire.engine.cores.pending_calls import PendingCalls, Then
 from quire.engine.cores.recovery import Recovery
+from quire.engine.cores.watchdog import Stall, Watchdog
 from quire.engine.live_config import LiveConfig
 from quire.engine.messages import (
     AbortRequests,
@@ -46,6 +48,8 @@ class CoreEvents:
     """It loads: phase, bytes done, bytes in all."""
     ready: Callable[[dict[str, Any]], None]
     """It is ready; what its executor says of itself."""
+    stalled: Callable[[str], None]
+    """It is stuck, in this way (`quire.engine.cores.watchdog.KINDS`)."""
     outputs: Callable[[Outputs], None]
     """A step of it has produced something. Each step is heard once, in order."""
     replay: Callable[[bool], list[EngineCoreRequest]]
@@ -106,7 +110,11 @@ class Supervisor:
         # of the last message heard of this epoch
         self._calls = PendingCalls()
         self._settled = asyncio.Event()
-        self._heard = clock.now()
+        timeout = live.now.recovery.core_stall_timeout
+        self._watchdog = Watchdog(timeout or RecoveryConfig().core_stall_timeout, clock)
+        self._ends_stalled = timeout > 0
+        self._told_of = 0
+        # the epoch whose stall has been told
         self._leaving: set[asyncio.Task[None]] = set()
         self._recovery: Recovery | None = None
         # the replacement that is under way
@@ -178,7 +186,7 @@ class Supervisor:
     def _start_core(self) -> None:
         self.epoch += 1
         self._number = 0
-        self._heard = self._clock.now()
+        self._watchdog.watch_new(computes=True)
         self._core = self._make_core(self.epoch, self._on_message, self._on_exit)
         self._core.start(self._live.given)
         self._events.started(self.epoch)
@@ -233,13 +241,34 @@ class Supervisor:
         self.send(call)
         return await future
 
-    def expect_output(self) -> None:
-        """The core was idle and gets work now: its silence counts from here."""
-        self._heard = self._clock.now()
+    # ---- progress ----------------------------------------------------------------------------
 
-    def silence(self) -> float:
-        """Seconds since the core last proved progress. Replies to verbs prove none."""
-        return self._clock.now() - self._heard
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the core that is there has made no progress for too long, or nearly."""
+        return self.state == "ready" and self._watchdog.is_stalled
+
+    def check_progress(self) -> None:
+        """Look at the core, and end it if it is stuck. To be called every `LOOK_SECONDS`.
+
+        A core that loads is only ended if it is stopped: nothing is known of how long loading
+        takes. The first one is not watched before it is ready.
+        """
+        if self._core is None or self.state in ("dead", "loading"):
+            return
+        seen = self._core.observe(self._watchdog.looks_closely)
+        stall = None if seen is None else self._watchdog.look(seen, self._number)
+        if stall is not None:
+            self._on_stall(self._core, stall)
+
+    def _on_stall(self, core: CoreHandle, stall: Stall) -> None:
+        if self._told_of != self.epoch:
+            self._told_of = self.epoch
+            logger.error("the engine core is stuck (%s) %s", stall.kind, stall.what)
+            self._events.stalled(stall.kind)
+        if self._ends_stalled:
+            core.condemn()
+            self._on_death(EngineDead(f"the engine core was stuck ({stall.kind})"))
 
     # ---- of the core -------------------------------------------------------------------------
 
@@ -251,10 +280,10 @@ class Supervisor:
             self._on_death(EngineDead("a message of the engine core was lost"))
             return
         self._number = message.number
-        if not isinstance(message, Reply):
-            self._heard = self._clock.now()
         match message:
-            case Outputs():
+            case Outputs(stats=stats):
+                if stats is not None:
+                    self._watchdog.record(stats)
                 self._events.outputs(message)
                 if self._recovery is not None:
                     self._recover(message)
@@ -272,6 +301,7 @@ class Supervisor:
 
     def _on_ready(self, info: dict[str, Any]) -> None:
         self.info = info
+        self._watchdog.watch_new(computes=info.get("device") == "cpu")
         self._events.ready(info)
         self.state, self.progress = "ready", ("ready", 1, 1)
         self._settled.set()

@@ -267,6 +267,11 @@ METRICS: Final = (
            lambda i: i.admission_rejections, label="reason",
            label_values=("max_num_queued_reqs", "max_num_queued_tokens", "max_queued_bytes",
                          "deadline")),
+    Metric("quire:core_stalls", _C,
+           "Engine cores that were stuck, by how: stopped by a signal, still (a deadlock), slow (a "
+           "step took five times what it should, or longer), deaf or mute.", _ITER,
+           lambda i: i.core_stalls, label="kind",
+           label_values=("stopped", "still", "slow", "deaf", "mute")),
     Metric("quire:slow_readers", _C,
            "Requests ended because their clients left too much unread (--max-buffered-bytes).",
            _ITER, lambda i: i.num_slow_readers),

@@ -1,0 +1,132 @@
+"""What the kernel says of a process that shows no progress: stopped, computing, waiting or still.
+
+Reads `/proc/PID` (proc_pid_stat(5)); elsewhere than on Linux nothing is known. Knows nothing of
+what the process does.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+STILL_SHARE: Final = 0.05
+"""Who uses no larger part of one processor does nothing."""
+HELD: Final = frozenset("tX")
+"""States of a process that somebody else holds: a debugger, or the kernel that is ending it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What happened since the look before. Times in seconds."""
+
+    stopped: bool
+    """By SIGSTOP or the like: no thread runs."""
+    held: bool
+    """By a debugger."""
+    computed: float
+    """Processor time of all threads."""
+    waited: float
+    """How long the thread that waited longest was ready to run and got no core."""
+    loads: int
+    """Pages that had to be read from a disk."""
+    on_disk: bool
+    """A thread waits for a disk right now, in a way that no signal interrupts."""
+
+    def is_still(self, seconds: float) -> bool:
+        """Whether in these seconds nothing of it moved, though nobody kept it from moving. Threads
+        that wait for Python's lock wake up 200 times a second, to no end."""
+        moved = max(self.computed, self.waited) > STILL_SHARE * seconds
+        return not (self.held or self.loads or self.on_disk or moved)
+
+
+class ProcessSigns:
+    """Looks at one process again and again."""
+
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+        self._folder = proc / str(pid)
+        self._stolen_from = proc / "stat"
+        self._before: tuple[float, int] | None = None
+        # processor time and pages loaded
+        self._waits: dict[str, int] = {}
+        self._stolen = 0.0
+
+    def look(self, closely: bool) -> Signs | None:
+        """What happened since the last look; `None` if that is not known, as at the first one.
+
+        Args:
+            closely: Look at each thread as well, which takes 10 microseconds each. Unless the look
+                before was as close, nothing is known of waits.
+        """
+        try:
+            line = (self._folder / "stat").read_bytes()
+            fields = line.rpartition(b")")[2].split()
+            state = fields[0].decode()
+            now = (int(fields[11]) + int(fields[12])) / TICKS, int(fields[9])
+        except (OSError, IndexError, ValueError):
+            return None
+        waited, on_disk = self._look_at_threads() if closely else (0.0, False)
+        if not closely:
+            self._waits.clear()
+        before, self._before = self._before, now
+        if before is None:
+            return None
+        return Signs(
+            state == "T", state in HELD, max(0.0, now[0] - before[0]), waited,
+            max(0, now[1] - before[1]), on_disk or state == "D",
+        )  # fmt: skip
+
+    def _look_at_threads(self) -> tuple[float, bool]:
+        before, self._waits = self._waits, {}
+        longest, on_disk = 0, False
+        for name in self.threads():
+            folder = self._folder / "task" / name
+            try:
+                waits = int((folder / "schedstat").read_bytes().split()[1])
+                state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+            except (OSError, IndexError, ValueError):
+                continue  # it has ended
+            self._waits[name] = waits
+            longest = max(longest, waits - before.get(name, waits))
+            on_disk |= state == b"D"
+        return longest / 1e9 + self._newly_stolen(bool(before)), on_disk
+
+    def _newly_stolen(self, counts: bool) -> float:
+        """Seconds that a hypervisor took from the machine's cores since the last close look: any
+        of them may have been this process's."""
+        before = self._stolen
+        try:
+            with self._stolen_from.open("rb") as file:
+                self._stolen = int(file.readline().split()[8]) / TICKS
+        except (OSError, IndexError, ValueError):
+            return 0.0
+        return max(0.0, self._stolen - before) if counts else 0.0
+
+    def threads(self) -> list[str]:
+        """Ids of its threads."""
+        try:
+            return sorted(os.listdir(self._folder / "task"), key=int)
+        except (OSError, ValueError):
+            return []
+
+    def describe(self, most: int = 64) -> list[str]:
+        """A line about each thread: name, state, what it waits for in the kernel, system call."""
+        lines = []
+        for name in self.threads()[:most]:
+            folder = self._folder / "task" / name
+            state = _word(folder / "stat").rpartition(")")[2].split()[:1]
+            call = _word(folder / "syscall").split()[:1]
+            lines.append(
+                f"thread {name} {_word(folder / 'comm')}: state {''.join(state) or '?'}, "
+                f"in kernel {_word(folder / 'wchan') or '?'}, system call {''.join(call) or '?'}"
+            )
+        return lines
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
