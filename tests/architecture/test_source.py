@@ -16,8 +16,8 @@ WALL_CLOCK = {
     "engine/frontend/request_tracing.py",  # wall time of spans
     "observability/metrics/tensorboard.py",  # wall time of points
     "serving/server_state.py",  # `created` of models
-    "serving/openai/reply.py",  # `created` of replies
-    "serving/pooling/results.py",  # the same
+    "serving/exchange.py",  # `created` of replies
+    "serving/pooling/results.py",  # the same of pooling
     "tokenizer/chat_template.py",  # strftime_now() in templates
 }
 """Files that may read the wall clock: only to print it."""

@@ -63,7 +63,7 @@ async def say(exchange: Exchange) -> None:
     )
 
     async def answer() -> None:
-        async with generate(exchange.state, served.engine, submission, reader) as generation:
+        async with generate(exchange, served.engine, submission, reader) as generation:
             if request.stream:
                 await send_stream(exchange, lines(generation))
             else:

@@ -88,7 +88,7 @@ PLAIN_STREAM = [
 async def _transcript(
     client: httpx.AsyncClient, state: ServerState, monkeypatch: pytest.MonkeyPatch, **body: Any
 ) -> list[str]:
-    monkeypatch.setattr("quire.serving.openai.reply.time.time", lambda: 1_700_000_000.5)
+    monkeypatch.setattr("quire.serving.exchange.time.time", lambda: 1_700_000_000.5)
     state.model_for().fingerprint = "FP"
     reply = await client.post(
         "/v1/chat/completions",

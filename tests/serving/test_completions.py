@@ -163,7 +163,7 @@ async def test_stream_equals_whole(client: httpx.AsyncClient, extras: dict[str, 
 async def test_golden_stream(
     client: httpx.AsyncClient, state: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.serving.openai.reply.time.time", lambda: 1_700_000_000.5)
+    monkeypatch.setattr("quire.serving.exchange.time.time", lambda: 1_700_000_000.5)
     state.model_for().fingerprint = "FP"
     reply = await client.post(
         "/v1/completions",

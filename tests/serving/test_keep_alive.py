@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +115,5 @@ async def test_only_events_have_comments_and_zero_is_never(
 
     monkeypatch.setattr(keep_alive, "_Keeper", Keeper)
     exchange = Exchange({}, None, None, ServerState(ServerConfig(stream_keep_alive=seconds)))
-    exchange.dialect = replace(OPENAI, stream_type=kind)
-    with kept_alive(exchange):
+    with kept_alive(exchange, kind):
         assert bool(made) == kept

@@ -65,6 +65,19 @@ class ServerConfig:
     handover_timeout: float = 600.0
     """Seconds that requests have to finish after the listening socket was taken over; then as
     after SIGTERM."""
+    resumable_streams: bool = False
+    """Keep the reply to every request, as if it had the header `X-Resumable: true`: when its client
+    disconnects, generation goes on, and the client can fetch the rest. A request with
+    `X-Resumable: false` is not kept."""
+    stream_retention: float = 300.0
+    """Seconds for which a resumable reply can be fetched after its end. 0: only while it is being
+    generated."""
+    max_kept_streams: int = 1024
+    """Most resumable replies, running and ended. The oldest that has ended makes room for another;
+    if all are running, a request that asks for one gets 429."""
+    max_kept_bytes: int = 2**28
+    """Most bytes of all resumable replies. The oldest that have ended make room; then the longest
+    that is running loses what its readers have, or ends if it has no reader."""
 
     enable_auto_tool_choice: bool = True
     """Let clients leave it to the model whether to call a tool. Otherwise requests with tools need

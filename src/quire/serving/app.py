@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from quire.errors import NotFound
 from quire.registry import Registry
-from quire.serving import admin, home, observe, probes
+from quire.serving import admin, home, observe, probes, stream_routes
 from quire.serving.anthropic import messages
 from quire.serving.anthropic.dialect import ANTHROPIC
 from quire.serving.auth import Role
@@ -80,6 +80,7 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
         "/v2/rerank": RouteSpec(POST, _USER, score.rerank),
         "/v1/models": RouteSpec(GET, _USER, models.list_models, "the names of the model"),
         "/v1/models/{id:path}": RouteSpec(GET, _USER, models.retrieve_model),
+        "/v1/streams/{id:path}": RouteSpec((*GET, "DELETE"), _USER, stream_routes.stream),
         "/limits": RouteSpec((*GET, *POST), _ADMIN, admin.limits),
         "/reset_prefix_cache": RouteSpec(POST, _ADMIN, admin.reset_prefix_cache),
         "/explain_prefix": RouteSpec(POST, _ADMIN, admin.explain_prefix),

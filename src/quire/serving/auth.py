@@ -69,6 +69,16 @@ class KeyRing:
                 return f"key {fits.index(True)}"
         return ""
 
+    def owner(self, headers: Headers) -> bytes:
+        """Digest of the key that the caller has, which stays the same when keys are added. Empty if
+        there are no keys."""
+        for token in _presented(headers) if self._digests else ():
+            digest = hashlib.sha256(token).digest()
+            fits = [hmac.compare_digest(digest, known) for known in self._digests]
+            if any(fits):
+                return digest
+        return b""
+
 
 def _presented(headers: Headers) -> list[bytes]:
     """The first key of each way of sending one."""

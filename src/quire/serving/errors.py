@@ -146,6 +146,72 @@ class CutShort(ServiceUnavailable):
         """Seconds."""
 
 
+class IdempotencyKeyReused(RequestError):
+    """The key was given with another request before."""
+
+    status = 422
+    type = "UnprocessableEntity"
+    code = "idempotency_key_reused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This Idempotency-Key was used with another path or body. Send the same request again "
+            "for the same reply, or a new key with a new request.",
+            param="Idempotency-Key",
+        )
+
+
+class OtherRequest(RequestError):
+    """The client goes on with a stream, and the request is not the one that opened it."""
+
+    status = 422
+    type = "UnprocessableEntity"
+    code = "other_request"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The stream that Last-Event-ID names was opened with another path or body. Send the "
+            "same request again, or GET /v1/streams/{id}.",
+            param="Last-Event-ID",
+        )
+
+
+class ReaderReplaced(RequestError):
+    """Newer connections read the same stream."""
+
+    status = 409
+    type = "ConflictError"
+    code = "reader_replaced"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"A stream has at most {most} readers at a time; newer ones took the place of this one."
+        )
+
+
+class StreamDeleted(RequestError):
+    """The client ended its stream."""
+
+    status = 409
+    type = "ConflictError"
+    code = "stream_deleted"
+
+    def __init__(self) -> None:
+        super().__init__("The stream was ended by DELETE /v1/streams/{id}.")
+
+
+class KeptBytesExceeded(ServiceUnavailable):
+    """A reply that was kept for nobody took too much memory."""
+
+    code = "kept_bytes_exceeded"
+
+    def __init__(self, held: int, most: int) -> None:
+        super().__init__(
+            f"The request was ended: {held} bytes of its reply were kept for its readers, and all "
+            f"kept replies together may have {most} (--max-kept-bytes)."
+        )
+
+
 class InternalError(QuireError):
     """An exception that was not raised on purpose; the log has it under `error_id`."""
 

@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from quire.config import ServerConfig
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
 from quire.serving import errors
 from quire.serving.deadline import Deadline
 from quire.serving.decode import Unsupported, decode, show
 from quire.serving.dialect import OPENAI
-from quire.serving.errors import RequestTimeout, UnsupportedMediaType
+from quire.serving.errors import (
+    IdempotencyKeyReused,
+    OtherRequest,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from quire.serving.keep_alive import kept_alive
+from quire.serving.kept_streams import KeptReply, Opening, Reader
 from quire.serving.server_state import ServerState
+from quire.serving.stream_headers import Wishes, read_wishes
 
 Scope = MutableMapping[str, Any]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -35,6 +46,8 @@ DISCARD_SECONDS: Final = 5.0
 LONGEST_DEADLINE: Final = 86_400_000
 """Milliseconds: a day."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_REPLAYED: Final = (b"idempotent-replayed", b"true")
+"""Stripe's header: the reply was made for an earlier request."""
 _CLOSE: Final = (b"connection", b"close")
 _UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Asks proxies to pass on a stream without buffering."""
@@ -56,12 +69,22 @@ class Exchange:
         self.finished = False
         self.bytes_in = self.bytes_out = 0
         """Bytes of bodies, read and sent."""
+        self.created = int(time.time())
+        """When the request came, in seconds since 1970. Replies tell it."""
+        self.kept: KeptReply | None = None
+        """The reply, if it is written for later readers too. Set once it is being made."""
         self.before_end: Callable[[], None] | None = None
         """Called once, before the last bytes leave: whoever reads the reply finds it counted."""
+        self._opening: Opening | None = None
         self._accepted = False
         self._more_body = True
         self._receive = receive
         self._send = send
+
+    @property
+    def config(self) -> ServerConfig:
+        """The server's."""
+        return self.state.config
 
     def header(self, name: bytes) -> bytes | None:
         """First value of a request header; `name` in lower case."""
@@ -145,14 +168,43 @@ class Exchange:
 
         Raises:
             ServiceUnavailable: no model takes requests.
-            InvalidRequest: the body is not such a record, or the deadline in the headers is bad.
-            RequestError: as `body` raises it.
+            InvalidRequest: the body is not such a record, or a header is bad.
+            RequestError: as `body` raises it, or the client goes on with a reply that there is not.
+            Answered: the request was sent before, and has the reply it had then.
         """
         self.state.check_open()
         self.adopt_deadline()
+        wishes = read_wishes(self.scope["headers"], self.state.config.resumable_streams)
         body = await self.body()
         self._accept()
+        if wishes is not None:
+            await self._resume(wishes, body)
         return decode(kind, body, unsupported)
+
+    async def _resume(self, wishes: Wishes, body: bytes) -> None:
+        """Give the reply that the request had when it was sent before, or note that this one is to
+        be kept."""
+        owner = self.state.keys.owner(self.scope["headers"])
+        digest = hashlib.sha256(self.scope["path"].encode() + b"\0" + body).digest()
+        if wishes.last_event_id is not None:
+            kept = self.state.kept.find(wishes.last_event_id.partition(":")[0], owner)
+            if kept.opening.digest != digest:
+                raise OtherRequest
+            await self.follow(kept, "last_event_id", wishes.last_event_id)
+            raise Answered
+        self._opening = Opening(owner, digest, wishes.key, wishes.asked, self.dialect)
+        await self._join()
+
+    async def _join(self) -> None:
+        """Give the reply that this `Idempotency-Key` has, if there is one."""
+        opening = self._opening
+        assert opening is not None
+        if opening.key is None or not (kept := self.state.kept.by_key(opening.owner, opening.key)):
+            return
+        if kept.opening.digest != opening.digest:
+            raise IdempotencyKeyReused
+        await self.follow(kept, "idempotency_key")
+        raise Answered
 
     def _accept(self) -> None:
         """From here on a drain waits for the reply."""
@@ -211,18 +263,24 @@ class Exchange:
         head = [(b"content-length", str(len(body)).encode()), *(headers or ())]
         if body:
             head.append((b"content-type", content_type))
+        if self.kept is not None:
+            self.kept.start(status, head)
+            return self.kept.end(body, failed=status >= 400)
         await self._start(status, head)
         self.finished = True
         await self._send_body(body, more=False)
 
     async def fail(self, error: QuireError) -> None:
         """Reply with an error, in the dialect's format."""
-        body = self.dialect.error(error, self.request_id)
+        body, self.kept = self.dialect.error(error, self.request_id), None
         await self.reply(body, error.status, headers=errors.headers(error))
 
     async def start_stream(self) -> None:
         """Start a stream, of the content type that the dialect has."""
-        await self._start(200, [(b"content-type", self.dialect.stream_type), *_UNBUFFERED])
+        head = [(b"content-type", self.dialect.stream_type), *_UNBUFFERED]
+        if self.kept is not None:
+            return self.kept.start(200, head)
+        await self._start(200, head)
 
     async def write(self, frames: bytes) -> None:
         """Send finished frames of the stream; waits while the client reads slowly."""
@@ -251,7 +309,65 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, and cancel it as soon as the client disconnects. Call it after `body()`."""
+        """Run `work`, which replies, and cancel it as soon as the client disconnects; a reply that
+        is kept goes on without it. Call it after `body()`."""
+        if self._opening is None:
+            return await self._unless_disconnected(work)
+        try:
+            await self._join()  # another request with the same key may have come first
+            self.kept = self.state.kept.open(self._opening)
+        except BaseException:
+            work.close()
+            raise
+        if self.kept is None:
+            return await self._unless_disconnected(work)
+        self.kept.answer(work)
+        await self.follow(self.kept)
+
+    async def follow(self, kept: KeptReply, by: str | None = None, after: str = "") -> None:
+        """Send a kept reply as far as the client stays.
+
+        Args:
+            kept: The reply.
+            by: How the client named it, if it has been there before; for the metrics.
+            after: Id of the last event that the client has, if it has some.
+
+        Raises:
+            NotFound: what comes after this event is not kept.
+            QuireError: the reply could not begin.
+        """
+        reader = kept.read(kept.after(after) if after else 0)
+        if by is not None:
+            self.state.http.count_resume(by)
+        try:
+            await self._unless_disconnected(self._copy(reader, again=by is not None))
+        finally:
+            kept.leave(reader)
+
+    async def _copy(self, reader: Reader, again: bool) -> None:
+        await reader.begun()
+        kept = reader.kept
+        assert kept.status is not None
+        head = [*kept.headers, (b"x-stream-id", kept.id.encode())]
+        await self._start(kept.status, [*head, _REPLAYED] if again else head)
+        with kept_alive(self, kept.content_type):
+            more = True
+            while more:
+                data, more = await self._next(reader)
+                self.finished = not more
+                await self._send_body(data, more)
+
+    async def _next(self, reader: Reader) -> tuple[bytes, bool]:
+        """The next bytes of a kept reply, and whether more will follow."""
+        try:
+            return await reader.take()
+        except QuireError as error:
+            if not reader.kept.content_type.startswith(b"text/event-stream"):
+                raise  # its length is told already, or nobody knows how it tells errors
+            dialect = reader.kept.opening.dialect
+            return dialect.stream_error(error, self.request_id) + dialect.stream_end, False
+
+    async def _unless_disconnected(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._disconnected())
         try:
@@ -268,6 +384,10 @@ class Exchange:
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+class Answered(Exception):
+    """The client has got its reply, and nothing is left to do for the handler."""
 
 
 class ClientDisconnect(Exception):

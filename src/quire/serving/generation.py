@@ -12,7 +12,8 @@ from typing import Final
 
 from quire.outputs import RequestOutput
 from quire.serving.engine_protocol import EngineClient, OutputStream
-from quire.serving.server_state import ServerState
+from quire.serving.exchange import Exchange
+from quire.serving.stream_positions import EventIds
 from quire.serving.submission import Submission, submitted
 from quire.serving.turn_reader import TurnReader
 from quire.serving.turns import Batch, ModelTurn, Usage
@@ -22,11 +23,20 @@ _Item = tuple[int, RequestOutput] | BaseException | None
 
 
 class Generation:
-    """Submitted requests and their output."""
+    """Submitted requests and their output.
 
-    def __init__(self, streams: list[OutputStream], reader: TurnReader) -> None:
+    Args:
+        streams: Of the prompts.
+        reader: Of their outputs.
+        ids: Told what is rendered next, if the reply's events have ids.
+    """
+
+    def __init__(
+        self, streams: list[OutputStream], reader: TurnReader, ids: EventIds | None = None
+    ) -> None:
         self._streams = streams
         self._reader = reader
+        self._ids = ids
 
     @property
     def seed(self) -> int:
@@ -45,6 +55,11 @@ class Generation:
         Raises:
             EngineError: the engine failed; what it said about it is in the log.
         """
+        if self._ids is not None:
+            async with aclosing(self._named(self._ids)) as named:
+                async for batches in named:
+                    yield batches
+            return
         reader = self._reader
         if len(self._streams) == 1 and not reader.scored:  # most requests: no detours per token
             async for output in self._streams[0]:
@@ -54,6 +69,23 @@ class Generation:
             async for prompt_index, output in merged:
                 for released in reader.release(prompt_index, output):
                     yield reader.read(prompt_index, released)
+
+    async def _named(self, ids: EventIds) -> AsyncGenerator[list[Batch]]:
+        """The events one batch at a time, each after `ids` were told what it is made of."""
+        reader = self._reader
+        ids.begin(len(self._streams) * reader.n)
+        async with aclosing(self._merged()) as merged:
+            async for prompt_index, output in merged:
+                for released in reader.release(prompt_index, output):
+                    units = _units(prompt_index * reader.n, released)
+                    batches = {
+                        batch[0].choice: batch for batch in reader.read(prompt_index, released)
+                    }
+                    for choice, num_tokens, ends in units:
+                        ids.enter(choice, num_tokens, ends)
+                        if choice in batches:
+                            yield [batches[choice]]
+        ids.enter_end()
 
     async def turns(self) -> list[ModelTurn]:
         """All choices in order, complete: the fold of `events`.
@@ -91,6 +123,14 @@ class Generation:
             await asyncio.gather(*pumps, return_exceptions=True)
 
 
+def _units(first_choice: int, output: RequestOutput) -> list[tuple[int, int, bool]]:
+    """Choice, tokens, and whether it ends, of each completion in an output."""
+    return [
+        (first_choice + one.index, len(one.token_ids), one.finish_reason is not None)
+        for one in output.outputs
+    ]
+
+
 async def _pump(index: int, stream: OutputStream, queue: asyncio.Queue[_Item]) -> None:
     try:
         async for output in stream:
@@ -102,12 +142,13 @@ async def _pump(index: int, stream: OutputStream, queue: asyncio.Queue[_Item]) -
 
 @asynccontextmanager
 async def generate(
-    state: ServerState, engine: EngineClient, submission: Submission, reader: TurnReader
+    exchange: Exchange, engine: EngineClient, submission: Submission, reader: TurnReader
 ) -> AsyncIterator[Generation]:
     """Submit prompts for text; on exit, whatever has not finished is aborted.
 
     Raises:
         RequestError: the engine refuses a prompt; those before it are aborted.
     """
-    async with submitted(state, engine, submission) as streams:
-        yield Generation(streams, reader)
+    ids = None if exchange.kept is None else exchange.kept.ids
+    async with submitted(exchange.state, engine, submission) as streams:
+        yield Generation(streams, reader, ids)

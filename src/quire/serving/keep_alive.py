@@ -11,24 +11,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
-from quire.serving.exchange import Exchange
+from quire.config import ServerConfig
 
 COMMENT: Final = b": keep-alive\n\n"
 _EVENTS: Final = b"text/event-stream"
 
 
+class Connection(Protocol):
+    """Where a stream is written to."""
+
+    bytes_out: int
+    """Written so far."""
+
+    @property
+    def config(self) -> ServerConfig:
+        """The server's."""
+        ...
+
+    async def write(self, frames: bytes) -> None:
+        """Write whole frames."""
+        ...
+
+
 @contextlib.contextmanager
-def kept_alive(exchange: Exchange) -> Iterator[None]:
+def kept_alive(connection: Connection, stream_type: bytes) -> Iterator[None]:
     """While the block runs, write a comment whenever the stream was silent for as long as
     `ServerConfig.stream_keep_alive` says. Other formats than server-sent events have no comments,
     so their streams get none."""
-    seconds = exchange.state.config.stream_keep_alive
-    if not seconds or not exchange.dialect.stream_type.startswith(_EVENTS):
+    seconds = connection.config.stream_keep_alive
+    if not seconds or not stream_type.startswith(_EVENTS):
         yield
         return
-    keeper = _Keeper(exchange, seconds)
+    keeper = _Keeper(connection, seconds)
     try:
         yield
     finally:
@@ -38,8 +54,8 @@ def kept_alive(exchange: Exchange) -> Iterator[None]:
 class _Keeper:
     """One timer per stream looks at how much has been written: a token costs nothing."""
 
-    def __init__(self, exchange: Exchange, seconds: float) -> None:
-        self._exchange = exchange
+    def __init__(self, connection: Connection, seconds: float) -> None:
+        self._connection = connection
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._writing: asyncio.Task[None] | None = None
@@ -52,15 +68,15 @@ class _Keeper:
             self._writing.cancel()
 
     def _wait(self) -> None:
-        self._written = self._exchange.bytes_out
+        self._written = self._connection.bytes_out
         self._timer = self._loop.call_later(self._seconds, self._look)
 
     def _look(self) -> None:
         # Frames are written whole, so a comment never gets into one. A reader who does not take
         # what was written keeps one comment waiting, not more.
-        silent = self._exchange.bytes_out == self._written
+        silent = self._connection.bytes_out == self._written
         if silent and (self._writing is None or self._writing.done()):
-            self._writing = self._loop.create_task(self._exchange.write(COMMENT))
+            self._writing = self._loop.create_task(self._connection.write(COMMENT))
             self._writing.add_done_callback(_forget)
         self._wait()
 

@@ -42,6 +42,8 @@ COMPLETIONS: Final = Limit(
 INPUTS: Final = Limit(2048, "{param} must hold from 1 to {most} texts", least=1)
 """OpenAI's limit."""
 TOOLS: Final = Limit(512, "{param} may hold at most {most} tools")
+IDEMPOTENCY_KEY: Final = Limit(255, "{param} must have from 1 to {most} characters", least=1)
+"""Stripe's limit."""
 LIST_IDS: Final = Limit(2**19, "{param} may hold at most {most} ids")
 """Twice the largest vocabularies."""
 COPIED: Final = Limit(

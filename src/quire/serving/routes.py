@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -19,7 +20,7 @@ from quire.logger import get_logger
 from quire.registry import Registry
 from quire.serving.auth import Role
 from quire.serving.dialect import OPENAI, Dialect
-from quire.serving.exchange import KEY, Exchange, Scope
+from quire.serving.exchange import KEY, Answered, Exchange, Scope
 from quire.spelling import did_you_mean
 
 logger = get_logger(__name__)
@@ -57,7 +58,8 @@ class Endpoint:
         """Serve one request."""
         exchange: Exchange = scope[KEY]
         exchange.dialect = self._dialect
-        await self._handler(exchange)
+        with suppress(Answered):
+            await self._handler(exchange)
 
 
 def make_route(path: str, spec: RouteSpec) -> Route:

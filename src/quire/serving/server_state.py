@@ -26,6 +26,7 @@ from quire.serving.errors import (
     EngineStalled,
     ShuttingDown,
 )
+from quire.serving.kept_streams import KeptReplies
 from quire.serving.model_parsers import ModelParsers, choose_parsers
 from quire.serving.parsing import PARSERS
 from quire.utils.timing import Clock, RealClock
@@ -86,6 +87,10 @@ class ServerState:
         self._drain_ends = 0.0
         self.http = HttpMetrics()
         self.http_text = HttpText(self.http)
+        self.kept = KeptReplies(
+            config.stream_retention, config.max_kept_streams, config.max_kept_bytes, self.http
+        )
+        """Replies for clients that come back."""
         self.in_flight = 0
         """Requests for generation that are being answered."""
         self.answering = 0

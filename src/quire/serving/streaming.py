@@ -1,7 +1,9 @@
-"""Streamed replies that end properly whatever happens. Knows nothing of what is in the frames."""
+"""Streamed replies that end properly whatever happens, and get their ids if they are kept. Knows
+nothing else of what is in the frames."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,26 +13,51 @@ from quire.logger import get_logger
 from quire.serving.errors import InternalError
 from quire.serving.exchange import Exchange
 from quire.serving.keep_alive import kept_alive
+from quire.serving.kept_streams import KeptReply
 
 logger = get_logger(__name__)
 
 
 async def send_stream(exchange: Exchange, frames: AsyncGenerator[bytes]) -> None:
     """Send frames, then the end that the route's dialect has. An error becomes a frame, because the
-    status is long sent."""
-    dialect = exchange.dialect
+    status is long sent. Every way of streaming a reply goes through here."""
     await exchange.start_stream()
-    last = dialect.stream_end
+    if exchange.kept is not None:
+        return await _keep_stream(exchange, exchange.kept, frames)
+    last = exchange.dialect.stream_end
     async with aclosing(frames):
         try:
-            with kept_alive(exchange):
+            with kept_alive(exchange, exchange.dialect.stream_type):
                 async for chunk in frames:
                     await exchange.write(chunk)
-        except QuireError as error:
-            last = dialect.stream_error(error, exchange.request_id) + last
-        except Exception:
-            error_id = uuid.uuid4().hex[:12]
-            logger.exception("stream %s failed, error id %s", exchange.request_id, error_id)
-            error_frame = dialect.stream_error(InternalError(error_id), exchange.request_id)
-            last = error_frame + last
+        except Exception as error:
+            last = _error_frame(exchange, error) + last
         await exchange.end_stream(last)
+
+
+async def _keep_stream(exchange: Exchange, kept: KeptReply, frames: AsyncGenerator[bytes]) -> None:
+    """Write frames for whoever reads them, now or later; server-sent events get ids."""
+    dialect, ids, failed = exchange.dialect, kept.ids, True
+    named = dialect.stream_type.startswith(b"text/event-stream")
+    last = dialect.stream_end
+    try:
+        async with aclosing(frames):
+            async for chunk in frames:
+                kept.write(ids.attach(chunk) if named else chunk)
+        failed = False
+    except asyncio.CancelledError:
+        if kept.stopped is None:
+            raise
+        last = dialect.stream_error(kept.stopped, exchange.request_id) + last
+    except Exception as error:
+        last = _error_frame(exchange, error) + last
+    ids.enter_end()
+    kept.end(ids.attach(last) if named else last, failed)
+
+
+def _error_frame(exchange: Exchange, error: Exception) -> bytes:
+    if not isinstance(error, QuireError):
+        error_id = uuid.uuid4().hex[:12]
+        logger.error("stream %s failed, error id %s", exchange.request_id, error_id, exc_info=error)
+        error = InternalError(error_id)
+    return exchange.dialect.stream_error(error, exchange.request_id)

@@ -33,7 +33,8 @@ class TurnReader:
     ) -> None:
         self.usage = Usage()
         """Grows as outputs are read."""
-        self._n = params.n
+        self.n = params.n
+        """Choices of each prompt."""
         self.scored = params.prompt_logprobs is not None
         """Whether outputs must go through `release` before they are read."""
         self._tokens = tokens
@@ -75,7 +76,7 @@ class TurnReader:
             raise request_failed(output)
         batches = []
         for completion in output.outputs:
-            choice = prompt_index * self._n + completion.index
+            choice = prompt_index * self.n + completion.index
             batch: Batch = []
             if choice not in self._parsers:
                 batch.append(self._begin(choice, prompt_index, output))

@@ -10,11 +10,11 @@ series.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from quire.observability.metrics.store import Bins, Counter, Histogram, Sample, Summary
+from quire.observability.metrics.store import Bins, Counter, Gauge, Histogram, Sample, Summary
 from quire.observability.metrics.table import MetricKind
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -78,9 +78,42 @@ UNAVAILABLE: Final = HttpMetric(
     "Streams that a drain cuts short are not among them: their status was 200.",
     ("code",),
 )
+KEPT_STREAMS: Final = HttpMetric(
+    "quire:kept_streams",
+    MetricKind.GAUGE,
+    "Replies that can be resumed, by whether they are still `running` or have `ended`.",
+    ("state",),
+)
+KEPT_BYTES: Final = HttpMetric(
+    "quire:kept_stream_bytes", MetricKind.GAUGE, "Bytes of these replies."
+)
+RESUMES: Final = HttpMetric(
+    "quire:stream_resumes",
+    MetricKind.COUNTER,
+    "Connections that read a kept reply, by how they named it: `id` (GET /v1/streams), "
+    "`last_event_id` (the request sent again), `idempotency_key`.",
+    ("by",),
+)
+DROPPED_STREAMS: Final = HttpMetric(
+    "quire:kept_streams_dropped",
+    MetricKind.COUNTER,
+    "Kept replies that were forgotten: their time was over (`expired`), there were too many "
+    "(`count`), or they were too large (`bytes`).",
+    ("reason",),
+)
 HTTP_METRICS: Final = (
-    REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION, UNAVAILABLE,
+    REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION, UNAVAILABLE, KEPT_STREAMS,
+    KEPT_BYTES, RESUMES, DROPPED_STREAMS,
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNow:
+    """Kept replies at a moment."""
+
+    running: int = 0
+    ended: int = 0
+    num_bytes: int = 0
 
 
 class HttpMetrics:
@@ -96,6 +129,10 @@ class HttpMetrics:
         self._fine = Bins(FINE_BUCKETS)
         self._durations: dict[tuple[str, str], Bins] = {}
         self._unavailable: dict[str, int] = {}
+        self._resumes: dict[str, int] = {}
+        self._dropped: dict[str, int] = {}
+        self.kept_now: Callable[[], KeptNow] = KeptNow
+        """Asked for what is kept now."""
 
     def observe(
         self,
@@ -132,6 +169,16 @@ class HttpMetrics:
         with self._lock:
             self._unavailable[code] = self._unavailable.get(code, 0) + 1
 
+    def count_resume(self, by: str) -> None:
+        """Count a connection that reads a kept reply."""
+        with self._lock:
+            self._resumes[by] = self._resumes.get(by, 0) + 1
+
+    def count_dropped_stream(self, reason: str) -> None:
+        """Count a kept reply that was forgotten."""
+        with self._lock:
+            self._dropped[reason] = self._dropped.get(reason, 0) + 1
+
     def snapshot(self) -> list[Sample]:
         """All values, consistent with one another."""
         with self._lock:
@@ -146,6 +193,13 @@ class HttpMetrics:
         yield _histogram(FINE_DURATION, (), self._fine)
         for code, count in self._unavailable.items():
             yield Counter(UNAVAILABLE.name, {"code": code}, count)
+        kept = self.kept_now()
+        yield Gauge(KEPT_STREAMS.name, {"state": "running"}, kept.running)
+        yield Gauge(KEPT_STREAMS.name, {"state": "ended"}, kept.ended)
+        yield Gauge(KEPT_BYTES.name, {}, kept.num_bytes)
+        for row, counts in ((RESUMES, self._resumes), (DROPPED_STREAMS, self._dropped)):
+            for label, count in counts.items():
+                yield Counter(row.name, {row.labels[0]: label}, count)
         for labels, bins in self._durations.items():
             yield _histogram(DURATION, labels, bins)
 

@@ -55,7 +55,7 @@ async def messages(exchange: Exchange) -> None:
     reply = MessageReply(labels.request_id, served.name, request.max_tokens, shows)
 
     async def answer() -> None:
-        async with generate(exchange.state, served.engine, submission, reader) as generation:
+        async with generate(exchange, served.engine, submission, reader) as generation:
             if request.stream:
                 await send_stream(exchange, stream_message(reply, generation))
             else:

@@ -84,7 +84,9 @@ async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest
         prompt, tools, params, engine.tokenizer, reasoning=request.include_reasoning is not False
     )
     request_id = f"chatcmpl-{request.request_id or exchange.request_id}"
-    head = ReplyHead(request_id, "chat.completion.chunk", served.name, served.fingerprint)
+    head = ReplyHead(
+        request_id, "chat.completion.chunk", served.name, served.fingerprint, exchange.created
+    )
     submission = Submission(
         [request_id],
         [ids],
@@ -141,7 +143,7 @@ def _echoed(request: ChatRequest) -> str:
 
 
 async def _answer(exchange: Exchange, engine: EngineClient, chat: _Chat) -> None:
-    async with generate(exchange.state, engine, chat.submission, chat.reader) as generation:
+    async with generate(exchange, engine, chat.submission, chat.reader) as generation:
         if chat.reply.request.stream:
             await send_stream(exchange, stream_frames(chat.reply, generation))
         else:

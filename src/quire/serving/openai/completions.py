@@ -91,7 +91,9 @@ async def _prepare(
         exchange.trace_headers(),
         exchange.deadline,
     )
-    head = ReplyHead(request_id, "text_completion", served.name, served.fingerprint)
+    head = ReplyHead(
+        request_id, "text_completion", served.name, served.fingerprint, exchange.created
+    )
     tokens = request.logprobs is not None or request.return_token_ids or usage_each(request)
     texts = TokenTexts(engine.tokenizer, bool(request.return_tokens_as_token_ids))
     echoes = [_echo(engine, request, prompts[i], cut) for i, cut in enumerate(ids)]
@@ -163,7 +165,7 @@ def _echo(
 
 
 async def _answer(exchange: Exchange, engine: EngineClient, asked: _Completion) -> None:
-    async with generate(exchange.state, engine, asked.submission, asked.reader) as generation:
+    async with generate(exchange, engine, asked.submission, asked.reader) as generation:
         if asked.reply.request.stream:
             await send_stream(exchange, stream_frames(asked.reply, generation))
         else:

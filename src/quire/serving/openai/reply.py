@@ -6,8 +6,7 @@ per request. Knows no endpoint.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -41,7 +40,8 @@ class ReplyHead:
     object: str
     model: str
     system_fingerprint: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int
+    """Seconds since 1970."""
 
     def to_dict(self, object_name: str | None = None) -> dict[str, Any]:
         """The head of a whole reply."""
