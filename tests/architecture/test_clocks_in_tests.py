@@ -40,6 +40,8 @@ ALLOWED = {
     "idle",
     "chaos/faults.py": "how long a fault lasts, and limits against hanging",
     "chaos/mixed_load.py": "pauses between requests that only make load",
+    "chaos/soaks.py": "how long a soak lasts, and the latencies that it is about",
+    "chaos/soak.py": "how long a soak lasts",
     "chaos/surroundings.py": "how long a fault lasts, and processor time that is spent in vain",
     # where time is slept away
     "engine/test_step_undone.py": "a turn for another thread, in a loop that waits for it",

@@ -135,7 +135,7 @@ class ChaosServer(Server):
             time.sleep(0.02)
         return None
 
-    def integrity(self) -> dict[str, int] | None:
+    def integrity(self) -> dict[str, Any] | None:
         """What the engine's own check says; `None` if it failed or nobody answers."""
         with contextlib.suppress(httpx.HTTPError):
             reply = httpx.post(self.url + ROUTE, timeout=PATIENCE)

@@ -42,6 +42,7 @@ from mixed_load import (
     references,
     run_all,
 )
+from soaks import soaks
 from surroundings import Around, Unavailable
 
 LIMITS = {"short": 240, "usual": 300, "long": 3600}
@@ -110,7 +111,7 @@ async def try_fault(name: str, fault: Fault, size: Size) -> Result:
     complaints["its own"] = trial.complaints
     row.complaints = {what: told for what, told in complaints.items() if told}
     row.state = "does not hold" if row.complaints else "holds"
-    row.requests = len(trial.load.done) + len(trial.load.canaries)
+    row.requests = trial.load.num_done + len(trial.load.canaries)
     row.lost, row.changed = len(complaints["nothing lost"]), len(complaints["same bytes"])
     row.recovery_p50, row.recovery_max = quantile(recoveries, 0.5), quantile(recoveries, 1)
     gaps = trial.gaps()
@@ -181,14 +182,19 @@ def table(results: Sequence[Result]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Faults against a server, and what held.")
-    rows = faults()
-    parser.add_argument("fault", nargs="*", help=f"of {' '.join(rows)}; default: all")
+    rows = faults() | soaks("usual")
+    parser.add_argument(
+        "fault", nargs="*",
+        help=f"of {' '.join(rows)}; default: the F rows, of size long also the S rows",
+    )  # fmt: skip
     parser.add_argument("--size", choices=SIZES, default="usual")
     parser.add_argument("--alone", action="store_true", help="this fault, in this process")
     parser.add_argument("--json", type=Path, help="write the report to this file, too")
     args = parser.parse_args(argv)
     if unknown := set(args.fault) - set(rows):
         parser.error(f"no fault {sorted(unknown)[0]!r}; there are {', '.join(rows)}")
+    rows = faults() | soaks(args.size)
+    usual = rows if args.size == "long" else faults()
     if args.alone:
         assert len(args.fault) == 1 and args.json, "a fault and a file"
         name = args.fault[0]
@@ -196,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.json.write_text(json.dumps(vars(result)), "utf-8")
         return 0
     results, start = [], time.monotonic()
-    for name in args.fault or rows:
+    for name in args.fault or usual:
         results.append(in_its_own_process(name, rows[name], args.size))
         told = f"{name}: {results[-1].state}, {results[-1].seconds:.0f} s"
         print(told, file=sys.stderr, flush=True)

@@ -307,12 +307,14 @@ async def no_descriptors(trial: Trial, seconds: float) -> None:
         async with partial_requests(HttpTarget(trial.server.url, "quire-demo"), HOGS) as hogs:
             await asyncio.sleep(seconds)
             before, start = sum(api.cpu_times()[:2]), time.monotonic()
-            trial.load.resting = True  # nothing is asked: what works now works in vain
+            trial.load.resting = trial.load.canary_rests = (
+                True  # nothing is asked: what works now works in vain
+            )
             await asyncio.sleep(3)
             busy = (sum(api.cpu_times()[:2]) - before) / (time.monotonic() - start)
             trial.facts |= {"connections": hogs, "api_cpu_without_descriptors": round(busy, 2)}
             trial.must(busy < 0.6, f"the API process is busy ({busy:.2f}) while it can do nothing")
-            trial.load.resting = False
+            trial.load.resting = trial.load.canary_rests = False
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, old)
     back = trial.server.until("/readyz", 200, 15)
