@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 if __name__ == "__main__":
     TESTS = Path(__file__).resolve().parents[1]
@@ -37,7 +36,8 @@ if __name__ == "__main__":
 import msgspec
 
 from fake_executor import FakeExecutor
-from quire.config import EngineConfig, ModelConfig
+from known_streams import TOKENIZER, VOCABULARY, Caller, token
+from quire.config import EngineConfig
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
@@ -47,32 +47,27 @@ from quire.engine.core import EngineCore
 from quire.engine.cores import wire
 from quire.engine.cores.death import Death
 from quire.engine.cores.handle import CoreHandle, OnExit, OnMessage
-from quire.engine.cores.obey import obey
-from quire.engine.frontend.stream import RequestStream
-from quire.engine.messages import Failure, FromCore, Outputs, Progress, Ready, ToCore
-from quire.errors import QuireError
-from quire.outputs import RequestOutput
+from quire.engine.cores.obey import obey_contained
+from quire.engine.cores.parts import encode_outputs
+from quire.engine.messages import AddRequests, Failure, FromCore, Outputs, Progress, Ready, ToCore
 from quire.params import RequestOutputKind, SamplingParams
-from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import ManualClock
 
-TOKENIZER = Tokenizer.from_folder(ModelConfig().tokenizer_folder, None)
-VOCABULARY = TOKENIZER.encode(
-    " one two three four five six seven eight nine ten", add_special_tokens=False
-)
 FROM_CORE = msgspec.msgpack.Decoder(FromCore)
 TO_CORE = msgspec.msgpack.Decoder(ToCore)
-MOST_ACTS = 6000
+KILLER = VOCABULARY[0] + 1
+"""A prompt that begins with this token kills each core that works on its third output token."""
+KILLS_AT = 2
+MOST_ACTS = 20_000
 """A schedule that needs more has stopped getting anywhere."""
 
 
-def token(prompt: Sequence[int], seed: int | None, position: int) -> int:
-    """What the model of the simulation generates."""
-    return VOCABULARY[crc32(repr((list(prompt), seed, position)).encode()) % len(VOCABULARY)]
+class Killed(BaseException):
+    """The process of the core is gone."""
 
 
 class SeededExecutor(FakeExecutor):
-    """Tokens are a function of prompt, position and seed; a step may raise.
+    """Tokens are a function of prompt, position and seed; a step may raise, or kill its core.
 
     Args:
         num_blocks: Of 16 tokens each. Few of them make preemptions.
@@ -87,8 +82,15 @@ class SeededExecutor(FakeExecutor):
         for new in batch.scheduled_new_reqs:
             assert new.sampling_params is not None
             self.seeds[new.req_id] = new.sampling_params.seed
+        for name, (prompt, outputs, _) in self.known.items():
+            if name in batch.num_scheduled_tokens and is_killed_by(prompt, len(outputs)):
+                raise Killed
         kept = {name: (p, list(out), n) for name, (p, out, n) in self.known.items()}
         result = super().execute(batch)
+        for name in batch.num_scheduled_tokens:
+            prompt, outputs, _ = self.known[name]
+            if name in result.sampled_token_ids and is_killed_by(prompt, len(outputs) - 1):
+                raise Killed
         if self.raises:
             self.raises -= 1
             self.known = kept
@@ -100,6 +102,11 @@ class SeededExecutor(FakeExecutor):
 
     def reset(self) -> None:
         self.known.clear()
+
+
+def is_killed_by(prompt: Sequence[int], position: int) -> bool:
+    """Whether a core dies of computing this output of a prompt."""
+    return prompt[0] == KILLER and position >= KILLS_AT
 
 
 class SimulatedCore:
@@ -117,6 +124,12 @@ class SimulatedCore:
         self.stopped = self.reaped = False
         self.misses_words = False
         """Whether a message to it was lost."""
+        self.killed = False
+        """By a request."""
+        self.handed: dict[str, tuple[str, int]] = {}
+        """What it was sent: by internal id, the caller's name and which of the completions."""
+        self.told: set[str] = set()
+        """Of these, those that it gave something."""
         self.executor = SeededExecutor(blocks)
         self.core: EngineCore | None = None
         self._on_message, self._on_exit, self._clock = on_message, on_exit, clock
@@ -129,6 +142,8 @@ class SimulatedCore:
 
     def send(self, message: ToCore) -> None:
         assert message.epoch == self.epoch, "sent to the wrong core"
+        if isinstance(message, AddRequests):
+            self.handed.update({r.request_id: (r.external_id, r.index) for r in message.requests})
         if self.state != "gone":
             self.inbox.append(wire.encode(message)[wire.HEADER :])
 
@@ -165,7 +180,8 @@ class SimulatedCore:
         elif self.state == "ready":
             assert self.core is not None
             if self.inbox:
-                reply = obey(self.core, TO_CORE.decode(self.inbox.popleft()), self._number)
+                message = TO_CORE.decode(self.inbox.popleft())
+                reply = obey_contained(self.core, message, self._number)
                 if reply is not None:
                     self._say(reply)
             elif self.core.has_requests:
@@ -173,22 +189,32 @@ class SimulatedCore:
 
     def _step(self, core: EngineCore) -> None:
         try:
-            frame = core.step_into(self._frame)
+            frames, unsent = core.step_into(self._frames)
+        except Killed:
+            self.killed = True
+            self.die()
+            return
         except MemoryError:
             if self._again:
                 self.fail()
             self._again = True
             return
+        assert not unsent, "an output cannot be sent"
         self._again = False
-        self._number += 1
-        self.outbox.append(frame)
+        self._number += len(frames)
+        self.outbox += [frame[wire.HEADER :] for frame in frames]
 
-    def _frame(self, outputs: list[EngineCoreOutput], stats: StepStats) -> bytes:
-        return wire.encode(Outputs(self.epoch, self._number, outputs, stats))[wire.HEADER :]
+    def _frames(
+        self, outputs: list[EngineCoreOutput], stats: StepStats
+    ) -> tuple[list[bytes], list[str]]:
+        return encode_outputs(self.epoch, self._number, outputs, stats)
 
     def give(self) -> None:
         """Have the front end hear the next message, whether it still listens or not."""
-        self._on_message(FROM_CORE.decode(self.outbox.popleft()))
+        message = FROM_CORE.decode(self.outbox.popleft())
+        if isinstance(message, Outputs):
+            self.told.update(output.request_id for output in message.outputs)
+        self._on_message(message)
 
     def fail(self) -> None:
         """Say that it cannot go on."""
@@ -219,60 +245,15 @@ def _sent(value: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
 
 
-@dataclass
-class Caller:
-    """One request, and what came of it."""
+@dataclass(frozen=True)
+class Loss:
+    """A core that was lost, as the front end's journal and this side's own notes have it."""
 
-    name: str
-    prompt: list[int]
-    params: SamplingParams
-    stream: RequestStream
-    aborted: bool = False
-    got: list[RequestOutput] = field(default_factory=list)
-    error: QuireError | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.error is not None or bool(self.got and self.got[-1].finished)
-
-    async def read(self) -> None:
-        """Take the next output, if there is one."""
-        if self.stream.unread():
-            try:
-                self.got.append(await anext(self.stream))
-            except QuireError as error:
-                self.error = error
-
-    def check(self) -> None:
-        """It has ended, with exactly what its seed determines."""
-        assert self.error is None, f"{self.name} is lost: {self.error}"
-        assert self.is_done, f"{self.name} has no end"
-        for index in range(self.params.n):
-            pieces = [p for o in self.got for p in o.outputs if p.index == index]
-            tokens = [t for piece in pieces for t in piece.token_ids]
-            text = "".join(piece.text for piece in pieces)
-            expected = reference(self.prompt, self.params, self.stream.seed + index)
-            if pieces[-1].finish_reason == "error":
-                # Taken for the cause of deaths: see `Simulation._check_blame`.
-                assert tokens == expected[0][: len(tokens)], f"{self.name}[{index}]"
-            elif pieces[-1].finish_reason == "abort":
-                assert self.aborted, f"{self.name}[{index}] was aborted by nobody"
-                assert tokens == expected[0][: len(tokens)], f"{self.name}[{index}]"
-            else:
-                told = tokens, text, pieces[-1].finish_reason
-                assert told == expected, f"{self.name}[{index}]: {told}, expected {expected}"
-
-
-def reference(prompt: list[int], params: SamplingParams, seed: int) -> tuple[list[int], str, str]:
-    """Tokens, text and finish reason of one completion; it knows no cores."""
-    tokens: list[int] = []
-    for position in range(params.max_tokens or 0):
-        tokens.append(token(prompt, seed, position))
-        text = TOKENIZER.decode(tokens)
-        for stop in params.stop or []:
-            if stop in text:
-                return tokens, text[: text.index(stop)], "stop"
-    return tokens, TOKENIZER.decode(tokens), "length"
+    open: frozenset[tuple[str, int]]
+    """Completions that it had been sent and that had not ended."""
+    silent: frozenset[tuple[str, int]]
+    """Of these, those that it had given nothing."""
+    has_worked: bool
 
 
 class Simulation:
@@ -289,7 +270,9 @@ class Simulation:
         self.callers: list[Caller] = []
         self.calls: list[asyncio.Task[Any]] = []
         self.acts: Counter[str] = Counter()
+        self.losses: list[Loss] = []
         rng = self.rng
+        self._killers = rng.random() < 0.3
         self.trouble = rng.choice([0.0, 0.02, 0.06, 0.15])
         self._blocks = rng.choice([18, 24, 100])
         self.engine = AsyncLLM(
@@ -309,8 +292,20 @@ class Simulation:
         self.engine.supervisor.start()
 
     def _make(self, epoch: int, on_message: OnMessage, on_exit: OnExit) -> CoreHandle:
+        if self.cores:
+            self.losses.append(self._loss(self.core))
         self.cores.append(SimulatedCore(epoch, on_message, on_exit, self.clock, self._blocks))
         return self.cores[-1]
+
+    def _loss(self, core: SimulatedCore) -> Loss:
+        journal = self.engine.frontend.journal
+        assert journal is not None
+        left = {r.request_id for r in journal.replay()} & core.handed.keys()
+        return Loss(
+            frozenset(core.handed[name] for name in left),
+            frozenset(core.handed[name] for name in left - core.told),
+            core.core is not None,
+        )
 
     @property
     def core(self) -> SimulatedCore:
@@ -331,8 +326,8 @@ class Simulation:
             await self._settle()
         await self._finish()
         for caller in self.callers:
-            caller.check()
-        self._check_blame()
+            caller.check(may_be_blamed=True)
+            self._check_blame(caller)
         self.engine.check_integrity()
         assert self.engine.num_unfinished == 0, "the front end holds a request"
         self.core.check()
@@ -341,14 +336,30 @@ class Simulation:
 
     @property
     def num_blamed(self) -> int:
-        """Completions that ended with an error."""
-        ends = [p.finish_reason for c in self.callers for o in c.got for p in o.outputs]
-        return ends.count("error")
+        """Completions that ended with an error, and that no core died of."""
+        innocent = [c for c in self.callers if c.prompt[0] != KILLER]
+        return sum(len(caller.blamed()) for caller in innocent)
 
-    def _check_blame(self) -> None:
-        """Deaths here come from outside, so whoever is blamed for them is innocent. That may only
-        happen to one that two cores were lost with, the second one with nobody else in it."""
-        assert 2 * self.num_blamed <= len(self.cores) - 1, "blamed without two deaths"
+    @property
+    def num_convicted(self) -> int:
+        """Completions that ended with an error, and that cores died of."""
+        return sum(len(c.blamed()) for c in self.callers if c.prompt[0] == KILLER)
+
+    def _check_blame(self, caller: Caller) -> None:
+        """Whoever kills cores gets no token from where it kills on. An innocent completion may be
+        blamed only if two cores that had it were lost, one after the other, without giving it
+        anything, and if nobody else was in the second one: then nothing that can be seen from
+        outside tells it from a culprit."""
+        for index in range(caller.params.n):
+            tokens, where = caller.sent()[index], f"{caller.name}[{index}]"
+            if caller.prompt[0] == KILLER:
+                assert len(tokens) <= KILLS_AT, f"{where} outlived what kills it"
+            elif index in caller.blamed():
+                one = caller.name, index
+                lost = [x for x in self.losses if one in x.open and x.has_worked]
+                assert len(lost) >= 2, f"{where} was blamed for {len(lost)} deaths"
+                assert one in lost[-1].silent & lost[-2].silent, f"{where} had got something"
+                assert lost[-1].open == {one}, f"{where} was blamed, {lost[-1].open} were there"
 
     async def _settle(self) -> None:
         self.clock.advance(0.001)
@@ -378,6 +389,8 @@ class Simulation:
     async def _submit(self) -> None:
         rng, name = self.rng, f"r{len(self.callers)}"
         stem = [VOCABULARY[0]] * rng.choice([0, 0, 16, 40])
+        if self._killers and rng.random() < 0.2:
+            stem = [KILLER, *stem]
         prompt = [*stem, *(rng.choice(VOCABULARY) for _ in range(rng.randint(1, 30)))]
         params = SamplingParams(
             max_tokens=rng.randint(1, 30),
@@ -475,8 +488,12 @@ class Played:
     requests: int = 0
     tokens: int = 0
     deaths: int = 0
+    convicted: int = 0
+    """Completions that cores died of, and that were taken out for it."""
     blamed: int = 0
-    """Completions that were taken for the cause of deaths."""
+    """Completions that were taken for the cause of deaths that came from outside."""
+    killed: int = 0
+    """Cores that a request killed."""
     acts: Counter[str] = field(default_factory=Counter)
     broken: dict[int, str] = field(default_factory=dict)
     """By seed, what did not hold."""
@@ -499,6 +516,8 @@ async def play(first: int, count: int) -> Played:
             told.requests += len(simulation.callers)
             told.deaths += len(simulation.cores) - 1
             told.blamed += simulation.num_blamed
+            told.convicted += simulation.num_convicted
+            told.killed += sum(core.killed for core in simulation.cores)
             told.acts += simulation.acts
             told.tokens += sum(
                 len(p.token_ids) for c in simulation.callers for o in c.got for p in o.outputs
@@ -515,8 +534,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = asyncio.run(play(args.seed, args.schedules))
     print(
         f"{told.schedules} schedules in {time.monotonic() - start:.1f} s: {told.requests} requests,"
-        f" {told.tokens} tokens, {told.deaths} cores replaced,"
-        f" {told.blamed} blamed for it; {dict(told.acts)}"
+        f" {told.tokens} tokens, {told.deaths} cores replaced, {told.killed} of them killed by a"
+        f" request; {told.convicted} culprits and {told.blamed} innocents blamed;"
+        f" {dict(told.acts)}"
     )
     for seed, what in told.broken.items():
         print(f"seed {seed}: {what}")

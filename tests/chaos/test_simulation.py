@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+import simulation
 from quire.core.scheduler import Scheduler
 from quire.engine.cores.supervisor import Supervisor
+from quire.engine.frontend import quarantine
 from quire.engine.frontend.front_end import FrontEnd
+from quire.engine.frontend.quarantine import Quarantine
 from quire.engine.messages import FromCore
 from simulation import Played, play
 
@@ -17,6 +20,7 @@ async def test_no_schedule_breaks_a_condition() -> None:
     told = await play(0, 150)
     assert not told.broken
     assert told.blamed < told.requests / 50, "many are blamed for what others did"
+    assert told.killed > 50 and told.convicted > 10, "few requests killed cores"
     assert told.deaths > 150 and told.tokens > 10_000, "little happened"
     missing = {"died", "lost", "repeated", "reordered", "lost on the way in"} - set(told.acts)
     assert not missing
@@ -69,6 +73,28 @@ async def test_a_replay_without_its_outputs_breaks_schedules(
 
     monkeypatch.setattr(FrontEnd, "replay", forgetful)
     assert (await broken()).broken
+
+
+async def test_blame_of_one_who_was_not_alone_breaks_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge = Quarantine._judge
+
+    def hasty(self: Quarantine, unfinished: Any) -> Any:
+        one = next((r for r in unfinished if self._trial == {r.request_id}), None)
+        return judge(self, unfinished if one is None else [one])
+
+    monkeypatch.setattr(Quarantine, "_judge", hasty)
+    found = (await broken()).broken
+    assert any("were there" in why for why in found.values())
+
+
+async def test_a_culprit_that_is_never_blamed_breaks_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantine, "ENOUGH_DEATHS", 10**9)
+    monkeypatch.setattr(simulation, "MOST_ACTS", 3000)
+    assert "it never ends" in str((await broken()).broken)
 
 
 async def test_an_abort_that_the_core_ignores_breaks_schedules(

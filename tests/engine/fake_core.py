@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from zlib import crc32
 
+from known_streams import token
 from quire.config import EngineConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.core.output import EngineCoreOutput
@@ -39,21 +39,10 @@ from quire.outputs import FinishReason
 INFO = {"device": "nothing", "dtype": "none", "num_blocks": 7}
 
 
-def token(prompt: list[int], seed: int | None, position: int, vocabulary: list[int]) -> int:
-    """What this core generates."""
-    return vocabulary[crc32(repr((prompt, seed, position)).encode()) % len(vocabulary)]
-
-
 class FakeCore:
-    """One core of one epoch.
+    """One core of one epoch."""
 
-    Args:
-        vocabulary: Tokens that it generates.
-    """
-
-    def __init__(
-        self, epoch: int, on_message: OnMessage, on_exit: OnExit, vocabulary: list[int]
-    ) -> None:
+    def __init__(self, epoch: int, on_message: OnMessage, on_exit: OnExit) -> None:
         self.epoch = epoch
         self.inbox: deque[ToCore] = deque()
         self.outbox: deque[FromCore] = deque()
@@ -68,7 +57,6 @@ class FakeCore:
         self.condemned = False
         self._on_message = on_message
         self._on_exit = on_exit
-        self._vocabulary = vocabulary
         self._said = 0
 
     # ---- as `CoreHandle` says ----------------------------------------------------------------
@@ -165,7 +153,7 @@ class FakeCore:
         params = request.sampling_params
         most = params.max_tokens or 0
         new = [
-            token(request.prompt_token_ids, params.seed, position, self._vocabulary)
+            token(request.prompt_token_ids, params.seed, position)
             for position in range(len(done), min(len(done) + tokens, most))
         ]
         done += new

@@ -31,7 +31,7 @@ class Rig:
         cores: list[FakeCore] = []
 
         def make(epoch: int, on_message: OnMessage, on_exit: OnExit) -> FakeCore:
-            cores.append(FakeCore(epoch, on_message, on_exit, [5]))
+            cores.append(FakeCore(epoch, on_message, on_exit))
             return cores[-1]
 
         self.engine = AsyncLLM(EngineConfig.from_options(), entropy=b"x", make_core=make)

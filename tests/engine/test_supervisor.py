@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from fake_core import FakeCore, token
+from fake_core import FakeCore
 from fake_executor import FakeExecutor
-from quire.config import EngineConfig, ModelConfig, RecoveryConfig
+from known_streams import TOKENIZER, VOCABULARY, Caller
+from quire.config import EngineConfig, RecoveryConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.cores.handle import CoreHandle, OnExit, OnMessage
@@ -28,18 +29,13 @@ from quire.engine.cores.signs import Signs
 from quire.engine.cores.supervisor import never
 from quire.engine.cores.watchdog import LOOK_SECONDS, Observation
 from quire.engine.frontend import front_end
-from quire.engine.frontend.stream import RequestStream
 from quire.engine.messages import AbortRequests
 from quire.errors import POISON, EngineDead, ModelLoadError, QuireError, TooManyRequests
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
-from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import ManualClock
 
-TEXT = " one two three four five six seven eight nine ten"
 DELTA = RequestOutputKind.DELTA
-TOKENIZER = Tokenizer.from_folder(ModelConfig().tokenizer_folder, None)
-VOCABULARY = TOKENIZER.encode(TEXT, add_special_tokens=False)
 
 
 @pytest.fixture(autouse=True)
@@ -51,61 +47,6 @@ def _one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def always(error: QuireError) -> bool:
     return True
-
-
-def reference(prompt: list[int], params: SamplingParams, seed: int) -> tuple[list[int], str, str]:
-    """Tokens, text and finish reason of one completion."""
-    tokens: list[int] = []
-    for position in range(params.max_tokens or 0):
-        tokens.append(token(prompt, seed, position, VOCABULARY))
-        text = TOKENIZER.decode(tokens)
-        for stop in params.stop or []:
-            if stop in text:
-                return tokens, text[: text.index(stop)], "stop"
-    return tokens, TOKENIZER.decode(tokens), "length"
-
-
-@dataclass
-class Caller:
-    """One request, and what its caller got."""
-
-    name: str
-    prompt: list[int]
-    params: SamplingParams
-    stream: RequestStream
-    got: list[RequestOutput] = field(default_factory=list)
-    error: QuireError | None = None
-    aborted: bool = False
-
-    async def read(self) -> None:
-        """Take the next output, if there is one."""
-        if self.stream.unread():
-            try:
-                self.got.append(await anext(self.stream))
-            except QuireError as error:
-                self.error = error
-
-    def sent(self) -> dict[int, list[int]]:
-        """Tokens that are on their way or have arrived, by completion."""
-        parts: dict[int, list[int]] = {i: [] for i in range(self.params.n)}
-        waiting = [o for o in self.stream.unread() if isinstance(o, RequestOutput)]
-        for output in [*self.got, *waiting]:
-            for piece in output.outputs:
-                parts[piece.index] += piece.token_ids
-        return parts
-
-    def check(self) -> None:
-        """Exactly what the reference says; if it was aborted, the beginning of that."""
-        assert self.got[-1].finished, f"{self.name} has no end"
-        for index, tokens in self.sent().items():
-            expected, text, reason = reference(self.prompt, self.params, self.stream.seed + index)
-            pieces = [p for o in self.got for p in o.outputs if p.index == index]
-            told = "".join(p.text for p in pieces)
-            if pieces[-1].finish_reason == "abort":
-                assert self.aborted and tokens == expected[: len(tokens)]
-            else:
-                assert (tokens, told) == (expected, text), f"{self.name}[{index}]"
-                assert pieces[-1].finish_reason == reason
 
 
 class World:
@@ -135,7 +76,7 @@ class World:
         self.engine.supervisor.start()
 
     def _make(self, epoch: int, on_message: OnMessage, on_exit: OnExit) -> CoreHandle:
-        core = FakeCore(epoch, on_message, on_exit, VOCABULARY)
+        core = FakeCore(epoch, on_message, on_exit)
         start = core.start
 
         def checked(config: EngineConfig) -> None:
