@@ -149,6 +149,9 @@ OPTIONS: Final[dict[str, Bound]] = {
     # server
     "port": _integer(0, 65535),
     "max_body_bytes": _integer(1024, 2**30),
+    "max_stored_responses": _integer(0, INT32),
+    "max_stored_response_bytes": _integer(1, EXACT),
+    "stored_response_seconds": _real(0, SECONDS),
     "shutdown_timeout": _real(0, SECONDS),
     "stream_keep_alive": _real(0, SECONDS),
     "handover_timeout": _real(0, SECONDS),

@@ -18,6 +18,7 @@ WALL_CLOCK = {
     "serving/server_state.py",  # `created` of models
     "serving/exchange.py",  # `created` of replies
     "serving/pooling/results.py",  # the same of pooling
+    "serving/responses/response_reply.py",  # when a response was complete
     "tokenizer/chat_template.py",  # strftime_now() in templates
 }
 """Files that may read the wall clock: only to print it."""

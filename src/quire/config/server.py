@@ -39,6 +39,13 @@ class ServerConfig:
     """Path under which a proxy mounts the server."""
     max_body_bytes: int = 4 * 2**20
     """Largest request body."""
+    max_stored_responses: int = 1000
+    """How many replies of `/v1/responses` are kept in memory for `previous_response_id` and
+    retrieval; the oldest make room for new ones. 0 keeps none."""
+    max_stored_response_bytes: int = 64 * 2**20
+    """Memory for these replies and their conversations, as JSON."""
+    stored_response_seconds: float = 3600.0
+    """For how long such a reply is kept."""
     enable_request_id_headers: bool = True
     """Return `X-Request-Id` with every reply."""
     disable_uvicorn_access_log: bool = False

@@ -26,6 +26,8 @@ from quire.serving.exchange import Exchange
 from quire.serving.middleware import Gate
 from quire.serving.openai import chat, completions, models, tokenize
 from quire.serving.pooling import classify, embeddings, score
+from quire.serving.responses import create, stored
+from quire.serving.responses.dialect import RESPONSES
 from quire.serving.routes import GET, POST, RouteSpec, UnknownPath, make_route, plugin_routes
 from quire.serving.server_state import ServerState
 
@@ -59,6 +61,24 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
         ),
         "/v1/messages/count_tokens": RouteSpec(
             POST, _USER, messages.count_tokens, dialect=ANTHROPIC
+        ),
+        "/v1/responses": RouteSpec(
+            POST,
+            _USER,
+            create.create_response,
+            "a conversation, as a response that is kept",
+            _TEXT,
+            RESPONSES,
+        ),
+        "/v1/responses/input_tokens": RouteSpec(
+            POST, _USER, create.input_tokens, dialect=RESPONSES
+        ),
+        "/v1/responses/{id}": RouteSpec(
+            ("GET", "DELETE"), _USER, stored.response, dialect=RESPONSES
+        ),
+        "/v1/responses/{id}/cancel": RouteSpec(POST, _USER, stored.cancel, dialect=RESPONSES),
+        "/v1/responses/{id}/input_items": RouteSpec(
+            GET, _USER, stored.input_items, dialect=RESPONSES
         ),
         "/tokenize": RouteSpec(POST, _USER, tokenize.tokenize, "a text, get its tokens", _TEXT),
         "/detokenize": RouteSpec(POST, _USER, tokenize.detokenize),

@@ -6,7 +6,8 @@ length). Knows no endpoint: it is given values, or any record with the named fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from quire.bounds import read_field
@@ -56,6 +57,17 @@ def make_params(
     return params
 
 
+@contextmanager
+def renamed(old: str, new: str) -> Iterator[None]:
+    """Errors about a field are told by the name that it has in the caller's API."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param != old:
+            raise
+        raise InvalidRequest(error.message.replace(old, new, 1), param=new) from None
+
+
 def check_priority(priority: int, policy: str) -> None:
     """Refuse a priority that would have no effect.
 
@@ -91,7 +103,7 @@ def check_labels(request: Any) -> None:
             f"metadata may have at most {MAX_METADATA} entries, got {len(metadata)}.",
             param="metadata",
         )
-    _check_request_id(request.request_id)
+    _check_request_id(getattr(request, "request_id", None))
 
 
 def _check_request_id(given: str | None) -> None:

@@ -73,15 +73,18 @@ async def prepare(
     dialogue: Dialogue,
     params: SamplingParams,
     labels: RequestLabels,
+    *,
+    reasoning: bool = True,
 ) -> tuple[Submission, TurnReader]:
-    """What to submit for a conversation, and how to read what comes of it.
+    """What to submit for a conversation, and how to read what comes of it: with the model's
+    reasoning, unless that is to be left out.
 
     Raises:
         InvalidRequest: as `render` raises it.
     """
     prompt = await render(served, dialogue)
     parsing, params = served.parsers.parsing(
-        prompt.text, dialogue.tools, params, served.engine.tokenizer
+        prompt.text, dialogue.tools, params, served.engine.tokenizer, reasoning=reasoning
     )
     submission = Submission(
         [labels.request_id],

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from quire.config import PoolerSpec, ServerConfig
 from quire.errors import NotFound, QuireError, UnsupportedTask
@@ -28,6 +28,7 @@ from quire.serving.errors import (
 )
 from quire.serving.kept_streams import KeptReplies
 from quire.serving.model_parsers import ModelParsers, choose_parsers
+from quire.serving.owned_store import OwnedStore
 from quire.serving.parsing import PARSERS
 from quire.utils.timing import Clock, RealClock
 from quire.version import __version__
@@ -98,6 +99,13 @@ class ServerState:
         waits for. It includes those that are still being tokenised."""
         self.active_ids: set[str] = set()
         """Engine request ids of these, for the end of a drain."""
+        self.responses: OwnedStore[Any] = OwnedStore(
+            config.max_stored_responses,
+            config.max_stored_response_bytes,
+            config.stored_response_seconds,
+            self._clock,
+        )
+        """What `/v1/responses` keeps for its callers."""
         self.created: Final = int(time.time())
 
     def serve(self, engine: EngineClient, parsers: Sequence[str] | None = None) -> None:

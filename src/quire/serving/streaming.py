@@ -56,8 +56,15 @@ async def _keep_stream(exchange: Exchange, kept: KeptReply, frames: AsyncGenerat
 
 
 def _error_frame(exchange: Exchange, error: Exception) -> bytes:
-    if not isinstance(error, QuireError):
-        error_id = uuid.uuid4().hex[:12]
-        logger.error("stream %s failed, error id %s", exchange.request_id, error_id, exc_info=error)
-        error = InternalError(error_id)
-    return exchange.dialect.stream_error(error, exchange.request_id)
+    told = told_error(error, exchange.request_id)
+    return exchange.dialect.stream_error(told, exchange.request_id)
+
+
+def told_error(error: Exception, request_id: str) -> QuireError:
+    """What the client is told of an exception within a stream. One that was not raised on purpose
+    goes to the log, and the client gets an id under which it is there."""
+    if isinstance(error, QuireError):
+        return error
+    error_id = uuid.uuid4().hex[:12]
+    logger.error("stream %s failed, error id %s", request_id, error_id, exc_info=error)
+    return InternalError(error_id)

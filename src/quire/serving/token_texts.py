@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from quire.outputs import Logprob
+from quire.outputs import Logprob, PositionLogprobs
 from quire.serving.engine_protocol import TokenizerLike
 
 FLOOR: Final = -9999.0
@@ -30,3 +31,27 @@ class TokenTexts:
         if logprob is not None and logprob.decoded_token is not None:
             return logprob.decoded_token
         return self._tokenizer.id_to_text(token_id)
+
+
+def token_entries(
+    token_ids: Sequence[int], positions: Sequence[PositionLogprobs], top: int, texts: TokenTexts
+) -> list[dict[str, Any]]:
+    """Tokens as chat and responses write them: each with its likeliest candidates. `top` < 0 lists
+    every candidate given."""
+    entries = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
+        ranked = ranked if top < 0 else ranked[:top]
+        entry = _entry(token_id, position[token_id], texts)
+        entry["top_logprobs"] = [_entry(i, logprob, texts) for i, logprob in ranked]
+        entries.append(entry)
+    return entries
+
+
+def _entry(token_id: int, logprob: Logprob, texts: TokenTexts) -> dict[str, Any]:
+    text = texts.spell(token_id, logprob)
+    return {
+        "token": text,
+        "logprob": finite(logprob.logprob),
+        "bytes": list(text.encode("utf-8", "replace")),
+    }

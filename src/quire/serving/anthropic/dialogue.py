@@ -23,6 +23,7 @@ from quire.serving.anthropic.schema import (
     CountTokensRequest,
     MessageParam,
 )
+from quire.serving.checks import renamed
 from quire.serving.decode import show
 from quire.serving.dialogue import Dialogue
 from quire.serving.model_parsers import ModelParsers
@@ -191,8 +192,5 @@ def _variables(request: CountTokensRequest, parsers: ModelParsers) -> dict[str, 
                 "output_config.format is not supported: constrained decoding is not available yet.",
                 param="output_config.format",
             )
-    try:
+    with renamed("reasoning_effort", "output_config.effort"):
         return parsers.variables(effort, variables | (request.chat_template_kwargs or {}))
-    except InvalidRequest as error:
-        told_as = error.message.replace("reasoning_effort", "output_config.effort", 1)
-        raise InvalidRequest(told_as, param="output_config.effort") from None

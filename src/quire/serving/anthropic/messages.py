@@ -22,7 +22,7 @@ from quire.serving.anthropic.schema import (
     CountTokensRequest,
     MessagesRequest,
 )
-from quire.serving.checks import MAX_LABEL, check_priority, make_params
+from quire.serving.checks import MAX_LABEL, check_priority, make_params, renamed
 from quire.serving.decode import show
 from quire.serving.dialogue import RequestLabels, prepare, render
 from quire.serving.exchange import Exchange
@@ -106,10 +106,5 @@ def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParam
     given = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
     if request.stop_sequences is not None:
         given["stop"] = request.stop_sequences
-    try:
+    with renamed("stop", "stop_sequences"):
         return make_params(defaults, given, stream=request.stream)
-    except InvalidRequest as error:
-        if error.param != "stop":
-            raise
-        told = error.message.replace("stop", "stop_sequences", 1)
-        raise InvalidRequest(told, param="stop_sequences") from None

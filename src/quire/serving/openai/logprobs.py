@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.outputs import Logprob, PositionLogprobs
-from quire.serving.token_texts import FLOOR, TokenTexts, finite
+from quire.outputs import PositionLogprobs
+from quire.serving.token_texts import FLOOR, TokenTexts, finite, token_entries
 from quire.serving.turns import ModelTurn
 
 
@@ -14,23 +14,7 @@ def chat_logprobs(
     token_ids: Sequence[int], positions: Sequence[PositionLogprobs], top: int, texts: TokenTexts
 ) -> dict[str, Any]:
     """The `logprobs` object of a chat choice. `top` < 0 lists every candidate given."""
-    content = []
-    for token_id, position in zip(token_ids, positions, strict=True):
-        ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
-        ranked = ranked if top < 0 else ranked[:top]
-        entry = _chat_entry(token_id, position[token_id], texts)
-        entry["top_logprobs"] = [_chat_entry(i, logprob, texts) for i, logprob in ranked]
-        content.append(entry)
-    return {"content": content, "refusal": None}
-
-
-def _chat_entry(token_id: int, logprob: Logprob, texts: TokenTexts) -> dict[str, Any]:
-    text = texts.spell(token_id, logprob)
-    return {
-        "token": text,
-        "logprob": finite(logprob.logprob),
-        "bytes": list(text.encode("utf-8", "replace")),
-    }
+    return {"content": token_entries(token_ids, positions, top, texts), "refusal": None}
 
 
 class TextLogprobs:

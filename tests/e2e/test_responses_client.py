@@ -1,0 +1,77 @@
+"""The official client against `/v1/responses` of a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from live_server import Server
+
+ASK = {"model": "quire-demo", "input": "What is the capital of France?", "temperature": 0}
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_response(client: openai.OpenAI) -> None:
+    made = client.responses.create(**ASK)
+    assert made.status == "completed" and "Paris" in made.output_text
+    assert made.usage is not None
+    assert made.usage.total_tokens == made.usage.input_tokens + made.usage.output_tokens
+    counted = client.responses.input_tokens.count(model="quire-demo", input=ASK["input"])
+    assert counted.input_tokens == made.usage.input_tokens
+    assert client.responses.retrieve(made.id) == made
+    items = client.responses.input_items.list(made.id)
+    assert [item.content[0].text for item in items.data] == [ASK["input"]]
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+def test_a_stream_gives_the_same_response(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**ASK)
+    events = list(client.responses.create(**ASK, stream=True))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == whole.output_text
+    with client.responses.stream(**ASK) as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text == final.output_text == whole.output_text
+    assert final.usage is not None and whole.usage is not None
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
+    first = client.responses.create(**ASK)
+    second = client.responses.create(
+        **ASK | {"input": "And of Spain?"}, previous_response_id=first.id
+    )
+    written = [{"role": "user", "content": ASK["input"]}, *first.output,
+               {"role": "user", "content": "And of Spain?"}]  # fmt: skip
+    sent = client.responses.create(**ASK | {"input": written}, store=False)
+    assert sent.output_text == second.output_text
+    assert sent.usage is not None and second.usage is not None
+    assert sent.usage.input_tokens == second.usage.input_tokens
+
+
+def test_in_the_background(client: openai.OpenAI) -> None:
+    made = client.responses.create(**ASK, background=True)
+    while made.status in ("queued", "in_progress"):
+        made = client.responses.retrieve(made.id)
+    assert made.status == "completed" and "Paris" in made.output_text
+    long = client.responses.create(**ASK, background=True, extra_body={"ignore_eos": True})
+    cancelled = client.responses.cancel(long.id)
+    assert cancelled.status in ("cancelled", "incomplete")
+
+
+def test_errors_reach_the_caller_typed(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**ASK, tools=[{"type": "web_search"}])
+    assert caught.value.param == "tools[0].type"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(**ASK, previous_response_id="resp_x")
