@@ -31,13 +31,42 @@ OFF: Final = "none"
 """Stands for no parser."""
 
 TOOL_MARKS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("openai", ("<|channel|>", "<|message|>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseek_v3", ("<｜tool▁call▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁call▁begin｜>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("glm45", ("<arg_key>",)),
+    ("qwen3_xml", ("<function=",)),
+    ("internlm", ("<|action_start|>",)),
+    ("phi4_mini_json", ("functools[",)),
+    ("phi4_mini_json", ("<|/tool_call|>",)),
+    ("phi4_mini_json", ("<|/tool|>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("granite-20b-fc", ("<function_call>",)),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("llama4_pythonic", ("<|header_start|>",)),
     ("hermes", ("<tool_call>",)),
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("pythonic", ("[func_name1(",)),
+    ("json", ()),
 )  # fmt: skip
 """Tool parsers, and what a template has that writes their syntax: all of the strings. The first row
 that fits counts."""
 
 REASONING_MARKS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("openai_gptoss", ("<|channel|>", "<|message|>")),
+    ("mistral", ("[THINK]",)),
+    ("granite", ("Here is my thought process:",)),
+    ("granite", ("<|start_of_role|>", "<response>")),
+    ("seed_oss", ("<seed:think>",)),
+    ("glm45", ("<arg_key>", "<think>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "<think>")),
+    ("deepseek_v3", ("<｜Assistant｜>", "thinking")),
+    ("deepseek_r1", ("<｜Assistant｜>", "</think>")),
     ("qwen3", ("<think>",)),
+    ("deepseek_r1", ("</think>",)),
 )  # fmt: skip
 """The same for reasoning parsers."""
 

@@ -24,6 +24,7 @@ class CallObject:
         names: The tools whose names count; `None`: any name.
         bare: There is no mark around the object: one without arguments is no call, because it may
             be an answer in JSON.
+        name_keys, argument_keys: What the entries are called.
     """
 
     def __init__(
@@ -33,12 +34,15 @@ class CallObject:
         names: Collection[str] | None = None,
         *,
         bare: bool = False,
+        name_keys: Collection[str] = NAME_KEYS,
+        argument_keys: Collection[str] = ARGUMENT_KEYS,
     ) -> None:
         self.begun = False
         """It is a call."""
         self._begin, self._pass_on = begin, arguments
         self._names = names
         self._bare = bare
+        self._name_keys, self._argument_keys = name_keys, argument_keys
         self._reader = ObjectReader(self)
         self._name: str | None = None
         self._kind = ""
@@ -85,9 +89,9 @@ class CallObject:
     def key(self, key: str) -> None:
         """See `EntryTaker`."""
         self._parts = []
-        if key in NAME_KEYS and self._name is None:
+        if key in self._name_keys and self._name is None:
             self._kind = "n"
-        elif key in ARGUMENT_KEYS and not self._any_arguments:
+        elif key in self._argument_keys and not self._any_arguments:
             self._kind, self._any_arguments = "a", True
         else:
             self._kind = ""

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Final, Protocol
 
-MAX_KEY: Final = 1024
+MAX_KEY: Final = 512
 """Longest key of an object that is read, in characters of its JSON."""
 _BRACKETS: Final = re.compile(r'["\[\]{}]')
 _STRING_END: Final = re.compile(r'["\\]')
@@ -98,6 +98,7 @@ class ObjectReader:
         self._taker = taker
         self._value: JsonValue | None = None
         self._key: list[str] = []
+        self._key_length = 0
         self._key_reader: JsonValue | None = None
         self._where = "{"
         """What is expected next: `{`, a key (`k`), `:` or a value (`v`)."""
@@ -129,7 +130,7 @@ class ObjectReader:
             self._value = JsonValue()
             return at
         if self._where == "k" and here == '"':
-            self._key_reader, self._key = JsonValue(), []
+            self._key_reader, self._key, self._key_length = JsonValue(), [], 0
             return at
         if self._where == "k" and here == "}":
             self.done = True
@@ -142,15 +143,18 @@ class ObjectReader:
 
     def _read_key(self, text: str, at: int) -> int:
         assert self._key_reader is not None
-        end = self._key_reader.take(text, at)
-        self._key.append(text[at:end])
+        room = MAX_KEY - self._key_length
+        piece = text[at : at + room]
+        piece = piece[: self._key_reader.take(piece, 0)]
+        self._key.append(piece)
+        self._key_length += len(piece)
         if self._key_reader.done:
             key = decoded("".join(self._key))
             self._key_reader, self._where = None, ":"
             self._taker.key(key)
-        elif sum(map(len, self._key)) > MAX_KEY:
+        elif self._key_length == MAX_KEY:
             self.failed = True
-        return end
+        return at + len(piece)
 
     def _read_value(self, text: str, at: int) -> int:
         assert self._value is not None

@@ -17,6 +17,16 @@ State = Callable[[Any], bool]
 more text. While it returns true it must have consumed something or changed the state."""
 
 _SPACE: Final = re.compile(r"\s*")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+MAX_SHORT: Final = 256
+"""Longest name, key or header that is read, in characters. What is longer is none."""
+
+
+def is_name(text: str) -> bool:
+    """Whether a tool can have this name."""
+    return _NAME.fullmatch(text) is not None
 
 
 class Marks:
@@ -131,6 +141,25 @@ class Scanner(OutputParser):
             self.say(self.text[self.at : end])
         self.at = end + len(mark)
         return mark
+
+    def take_short(self, marks: Marks, taken: str) -> tuple[str, str | None]:
+        """Read a name or the like up to the next mark, which is not consumed.
+
+        Args:
+            marks: What may come after it.
+            taken: What was read of it before.
+
+        Returns:
+            All of it so far, and the mark; the empty string if it is too long, `None` if more text
+            is needed.
+        """
+        end, mark = marks.find(self.text, self.at, self.final)
+        most = self.at + MAX_SHORT + 1 - len(taken)
+        if end > most:
+            end, mark = most, ""
+        taken += self.text[self.at : end]
+        self.at = end
+        return taken, mark or (None if len(taken) <= MAX_SHORT else "")
 
     def skip_to(self, marks: Marks) -> str:
         """The same, but what is before the mark is dropped."""

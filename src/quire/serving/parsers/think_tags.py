@@ -96,3 +96,23 @@ class ThinkTags(Scanner):
         for space in self.skipped:
             self.out.text(space)
         self.skipped = []
+
+
+class DeepSeekR1(ThinkTags):
+    """DeepSeek R1 and models made from it: they always reason, whoever writes the opening tag."""
+
+    always = True
+
+
+class MistralThink(ThinkTags):
+    """Magistral: special tokens as tags."""
+
+    opening, closing = "[THINK]", "[/THINK]"
+    special_tokens = (opening, closing)
+
+
+class SeedThink(ThinkTags):
+    """Seed-OSS."""
+
+    opening, closing = "<seed:think>", "</seed:think>"
+    special_tokens = (opening, closing)
