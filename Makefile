@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install native serve test test-asan fuzz chaos chaos-long check fix bench demo clean help
+.PHONY: install native serve test test-clients test-asan fuzz chaos chaos-long check fix bench demo clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   start the server with the embedded model (ARGS='--port 9000')"
 	@echo "make test    install the test extras and run every test"
+	@echo "make test-clients   every client library and benchmark tool that is known to work (3 GB)"
 	@echo "make fuzz    random cases that nobody has tried, MINUTES=60 (or HOURS=8)"
 	@echo "make chaos   faults under load, and what held (at most 20 minutes); make chaos-long: more"
 	@echo "make test-asan   the kernel tests with sanitizers"
@@ -57,7 +58,15 @@ serve: install
 
 test: $(VENV)/.test
 	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
+	@$(BIN)/python tests/clients/environments.py openai-2 anthropic
 	$(BIN)/python -m pytest $(ARGS)
+
+# Each in an environment of its own in build/clients, with the versions of tests/clients/environments.
+# PEER_VLLM=PYTHON adds `vllm bench serve`.
+test-clients: $(VENV)/.test
+	@$(BIN)/python tests/clients/environments.py
+	QUIRE_ALL_CLIENTS=1 $(if $(PEER_VLLM),QUIRE_PEER_VLLM=$(PEER_VLLM)) \
+	  $(BIN)/python -m pytest tests/clients $(ARGS)
 
 # Random rounds of tests/fuzz (tests/fuzz/fuzz_kit.py); `make test` runs a fixed few of its cases.
 fuzz: $(VENV)/.test

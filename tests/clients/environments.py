@@ -10,6 +10,7 @@ file changes. Knows nothing of the tests.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "clients"
 NODE = "node"
+PEER = "vllm"
 NAMES = (NODE, *sorted(path.stem for path in (HERE / "environments").glob("*.txt")))
 
 
@@ -27,11 +29,14 @@ class Unmade(Exception):
 
 
 def program(name: str) -> Path:
-    """The interpreter of an environment: Python, or Node.
+    """The interpreter of an environment: Python, or Node. That of vLLM is nothing to install for
+    a test: `QUIRE_PEER_VLLM` says where it is.
 
     Raises:
         Unmade: `make` has not made this version of it.
     """
+    if name == PEER:
+        return Path(os.environ["QUIRE_PEER_VLLM"])
     if not _stamp(name).exists():
         raise Unmade(f"no environment for {name}: python tests/clients/environments.py {name}")
     if name == NODE:

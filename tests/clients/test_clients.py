@@ -1,7 +1,7 @@
-"""Every client unmodified, in an environment of its own, against a real server with the embedded model.
+"""Every client unmodified, in an environment of its own, against a real server and its model.
 
-`make test` runs those whose environments it makes (`QUICK`), `make test-clients` all: there, a client
-whose environment is missing fails instead of being skipped.
+`make test` makes a few of the environments and runs what is there; `make test-clients` makes all,
+and a client whose environment is missing fails there instead of being skipped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from live_server import Server, serving
 
 ALL = os.environ.get("QUIRE_ALL_CLIENTS") == "1"
 PROGRAMS = Path(__file__).resolve().parent / "programs"
+MODEL = "quire-demo"
+TOKENIZER = str(files("quire.assets") / MODEL)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ CLIENTS = (
     Client("lm-eval", "lm_eval_client.py"),
     Client("guidellm", "guidellm_client.py"),
     Client("aiperf", "aiperf_client.py"),
+    Client("vllm", "vllm_bench_client.py"),
     Client("node", "openai_node.mjs"),
     Client("node", "ai_sdk.mjs"),
 )
@@ -55,6 +59,8 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda c: f"{c.environment}-{c.program}")
 def test_client(client: Client, server: Server, tmp_path: Path) -> None:
+    if client.environment == "vllm" and "QUIRE_PEER_VLLM" not in os.environ:
+        pytest.skip("QUIRE_PEER_VLLM is not set: the Python of an environment with vLLM")
     try:
         interpreter = environments.program(client.environment)
     except environments.Unmade as error:
@@ -63,7 +69,7 @@ def test_client(client: Client, server: Server, tmp_path: Path) -> None:
         pytest.skip(str(error))
     where = environments.BUILD / "node" if client.environment == environments.NODE else PROGRAMS
     done = subprocess.run(
-        [interpreter, where / client.program, server.url, "quire-demo"],
+        [interpreter, where / client.program, server.url, MODEL, TOKENIZER],
         cwd=tmp_path,
         # Offline: nothing may be asked of a hub, and no proxy may come between.
         env=_environment(),

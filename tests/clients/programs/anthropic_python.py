@@ -21,6 +21,10 @@ WEATHER = {
 }
 
 
+# The SDK has no argument for the temperature any more, but the API has the field.
+GREEDY = {"temperature": 0}
+
+
 class Capital(BaseModel):
     """What `parse` is asked for."""
 
@@ -29,7 +33,7 @@ class Capital(BaseModel):
 
 
 def message(client: anthropic.Anthropic) -> None:
-    reply = client.messages.create(model=MODEL, max_tokens=50, messages=CAPITAL, temperature=0)
+    reply = client.messages.create(model=MODEL, max_tokens=50, extra_body=GREEDY, messages=CAPITAL)
     assert "Paris" in reply.content[0].text
     assert reply.stop_reason == "end_turn"
     assert reply.usage.input_tokens > 0 and reply.usage.output_tokens > 0
@@ -37,7 +41,7 @@ def message(client: anthropic.Anthropic) -> None:
 
 def stream(client: anthropic.Anthropic) -> None:
     with client.messages.stream(
-        model=MODEL, max_tokens=50, messages=CAPITAL, temperature=0
+        model=MODEL, max_tokens=50, extra_body=GREEDY, messages=CAPITAL
     ) as events:
         text = "".join(events.text_stream)
         final = events.get_final_message()
@@ -47,7 +51,7 @@ def stream(client: anthropic.Anthropic) -> None:
 
 def tools(client: anthropic.Anthropic) -> None:
     first = client.messages.create(
-        model=MODEL, max_tokens=100, messages=ASK_WEATHER, tools=[WEATHER], temperature=0
+        model=MODEL, max_tokens=100, extra_body=GREEDY, messages=ASK_WEATHER, tools=[WEATHER]
     )
     assert first.stop_reason == "tool_use"
     use = next(block for block in first.content if block.type == "tool_use")
@@ -56,17 +60,17 @@ def tools(client: anthropic.Anthropic) -> None:
     second = client.messages.create(
         model=MODEL,
         max_tokens=100,
+        extra_body=GREEDY,
         messages=[
             *ASK_WEATHER,
             {"role": "assistant", "content": first.content},
             {"role": "user", "content": [result]},
         ],
         tools=[WEATHER],
-        temperature=0,
     )
     assert second.content
     with client.messages.stream(
-        model=MODEL, max_tokens=100, messages=ASK_WEATHER, tools=[WEATHER], temperature=0
+        model=MODEL, max_tokens=100, extra_body=GREEDY, messages=ASK_WEATHER, tools=[WEATHER]
     ) as events:
         streamed = events.get_final_message()
     assert streamed.content[-1].input == {"city": "Paris"}
@@ -74,7 +78,7 @@ def tools(client: anthropic.Anthropic) -> None:
 
 def parse(client: anthropic.Anthropic) -> None:
     reply = client.messages.parse(
-        model=MODEL, max_tokens=100, messages=CAPITAL, output_format=Capital, temperature=0
+        model=MODEL, max_tokens=100, extra_body=GREEDY, messages=CAPITAL, output_format=Capital
     )
     assert isinstance(reply.parsed_output, Capital)
 

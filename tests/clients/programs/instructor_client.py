@@ -6,6 +6,7 @@ import sys
 
 import instructor
 import openai
+from instructor.core.exceptions import InstructorRetryException
 from pydantic import BaseModel
 
 URL, MODEL = sys.argv[1], sys.argv[2]
@@ -31,7 +32,7 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode
             max_tokens=200,
             temperature=0,
         )
-    except instructor.core.InstructorRetryException:
+    except InstructorRetryException:
         # json_object promises JSON, not the schema, which instructor only writes into the prompt;
         # the embedded model does not follow such a prompt.
         if mode is not instructor.Mode.JSON:
