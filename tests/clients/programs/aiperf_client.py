@@ -1,4 +1,4 @@
-"""aiperf: twenty streamed chats, four at a time, and the server's metrics, which it scrapes itself."""
+"""aiperf: twenty streamed chats, four at a time, and the metrics that it scrapes itself."""
 
 from __future__ import annotations
 

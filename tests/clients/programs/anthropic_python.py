@@ -1,4 +1,4 @@
-"""anthropic: messages whole and streamed, tools and their results, parse, counting tokens, errors."""
+"""anthropic: messages whole and streamed, tools and their results, parse, counts, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lm-eval: a multiple-choice task and a generation task over /v1/completions; the scores are known."""
+"""lm-eval: a multiple-choice and a generation task over /v1/completions; scores are known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ Path("generate.yaml").write_text(
     f"task: generate{COMMON}output_type: generate_until\ndoc_to_target: '{{{{capital}}}}'\n"
     "generation_kwargs: {until: ['.'], max_gen_toks: 6}\n"
     "metric_list: [{metric: exact_match, ignore_case: true}]\n"
-    "filter_list: [{name: strip, filter: [{function: remove_whitespace}, {function: take_first}]}]\n"
+    "filter_list: [{name: strip, filter:"
+    " [{function: remove_whitespace}, {function: take_first}]}]\n"
 )
 command = [
     sys.executable,

@@ -1,4 +1,4 @@
-"""`vllm bench serve`: twenty streamed chats; every one has exactly the tokens that were asked for."""
+"""`vllm bench serve`: twenty streamed requests; each has the tokens that were asked for."""
 
 from __future__ import annotations
 
