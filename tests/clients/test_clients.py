@@ -44,6 +44,7 @@ CLIENTS = (
     Client("lm-eval", "lm_eval_client.py"),
     Client("guidellm", "guidellm_client.py"),
     Client("aiperf", "aiperf_client.py"),
+    Client("schemathesis", "schemathesis_client.py"),
     Client("vllm", "vllm_bench_client.py"),
     Client("node", "openai_node.mjs"),
     Client("node", "ai_sdk.mjs"),

@@ -121,4 +121,6 @@ def test_probes_are_routes_without_a_user() -> None:
     assert {path for path, role in roles.items() if role in (Role.OPEN, Role.METRICS)} == {
         *PROBES,
         "/",
+        "/openapi.json",
+        "/docs",
     }

@@ -289,7 +289,7 @@ SERVER: Final[dict[str, dict[str, Any]]] = {
         "enable_log_outputs": False, "enable_log_deltas": True, "log_error_stack": False,
     },
     "leave it out: there is no such route": {
-        "enable_tokenizer_info_endpoint": False, "disable_fastapi_docs": False,
+        "enable_tokenizer_info_endpoint": False,
         "enable_offline_docs": False,
     },
     "leave it out: the length of a line and the number of headers are fixed": {
@@ -313,7 +313,6 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
     "disable_cascade_attn": (True, False),
     "disable_chunked_mm_input": (True,),
     "disable_custom_all_reduce": (True,),
-    "disable_fastapi_docs": (True,),
     "disable_frontend_multiprocessing": (True,),
     "disable_mm_preprocessor_cache": (True,),
     "disable_nccl_for_dp_synchronization": (True, False),

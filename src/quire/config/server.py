@@ -86,6 +86,8 @@ class ServerConfig:
     """Most bytes of all resumable replies. The oldest that have ended make room; then the longest
     that is running loses what its readers have, or ends if it has no reader."""
 
+    disable_fastapi_docs: bool = False
+    """Do not describe the routes at `/openapi.json` and `/docs`. The flag has vLLM's name."""
     enable_auto_tool_choice: bool = True
     """Let clients leave it to the model whether to call a tool. Otherwise requests with tools need
     another `tool_choice` than `auto`."""

@@ -52,9 +52,13 @@ class Ask:
     reply: Callable[[Any], Any] = _as_it_is
     """Turns the verb's result into the reply."""
 
+    def body_type(self) -> type[msgspec.Struct]:
+        """Type of the body; without fields if the request needs none."""
+        return self.body or find_verb(self.verb).arguments
+
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request."""
-        body = self.body or find_verb(self.verb).arguments
+        body = self.body_type()
         given: Any = None
         if body.__struct_fields__:
             given = await exchange.record(body, {})

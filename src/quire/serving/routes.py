@@ -7,12 +7,13 @@ and when `GET /` lists all routes. Knows no handler.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
 from starlette.routing import Route, Router
 
 from quire.errors import ConfigError, NotFound, QuireError
@@ -43,6 +44,13 @@ class RouteSpec:
     """`generate` or `pooling`, if only models run that way serve it."""
     dialect: Dialect = OPENAI
     """How it formats errors and frames streams."""
+    body: type[msgspec.Struct] | None = None
+    """Type of the JSON body that `POST` takes, for `GET /openapi.json`. A handler that asks a verb
+    knows it itself."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the query and their JSON types, for the same document."""
+    replies: tuple[str, ...] = ("application/json",)
+    """Content types of its replies, for the same document; none if they are empty."""
 
 
 class Endpoint:
