@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
+import pydantic
 import pytest
 
 from live_server import Server
@@ -55,6 +57,20 @@ def test_system_and_prefill(client: anthropic.Anthropic) -> None:
     )
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Paris")
     assert "Paris" not in message.content[0].text
+
+
+class City(pydantic.BaseModel):
+    model_config = {"extra": "forbid"}
+    name: Annotated[str, pydantic.Field(max_length=12)]
+    rank: int
+
+
+def test_a_message_of_a_form(client: anthropic.Anthropic) -> None:
+    message = client.messages.parse(**ASK | {"max_tokens": 80}, output_format=City)
+    assert isinstance(message.parsed_output, City)
+    form = {"type": "json_schema", "schema": {"type": "objekt"}}
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema.*objekt"):
+        client.messages.create(**ASK, output_config={"format": form})
 
 
 def test_errors_reach_the_caller_typed(client: anthropic.Anthropic) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import openai
+import pydantic
 import pytest
 
 from live_server import Server
@@ -67,6 +69,23 @@ def test_in_the_background(client: openai.OpenAI) -> None:
     long = client.responses.create(**ASK, background=True, extra_body={"ignore_eos": True})
     cancelled = client.responses.cancel(long.id)
     assert cancelled.status in ("cancelled", "incomplete")
+
+
+class City(pydantic.BaseModel):
+    model_config = {"extra": "forbid"}
+    name: Annotated[str, pydantic.Field(max_length=12)]
+    rank: int
+
+
+def test_a_parsed_response(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(**ASK, text_format=City, max_output_tokens=80)
+    assert isinstance(parsed.output_parsed, City)
+    with client.responses.stream(**ASK, text_format=City, max_output_tokens=80) as stream:
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "objekt"}}
+    with pytest.raises(openai.BadRequestError, match="objekt") as caught:
+        client.responses.create(**ASK, text={"format": form})
+    assert caught.value.param == "text.format.schema"
 
 
 def test_errors_reach_the_caller_typed(client: openai.OpenAI) -> None:

@@ -13,6 +13,7 @@ from fake_engine import FakeEngine
 from named_events import events, scripted_server
 from quire.config import ServerConfig
 from quire.errors import StepFailed, TooManyRequests
+from quire.params import StructuredOutputsParams
 from quire.serving.app import build_app
 from quire.serving.server_state import ServerState
 
@@ -250,6 +251,12 @@ async def test_the_conversation_reaches_the_template(
     assert seen[2][1]["tools"] is None
 
 
+async def test_a_form_reaches_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    schema = {"type": "object"}
+    await post(client, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert engine.submitted[0][1].structured_outputs == StructuredOutputsParams(json=schema)
+
+
 async def test_parameters_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await post(client, temperature=0.5, top_p=0.9, top_k=7, seed=3, stop_sequences=["a", "b"])
     params = engine.submitted[0][1]
@@ -304,6 +311,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"thinking": {"type": "between_tools"}}, "thinking.type", "between_tools"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort", '"huge"'),
     ({"output_config": {"fromat": {}}}, "output_config.fromat", "`format`"),
+    ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type", '"text"'),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"a": "x" * 300000}}}},
+     "output_config.format.schema", "output_config.format.schema must be at most"),
     ({"service_tier": "priority"}, "service_tier", "tiers"),
     ({"container": "x"}, "container", "containers"),
     ({"context_management": {"edits": []}}, "context_management", "client decides"),

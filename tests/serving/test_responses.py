@@ -16,6 +16,7 @@ from fake_engine import FakeEngine
 from named_events import events, scripted_server
 from quire.config import ServerConfig
 from quire.errors import TooManyRequests
+from quire.params import StructuredOutputsParams
 from quire.serving.app import build_app
 from quire.serving.server_state import ServerState
 
@@ -304,6 +305,18 @@ async def test_the_conversation_reaches_the_template(
     assert [tool["function"]["name"] for tool in seen[-1][1]["tools"]] == ["map"]
 
 
+async def test_a_form_reaches_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    told = await post(client, text={"format": form})
+    assert told["text"]["format"] == form
+    await post(client, text={"format": {"type": "json_object"}})
+    await post(client, text={"format": {"type": "text"}})
+    asked = [params.structured_outputs for _, params, *_ in engine.submitted]
+    json_object = StructuredOutputsParams(json_object=True)
+    assert asked == [StructuredOutputsParams(json=schema), json_object, None]
+
+
 async def test_a_conversation_goes_on_from_a_kept_response(monkeypatch: pytest.MonkeyPatch) -> None:
     client, core, _ = scripted_server(monkeypatch, [toys.TEXT, "fine"], ["thoughts", "toy"])
     async with client:
@@ -535,6 +548,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", '"detailed"'),
     ({"text": {"format": {"type": "yaml"}}}, "text.format.type", '"yaml"'),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.name", "is required"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"a": "x" * 300000}}}},
+     "text.format.schema", "text.format.schema must be at most"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", '"low"'),
     ({"inptu": "x"}, "inptu", "`input`"),
     ({"priority": 3}, "priority", "got 3"),

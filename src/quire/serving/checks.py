@@ -59,13 +59,15 @@ def make_params(
 
 @contextmanager
 def renamed(old: str, new: str) -> Iterator[None]:
-    """Errors about a field are told by the name that it has in the caller's API."""
+    """Errors about a field, or about something in it, are told by the name that it has in the
+    caller's API."""
     try:
         yield
     except InvalidRequest as error:
-        if error.param != old:
+        if f"{error.param}.".partition(f"{old}.")[0]:  # it begins with another name
             raise
-        raise InvalidRequest(error.message.replace(old, new, 1), param=new) from None
+        told, param = error.message.replace(old, new, 1), str(error.param).replace(old, new, 1)
+        raise InvalidRequest(told, param=param) from None
 
 
 def check_priority(priority: int, policy: str) -> None:

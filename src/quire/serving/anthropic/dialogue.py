@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from quire.errors import InvalidRequest
+from quire.params import StructuredOutputsParams
 from quire.serving.anthropic.schema import (
     ASSISTANT_BLOCKS,
     CACHE_CONTROL,
+    FORMATS,
     OUTPUT_CONFIG,
     REFUSED_BLOCKS,
     REFUSED_THINKING,
@@ -31,6 +33,8 @@ from quire.serving.tagged import check_object, check_tagged
 from quire.serving.tools import Mode, ToolChoice, ToolSpec, ToolUse, tool_spec, tool_use
 
 ROLES: Final = ("user", "assistant", "system")
+SCHEMA: Final = ("structured_outputs.json", "output_config.format.schema")
+"""The engine's name of a JSON schema, and the caller's."""
 LEAST_BUDGET: Final = 1024
 """Anthropic's lower limit of `thinking.budget_tokens`."""
 
@@ -185,12 +189,24 @@ def _variables(request: CountTokensRequest, parsers: ModelParsers) -> dict[str, 
         variables |= dict.fromkeys(sorted(told), kind != "disabled")
     effort = None
     if (config := request.output_config) is not None:
-        check_object(config, OUTPUT_CONFIG, "output_config")
+        read_format(config)
         effort = config.get("effort")
-        if config.get("format") is not None:
-            raise InvalidRequest(
-                "output_config.format is not supported: constrained decoding is not available yet.",
-                param="output_config.format",
-            )
     with renamed("reasoning_effort", "output_config.effort"):
         return parsers.variables(effort, variables | (request.chat_template_kwargs or {}))
+
+
+def read_format(config: dict[str, Any] | None) -> StructuredOutputsParams | None:
+    """The form that the output must have, of `output_config`.
+
+    Raises:
+        InvalidRequest: something is wrong; `param` is its place.
+    """
+    if config is None:
+        return None
+    check_object(config, OUTPUT_CONFIG, "output_config")
+    form = config.get("format")
+    if form is None:
+        return None
+    check_tagged(form, FORMATS, {}, "output_config.format")
+    with renamed(*SCHEMA):
+        return StructuredOutputsParams(json=form["schema"])

@@ -7,13 +7,13 @@ its reply sent.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from quire.errors import InvalidRequest
 from quire.params import SamplingParams
-from quire.serving.anthropic.dialogue import read_dialogue
+from quire.serving.anthropic.dialogue import SCHEMA, read_dialogue, read_format
 from quire.serving.anthropic.message_reply import MessageReply, stream_message, whole_message
 from quire.serving.anthropic.schema import (
     COUNT_UNSUPPORTED,
@@ -61,7 +61,8 @@ async def messages(exchange: Exchange) -> None:
             else:
                 await exchange.reply(await whole_message(reply, generation))
 
-    await exchange.while_connected(answer())
+    with renamed(*SCHEMA):  # a schema is compiled when it is submitted
+        await exchange.while_connected(answer())
 
 
 async def count_tokens(exchange: Exchange) -> None:
@@ -103,8 +104,11 @@ def _labels(request: MessagesRequest, request_id: str) -> RequestLabels:
 
 
 def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
-    given = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+    given: dict[str, Any] = {
+        name: value for name in SAMPLING if (value := getattr(request, name)) is not None
+    }
     if request.stop_sequences is not None:
         given["stop"] = request.stop_sequences
+    given["structured_outputs"] = read_format(request.output_config)
     with renamed("stop", "stop_sequences"):
         return make_params(defaults, given, stream=request.stream)

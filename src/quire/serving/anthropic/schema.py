@@ -158,6 +158,7 @@ OUTPUT_CONFIG: Final[Shape] = {
     "effort": FieldRule(values=("low", "medium", "high", "xhigh", "max")),
     "format": FieldRule((dict,)),
 }
+FORMATS: Final[dict[str, Shape]] = {"json_schema": {"schema": FieldRule((dict,), required=True)}}
 METADATA: Final[Shape] = {"user_id": TEXT}
 CACHE_CONTROL: Final[Shape] = {
     "type": FieldRule(required=True, values=("ephemeral",)),

@@ -1,94 +1,40 @@
-"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: from the body to a checked request,
-and its reply sent, or made in the background.
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: the reply to a request, sent or made
+in the background.
 
-`response_reply.py` says what replies look like.
+`request.py` checks the body, `response_reply.py` says what replies look like.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import re
-import uuid
-from dataclasses import dataclass
-from typing import Any, Final
-
 import msgspec
 
-from quire.bounds import read_field
-from quire.errors import InvalidRequest, QuireError
-from quire.params import SamplingParams
-from quire.serving.checks import check_labels, check_priority, make_params, renamed
-from quire.serving.decode import show
-from quire.serving.dialogue import Dialogue, RequestLabels, prepare, render
+from quire.serving.checks import renamed
+from quire.serving.dialogue import render
 from quire.serving.exchange import Exchange
 from quire.serving.generation import generate
-from quire.serving.responses.items import (
-    Item,
-    TurnsOfItems,
-    normalised,
-    resolved,
-    with_instructions,
-)
-from quire.serving.responses.keeping import (
-    BackgroundResponse,
-    ConversationInput,
-    KeptResponse,
-    encode,
-    find,
-    owner,
-    turns_after,
+from quire.serving.responses.background import begin_in_background
+from quire.serving.responses.keeping import encode, keep_response
+from quire.serving.responses.request import (
+    SCHEMA,
+    PreparedResponse,
+    dialogue_for,
+    prepare_response,
+    read_conversation,
 )
 from quire.serving.responses.response_reply import (
-    ResponseReply,
     ResponseWriter,
     quiet,
     stream_response,
     write_whole,
 )
 from quire.serving.responses.schema import (
-    FORMATS,
-    INCLUDED,
     INPUT_UNSUPPORTED,
-    LOGPROBS,
-    REASONING,
-    REFUSED_TOOLS,
     RESPONSES_UNSUPPORTED,
-    TEXT_CONFIG,
-    TOOL_CHOICES,
-    TOOLS,
     InputTokensRequest,
     ResponsesRequest,
 )
-from quire.serving.server_state import ServedModel, require_runner
-from quire.serving.streaming import send_stream, told_error
-from quire.serving.submission import Submission
-from quire.serving.tagged import check_object, check_tagged
-from quire.serving.token_texts import TokenTexts
-from quire.serving.tools import ToolChoice, ToolSpec, ToolUse, tool_spec, tool_use
-from quire.serving.turn_reader import TurnReader
-
-SAMPLING: Final = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "include_stop_str_in_output",
-    "ignore_eos", "skip_special_tokens",
-)  # fmt: skip
-"""Fields that have the same name and meaning in `SamplingParams`."""
-_HEX: Final = re.compile("[0-9a-f]{32}")
-MAX_KEY, MAX_VALUE = 64, 512
-"""Characters of a key and a value of `metadata`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A checked request: what to submit, how to read the output, and what becomes of it."""
-
-    served: ServedModel
-    submission: Submission
-    reader: TurnReader
-    reply: ResponseReply
-    conversation: ConversationInput
-    store: bool
+from quire.serving.server_state import require_runner
+from quire.serving.streaming import send_stream
 
 
 async def create_response(exchange: Exchange) -> None:
@@ -100,11 +46,12 @@ async def create_response(exchange: Exchange) -> None:
     request = await exchange.record(ResponsesRequest, RESPONSES_UNSUPPORTED)
     served = exchange.state.model_for(request.model)
     require_runner(served.engine, "generate")
-    prepared = await _prepare(exchange, served, request)
-    if request.background:
-        await _begin_in_background(exchange, prepared)
-    else:
-        await exchange.while_connected(_answer(exchange, prepared, bool(request.stream)))
+    prepared = await prepare_response(exchange, served, request)
+    with renamed(*SCHEMA):  # a schema is compiled when it is submitted
+        if request.background:
+            await begin_in_background(exchange, prepared)
+        else:
+            await exchange.while_connected(_answer(exchange, prepared, bool(request.stream)))
 
 
 async def input_tokens(exchange: Exchange) -> None:
@@ -115,16 +62,16 @@ async def input_tokens(exchange: Exchange) -> None:
     """
     request = await exchange.record(InputTokensRequest, INPUT_UNSUPPORTED)
     served = exchange.state.model_for(request.model)
-    conversation = _conversation(exchange, request, "resp_")
-    prompt = await render(served, _dialogue(served, request, conversation))
+    conversation = read_conversation(exchange, request, "resp_")
+    prompt = await render(served, dialogue_for(served, request, conversation))
     told = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     await exchange.reply(msgspec.json.encode(told))
 
 
-async def _answer(exchange: Exchange, prepared: _Prepared, stream: bool) -> None:
+async def _answer(exchange: Exchange, prepared: PreparedResponse, stream: bool) -> None:
     def keep(writer: ResponseWriter) -> None:
         if prepared.store:
-            _keep(exchange, prepared.conversation.kept(writer), writer.reply.id)
+            keep_response(exchange, prepared.conversation.kept(writer), writer.reply.id)
 
     reply, engine = prepared.reply, prepared.served.engine
     async with generate(exchange, engine, prepared.submission, prepared.reader) as generation:
@@ -136,307 +83,3 @@ async def _answer(exchange: Exchange, prepared: _Prepared, stream: bool) -> None
         await write_whole(writer, generation)
         keep(writer)
         await exchange.reply(encode(writer.body()))
-
-
-def _keep(exchange: Exchange, kept: KeptResponse, name: str) -> None:
-    exchange.state.responses.put(owner(exchange), name, kept, kept.size)
-
-
-# ---- in the background ---------------------------------------------------------------------------
-
-
-async def _begin_in_background(exchange: Exchange, prepared: _Prepared) -> None:
-    """Reply as soon as the engine has taken the request."""
-    writer = ResponseWriter(prepared.reply, quiet)
-    writer.status = "queued"
-    accepted: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    running = BackgroundResponse(writer, encode(prepared.conversation.items))
-    store, name = exchange.state.responses, prepared.reply.id
-    store.pin(owner(exchange), name, running)
-    running.task = asyncio.create_task(_run(exchange, prepared, writer, accepted))
-    try:
-        body = await accepted
-    except QuireError:
-        store.remove(owner(exchange), name)
-        raise
-    await exchange.reply(body)
-
-
-async def _run(
-    exchange: Exchange,
-    prepared: _Prepared,
-    writer: ResponseWriter,
-    accepted: asyncio.Future[bytes],
-) -> None:
-    """Make a response that nobody waits for; a drain does."""
-    state = exchange.state
-    state.answering += 1
-    try:
-        async with generate(
-            exchange, prepared.served.engine, prepared.submission, prepared.reader
-        ) as generation:
-            accepted.set_result(encode(writer.body()))
-            writer.status = "in_progress"
-            await write_whole(writer, generation)
-    except asyncio.CancelledError:
-        writer.stop("cancelled")
-    except Exception as error:
-        if not accepted.done():
-            accepted.set_exception(error)
-            return
-        writer.stop("failed", told_error(error, exchange.request_id))
-    finally:
-        state.answering -= 1
-    _keep(exchange, prepared.conversation.kept(writer), writer.reply.id)
-
-
-# ---- the request ---------------------------------------------------------------------------------
-
-
-async def _prepare(exchange: Exchange, served: ServedModel, request: ResponsesRequest) -> _Prepared:
-    engine = served.engine
-    check_labels(request)
-    _check_metadata(request.metadata)
-    check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
-    store = _store(exchange, request)
-    top = _top_logprobs(request, engine.config.model.max_logprobs)
-    response_id = _new_id(exchange)
-    conversation = _conversation(exchange, request, response_id)
-    dialogue = _dialogue(served, request, conversation)
-    params = _params(request, served, top)
-    labels = RequestLabels(response_id, request.user, request.priority or 0, request.cache_salt)
-    submission, reader = await prepare(
-        exchange,
-        served,
-        dialogue,
-        params,
-        labels,
-        reasoning=request.include_reasoning is not False,
-    )
-    settings = _settings(request, served, params, store)
-    texts = TokenTexts(engine.tokenizer, False)
-    reply = ResponseReply(response_id, settings, texts, top, exchange.created)
-    return _Prepared(served, submission, reader, reply, conversation, store)
-
-
-def _new_id(exchange: Exchange) -> str:
-    """The response's id: made of that of the HTTP request, if that is new to the caller."""
-    digits = exchange.request_id
-    if not _HEX.fullmatch(digits):
-        digits = hashlib.sha256(digits.encode()).hexdigest()[:32]
-    name = f"resp_{digits}"
-    known = exchange.state.responses.get(owner(exchange), name) is not None
-    return f"resp_{uuid.uuid4().hex}" if known else name
-
-
-def _conversation(
-    exchange: Exchange, request: InputTokensRequest, response_id: str
-) -> ConversationInput:
-    """The conversation, with the one before it.
-
-    Raises:
-        InvalidRequest, NotFound: an item is wrong, or a response or item is not there.
-    """
-    before: list[dict[str, Any]] = []
-    if request.previous_response_id is not None:
-        previous = find(exchange, request.previous_response_id, "previous_response_id")
-        if not isinstance(previous, KeptResponse):
-            raise InvalidRequest(
-                f"previous_response_id: the response {show(request.previous_response_id)} has not "
-                "ended yet.",
-                param="previous_response_id",
-            )
-        before = turns_after(previous)
-    given: list[Item]
-    if isinstance(request.input, str):
-        given = [{"role": "user", "content": request.input}]
-    else:
-        given = resolved(request.input, lambda name: _output(exchange, name))
-    turns = TurnsOfItems(before).add(given).turns
-    if not turns:
-        raise InvalidRequest("input must not be empty.", param="input")
-    items = [normalised(item, response_id, i) for i, item in enumerate(given)]
-    return ConversationInput(items, turns)
-
-
-def _output(exchange: Exchange, name: str) -> list[Item] | None:
-    kept = exchange.state.responses.get(owner(exchange), name)
-    return msgspec.json.decode(kept.body)["output"] if isinstance(kept, KeptResponse) else None
-
-
-def _dialogue(
-    served: ServedModel, request: InputTokensRequest, conversation: ConversationInput
-) -> Dialogue:
-    effort = None
-    if request.reasoning is not None:
-        check_object(request.reasoning, REASONING, "reasoning")
-        effort = request.reasoning.get("effort")
-    with renamed("reasoning_effort", "reasoning.effort"):
-        variables = served.parsers.variables(effort, request.chat_template_kwargs)
-    _check_text(request.text)
-    turns = with_instructions(conversation.turns, request.instructions)
-    return Dialogue(turns, _tools(request), variables=variables)
-
-
-def _check_text(text: dict[str, Any] | None) -> None:
-    if text is None:
-        return
-    check_object(text, TEXT_CONFIG, "text")
-    form = text.get("format")
-    if form is not None and check_tagged(form, FORMATS, {}, "text.format") != "text":
-        raise InvalidRequest(
-            'text.format.type must be "text": constrained decoding is not available yet, got '
-            f"{show(form['type'])}.",
-            param="text.format.type",
-        )
-
-
-def _tools(request: InputTokensRequest) -> ToolUse:
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
-    parallel = request.parallel_tool_calls is not False
-    choice = request.tool_choice
-    if choice is None:
-        return tool_use(tools, ToolChoice("auto", parallel=parallel) if tools else None)
-    if choice in ("none", "auto", "required"):
-        if not tools and choice == "auto":  # OpenAI's default, which clients send along
-            return tool_use(tools, None)
-        return tool_use(tools, ToolChoice(choice, parallel=parallel))  # type: ignore[arg-type]
-    if not isinstance(choice, dict):
-        raise InvalidRequest(
-            f'tool_choice must be "none", "auto", "required" or an object, got {show(choice)}.',
-            param="tool_choice",
-        )
-    if check_tagged(choice, TOOL_CHOICES, REFUSED_TOOLS, "tool_choice") == "function":
-        return tool_use(tools, ToolChoice("named", choice["name"], parallel))
-    allowed = _allowed(choice["tools"], {tool.name for tool in tools})
-    mode = choice["mode"]
-    tools = [tool for tool in tools if tool.name in allowed]
-    return tool_use(tools, ToolChoice(mode, parallel=parallel))
-
-
-def _tool(tool: dict[str, Any], where: str) -> ToolSpec:
-    check_tagged(tool, TOOLS, REFUSED_TOOLS, where)
-    return tool_spec(
-        where, tool["name"], tool.get("description"), tool.get("parameters"), tool.get("strict")
-    )
-
-
-def _allowed(tools: list[Any], known: set[str]) -> set[str]:
-    names = set()
-    for i, tool in enumerate(tools):
-        where = f"tool_choice.tools[{i}]"
-        check_tagged(tool, {"function": TOOL_CHOICES["function"]}, REFUSED_TOOLS, where)
-        if tool["name"] not in known:
-            raise InvalidRequest(
-                f"{where}.name is not among the tools: {show(tool['name'])}.",
-                param=f"{where}.name",
-            )
-        names.add(tool["name"])
-    return names
-
-
-def _store(exchange: Exchange, request: ResponsesRequest) -> bool:
-    """Whether the response is kept."""
-    enabled = exchange.state.responses.enabled
-    if request.store and not enabled:
-        raise InvalidRequest(
-            "store must be false: this server keeps no responses (--max-stored-responses 0).",
-            param="store",
-        )
-    store = enabled if request.store is None else request.store
-    if request.background and not store:
-        raise InvalidRequest(
-            "background needs store to be true, because the response is retrieved later.",
-            param="background",
-        )
-    if request.background and request.stream:
-        raise InvalidRequest(
-            "background and stream exclude each other: retrieve the response until it has ended.",
-            param="background",
-        )
-    options = request.stream_options
-    if options is not None and not request.stream:
-        raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
-    if options is not None and options.include_obfuscation:
-        raise InvalidRequest(
-            "stream_options.include_obfuscation is not supported: events are not padded.",
-            param="stream_options.include_obfuscation",
-        )
-    return store
-
-
-def _top_logprobs(request: ResponsesRequest, limit: int) -> int | None:
-    """Candidates of each token; `None`: no log-probabilities."""
-    for name in request.include or ():
-        if why := INCLUDED.get(name, "unknown"):
-            known = ", ".join(value for value, refused in INCLUDED.items() if not refused)
-            told = why if why != "unknown" else f"it must be one of {known}"
-            raise InvalidRequest(
-                f"include: {show(name)} is not supported: {told}.", param="include"
-            )
-    if request.top_logprobs is None:
-        return 0 if LOGPROBS in (request.include or ()) else None
-    top: int = read_field("top_logprobs", request.top_logprobs)
-    if top > limit >= 0:
-        raise InvalidRequest(
-            f"top_logprobs must be at most {limit} (--max-logprobs), got {top}.",
-            param="top_logprobs",
-        )
-    return top if top or LOGPROBS in (request.include or ()) else None
-
-
-def _params(request: ResponsesRequest, served: ServedModel, top: int | None) -> SamplingParams:
-    given: dict[str, Any] = {
-        name: value for name in SAMPLING if (value := getattr(request, name)) is not None
-    }
-    given |= {"max_tokens": request.max_output_tokens, "logprobs": top}
-    # Token by token also for a whole reply, where it matters which tokens said what: those of
-    # reasoning are counted, and only those of text have log-probabilities.
-    piecewise = bool(request.stream or served.parsers.kinds or top is not None)
-    with renamed("max_tokens", "max_output_tokens"):
-        return make_params(served.engine.default_params, given, stream=piecewise)
-
-
-def _check_metadata(metadata: dict[str, str] | None) -> None:
-    for key, value in (metadata or {}).items():
-        if len(key) > MAX_KEY or len(value) > MAX_VALUE:
-            raise InvalidRequest(
-                f"metadata may have keys of at most {MAX_KEY} and values of at most {MAX_VALUE} "
-                f"characters, got {len(key)} and {len(value)}.",
-                param="metadata",
-            )
-
-
-def _settings(
-    request: ResponsesRequest, served: ServedModel, params: SamplingParams, store: bool
-) -> dict[str, Any]:
-    """The fields of a response object that repeat the request, with what was used where it said
-    nothing."""
-    reasoning = request.reasoning or {}
-    text = request.text or {}
-    return {
-        "model": served.name,
-        "instructions": request.instructions,
-        "previous_response_id": request.previous_response_id,
-        "background": bool(request.background),
-        "store": store,
-        "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": None,
-        "metadata": request.metadata or {},
-        "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {
-            "effort": reasoning.get("effort"),
-            "summary": reasoning.get("summary"),
-        },
-        "safety_identifier": request.safety_identifier,
-        "service_tier": "default",
-        "temperature": params.temperature,
-        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
-        "tool_choice": request.tool_choice or "auto",
-        "tools": request.tools or [],
-        "top_logprobs": request.top_logprobs or 0,
-        "top_p": params.top_p,
-        "truncation": "disabled",
-        "user": request.user,
-    }

@@ -65,6 +65,11 @@ def owner(exchange: Exchange) -> bytes:
     return exchange.state.keys.owner(exchange.scope["headers"])
 
 
+def keep_response(exchange: Exchange, kept: KeptResponse, name: str) -> None:
+    """Keep a response of the caller's."""
+    exchange.state.responses.put(owner(exchange), name, kept, kept.size)
+
+
 def find(exchange: Exchange, name: str, param: str = "id") -> KeptResponse | BackgroundResponse:
     """A response of the caller's.
 
