@@ -362,8 +362,9 @@ def faults() -> dict[str, Fault]:
             promised=True,
         ),
         "F16": Fault(
-            "a memory limit 24 MiB above what is used", "load is refused; no OOM kill",
-            "shedding", memory_pressure, around=memory_group, may_refuse=True,
+            "a memory limit 24 MiB above what is used",
+            "if the kernel ends a process, then the core", "replacement of the core",
+            memory_pressure, raised, around=memory_group, may_refuse=True,
         ),
         "F17": Fault(
             "a full and a read-only disk for logs, metrics, caches and temporary files",

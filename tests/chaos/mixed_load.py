@@ -145,7 +145,7 @@ class Outcome:
 def client(url: str) -> httpx.AsyncClient:
     """One that waits for whoever is slow, and connects as often as it is asked to."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120), limits=limits)
+    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(600), limits=limits)
 
 
 OnEvent = Callable[[], None]

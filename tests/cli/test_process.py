@@ -99,3 +99,18 @@ def test_titles():
         terminate(child, PATIENCE)
     assert comm == "quire::EngineCo\n"  # what the kernel keeps
     assert line.rstrip(b"\0") == b"quire::EngineCore"
+
+
+def test_the_kernel_ends_it_before_its_parent() -> None:
+    """Raising one's own score needs no rights; twice is no more than the most there is."""
+    code = (
+        "from quire.utils.process import end_first_without_memory as end_first\n"
+        "print(end_first(), end_first(), end_first(), open('/proc/self/oom_score_adj').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    path = Path("/proc/self/oom_score_adj")
+    if path.exists():
+        score = min(1000, int(path.read_text()) + 1500)
+        assert done.stdout.split() == ["True", "True", "True", str(score)]
+    else:
+        assert done.stdout.split()[0] == "False"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from starlette.routing import Route
 
 from fake_engine import FakeEngine
 from patience import PATIENCE
-from quire.config import ServerConfig
+from quire.config import RecoveryConfig, ServerConfig
 from quire.serving.app import ROUTES, build_app
 from quire.serving.auth import Role
 from quire.serving.routes import Endpoint
@@ -206,6 +207,11 @@ def _stalled(state: ServerState, engine: FakeEngine) -> None:
     engine.is_stalled = True
 
 
+def _stalled_for_good(state: ServerState, engine: FakeEngine) -> None:
+    engine.is_stalled = True
+    engine.config = replace(engine.config, recovery=RecoveryConfig(core_stall_timeout=0))
+
+
 def _replacing(state: ServerState, engine: FakeEngine) -> None:
     engine.state, engine.progress = "replacing", ("weights", 9, 20)
 
@@ -225,7 +231,8 @@ def _absent(state: ServerState, engine: FakeEngine) -> None:
         (_loading, "engine_loading", 503, 503, 200),
         (_replacing, "engine_replacing", 200, 200, 200),
         (_dead, "engine_dead", 503, 503, 503),
-        (_stalled, "engine_stalled", 200, 503, 200),
+        (_stalled, "engine_stalled", 200, 200, 200),
+        (_stalled_for_good, "engine_stalled", 200, 503, 200),
         (_draining, "shutting_down", 503, 503, 200),
     ],
 )

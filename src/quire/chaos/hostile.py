@@ -143,7 +143,8 @@ async def send_hostile(target: HttpTarget, name: str, at_once: int = 8) -> Repli
         path = "/v1/chat/completions" if chat and "prompt" not in fields else "/v1/completions"
         sent = target.post(path, json.dumps(base | fields).encode(), "Connection: close\r\n")
         async with gate:
-            reply = await exchange(target, sent)
+            # A number without measure may be cut to the context's length, and that be generated.
+            reply = await exchange(target, sent, 300)
         found.take(f"{name}, case {index} {str(fields)[:120]}", reply)
 
     await asyncio.gather(*(one(i, fields) for i, fields in enumerate(CASES[name][1]())))

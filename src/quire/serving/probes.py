@@ -31,10 +31,10 @@ async def readyz(exchange: Exchange) -> None:
 
 
 async def health(exchange: Exchange) -> None:
-    """As `readyz`, but 200 while a core that died is replaced. Many charts use this route for
-    liveness, and killing the pod then would lose the requests that the new core goes on with."""
+    """As `readyz`, but 200 while a core that died or hangs is replaced: many charts use this route
+    for liveness, and killing the pod would lose the requests that the new core goes on with."""
     state = exchange.state
-    await _reply(exchange, None if state.status() == "replacing" else state.unready())
+    await _reply(exchange, None if state.recovers else state.unready())
 
 
 async def _reply(exchange: Exchange, error: QuireError | None) -> None:

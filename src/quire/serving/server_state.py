@@ -185,6 +185,15 @@ class ServerState:
             return "loading" if engine is None else engine.state
         return "stalled" if engine.is_stalled else "ready"
 
+    @property
+    def recovers(self) -> bool:
+        """Whether the default engine's core is being replaced, or soon will be because it hangs."""
+        status = self.status()
+        if status == "stalled":
+            assert self.engine is not None
+            return self.engine.config.recovery.core_stall_timeout > 0
+        return status == "replacing"
+
     def progress(self) -> tuple[str, int]:
         """While loading or replacing: the phase, and how much of it is done in percent."""
         return _progress(self.engine)

@@ -51,6 +51,7 @@ from quire.logger import get_logger, setup_logging
 from quire.utils.function_trace import trace_functions
 from quire.utils.process import (
     die_with_parent,
+    end_first_without_memory,
     leave_group_signals_to_parent,
     set_process_title,
 )
@@ -266,6 +267,8 @@ def _ends_the_process(what: str) -> Iterator[None]:
 def main(argv: list[str], begun: float) -> int:
     """What `core_main` runs; `begun`: see `EngineCoreProcess`."""
     die_with_parent()
+    # The front end holds the journal with which a core can be replaced.
+    end_first_without_memory()
     set_process_title("quire::EngineCore")
     # The front end decides when to end, and says so by closing the socket: it may have requests
     # to finish first. Ctrl-C, systemd and container runtimes signal every process of the group.
