@@ -45,6 +45,8 @@ ALLOWED = {
     "chaos/surroundings.py": "how long a fault lasts, and processor time that is spent in vain",
     # where time is slept away
     "engine/test_step_undone.py": "a turn for another thread, in a loop that waits for it",
+    "serving/test_unread.py": "clients that read slowly, which a busy machine makes slower still, "
+    "and a while in which nothing may happen",
     "serving/serve_fake.py": "what never ends by itself",
     "e2e/test_drill.py": "arrivals are spread; nothing depends on how far",
     "deploy/test_live.py": "a pause between requests that only make load",

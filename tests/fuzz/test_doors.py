@@ -452,6 +452,7 @@ OPTION_VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "shutdown_timeout": ([0, 2.5, 1e9], [-1, NAN, INF, 1e308, True]),
     "stream_keep_alive": ([0, 2.5, 1e9], [-1, NAN, INF, 1e308, True]),
     "handover_timeout": ([0, 600, 1e9], [-1, NAN, INF, 1e308, True]),
+    "write_timeout": ([60, 0, 1e9], [-1, NAN, INF, 1e308, True]),
     "stream_retention": ([300, 0, 1e9], [-1, NAN, INF, 1e308, True]),
     "max_kept_streams": ([1024, 1, "1k"], [0, -1, 10**6 + 1, HUGE, 1.5, True]),
     "max_kept_bytes": ([1, "256M", EXACT], [0, -1, EXACT + 1, 1.5, True]),

@@ -12,6 +12,7 @@ from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.answer import PrefixAnswer
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.questions import Question
+from quire.engine.frontend.stream import StreamBuffers
 from quire.errors import Conflict, ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
 from quire.observability.recorder.ring import StepRecords
 from quire.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -102,6 +103,8 @@ class FakeEngine:
         self.vocab_size = VOCAB_SIZE
         self.pooler = None
         self.default_params = SamplingParams(temperature=0.7)
+        self.num_slow_readers = 0
+        self.buffers = StreamBuffers(None, self._count_slow_reader)
         self.state = "ready"
         self.progress = ("ready", 1, 1)
         self.error: QuireError | None = None
@@ -127,6 +130,9 @@ class FakeEngine:
         """What prefixes were explained with."""
         self.records = StepRecords(64)
         self._tasks: dict[str, tuple[FakeStream, asyncio.Task[None], SamplingParams]] = {}
+
+    def _count_slow_reader(self) -> None:
+        self.num_slow_readers += 1
 
     async def submit(
         self,

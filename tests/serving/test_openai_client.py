@@ -30,7 +30,7 @@ class Running:
         self.state = ServerState(config, self.engine)
         self.listener = bind(config)
         self.port = self.listener.getsockname()[1]
-        self.server = http_server(build_app(self.state))
+        self.server = http_server(build_app(self.state), self.state.unread)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         wait_for(lambda: self.server.started)

@@ -72,6 +72,9 @@ class ServerConfig:
     handover_timeout: float = 600.0
     """Seconds that requests have to finish after the listening socket was taken over; then as
     after SIGTERM."""
+    write_timeout: float = 60.0
+    """Seconds after which a connection is closed whose client has taken nothing of a reply that
+    waits for it. Reading slowly is not enough. 0: never."""
     resumable_streams: bool = False
     """Keep the reply to every request, as if it had the header `X-Resumable: true`: when its client
     disconnects, generation goes on, and the client can fetch the rest. A request with

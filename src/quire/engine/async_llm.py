@@ -99,7 +99,8 @@ class AsyncLLM:
         self.default_params: SamplingParams = self.frontend.input.default_params()
         self._streams: dict[str, RequestStream] = {}
         limit = live.now.scheduler.server_limit("max_buffered_bytes")
-        self._buffers = StreamBuffers(limit, self.frontend.count_slow_reader)
+        self.buffers = StreamBuffers(limit, self.frontend.count_slow_reader)
+        """What readers have yet to take."""
         self._ticker: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -178,7 +179,7 @@ class AsyncLLM:
             max_wait=max_wait,
         )
         stream = RequestStream(
-            request_id, processed.seed, processed.checked, self._abort_now, self._buffers
+            request_id, processed.seed, processed.checked, self._abort_now, self.buffers
         )
         self._streams[request_id] = stream
         return stream

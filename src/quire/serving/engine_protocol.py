@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.config import EngineConfig, PoolerSpec
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.questions import Question
+from quire.engine.frontend.stream import StreamBuffers
 from quire.errors import QuireError
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
@@ -136,6 +137,11 @@ class EngineClient(Protocol):
     @property
     def pooler(self) -> PoolerSpec | None:
         """How the model pools; `None` if it generates text."""
+        ...
+
+    @property
+    def buffers(self) -> StreamBuffers:
+        """What readers have yet to take."""
         ...
 
     @property

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import socket
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.serving.unread import HIGH_WATER, Unread
 
 MAX_HEADER_BYTES: Final = 32 * 1024
 HEADER_SECONDS: Final = 30.0
@@ -32,17 +36,37 @@ def adopt_uvicorn_logs(level: int = logging.INFO) -> None:
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on the size of headers and the time they may take."""
 
+    def __init__(self, unread: Unread, **options: Any) -> None:
+        super().__init__(**options)
+        self._unread = unread
+
     _header_bytes = 0
     _in_headers = True
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=HIGH_WATER)
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._unread.release(self.transport)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.grow(self.transport)
+
+    def resume_writing(self) -> None:
+        self._unread.release(self.transport)
+        super().resume_writing()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing is written until the client has read."""
+        cycle = self.cycle
+        return self.flow.write_paused or cycle is None or cycle.response_complete
 
     def on_message_begin(self) -> None:
         self._in_headers, self._header_bytes = True, 0
@@ -74,6 +98,21 @@ class _Protocol(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers, because the server process has its own."""
 
+    def __init__(self, config: uvicorn.Config, unread: Unread) -> None:
+        super().__init__(config)
+        self._unread = unread
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to exit."""
+        watching = asyncio.ensure_future(self._unread.watch(self._connections))
+        try:
+            await super().serve(sockets)
+        finally:
+            watching.cancel()
+
+    def _connections(self) -> list[_Protocol]:
+        return cast("list[_Protocol]", list(self.server_state.connections))
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
@@ -101,12 +140,13 @@ class HttpServer(uvicorn.Server):
         return any(one.transport.get_write_buffer_size() for one in connections)
 
 
-def http_server(app: Any) -> HttpServer:
-    """uvicorn for an ASGI application, with the limits of this module."""
+def http_server(app: Any, unread: Unread) -> HttpServer:
+    """uvicorn for an ASGI application, with the limits of this module; `unread` counts what clients
+    do not take."""
     return HttpServer(
         uvicorn.Config(
             app,
-            http=_Protocol,
+            http=cast("type[asyncio.Protocol]", functools.partial(_Protocol, unread)),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -116,5 +156,6 @@ def http_server(app: Any) -> HttpServer:
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,
-        )
+        ),
+        unread,
     )

@@ -110,7 +110,7 @@ class _Server:
         self._left_at = 0.0
         # when the listening socket was handed over, on the event loop's clock
         self._signal = 0
-        self._http = http_server(build_app(self._state))
+        self._http = http_server(build_app(self._state), self._state.unread)
         self._report = ServiceReport(self._state, ServiceManager())
         self._handover: HandoverPoint | None = None
         self._serving: asyncio.Future[None] | None = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire.config import PoolerSpec, ServerConfig
+from quire.engine.frontend.stream import StreamBuffers
 from quire.errors import NotFound, QuireError, UnsupportedTask
 from quire.observability.metrics.http_metrics import HttpMetrics
 from quire.observability.metrics.prometheus import HttpText
@@ -30,6 +31,7 @@ from quire.serving.kept_streams import KeptReplies
 from quire.serving.model_parsers import ModelParsers, choose_parsers
 from quire.serving.owned_store import OwnedStore
 from quire.serving.parsing import PARSERS
+from quire.serving.unread import Unread
 from quire.utils.timing import Clock, RealClock
 from quire.version import __version__
 
@@ -92,6 +94,8 @@ class ServerState:
             config.stream_retention, config.max_kept_streams, config.max_kept_bytes, self.http
         )
         """Replies for clients that come back."""
+        self.unread = Unread(config.write_timeout, self._buffers, self.http.count_write_timeout)
+        """What clients have not taken from their connections."""
         self.in_flight = 0
         """Requests for generation that are being answered."""
         self.answering = 0
@@ -142,6 +146,10 @@ class ServerState:
         self.models.clear()
         if engine is not None:
             self.serve(engine)
+
+    def _buffers(self) -> StreamBuffers | None:
+        """Where unread bytes are counted: all connections with the default engine."""
+        return None if self.engine is None else self.engine.buffers
 
     @property
     def engines(self) -> list[EngineClient]:

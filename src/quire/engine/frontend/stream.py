@@ -2,9 +2,9 @@
 
 A slow reader never holds up the engine or another caller: what it has not read is held for it. From
 the 16th output on, further ones are merged into the last, so that a token costs some bytes and not
-an object of its own. All engines' callers share `--max-buffered-bytes`; if they leave more unread,
-the request that holds most is ended with an error, and the others go on. A caller that keeps up
-pays for none of this. Knows no engine.
+an object of its own. All callers of an engine share `--max-buffered-bytes`, and so do connections
+that have not taken what was sent to them; if they leave more unread, the one that holds most is
+ended, and the others go on. A caller that keeps up pays for none of this. Knows no engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from quire.engine.frontend.checked import CheckedParams
 from quire.errors import QuireError, SlowReader
@@ -29,6 +29,14 @@ LOGPROB_BYTES: Final = 256
 """Memory of an output, and of a token and one candidate of its log-probabilities in it."""
 
 
+class Holder(Protocol):
+    """Something that holds bytes for a reader."""
+
+    def end_slow(self, held: int, limit: int) -> None:
+        """End it: it held most, and all together held more than the limit."""
+        ...
+
+
 class StreamBuffers:
     """The bytes that the readers of all streams of an engine have yet to take.
 
@@ -36,19 +44,19 @@ class StreamBuffers:
 
     Args:
         limit: Most bytes, by estimate; `None`: no limit.
-        count_ended: Called for each stream that is ended because of the limit.
+        count_ended: Called for each holder that is ended because of the limit.
     """
 
     def __init__(self, limit: int | None, count_ended: Callable[[], None]) -> None:
         self.limit = limit
         self.num_bytes = 0
         self._count_ended = count_ended
-        self._behind: dict[RequestStream, int] = {}
+        self._behind: dict[Holder, int] = {}
 
-    def grow(self, stream: RequestStream, size: int) -> None:
-        """A stream holds so many bytes more (or less, if negative). If the limit is passed, end the
-        streams that hold most until it is not."""
-        self._behind[stream] = self._behind.get(stream, 0) + size
+    def grow(self, holder: Holder, size: int) -> None:
+        """A holder has so many bytes more (or less, if negative). If the limit is passed, end those
+        that hold most until it is not."""
+        self._behind[holder] = self._behind.get(holder, 0) + size
         self.num_bytes += size
         while self.limit is not None and self.num_bytes > self.limit:
             slowest = max(self._behind, key=self._behind.__getitem__)
@@ -57,9 +65,9 @@ class StreamBuffers:
             self._count_ended()
             slowest.end_slow(held, self.limit)
 
-    def release(self, stream: RequestStream) -> None:
-        """A stream holds nothing any more."""
-        self.num_bytes -= self._behind.pop(stream, 0)
+    def release(self, holder: Holder) -> None:
+        """It holds nothing any more."""
+        self.num_bytes -= self._behind.pop(holder, 0)
 
 
 class RequestStream:

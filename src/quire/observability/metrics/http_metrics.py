@@ -101,9 +101,14 @@ DROPPED_STREAMS: Final = HttpMetric(
     "(`count`), or they were too large (`bytes`).",
     ("reason",),
 )
+WRITE_TIMEOUTS: Final = HttpMetric(
+    "quire:write_timeouts",
+    MetricKind.COUNTER,
+    "Connections that were closed because their client took nothing for `--write-timeout`.",
+)
 HTTP_METRICS: Final = (
     REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION, UNAVAILABLE, KEPT_STREAMS,
-    KEPT_BYTES, RESUMES, DROPPED_STREAMS,
+    KEPT_BYTES, RESUMES, DROPPED_STREAMS, WRITE_TIMEOUTS,
 )  # fmt: skip
 
 
@@ -131,6 +136,7 @@ class HttpMetrics:
         self._unavailable: dict[str, int] = {}
         self._resumes: dict[str, int] = {}
         self._dropped: dict[str, int] = {}
+        self._write_timeouts = 0
         self.kept_now: Callable[[], KeptNow] = KeptNow
         """Asked for what is kept now."""
 
@@ -179,6 +185,11 @@ class HttpMetrics:
         with self._lock:
             self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
+    def count_write_timeout(self) -> None:
+        """Count a connection whose client took nothing for too long."""
+        with self._lock:
+            self._write_timeouts += 1
+
     def snapshot(self) -> list[Sample]:
         """All values, consistent with one another."""
         with self._lock:
@@ -200,6 +211,7 @@ class HttpMetrics:
         for row, counts in ((RESUMES, self._resumes), (DROPPED_STREAMS, self._dropped)):
             for label, count in counts.items():
                 yield Counter(row.name, {row.labels[0]: label}, count)
+        yield Counter(WRITE_TIMEOUTS.name, {}, self._write_timeouts)
         for labels, bins in self._durations.items():
             yield _histogram(DURATION, labels, bins)
 
