@@ -131,3 +131,17 @@ def test_suspects_may_be_aborted() -> None:
                 drill.quarantine.check_integrity(drill.outputs)
         drill.run()
         assert drill.ended in ([], ["r5"])
+
+
+def test_who_waits_here_comes_back_with_the_priority_of_now() -> None:
+    drill = Drill(4, {})
+    drill.die()
+    drill.die()
+    waiting = {f"r{i}" for i in range(4)} - drill.core
+    assert waiting, "some wait while others are tried"
+    for name in drill.outputs:
+        drill.quarantine.set_priority(name, 7)
+    drill.quarantine.closed(list(drill.core))
+    released = drill.quarantine.released()
+    assert {r.request_id for r in released} == waiting
+    assert {r.priority for r in released} == {7}

@@ -47,6 +47,7 @@ def test_inputs_are_those_of_the_plain_twin(kind):
             [],
             [0],
         )
+        unfinished = []
         for index, (name, count) in enumerate(zip(ids, counts, strict=True)):
             tokens, blocks, computed = known[name]
             for position in range(computed, computed + count):
@@ -55,15 +56,20 @@ def test_inputs_are_those_of_the_plain_twin(kind):
                 request.append(index)
                 slots.append(blocks[position // BLOCK] * BLOCK + position % BLOCK)
             starts.append(len(ids_of))
-            if computed + count == len(tokens):
-                wanted.append(len(ids_of) - 1)
+            wanted.append(len(ids_of) - 1)
             wanted_starts.append(len(wanted))
+            if computed + count < len(tokens):
+                unfinished.append(index)
         assert got.input_ids.tolist() == ids_of and got.positions.tolist() == positions
         assert got.token_request.tolist() == request and got.query_start_loc.tolist() == starts
         assert got.slot_mappings[0].tolist() == slots
         assert got.seq_lens.tolist() == [known[i][2] + n for i, n in zip(ids, counts, strict=True)]
         assert got.wanted.tolist() == wanted and got.wanted_start_loc.tolist() == wanted_starts
-        stalled += 0 < len(wanted) < len(ids)
+        assert got.chunks.tolist() == unfinished
+        sampled = [index for index in range(len(ids)) if index not in unfinished]
+        assert (got.sampled is None) == (not unfinished)
+        assert got.sampled is None or got.sampled.tolist() == sampled
+        stalled += 0 < len(unfinished) < len(ids)
     assert stalled > 20, "some sample and some do not"
 
 

@@ -23,6 +23,7 @@ ROOM: Final = 2**30
 """Number of tokens that all rows together have room for at the start: 4 GiB of address space."""
 
 PromptLogprobs = list[TokenLogprobs | None]
+_NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,14 @@ class StepInputs:
     """int64 `[R]`: positions at which each request samples. 0: the step ends before the last
     known token. 1: it ends there. More: drafts follow, and a token is sampled after each."""
     wanted: np.ndarray
-    """int64 `[W]`: the tokens that are sampled after, the last ones of each request."""
+    """int64 `[W]`: the tokens whose states are used, the last ones of each request: those that are
+    sampled after, and the last one of a chunk that nothing is sampled after."""
     wanted_start_loc: np.ndarray
     """int32 `[R + 1]`: as `query_start_loc`, of `wanted`."""
+    chunks: np.ndarray
+    """int64 `[C]`: indexes of the requests after which nothing is sampled."""
+    sampled: np.ndarray | None
+    """int64 `[S]`: places in `wanted` that are sampled after; `None`: all."""
 
 
 class InputBatch:
@@ -217,12 +223,16 @@ class InputBatch:
         if not any(beyond.tolist()):
             samples = np.ones(count, dtype=np.int64)
             wanted, wanted_starts = ends - 1, np.arange(count + 1, dtype=np.int32)
+            chunks, sampled = _NOTHING, None
         else:
             samples = np.maximum(beyond + 1, 0)
+            used = np.maximum(samples, 1)
             wanted_starts = np.zeros(count + 1, dtype=np.int32)
-            np.cumsum(samples, out=wanted_starts[1:])
+            np.cumsum(used, out=wanted_starts[1:])
             # The k-th wanted token of a request stands k before the end of its wanted ones.
-            wanted = np.arange(wanted_starts[-1]) + np.repeat(ends - wanted_starts[1:], samples)
+            wanted = np.arange(wanted_starts[-1]) + np.repeat(ends - wanted_starts[1:], used)
+            chunks = (samples == 0).nonzero()[0]
+            sampled = np.repeat(samples > 0, used).nonzero()[0] if len(chunks) else None
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
@@ -236,6 +246,8 @@ class InputBatch:
             samples=samples,
             wanted=wanted,
             wanted_start_loc=wanted_starts,
+            chunks=chunks,
+            sampled=sampled,
         )
 
     def outputs(self, rows: np.ndarray, num_drafts: np.ndarray | None = None) -> list[np.ndarray]:

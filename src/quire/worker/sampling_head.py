@@ -50,18 +50,19 @@ class SamplingHead:
     def read_every_token(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
         """Score prompts; returns the states to sample from."""
         self._scorer.score(inputs, hidden, outcome)
-        return hidden[self._tensor(inputs.wanted)]
+        last = inputs.wanted if inputs.sampled is None else inputs.wanted[inputs.sampled]
+        return hidden[self._tensor(last)]
 
     def finish(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> None:
         """Compute logits and new tokens, only for requests whose known tokens end in this step.
 
-        `hidden` has the tokens that `inputs.wanted` names, `[W, H]`.
+        `hidden` has the tokens that are sampled after, `[S, H]`.
         """
         which = inputs.samples.nonzero()[0]
         if not len(which):
             return
         num_drafts: np.ndarray | None = None
-        if len(inputs.wanted) > len(which):
+        if len(hidden) > len(which):
             which, num_drafts = _each_position(which, inputs.samples)
         rows = inputs.rows[which]
         requests = [self._input_batch.sampling_of(row) for row in rows.tolist()]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
-from quire.errors import GrammarFailed
+from quire.errors import NOT_A_NUMBER, GrammarFailed
 from quire.kernels.scopes import follow, scope
 from quire.logger import get_logger
 from quire.outputs import Pooled
@@ -191,6 +191,10 @@ class StepRunner:
         self._device.synchronize()
         self._forward_seconds += time.perf_counter() - start
         outcome = Outcome()
+        if len(inputs.chunks):
+            self._check_chunks(inputs, hidden, every_token, outcome)
+            if inputs.sampled is not None and not every_token:
+                hidden = hidden[torch.from_numpy(inputs.sampled).to(hidden.device)]
         if every_token:
             hidden = self._head.read_every_token(inputs, hidden, outcome)
         start = time.perf_counter()
@@ -198,6 +202,20 @@ class StepRunner:
             self._head.finish(inputs, hidden, outcome)
         self._finish_seconds += time.perf_counter() - start
         return outcome
+
+    def _check_chunks(
+        self, inputs: StepInputs, hidden: Tensor, every_token: bool, outcome: Outcome
+    ) -> None:
+        """Fail requests of whose chunk something is not finite. Chunks give no logits in which that
+        would show, but their KV can be found in the prefix cache from now on. The last token of a
+        chunk has attended to all of it, so its state tells."""
+        starts = inputs.query_start_loc if every_token else inputs.wanted_start_loc
+        states = hidden[torch.from_numpy(starts[inputs.chunks + 1] - 1).to(hidden.device)]
+        finite = torch.isfinite(states).all(1).tolist()
+        for index, fine in zip(inputs.chunks.tolist(), finite, strict=True):
+            if not fine:
+                logger.error("request %s failed: %s", inputs.req_ids[index], NOT_A_NUMBER)
+                outcome.failed[inputs.req_ids[index]] = NOT_A_NUMBER
 
 
 def _reason(req_id: str, error: Exception) -> str:

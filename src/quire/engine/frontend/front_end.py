@@ -351,6 +351,7 @@ class FrontEnd:
         if self.journal is not None:
             for internal_id, priority in priorities.items():
                 self.journal.set_priority(internal_id, priority)
+                self._quarantine.set_priority(internal_id, priority)
         if self.live.change_limits(limits):
             self.records.change_limits(self.clock.now())
 
