@@ -78,6 +78,20 @@ class Server:
         api = psutil.Process(self.process.pid)
         return [api, *api.children(recursive=True)]
 
+    def children(self) -> list[psutil.Process]:
+        """What the API process has started and has not ended."""
+        found = psutil.Process(self.process.pid).children()
+        return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+
+    def core(self) -> psutil.Process:
+        """The engine core that is at work."""
+        (core,) = (c for c in self.children() if _title(c) == "quire::EngineCore")
+        return core
+
+    def spare(self) -> psutil.Process | None:
+        """The spare core, once it is ready."""
+        return next((c for c in self.children() if _title(c) == "quire::SpareCore"), None)
+
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""
         return self.metrics(name)[0]
@@ -106,6 +120,14 @@ class Server:
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code
+
+
+def _title(process: psutil.Process) -> str:
+    """As `ps` shows it; empty if it has just ended."""
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""
 
 
 def _ignoring(number: signal.Signals) -> list[str]:

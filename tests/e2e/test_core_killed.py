@@ -10,10 +10,10 @@ import signal
 from typing import Any
 
 import httpx
-import psutil
+import pytest
 
-from live_server import serving
-from patience import PATIENCE
+from live_server import Server, serving
+from patience import PATIENCE, wait_for
 
 KILLS = 3
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -74,16 +74,16 @@ def fold(lines: list[str]) -> Any:
     return told, usage, [frame.get("prompt_logprobs") for frame in frames[:1]]
 
 
-async def killed_once(url: str, pid: int, wanted: list[Any], rng: random.Random) -> None:
+async def killed_once(server: Server, wanted: list[Any], rng: random.Random) -> None:
     """All requests at once; the core is killed when some number of lines has come."""
     left = rng.randrange(1, 1500)
+    url = server.url
 
     def seen() -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            (core,) = (c for c in psutil.Process(pid).children() if c.status() != "zombie")
-            os.kill(core.pid, signal.SIGKILL)
+            os.kill(server.core().pid, signal.SIGKILL)
 
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         got = await asyncio.gather(*(ask(client, path, body, seen) for path, body in BODIES))
@@ -97,10 +97,16 @@ async def reference(url: str) -> list[Any]:
         return [fold(await ask(client, path, body, lambda: None)) for path, body in BODIES]
 
 
-def test_streams_go_on_with_the_same_bytes() -> None:
+@pytest.mark.parametrize("spare", [False, True])
+def test_streams_go_on_with_the_same_bytes(spare: bool) -> None:
     rng = random.Random(0)
-    with serving("--no-enable-prefix-caching") as server:
+    with serving("--no-enable-prefix-caching", *["--warm-spare"] * spare) as server:
         wanted = asyncio.run(reference(server.url))
         for _ in range(KILLS):
-            asyncio.run(killed_once(server.url, server.process.pid, wanted, rng))
+            if spare:
+                wait_for(server.spare, "a spare core")
+            pids = {child.pid for child in server.children()}
+            asyncio.run(killed_once(server, wanted, rng))
+            assert (server.core().pid in pids) == spare
+        assert "promotion" in server.log if spare else "promotion" not in server.log
         assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200

@@ -64,17 +64,43 @@ def draining(server: Server) -> Request:
     return request
 
 
+def with_spare(server: Server) -> None:
+    """A core and a spare that is ready."""
+    idle(server)
+    wait_for(server.spare, "a spare core")
+
+
+def spare_starts(server: Server) -> None:
+    idle(server)
+    wait_for(lambda: len(server.children()) == 2, "a spare core that is not ready")
+
+
+def spare_promoted(server: Server) -> Request:
+    """The core was killed, and the spare has taken over."""
+    with_spare(server)
+    request = streaming(server)
+    core, spare = server.core(), server.spare()
+    core.kill()
+    wait_for(lambda: server.spare() is None or server.spare() != spare, "the spare at work")
+    return request
+
+
+SPARES = (with_spare, spare_starts, spare_promoted)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("phase", [loading, idle, streaming, draining])
+@pytest.mark.parametrize("phase", [loading, idle, streaming, draining, *SPARES])
 def test_nothing_is_left(phase, number: int, tmp_path: Path) -> None:
     """SIGKILL goes to the API process alone, the others to the whole group."""
     mark = uuid.uuid4().hex
     env = {MARK: mark, "TMPDIR": str(tmp_path)}
     how = {"env": env, "own_group": True}
-    with serving("--shutdown-timeout", "600" if phase is draining else "0", **how) as server:
+    flags = ["--warm-spare"] * (phase in SPARES)
+    limit = "600" if phase is draining else "0"
+    with serving("--shutdown-timeout", limit, *flags, **how) as server:
         request = phase(server)
         pids = marked(mark)
-        assert len(pids) == 2, "the API process and its core"
+        assert len(pids) == 2 + (phase in (with_spare, spare_starts)) or phase is spare_promoted
         family = [psutil.Process(pid) for pid in pids]
         files = shared(pids)
         if number == signal.SIGKILL:

@@ -527,7 +527,7 @@ def test_options_mean_the_same_at_every_door(rng: random.Random, tmp_path: Path)
 @cases(3)
 def test_engines_start_with_any_legal_options_or_say_why(rng: random.Random) -> None:
     server = {*SERVER, "max_num_queued_tokens", "max_queued_bytes", "max_buffered_bytes"}
-    server |= {"core_restart_limit", "core_restart_window", "core_stall_timeout"}
+    server |= {"core_restart_limit", "core_restart_window", "core_stall_timeout", "warm_spare"}
     table = {name: legal for name, legal in LEGAL_OPTIONS.items() if name not in server}
     row = {name: rng.choice(values) for name, values in table.items()}
     about = {"dtype": "bfloat16", "generation_config": "vllm"}

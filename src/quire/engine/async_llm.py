@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, read_pooler
 from quire.core.stats import IterationStats
-from quire.engine.cores.process_handle import CoreProcess
 from quire.engine.cores.restarts import RestartBudget
+from quire.engine.cores.spare import CoreProcesses
 from quire.engine.cores.supervisor import CoreEvents, Supervisor
 from quire.engine.cores.watchdog import LOOK_SECONDS
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
@@ -61,7 +61,7 @@ class AsyncLLM:
         *,
         entropy: bytes,
         clock: Clock | None = None,
-        make_core: MakeCore = CoreProcess,
+        make_core: MakeCore | None = None,
         replaces: Callable[[QuireError], bool] | None = None,
     ) -> None:
         self.clock = clock or RealClock()
@@ -83,9 +83,14 @@ class AsyncLLM:
             recovered=self._on_recovered,
             dead=self._on_death,
         )
+        self._processes = CoreProcesses(live.now.recovery.warm_spare and make_core is None)
         self._budget = RestartBudget(live.now.recovery, self.clock)
         self.supervisor = Supervisor(
-            live, events, make_core, self.clock, replaces or self._may_be_replaced
+            live,
+            events,
+            make_core or self._processes.make,
+            self.clock,
+            replaces or self._may_be_replaced,
         )
         self.frontend = FrontEnd(
             live,
@@ -137,6 +142,7 @@ class AsyncLLM:
                 task.cancel()
         sinks = asyncio.to_thread(self.frontend.sinks.close)
         await asyncio.gather(self.supervisor.shutdown(), sinks)
+        await self._processes.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -337,6 +343,11 @@ class AsyncLLM:
         return self.supervisor.info
 
     @property
+    def spare(self) -> str:
+        """The spare process: `off`, `none`, `starting` or `ready`."""
+        return self._processes.spare
+
+    @property
     def num_unfinished(self) -> int:
         """Requests accepted and not yet ended."""
         return len(self._streams)
@@ -399,6 +410,7 @@ class AsyncLLM:
         self.frontend.begin_core(epoch)
 
     def _on_ready(self, info: dict[str, Any]) -> None:
+        self._processes.core_is_ready()
         if self._ticker is None:  # the first core
             self.frontend.started(self._loading, info)
             self._ticker = asyncio.create_task(self._tick())

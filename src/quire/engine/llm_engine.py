@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import fields
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,8 @@ class LLMEngine(EngineVerbs):
                 raise ConfigError(f"{name} is a limit of servers; LLM takes all prompts at once")
         if config.recovery != RecoveryConfig():
             raise ConfigError(
-                "core_restart_limit, core_restart_window and core_stall_timeout are options of "
-                "servers: the engine core of LLM is in the caller's process and cannot be replaced"
+                f"{', '.join(f.name for f in fields(RecoveryConfig))} are options of servers: the "
+                "engine core of LLM is in the caller's process and cannot be replaced"
             )
         self.clock = clock or RealClock()
         self.lock = threading.RLock()

@@ -52,6 +52,14 @@ class Start(msgspec.Struct, tag=True):
     """When the core was asked for, in seconds of the machine's monotonic clock."""
 
 
+class Prepare(msgspec.Struct, tag=True):
+    """To a spare process, first message: do what can be done before it is needed as a core."""
+
+    epoch: int
+    """0: it is no core yet."""
+    config: dict[str, Any]
+
+
 class AddRequests(msgspec.Struct, tag=True):
     """Front end to core."""
 
@@ -73,6 +81,13 @@ class Call(msgspec.Struct, tag=True):
     call_id: int
     verb: str
     args: dict[str, Any] = {}
+
+
+class Prepared(msgspec.Struct, tag=True):
+    """A spare process can become a core now. Not counted among the messages of a core."""
+
+    epoch: int
+    number: int
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -135,8 +150,8 @@ class Failure(msgspec.Struct, tag=True):
         return kind(self.message)
 
 
-ToCore = Start | AddRequests | AbortRequests | Call
-FromCore = Ready | Progress | Outputs | Reply | Failure
+ToCore = Start | Prepare | AddRequests | AbortRequests | Call
+FromCore = Ready | Prepared | Progress | Outputs | Reply | Failure
 """Each with `epoch` and `number`: 1, 2, 3 in the order in which the core of that epoch sends."""
 
 

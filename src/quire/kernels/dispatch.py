@@ -81,6 +81,9 @@ class Ops:
     gelu_tanh: Callable[[Tensor], Tensor]
     gelu_tanh_and_mul: Callable[[Tensor], Tensor]
     grouped_experts: Callable[..., Tensor]
+    keep_linear: Callable[[Any], dict[str, Any]] | None
+    """What `prepare_linear` made, as tensors and plain values, for another process; `None` if it
+    is not worth keeping."""
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]
     likeliest: Callable[[Tensor, Any], Tensor]
     linear: Callable[..., Tensor]
@@ -92,6 +95,8 @@ class Ops:
     """All of the sampler's picking in one call, or `None`: `quire.sampling.sampler.PICKING`."""
     prepare_linear: Callable[..., Any]
     relu: Callable[[Tensor], Tensor]
+    restore_linear: Callable[[Mapping[str, Any]], Any] | None
+    """The inverse of `keep_linear`. Copies nothing."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_add: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rms_norm_wide: Callable[[Tensor, Tensor, float], Tensor]

@@ -5,7 +5,7 @@ Weights are packed once into the layout of `csrc/gemm.h`, on large pages. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.compiled import lib
-from quire.kernels.pages import Slabs
+from quire.kernels.pages import weight_memory
 from quire.kernels.workspace import workspace
 
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -26,7 +26,6 @@ NORMS: Final = {"none": (0, False), "rms": (1, False), "rms_wide": (1, True), "l
 _SMALL: Final = 256 << 10
 """Bytes below which a weight gets no part of a large page."""
 _MOST_NORMS: Final = 4096
-_slabs: Final = Slabs()
 _CPU: Final = torch.device("cpu")
 
 
@@ -81,7 +80,32 @@ def prepare_linear(
 
 
 def _allocate(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8) if size < _SMALL else _slabs.take(size)
+    if size < _SMALL and not weight_memory.is_kept:
+        return torch.empty(size, dtype=torch.uint8)
+    return weight_memory.take(size)
+
+
+def keep_linear(layer: PackedLinear) -> dict[str, Any]:
+    """See `dispatch.Ops.keep_linear`."""
+    return {
+        "memory": layer.memory,
+        "bias": layer.bias,
+        "size": [layer.out_features, layer.in_features],
+        "code": CODES[layer.dtype],
+        "gated": layer.gated,
+        "leaves": layer.leaves,
+    }
+
+
+def restore_linear(kept: Mapping[str, Any]) -> PackedLinear:
+    """See `dispatch.Ops.restore_linear`."""
+    memory, bias, code = kept["memory"], kept["bias"], kept["code"]
+    (n, k), gated, leaves = kept["size"], kept["gated"], kept["leaves"]
+    assert len(memory) == lib.packed_bytes(n, k, code), "packed by another version"
+    dtype = next(dtype for dtype, number in CODES.items() if number == code)
+    shift = 0 if bias is None else bias.data_ptr()
+    handle = lib.make_linear(memory.data_ptr(), shift, code, n, k, gated, leaves)
+    return PackedLinear(handle, memory, bias, n, k, dtype, gated, leaves)
 
 
 def _tiled_bias(bias: Tensor, gated: bool) -> Tensor:
@@ -262,6 +286,8 @@ OPS: Final[dict[str, Callable[..., Any]]] = {
     "linear": linear,
     "linear_add": linear_add,
     "prepare_linear": prepare_linear,
+    "keep_linear": keep_linear,
+    "restore_linear": restore_linear,
     "rms_norm": rms_norm,
     "rms_norm_add": rms_norm_add,
     "rms_norm_wide": rms_norm_wide,

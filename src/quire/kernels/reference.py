@@ -228,6 +228,8 @@ OPS: Final[dict[str, Callable[..., Any] | None]] = {
     "gelu_and_mul": gelu_and_mul,
     "gelu_tanh": gelu_tanh,
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
+    # Plain copies of what is in the checkpoint: it is as quick to read that again.
+    "keep_linear": None,
     "layer_norm": layer_norm,
     "likeliest": likeliest,
     "linear": linear,
@@ -239,6 +241,7 @@ OPS: Final[dict[str, Callable[..., Any] | None]] = {
     "pick_tokens": None,
     "prepare_linear": prepare_linear,
     "relu": relu,
+    "restore_linear": None,
     "rms_norm": rms_norm,
     "rms_norm_add": rms_norm_add,
     "rms_norm_wide": rms_norm_wide,

@@ -12,7 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from quire.kernels.pages import LARGE_PAGE, large_pages
+from quire.kernels.pages import large_pages
+from quire.utils.memory_file import LARGE_PAGE
 
 
 class _Workspace(threading.local):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels.pages import weight_memory
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.module import Module
-from quire.layers.parameter import Parameter, Parameters
+from quire.layers.parameter import KeptForm, Parameter, Parameters
 
 
 class Embedding(Module):
@@ -25,10 +26,17 @@ class Embedding(Module):
 
     def own_parameters(self) -> Parameters:
         """`weight`."""
-        return {"weight": Parameter(self._shape, self._load)}
+        kept = KeptForm(self._keep, self._restore)
+        return {"weight": Parameter(self._shape, self._load, kept=kept)}
 
     def _load(self, tensor: Tensor) -> None:
-        self._weight = tensor.clone()
+        self._weight = weight_memory.copy(tensor)
+
+    def _keep(self) -> Tensor:
+        return self._weight
+
+    def _restore(self, kept: Tensor) -> None:
+        self._weight = kept
 
 
 class TiedEmbedding(Module):

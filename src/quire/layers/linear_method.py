@@ -21,7 +21,7 @@ from torch import Tensor
 from quire.errors import ModelLoadError
 from quire.kernels.dispatch import Ops
 from quire.kernels.rows import largest_columns
-from quire.layers.parameter import Parameter, Parameters
+from quire.layers.parameter import WITH_ANOTHER, KeptForm, Parameter, Parameters
 from quire.registry import Registry
 
 
@@ -123,9 +123,17 @@ class PlainMethod(LinearMethod):
         """`weight` and perhaps `bias`."""
         spec = self.spec
         shape, parts = (spec.out_features, spec.in_features), spec.stacked
-        found = {"weight": Parameter(shape, self._load_weight, parts, load_parts=self._load_parts)}
+        kept = None
+        if self._ops.keep_linear is not None:
+            kept = KeptForm(self._keep, self._restore)
+        found = {
+            "weight": Parameter(
+                shape, self._load_weight, parts, load_parts=self._load_parts, kept=kept
+            )
+        }
         if spec.bias:
-            found["bias"] = Parameter(shape[:1], self._load_bias, parts)
+            kept = kept and WITH_ANOTHER
+            found["bias"] = Parameter(shape[:1], self._load_bias, parts, kept=kept)
         return found
 
     def apply(
@@ -151,6 +159,14 @@ class PlainMethod(LinearMethod):
         """See `LinearMethod.prepared`."""
         assert self._prepared is not None, "the weight is not loaded yet"
         return self._prepared
+
+    def _keep(self) -> Any:
+        assert self._ops.keep_linear is not None
+        return self._ops.keep_linear(self.prepared)
+
+    def _restore(self, kept: Any) -> None:
+        assert self._ops.restore_linear is not None, "whoever keeps it restores it"
+        self._prepared = self._ops.restore_linear(kept)
 
     def _load_weight(self, tensor: Tensor) -> None:
         self._load_parts([tensor], tensor.dtype)

@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class KeptForm(NamedTuple):
+    """How a loaded parameter is handed on to another process."""
+
+    keep: Callable[[], Any]
+    """What it has become: tensors, numbers, texts, and lists and dictionaries of these. Large
+    tensors are to lie in `quire.kernels.pages.weight_memory`."""
+    restore: Callable[[Any], None]
+    """Takes that in the place of what `Parameter.load` takes. Its tensors are read-only."""
+
+
+def _nothing() -> None:
+    """There is nothing of its own to keep."""
+
+
+def _ignore(kept: None) -> None:
+    """Nor to restore."""
+
+
+WITH_ANOTHER: Final = KeptForm(_nothing, _ignore)
+"""Of a parameter that is kept as a part of another: a bias with its weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +49,9 @@ class Parameter:
     load_parts: Callable[[Sequence[Tensor], torch.dtype], None] | None = None
     """If there: instead of `load`, takes the checkpoint's tensors as they are, of any float type,
     and rounds them to the type given. Spares a copy of large weights."""
+    kept: KeptForm | None = None
+    """How another process can have it without loading it. A small parameter needs none: its
+    tensors are kept as the checkpoint has them."""
 
 
 Parameters = dict[str, Parameter]

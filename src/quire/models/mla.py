@@ -25,7 +25,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.module import Module
 from quire.layers.norm import RMSNorm
-from quire.layers.parameter import Parameter, Parameters
+from quire.layers.parameter import KeptForm, Parameter, Parameters
 from quire.models.decoder_style import AttentionBlock, StepInput
 
 
@@ -70,6 +70,16 @@ class PerHead:
     def load(self, weights: Tensor) -> None:
         """Keep `[heads, N, K]`."""
         self._prepared = [self._ops.prepare_linear(weight) for weight in weights]
+
+    def keep(self) -> list[Any]:
+        """See `KeptForm`; for operations that have `keep_linear`."""
+        assert self._ops.keep_linear is not None
+        return [self._ops.keep_linear(weight) for weight in self._prepared]
+
+    def restore(self, kept: list[Any]) -> None:
+        """See `KeptForm`."""
+        assert self._ops.restore_linear is not None
+        self._prepared = [self._ops.restore_linear(weight) for weight in kept]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Each head's rows times that head's matrix."""
@@ -146,7 +156,18 @@ class LatentAttention(AttentionBlock):
         """`kv_b_proj.weight`, which is kept head by head."""
         sizes = self._sizes
         rows = sizes.num_heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
-        return {"kv_b_proj.weight": Parameter((rows, sizes.kv_lora_rank), self._load_kv_b)}
+        kept = None
+        if self._ops.keep_linear is not None:
+            kept = KeptForm(self._keep_kv_b, self._restore_kv_b)
+        shape = (rows, sizes.kv_lora_rank)
+        return {"kv_b_proj.weight": Parameter(shape, self._load_kv_b, kept=kept)}
+
+    def _keep_kv_b(self) -> list[Any]:
+        return [self._into_latent.keep(), self._out_of_latent.keep()]
+
+    def _restore_kv_b(self, kept: list[Any]) -> None:
+        self._into_latent.restore(kept[0])
+        self._out_of_latent.restore(kept[1])
 
     def _load_kv_b(self, weight: Tensor) -> None:
         sizes = self._sizes

@@ -11,19 +11,36 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
 from quire.weights.formats import Checkpoint, Stored, open_checkpoint
+from quire.weights.kept import KeptModel, kept_weights, model_key
 from quire.weights.names import NameRules
 from quire.weights.noise import fill_with_noise
 from quire.weights.pages import MappedPages
 
 _SHOWN: Final = 5
 """Names per kind of fault in the error message."""
+_SMALL: Final = 1 << 20
+"""Bytes of a parameter up to which it is kept as the checkpoint has it."""
+
+
+class _KeptForm(Protocol):
+    """See `quire.layers.parameter.KeptForm`."""
+
+    @property
+    def keep(self) -> Callable[[], Any]:
+        """What the parameter has become."""
+        ...
+
+    @property
+    def restore(self) -> Callable[[Any], None]:
+        """Takes that."""
+        ...
 
 
 class Target(Protocol):
@@ -59,6 +76,11 @@ class Target(Protocol):
         """Takes the checkpoint's tensors as they are, if the parameter can."""
         ...
 
+    @property
+    def kept(self) -> _KeptForm | None:
+        """How another process can have it without loading it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -73,6 +95,7 @@ class _Found:
 class _Step:
     """One parameter and where its parts are, in stacking order."""
 
+    name: str
     target: Target
     sources: tuple[str, ...]
     """Our names of the pieces."""
@@ -93,6 +116,9 @@ def load_weights(
     shapes are all checked before the first byte of data is read. `progress(done, total)` is
     called with bytes of the files.
 
+    If this process has memory that outlives it (`quire.weights.kept`), weights are packed there;
+    if they are there already, nothing is read.
+
     Returns:
         The number of weights loaded.
 
@@ -100,40 +126,108 @@ def load_weights(
         ModelLoadError: a file is missing or broken; or tensors are missing, unexpected, or of
             another shape than the configuration says: each kind with names and shapes.
     """
-    tell = progress or _silent
-    if load_format == "dummy":
-        return fill_with_noise(targets, dtype, device)
-    with open_checkpoint(folder, load_format) as checkpoint:
-        found = _pieces_of(checkpoint, rules)
-        steps = _matched(folder, checkpoint, found, targets, rules)
-        pieces = _Pieces(checkpoint, rules, found)
-        done, loaded = 0.0, 0
-        for step in steps:
-            _fill(step, pieces, step.target.dtype or dtype, device)
-            for name in step.sources:
-                here = found[name]
-                stored, count = checkpoint.tensors[here.stored], math.prod(here.shape)
-                done += stored.nbytes * count / max(1, stored.numel)
-                loaded += count
-            tell(min(int(done), checkpoint.total_bytes), checkpoint.total_bytes)
-        tell(checkpoint.total_bytes, checkpoint.total_bytes)
+    reader = _Reader(folder, targets, rules, dtype, device, progress or _silent, load_format)
+    here = kept_weights()
+    if here is None or device != "cpu" or not any(target.kept for target in targets.values()):
+        return reader.read(targets)
+    shapes = {name: (target.shape, target.dtype) for name, target in targets.items()}
+    key = model_key(folder, load_format, dtype, shapes)
+    found = here.find(key)
+    if found is not None:
+        return _restore(found, reader)
+    small: dict[str, Any] = {}
+    with here.filling():
+        loaded = reader.read(targets, small)
+    forms = {name: t.kept.keep() for name, t in targets.items() if t.kept is not None}
+    here.keep(key, KeptModel(loaded, forms | small))
     return loaded
+
+
+def _restore(found: KeptModel, reader: _Reader) -> int:
+    """Give parameters what another process has made of them. What is not kept is read."""
+    missing: dict[str, Target] = {}
+    for name, target in reader.targets.items():
+        if name not in found.entries:
+            missing[name] = target
+            continue
+        kept = found.entries[name]
+        if target.kept is not None:
+            target.kept.restore(kept)
+        elif target.load_parts is not None:
+            target.load_parts(kept["parts"], getattr(torch, kept["dtype"]))
+        else:
+            target.load(kept["whole"])
+    if missing:
+        reader.read(missing)
+    return found.num_weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What `load_weights` was told, to read all of it or the rest."""
+
+    folder: Path
+    targets: Mapping[str, Target]
+    rules: NameRules
+    dtype: torch.dtype
+    device: str
+    tell: Callable[[int, int], None]
+    load_format: str
+
+    def read(self, wanted: Mapping[str, Target], small: dict[str, Any] | None = None) -> int:
+        """Fill some of the targets; returns the number of weights. Into `small` goes what there is
+        to keep of parameters that have no form of their own for that."""
+        if self.load_format == "dummy":
+            return fill_with_noise(wanted, self.dtype, self.device)
+        with open_checkpoint(self.folder, self.load_format) as checkpoint:
+            found = _pieces_of(checkpoint, self.rules)
+            steps = _matched(self.folder, checkpoint, found, self.targets, self.rules)
+            pieces = _Pieces(checkpoint, self.rules, found)
+            done, loaded = 0.0, 0
+            for step in steps:
+                if step.name not in wanted:
+                    continue
+                copy = _fill(step, pieces, step.target.dtype or self.dtype, self.device)
+                if small is not None and copy is not None:
+                    small[step.name] = copy
+                for name in step.sources:
+                    here = found[name]
+                    stored, count = checkpoint.tensors[here.stored], math.prod(here.shape)
+                    done += stored.nbytes * count / max(1, stored.numel)
+                    loaded += count
+                self.tell(min(int(done), checkpoint.total_bytes), checkpoint.total_bytes)
+            self.tell(checkpoint.total_bytes, checkpoint.total_bytes)
+        return loaded
 
 
 def _silent(done: int, total: int) -> None:
     """Progress that nobody wants to hear."""
 
 
-def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> None:
-    """Give a parameter its parts. Nothing of them outlives this, unless it waits for more."""
+def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> dict[str, Any] | None:
+    """Give a parameter its parts. Nothing of them outlives this, unless it waits for more.
+
+    Returns:
+        A copy of what it got, if that is small and all that there is to keep of it.
+    """
     stored = [pieces.read(name) for name in step.sources]
+    copies = step.target.kept is None and sum(part.nbytes for part in stored) <= _SMALL
+    small: dict[str, Any] = {}
     if step.target.load_parts is not None:
-        step.target.load_parts([part.to(device) for part in stored], dtype)
+        parts = [part.to(device) for part in stored]
+        if copies:
+            name = str(dtype).removeprefix("torch.")
+            small = {"parts": [part.clone() for part in parts], "dtype": name}
+        step.target.load_parts(parts, dtype)
     else:
         parts = [part.to(device, dtype) for part in stored]
-        step.target.load(parts[0] if len(parts) == 1 else torch.cat(parts))
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if copies:
+            small = {"whole": whole.clone()}
+        step.target.load(whole)
     for part in stored:
         pieces.pages.drop(part)
+    return small or None
 
 
 class _Pieces:
@@ -203,7 +297,7 @@ def _matched(
                 misshaped.append(_misshape(here, shape, stored))
             elif stored.dtype not in (types := target.stored or checkpoint.types):
                 raise ModelLoadError(_unreadable(here.stored, stored, types))
-        steps.append(_Step(target, tuple(expected)))
+        steps.append(_Step(parameter, target, tuple(expected)))
     unexpected = {f.stored for n, f in found.items() if n not in used and not rules.ignored(n)}
     _report(folder, missing, list(unexpected), misshaped)
 

@@ -33,6 +33,7 @@ from quire.tokenizer import Tokenizer
 from quire.utils.host import available_memory
 from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
+from quire.weights.kept import kept_weights
 from quire.worker.device import (
     choose_kernels,
     place,
@@ -119,9 +120,12 @@ class Worker:
         set_torch_threads(self.shape.hidden_size, self.pooler is None, self.ops)
         tell = progress or _silent
         self.weight_bytes = self._estimate_weights()
+        kept = kept_weights() if self.device.name == "cpu" else None
+        held = kept.size if kept is not None else 0
         facts = MemoryFacts(
             self.device.name,
-            self.device.free_memory(),
+            # Weights that are here already are not free, and will not be taken a second time.
+            self.device.free_memory() + held,
             self.weight_bytes,
             self.device.default_kv_bytes,
             _swap_room(self.config.cache.swap_dir),
@@ -129,7 +133,7 @@ class Worker:
         # Both are settled before the long read, so that a bad limit shows at once.
         check_weights(facts, self.config.cache)
         self.plan = self._plan(facts)
-        if self.config.model.verify:
+        if self.config.model.verify and not held:
             verify(self.config.model.folder, functools.partial(tell, "Verifying files"))
         model = self._load_model(tell)
         tell("Allocating KV cache", 0, self.plan.bytes)

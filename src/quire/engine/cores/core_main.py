@@ -1,4 +1,4 @@
-"""The first module of an engine-core process: `python -m quire.engine.cores.core_main FD PULSE`.
+"""The first module of an engine-core process; `core_process` says what its arguments are.
 
 Imports make a million objects that all stay, and the garbage collector would go through them again
 and again, which makes importing torch half as long again. So it is off before anything else is

@@ -1,8 +1,11 @@
 """The engine-core process: a socket on one side, an `EngineCore` on the other.
 
-Run as `python -m quire.engine.cores.core_main FD PULSE`, where FD is one end of a Unix socket
-pair whose other end the front end holds, and PULSE the file of a `Pulse`. When the other end
-closes, the front end is gone, and this process ends at once.
+Run as `python -m quire.engine.cores.core_main FD PULSE [WEIGHTS]`, where FD is one end of a Unix
+socket pair whose other end the front end holds, PULSE the file of a `Pulse`, and WEIGHTS the
+descriptor of memory for packed weights. When the other end of the socket closes, the front end is
+gone, and this process ends at once.
+
+A spare (`quire.engine.cores.spare`) is told to prepare first, and waits for the word to start.
 
 One thread reads, one writes, and the main thread steps, so a slow reader never holds up a step.
 """
@@ -11,7 +14,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import importlib
 import os
 import queue
 import socket
@@ -19,8 +21,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
@@ -40,6 +43,8 @@ from quire.engine.messages import (
     Failure,
     FromCore,
     Outputs,
+    Prepare,
+    Prepared,
     Progress,
     Ready,
     Reply,
@@ -58,6 +63,9 @@ from quire.utils.process import (
 
 logger = get_logger(__name__)
 
+TITLE: Final = "quire::EngineCore"
+SPARE_TITLE: Final = "quire::SpareCore"
+
 
 @dataclass(slots=True)
 class _Made:
@@ -75,15 +83,22 @@ class EngineCoreProcess:
         sock: To the front end.
         pulse: Where it shows what it does; a page that nobody sees unless given.
         begun: When the interpreter was up, by the machine's monotonic clock.
+        weights: Descriptor of the memory for weights that outlives this process, if there is any.
     """
 
     def __init__(
-        self, sock: socket.socket, pulse: Pulse | None = None, begun: float | None = None
+        self,
+        sock: socket.socket,
+        pulse: Pulse | None = None,
+        begun: float | None = None,
+        weights: int | None = None,
     ) -> None:
         self._sock = sock
         self._pulse = pulse or Pulse()
         self._taken = 0
-        # messages
+        # messages, but for the one to prepare
+        self._weights = weights
+        self._is_prepared = False
         self._begun = time.monotonic() if begun is None else begun
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -102,12 +117,16 @@ class EngineCoreProcess:
         """
         threading.Thread(target=self._read, name="core-reader", daemon=True).start()
         self._writer.start()
-        start = self._take()
-        assert isinstance(start, Start), f"the first message is {type(start).__name__}"
-        self.epoch = start.epoch
         try:
-            core = self._load(start)
-            self._loop(core)
+            start = self._take()
+            if isinstance(start, Prepare):
+                self._prepare(start)
+                self._taken = 0
+                start = self._take()
+            assert isinstance(start, Start), f"the first message is {type(start).__name__}"
+            set_process_title(TITLE)
+            self.epoch = start.epoch
+            self._loop(self._load(start))
         except QuireError as error:
             return self._fail(type(error).__name__, error.message)
         except Exception as error:
@@ -116,11 +135,24 @@ class EngineCoreProcess:
             return self._fail("EngineDead", what, "Its traceback is in the log above.")
         return 0
 
+    def _prepare(self, asked: Prepare) -> None:
+        """Do what can be done without knowing the limits of a core, and without much memory."""
+        set_process_title(f"{SPARE_TITLE} starting")
+        worker = threading.Thread(target=_import_gently, args=(asked.config, self._weights))
+        worker.start()
+        worker.join()
+        set_process_title(SPARE_TITLE)
+        self._is_prepared = True
+        self._outbox.put(wire.encode(Prepared(asked.epoch, 0)))
+
     def _load(self, start: Start) -> EngineCore:
         parts = StartParts(start.begun)
-        parts.end("process", self._begun)
-        importlib.import_module("quire.executor.inline")  # torch, most of a start
-        parts.end("imports")
+        if self._is_prepared:
+            parts.end("promotion")
+        else:
+            parts.end("process", self._begun)
+            _import_all(self._weights)
+            parts.end("imports")
 
         def progress(phase: str, done: int, total: int) -> None:
             parts.hear(phase)
@@ -129,6 +161,10 @@ class EngineCoreProcess:
         core = EngineCore(
             EngineConfig.from_dict(start.config), progress=progress, announce=self._announce
         )
+        from quire.weights import kept
+
+        if (weights := kept.kept_weights()) is not None:
+            weights.finish()
         # What is here now stays: to look through all of it takes a tenth of a second, in which
         # every request would wait.
         gc.freeze()
@@ -250,6 +286,29 @@ class EngineCoreProcess:
                 self._sock.sendall(frame)
 
 
+def _import_all(weights: int | None) -> None:
+    """What a core is made of: torch above all. Map the weights, if they are there."""
+    from quire.executor import inline  # noqa: F401
+    from quire.weights import kept
+
+    if weights is not None:
+        kept.open_kept(weights)
+
+
+def _import_gently(config: dict[str, Any], weights: int | None) -> None:
+    """The same and whatever else need not wait, in a thread of the lowest priority: another core
+    is at work. (A process could not raise its priority again; this one's other threads keep it.)"""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    _import_all(weights)
+    from quire.executor.base import make_executor
+
+    with suppress(QuireError):  # a core says it better, when it starts
+        given = EngineConfig.from_dict(config)
+        shape = given.model.read_shape()
+        make_executor(given.resolve(shape)[0], shape)
+
+
 @contextmanager
 def _ends_the_process(what: str) -> Iterator[None]:
     """A thread that ends by an exception takes its process with it: a core that still computes,
@@ -269,7 +328,6 @@ def main(argv: list[str], begun: float) -> int:
     die_with_parent()
     # The front end holds the journal with which a core can be replaced.
     end_first_without_memory()
-    set_process_title("quire::EngineCore")
     # The front end decides when to end, and says so by closing the socket: it may have requests
     # to finish first. Ctrl-C, systemd and container runtimes signal every process of the group.
     leave_group_signals_to_parent()
@@ -277,7 +335,8 @@ def main(argv: list[str], begun: float) -> int:
     setup_logging("EngineCore")
     if envs.TRACE_FUNCTION:
         logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())
-    pulse = Pulse(int(argv[2]))
+    descriptor, page, *weights = map(int, argv[1:])
+    pulse = Pulse(page)
     pulse.dump_at_signal()
-    with socket.socket(fileno=int(argv[1])) as sock:
-        return EngineCoreProcess(sock, pulse, begun).run()
+    with socket.socket(fileno=descriptor) as sock:
+        return EngineCoreProcess(sock, pulse, begun, *weights).run()

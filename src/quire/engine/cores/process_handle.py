@@ -37,11 +37,57 @@ REAP_SECONDS: Final = 1.0
 """What a core that has closed its socket gets to end, before it counts as running."""
 
 
-class CoreProcess:
-    """One engine-core process of one epoch, as `CoreHandle` says.
+class CoreChild:
+    """A process that is a core or can become one: our end of the socket to it, and its pulse.
 
     The two ends of a socket pair have no name in the file system: nobody else can connect, and
     nothing is left behind however either side ends.
+
+    Args:
+        weights: Descriptor of the memory for packed weights that it inherits, if there is any.
+
+    Raises:
+        OSError: the system allows no more processes, files or memory.
+    """
+
+    def __init__(self, weights: int | None = None) -> None:
+        self.pulse = Pulse()
+        self._ours, theirs = socket.socketpair()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        inherited = [theirs.fileno(), self.pulse.descriptor]
+        if weights is not None:
+            inherited.append(weights)
+        command = [sys.executable, "-m", "quire.engine.cores.core_main", *map(str, inherited)]
+        try:
+            # Blocking for a few milliseconds; asyncio's own spawning needs a child watcher.
+            with theirs, group_signals_held():
+                self.process = subprocess.Popen(command, pass_fds=inherited)
+        except BaseException:
+            self.close()
+            self.pulse.close()
+            raise
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Reader and writer of the socket, in the event loop."""
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(sock=self._ours)
+        return self._streams
+
+    def close(self) -> None:
+        """Close the socket, which is enough for a healthy process to end."""
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self._ours.close()
+
+    def end(self, grace: float) -> None:
+        """Wait for the end of the process, which is killed after `grace` seconds; blocks."""
+        terminate(self.process, grace)
+        self.pulse.close()
+
+
+class CoreProcess:
+    """One engine-core process of one epoch, as `CoreHandle` says.
 
     Args:
         epoch: Counted from 1.
@@ -53,46 +99,34 @@ class CoreProcess:
         self.epoch = epoch
         self._on_message = on_message
         self._on_exit = on_exit
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ours: socket.socket | None = None
+        self._child: CoreChild | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._early: list[bytes] = []
         # frames from before the event loop had the socket
         self._tasks: list[asyncio.Task[None]] = []
-        self._pulse: Pulse | None = None
         self._signs: ProcessSigns | None = None
         self._sent = 0
         # messages
-        self._is_condemned = False
+        self._is_condemned = self._has_ended = False
 
     def start(self, config: EngineConfig) -> None:
-        """Spawn the process and send it its configuration.
+        """Have a process load this configuration.
 
         Raises:
             OSError: the system allows no more processes, files or memory.
         """
         begun = time.monotonic()
-        self._pulse = Pulse()
-        self._ours, theirs = socket.socketpair()
-        with theirs:
-            command = [
-                sys.executable,
-                "-m",
-                "quire.engine.cores.core_main",
-                str(theirs.fileno()),
-                str(self._pulse.descriptor),
-            ]
-            # Blocking for a few milliseconds, once; asyncio's own spawning needs a child watcher.
-            with group_signals_held():
-                self._process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno(), self._pulse.descriptor]
-                )
+        child = self._child = self.find_child(config)
         self.send(Start(self.epoch, config.to_dict(), begun))
-        self._signs = ProcessSigns(self._process.pid)
-        memory = MemoryWatch(self._process.pid)
+        self._signs = ProcessSigns(child.process.pid)
+        memory = MemoryWatch(child.process.pid)
         watcher = asyncio.create_task(_watch(memory))
-        receiver = asyncio.create_task(self._receive(self._ours, memory, watcher))
+        receiver = asyncio.create_task(self._receive(child, memory, watcher))
         self._tasks = [watcher, receiver]
+
+    def find_child(self, config: EngineConfig) -> CoreChild:
+        """The process that is to be the core: here a new one."""
+        return CoreChild()
 
     def send(self, message: ToCore) -> None:
         """Send a message. A core that is gone is noticed by the receiver, not here."""
@@ -123,9 +157,9 @@ class CoreProcess:
 
     def observe(self, closely: bool) -> Observation | None:
         """What the core shows, and what the kernel says of its process."""
-        if self._pulse is None or self._signs is None:
+        if self._child is None or self._signs is None or self._has_ended:
             return None
-        beat = self._pulse.read()
+        beat = self._child.pulse.read()
         pending = self._sent - beat.taken if beat is not None else 0
         return Observation(beat, self._signs.look(closely), pending)
 
@@ -137,31 +171,25 @@ class CoreProcess:
         """Hear nothing more, and close the socket, which is enough for a healthy core to end."""
         for task in self._tasks:
             task.cancel()
-        if not self._is_condemned:  # it would end before it has written its stacks
-            self._close()
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        elif self._ours is not None:
-            self._ours.close()
+        if not self._is_condemned and self._child is not None:
+            self._child.close()  # a condemned one would end before it has written its stacks
 
     async def ended(self, grace: float = 1.0) -> None:
         """Reap the process; `grace` seconds from now it is killed."""
-        if self._process is not None:
-            if self._is_condemned and self._pulse is not None:
-                await asyncio.to_thread(log_stacks, self._process.pid, self._pulse)
-                self._process.kill()
-            await asyncio.to_thread(terminate, self._process, grace)
-        self._close()
-        if self._pulse is not None:
-            self._pulse.close()
-            self._pulse = None
+        child = self._child
+        if child is None or self._has_ended:
+            return
+        if self._is_condemned:
+            await asyncio.to_thread(log_stacks, child.process.pid, child.pulse)
+            child.process.kill()
+            child.close()
+        self._has_ended = True
+        await asyncio.to_thread(child.end, grace)
 
     async def _receive(
-        self, ours: socket.socket, memory: MemoryWatch, watcher: asyncio.Task[None]
+        self, child: CoreChild, memory: MemoryWatch, watcher: asyncio.Task[None]
     ) -> None:
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        reader, self._writer = await child.open()
         self._writer.writelines(self._early)
         self._early.clear()
         decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
@@ -177,10 +205,10 @@ class CoreProcess:
     async def _exit_code(self) -> int | None:
         """Negative: ended by that signal; `None`: it still runs. A process that dies closes its
         socket a moment before it can be reaped."""
-        assert self._process is not None, "started"
+        assert self._child is not None, "started"
         loop = asyncio.get_running_loop()
         end = loop.time() + REAP_SECONDS
-        while (code := self._process.poll()) is None and loop.time() < end:
+        while (code := self._child.process.poll()) is None and loop.time() < end:
             await asyncio.sleep(0.005)
         return code
 
