@@ -156,6 +156,8 @@ OPTIONS: Final[dict[str, Bound]] = {
     "stream_keep_alive": _real(0, SECONDS),
     "handover_timeout": _real(0, SECONDS),
     "write_timeout": _real(0, SECONDS),
+    "journal_max_bytes": _integer(2**16, EXACT),
+    "journal_claim_timeout": _real(0, SECONDS),
     "stream_retention": _real(0, SECONDS),
     "max_kept_streams": _integer(1, 10**6),
     "max_kept_bytes": _integer(1, EXACT),

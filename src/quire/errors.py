@@ -181,6 +181,20 @@ class EngineDead(EngineError):
         """For whoever runs the engine, not for its clients: the likely cause, and what to do."""
 
 
+class JournalMismatch(EngineError):
+    """A request from the journal of another process would get other tokens here."""
+
+    status = 410
+    type = "Gone"
+    code = "journal_mismatch"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "The server was restarted, and this request cannot go on with the same output: not the "
+            f"same as before: {what}. Send the request again."
+        )
+
+
 def told(error: QuireError) -> str:
     """An error as one line for the terminal, with advice for the operator."""
     advice = getattr(error, "advice", "")

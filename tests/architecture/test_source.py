@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "quire"
 FILES = sorted(SOURCE.rglob("*.py"))
 WALL_CLOCK = {
+    "engine/frontend/disk/disk_journal.py",  # for how long after a restart a reply is kept
     "engine/frontend/request_tracing.py",  # wall time of spans
     "observability/metrics/tensorboard.py",  # wall time of points
     "serving/server_state.py",  # `created` of models

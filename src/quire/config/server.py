@@ -13,6 +13,8 @@ LOG_LEVELS: Final = {
     "trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50,
 }  # fmt: skip
 """uvicorn's names, by their numbers."""
+FSYNC: Final = ("never", "interval", "always")
+"""When a journal is synced."""
 PROBES: Final = frozenset(
     ("/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/load")
 )
@@ -100,9 +102,30 @@ class ServerConfig:
     reasoning_parser: str = ""
     """Parser that splits reasoning from the answer; `none` leaves it in the text. Default: the one
     whose marks are in the chat template."""
+    journal_dir: str | None = None
+    """Folder (mode 0700) of a journal of resumable requests: a server that is started again goes on
+    with those that were unfinished, and their clients can fetch the rest. It holds prompts and
+    outputs."""
+    journal_fsync: str = "interval"
+    """When the journal is synced to the disk: `never`, `interval` (every second) or `always`.
+    Without it the journal outlives the process but not the machine. `always` also lets no stream
+    begin before its request is on the disk."""
+    journal_max_bytes: int = 2**30
+    """Largest size of the journal. Requests beyond it are served, but not written."""
+    journal_key_file: str | None = None
+    """File with 32 random bytes with which the journal is encrypted (AES-256-GCM). Needs
+    `pip install 'quire[journal]'`."""
+    journal_claim_timeout: float = 300.0
+    """Seconds after a start in which a client must ask for a request that goes on from the journal;
+    then it is ended."""
 
     def __post_init__(self) -> None:
         check_section(self)
+        if self.journal_fsync not in FSYNC:
+            raise ConfigError(
+                f"--journal-fsync must be one of {', '.join(FSYNC)}, got {self.journal_fsync!r}",
+                param="journal_fsync",
+            )
         if self.uvicorn_log_level not in LOG_LEVELS:
             raise ConfigError(
                 f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}, "

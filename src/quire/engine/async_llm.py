@@ -17,6 +17,7 @@ from quire.engine.cores.restarts import RestartBudget
 from quire.engine.cores.spare import CoreProcesses
 from quire.engine.cores.supervisor import CoreEvents, Supervisor
 from quire.engine.cores.watchdog import LOOK_SECONDS
+from quire.engine.frontend.disk.identity import identity
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
 from quire.engine.frontend.questions import explain_live
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from quire.core.output import EngineCoreOutput
     from quire.core.stats import StepStats
     from quire.engine.cores.handle import MakeCore
+    from quire.engine.frontend.disk.disk_journal import DiskJournal
+    from quire.engine.frontend.disk.stored import Resumption
     from quire.engine.frontend.listeners import AnyParams
+    from quire.engine.frontend.processed_input import ProcessedInput
     from quire.engine.frontend.prompts import PromptType
     from quire.engine.frontend.questions import Question
     from quire.engine.messages import EngineCoreRequest, Outputs
@@ -184,10 +188,46 @@ class AsyncLLM:
             client=client,
             max_wait=max_wait,
         )
+        return self._stream(request_id, processed)
+
+    def _stream(self, request_id: str, processed: ProcessedInput) -> RequestStream:
         stream = RequestStream(
             request_id, processed.seed, processed.checked, self._abort_now, self.buffers
         )
         self._streams[request_id] = stream
+        return stream
+
+    async def resume(
+        self,
+        params: AnyParams,
+        request_id: str,
+        resumption: Resumption,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str = "",
+    ) -> RequestStream:
+        """Go on with a request that another process accepted and wrote to its journal. The stream
+        begins with what there was, grouped as it was.
+
+        Raises:
+            JournalMismatch: its parameters mean something else here.
+            RequestError: it is not valid here.
+            EngineDead: the engine has stopped.
+        """
+        self.supervisor.check_alive()
+        processed, outputs = self.frontend.resume(
+            request_id,
+            params,
+            resumption,
+            priority=priority,
+            cache_salt=cache_salt,
+            client=client,
+        )
+        stream = self._stream(request_id, processed)
+        stream.preload(outputs)
+        if outputs and outputs[-1].finished:
+            del self._streams[request_id]
         return stream
 
     async def generate(
@@ -367,6 +407,11 @@ class AsyncLLM:
         """Whether the core makes no progress: it is about to be replaced, unless
         `--core-stall-timeout` is 0."""
         return self.supervisor.is_stalled
+
+    def keep_journal(self, journal: DiskJournal) -> None:
+        """Have a journal on disk hear of requests, once the core is ready and before the first."""
+        self.frontend.listen(journal)
+        journal.begin(identity(self.config, self.info))
 
     def metrics_text(self) -> bytes:
         """The Prometheus exposition."""

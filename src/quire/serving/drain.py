@@ -12,7 +12,7 @@ from typing import Final
 
 from quire.errors import QuireError
 from quire.logger import get_logger
-from quire.serving.errors import CutShort
+from quire.serving.errors import CutShort, LeftInJournal
 from quire.serving.server_state import ServerState
 
 logger = get_logger(__name__)
@@ -51,12 +51,18 @@ async def drain(
 
 
 async def _end_rest(state: ServerState) -> None:
-    """End what is unfinished with an error that says so.
-
-    A journal on disk is to be asked here first: what it holds goes on after the restart, and its
-    stream is to be told that, not this.
-    """
+    """End what is unfinished with an error that says so. What the journal on disk holds goes on
+    after the restart, and its clients are told that instead."""
     state.closed = True
+    if state.journal is not None:
+        left = [kept for kept in state.kept.running() if state.journal.holds(kept.id)]
+        # First the last write: what ends from here on has not ended for the next process.
+        await asyncio.to_thread(state.journal.close)
+        for kept in left:
+            kept.stop(LeftInJournal(kept.id, state.seconds_until_restart()))
+        if left:
+            logger.info("%d request(s) are left in the journal", len(left))
+            await asyncio.sleep(0)
     if state.answering:
         logger.warning("%d request(s) were not finished in time", state.answering)
     for engine in state.engines:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig, PoolerSpec
 from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.disk.disk_journal import DiskJournal
+from quire.engine.frontend.disk.stored import Resumption
 from quire.engine.frontend.questions import Question
 from quire.engine.frontend.stream import StreamBuffers
 from quire.errors import QuireError
@@ -178,6 +180,29 @@ class EngineClient(Protocol):
             DeadlineUnreachable: its turn would come later than `max_wait`.
             EngineDead: the engine cannot take it.
         """
+        ...
+
+    async def resume(
+        self,
+        params: SamplingParams | PoolingParams | CheckedParams,
+        request_id: str,
+        resumption: Resumption,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str = "",
+    ) -> OutputStream:
+        """Go on with a request from the journal of another process; its stream begins with what
+        there was.
+
+        Raises:
+            JournalMismatch: its parameters mean something else here.
+            RequestError: it is not valid here.
+        """
+        ...
+
+    def keep_journal(self, journal: DiskJournal) -> None:
+        """Have a journal on disk hear of requests."""
         ...
 
     async def abort(self, request_id: str, error: QuireError | None = None) -> None:

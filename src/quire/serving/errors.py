@@ -146,6 +146,47 @@ class CutShort(ServiceUnavailable):
         """Seconds."""
 
 
+class LeftInJournal(ServiceUnavailable):
+    """The server shut down before a request was finished, and the next one goes on with it."""
+
+    code = "left_in_journal"
+
+    def __init__(self, stream_id: str, retry_after: float = 1.0) -> None:
+        super().__init__(
+            "The server shut down before this request was finished. It is in the journal and goes "
+            f"on when the server is started again: fetch the rest with GET /v1/streams/{stream_id} "
+            "and the last event's id as Last-Event-ID."
+        )
+        self.retry_after = retry_after
+        """Seconds."""
+
+
+class StreamsReturning(ServiceUnavailable):
+    """Streams of the process before this one are not here yet."""
+
+    code = "streams_returning"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no such stream yet: streams of the process before this one are still on "
+            "their way. Try again."
+        )
+        self.retry_after = 1.0
+        """Seconds."""
+
+
+class NotClaimed(ServiceUnavailable):
+    """Nobody asked for a request that went on from the journal."""
+
+    code = "not_claimed"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The request went on after a restart, and nobody asked for it within {seconds:g} s "
+            "(--journal-claim-timeout)."
+        )
+
+
 class IdempotencyKeyReused(RequestError):
     """The key was given with another request before."""
 

@@ -22,6 +22,7 @@ from quire.serving import errors
 from quire.serving.deadline import Deadline
 from quire.serving.decode import Unsupported, decode, show
 from quire.serving.dialect import OPENAI
+from quire.serving.durable import Durable, Recovered, StoredRequest, told_headers
 from quire.serving.errors import (
     IdempotencyKeyReused,
     OtherRequest,
@@ -32,6 +33,7 @@ from quire.serving.keep_alive import kept_alive
 from quire.serving.kept_streams import KeptReply, Opening, Reader
 from quire.serving.server_state import ServerState
 from quire.serving.stream_headers import Wishes, read_wishes
+from quire.serving.stream_skip import Skip
 
 Scope = MutableMapping[str, Any]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -75,7 +77,11 @@ class Exchange:
         """The reply, if it is written for later readers too. Set once it is being made."""
         self.before_end: Callable[[], None] | None = None
         """Called once, before the last bytes leave: whoever reads the reply finds it counted."""
+        self.durable: Durable | None = None
+        """The same reply in the journal on disk."""
+        self._recovered: Recovered | None = None
         self._opening: Opening | None = None
+        self._body = b""
         self._accepted = False
         self._more_body = True
         self._receive = receive
@@ -85,6 +91,11 @@ class Exchange:
     def config(self) -> ServerConfig:
         """The server's."""
         return self.state.config
+
+    def recover(self, recovered: Recovered) -> None:
+        """The request is one that another process accepted."""
+        self._recovered = recovered
+        self.request_id, self.created = recovered.request.request_id, recovered.request.created
 
     def header(self, name: bytes) -> bytes | None:
         """First value of a request header; `name` in lower case."""
@@ -172,14 +183,23 @@ class Exchange:
             RequestError: as `body` raises it, or the client goes on with a reply that there is not.
             Answered: the request was sent before, and has the reply it had then.
         """
+        if self._recovered is not None:
+            return decode(kind, await self._recovered_body(self._recovered.request), unsupported)
         self.state.check_open()
         self.adopt_deadline()
         wishes = read_wishes(self.scope["headers"], self.state.config.resumable_streams)
         body = await self.body()
         self._accept()
         if wishes is not None:
+            self._body = body
             await self._resume(wishes, body)
         return decode(kind, body, unsupported)
+
+    async def _recovered_body(self, stored: StoredRequest) -> bytes:
+        body = await self.body()
+        self._accept()
+        self._opening = Opening(stored.owner, stored.digest, stored.key, stored.asked, self.dialect)
+        return body
 
     async def _resume(self, wishes: Wishes, body: bytes) -> None:
         """Give the reply that the request had when it was sent before, or note that this one is to
@@ -313,6 +333,8 @@ class Exchange:
         is kept goes on without it. Call it after `body()`."""
         if self._opening is None:
             return await self._unless_disconnected(work)
+        if self._recovered is not None:
+            return await self._render_again(self._recovered, self._opening, work)
         try:
             await self._join()  # another request with the same key may have come first
             self.kept = self.state.kept.open(self._opening)
@@ -321,8 +343,43 @@ class Exchange:
             raise
         if self.kept is None:
             return await self._unless_disconnected(work)
+        self._make_durable(self.kept, self._opening)
         self.kept.answer(work)
         await self.follow(self.kept)
+
+    def _make_durable(self, kept: KeptReply, opening: Opening) -> None:
+        """Have the journal on disk hold the reply, if there is one."""
+        if (journal := self.state.journal) is None:
+            return
+        request = StoredRequest(
+            self.scope["path"],
+            told_headers(self.scope["headers"]),
+            self._body,
+            opening.owner,
+            opening.digest,
+            opening.key,
+            opening.asked,
+            self.request_id,
+            self.created,
+        )
+        self.durable = Durable(journal, kept.id, msgspec.msgpack.encode(request))
+
+    async def _render_again(
+        self, recovered: Recovered, opening: Opening, work: Coroutine[Any, Any, None]
+    ) -> None:
+        """Write a reply that another process kept, for whoever comes for it."""
+        stream, journal = recovered.stream, self.state.journal
+        assert journal is not None, "what is recovered comes from the journal"
+        self.kept = self.state.kept.restore(stream.stream_id, opening)
+        if recovered.refusal is not None:
+            work.close()
+            self.kept.fail(recovered.refusal)
+            return
+        self.durable = Durable(journal, stream.stream_id, stream.opening, stream)
+        self.kept.answer(work)
+        recovered.begun.set()
+        assert self.kept.task is not None
+        await asyncio.wait((self.kept.task,))
 
     async def follow(self, kept: KeptReply, by: str | None = None, after: str = "") -> None:
         """Send a kept reply as far as the client stays.
@@ -336,15 +393,16 @@ class Exchange:
             NotFound: what comes after this event is not kept.
             QuireError: the reply could not begin.
         """
-        reader = kept.read(kept.after(after) if after else 0)
+        skip = Skip(after) if after and kept.is_restored and not kept.has(after) else None
+        reader = kept.read(kept.after(after) if after and skip is None else 0)
         if by is not None:
             self.state.http.count_resume(by)
         try:
-            await self._unless_disconnected(self._copy(reader, again=by is not None))
+            await self._unless_disconnected(self._copy(reader, by is not None, skip))
         finally:
             kept.leave(reader)
 
-    async def _copy(self, reader: Reader, again: bool) -> None:
+    async def _copy(self, reader: Reader, again: bool, skip: Skip | None) -> None:
         await reader.begun()
         kept = reader.kept
         assert kept.status is not None
@@ -353,14 +411,15 @@ class Exchange:
         with kept_alive(self, kept.content_type):
             more = True
             while more:
-                data, more = await self._next(reader)
+                data, more = await self._next(reader, skip)
                 self.finished = not more
                 await self._send_body(data, more)
 
-    async def _next(self, reader: Reader) -> tuple[bytes, bool]:
+    async def _next(self, reader: Reader, skip: Skip | None) -> tuple[bytes, bool]:
         """The next bytes of a kept reply, and whether more will follow."""
         try:
-            return await reader.take()
+            data, more = await reader.take()
+            return data if skip is None else skip.feed(data, not more), more
         except QuireError as error:
             if not reader.kept.content_type.startswith(b"text/event-stream"):
                 raise  # its length is told already, or nobody knows how it tells errors

@@ -150,5 +150,5 @@ async def generate(
         RequestError: the engine refuses a prompt; those before it are aborted.
     """
     ids = None if exchange.kept is None else exchange.kept.ids
-    async with submitted(exchange.state, engine, submission) as streams:
+    async with submitted(exchange.state, engine, submission, exchange.durable) as streams:
         yield Generation(streams, reader, ids)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from quire.errors import NotFound, QuireError, TooManyRequests
 from quire.logger import get_logger
@@ -29,6 +29,18 @@ must be let in: the oldest goes."""
 PIECE: Final = 64 * 1024
 """Most bytes that a reader takes at once, unless one event is longer."""
 Headers = list[tuple[bytes, bytes]]
+
+
+class KeptJournal(Protocol):
+    """Who is told what becomes of replies, by the id of their stream."""
+
+    def end(self, stream_id: str) -> None:
+        """One is complete."""
+        ...
+
+    def forget(self, stream_id: str) -> None:
+        """One is not kept any longer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,10 @@ class KeptReply:
         """Why it was ended from outside, if it was."""
         self.task: asyncio.Task[None] | None = None
         """The task that writes."""
+        self.is_restored = False
+        """It was begun by another process."""
+        self.was_read = False
+        """Whether anybody has asked for it."""
         self.timer: asyncio.TimerHandle | None = None
         """The end of its time, once it has ended."""
         self._store = store
@@ -91,7 +107,7 @@ class KeptReply:
             await work
         except BaseException as error:
             if not self.ended:
-                self._fail(self.stopped or error)
+                self.fail(self.stopped or error)
             if not isinstance(error, Exception) and self.stopped is None:
                 raise
 
@@ -112,10 +128,13 @@ class KeptReply:
         self.write(data)
         self._store.ended(self, failed)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """The reply will not begin, or not end."""
         self.ended, self.failure = True, error
-        self._store.forget(self)
+        if self.is_restored:
+            self._store.ended(self, failed=True)  # its client has yet to hear of it
+        else:
+            self._store.forget(self)
         self._wake()
 
     def stop(self, why: QuireError) -> None:
@@ -145,13 +164,19 @@ class KeptReply:
         """Bytes that were written."""
         return self._dropped + len(self._log)
 
+    def has(self, event_id: str) -> bool:
+        """Whether the log has this event by now."""
+        return self._log.find(_line(event_id)) >= 0
+
     def after(self, event_id: str) -> int:
         """Where the log goes on after an event.
 
         Raises:
             NotFound: no such event is kept.
         """
-        line = b"\nid: %b\n\n" % event_id.encode("ascii", "replace")
+        if self.failure is not None:
+            raise self.failure
+        line = _line(event_id)
         at = self._log.find(line)
         if at < 0:
             raise NotFound(
@@ -172,6 +197,7 @@ class KeptReply:
             replaced = self._readers.pop(0)
             replaced.replaced = True
             replaced.news.set()
+        self.was_read = True
         reader = Reader(self, start)
         self._readers.append(reader)
         return reader
@@ -220,6 +246,10 @@ class KeptReply:
             del self._log[:spare]
             self._dropped += spare
         return spare
+
+
+def _line(event_id: str) -> bytes:
+    return b"\nid: %b\n\n" % event_id.encode("ascii", "replace")
 
 
 class Reader:
@@ -289,6 +319,11 @@ class KeptReplies:
         self._ended: dict[str, KeptReply] = {}
         # those that have ended, by the time of their end
         self._keys: dict[tuple[bytes, str], KeptReply] = {}
+        self.journal: KeptJournal | None = None
+        """Hears what becomes of the replies."""
+        self.pending: Callable[[], QuireError] | None = None
+        """While replies of a process before this one may still come: what to say of a reply that
+        is not here."""
         metrics.kept_now = self.now
 
     def now(self) -> KeptNow:
@@ -309,7 +344,17 @@ class KeptReplies:
                 f"The server keeps at most {self._most} resumable replies (--max-kept-streams), "
                 "and all of them are still being generated."
             )
-        kept = KeptReply(secrets.token_urlsafe(16), opening, self)
+        return self._add(KeptReply(secrets.token_urlsafe(16), opening, self))
+
+    def restore(self, stream_id: str, opening: Opening) -> KeptReply:
+        """A reply that another process kept, which is rendered again. It counts, but is not refused
+        for the number of others."""
+        kept = KeptReply(stream_id, opening, self)
+        kept.is_restored = True
+        return self._add(kept)
+
+    def _add(self, kept: KeptReply) -> KeptReply:
+        opening = kept.opening
         self._all[kept.id] = kept
         self._counted[kept] = None
         if opening.key is not None:
@@ -321,8 +366,11 @@ class KeptReplies:
 
         Raises:
             NotFound: there is none of this owner.
+            ServiceUnavailable: it may still come.
         """
         kept = self._all.get(stream_id)
+        if kept is None and self.pending is not None:
+            raise self.pending()
         if kept is None or kept.opening.owner != owner:
             raise NotFound(
                 "There is no such stream: it was never kept, its time is over, or it is not yours."
@@ -330,8 +378,19 @@ class KeptReplies:
         return kept
 
     def by_key(self, owner: bytes, key: str) -> KeptReply | None:
-        """The reply that a client named with its `Idempotency-Key`."""
-        return self._keys.get((owner, key))
+        """The reply that a client named with its `Idempotency-Key`.
+
+        Raises:
+            ServiceUnavailable: it may still come.
+        """
+        kept = self._keys.get((owner, key))
+        if kept is None and self.pending is not None:
+            raise self.pending()
+        return kept
+
+    def running(self) -> list[KeptReply]:
+        """Those that have not ended."""
+        return [kept for kept in self._all.values() if not kept.ended]
 
     def delete(self, kept: KeptReply) -> None:
         """Stop and forget one."""
@@ -344,6 +403,8 @@ class KeptReplies:
             return
         self._ended.pop(kept.id, None)
         self._free_key(kept)
+        if self.journal is not None:
+            self.journal.forget(kept.id)
         if kept.timer is not None:
             kept.timer.cancel()
         if not kept.has_readers:
@@ -374,6 +435,9 @@ class KeptReplies:
         self._ended[kept.id] = kept
         if failed:
             self._free_key(kept)
+        if self.journal is not None:
+            # A failure would not come out the same way again.
+            (self.journal.forget if failed else self.journal.end)(kept.id)
         loop = asyncio.get_running_loop()
         kept.timer = loop.call_later(self._seconds, self._drop, kept, "expired")
 

@@ -17,14 +17,17 @@ from typing import Final
 
 from quire.config import EngineConfig, ServerConfig
 from quire.config.server import LOG_LEVELS
-from quire.errors import EngineDead, QuireError, StartupError, told
+from quire.engine.frontend.disk.disk_journal import DiskJournal, JournalOptions
+from quire.errors import ConfigError, EngineDead, QuireError, StartupError, told
 from quire.logger import get_logger
 from quire.serving.app import build_app
 from quire.serving.drain import FLUSH_SECONDS, drain
 from quire.serving.engine_protocol import EngineClient
+from quire.serving.errors import StreamsReturning
 from quire.serving.greeting import announce, greeting
 from quire.serving.handover import HandoverPoint, has_predecessor, take_listener
 from quire.serving.http_server import adopt_uvicorn_logs, http_server
+from quire.serving.journal_replay import JournalReplay
 from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
 from quire.serving.service_report import ServiceReport
@@ -62,12 +65,14 @@ def run_server(
         engine_factory: Starts an engine and returns it at once; `AsyncLLM.start` if left out.
     """
     try:
-        listener = None if has_predecessor(server_config) else bind(server_config)
-    except StartupError as error:
+        has_one = has_predecessor(server_config)
+        journal = _open_journal(server_config, waits=has_one)
+        listener = None if has_one else bind(server_config)
+    except (StartupError, ConfigError) as error:
         return _give_up(error)
     adopt_uvicorn_logs(LOG_LEVELS[server_config.uvicorn_log_level])
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        server = _Server(listener, server_config)
+        server = _Server(listener, server_config, journal)
         try:
             code = runner.run(server.run(engine_config, engine_factory or _start_engine))
         finally:
@@ -76,6 +81,15 @@ def run_server(
         leaving = leave_within(LEAVE_SECONDS, code)
     leaving.cancel()
     return code
+
+
+def _open_journal(config: ServerConfig, waits: bool) -> DiskJournal | None:
+    if config.journal_dir is None:
+        return None
+    options = JournalOptions(
+        config.journal_dir, config.journal_fsync, config.journal_max_bytes, config.journal_key_file
+    )
+    return DiskJournal(options, waits)
 
 
 async def _start_engine(config: EngineConfig) -> EngineClient:
@@ -100,7 +114,9 @@ def _give_up(error: QuireError) -> int:
 class _Server:
     """Runs HTTP and engine side by side, and ends both."""
 
-    def __init__(self, listener: socket.socket | None, config: ServerConfig) -> None:
+    def __init__(
+        self, listener: socket.socket | None, config: ServerConfig, journal: DiskJournal | None
+    ) -> None:
         self._listener = listener
         # `None` until it is taken over from another server
         self._config = config
@@ -110,7 +126,13 @@ class _Server:
         self._left_at = 0.0
         # when the listening socket was handed over, on the event loop's clock
         self._signal = 0
-        self._http = http_server(build_app(self._state), self._state.unread)
+        app = build_app(self._state)
+        self._http = http_server(app, self._state.unread)
+        self._journal = journal
+        self._replay: JournalReplay | None = None
+        if journal is not None:
+            self._replay = JournalReplay(self._state, journal, app.router)
+            self._state.kept.pending = StreamsReturning
         self._report = ServiceReport(self._state, ServiceManager())
         self._handover: HandoverPoint | None = None
         self._serving: asyncio.Future[None] | None = None
@@ -244,8 +266,13 @@ class _Server:
         engine = await start(config)  # it loads on afterwards
         self._state.serve(engine)
         await self._unless_stopped(engine.wait_ready())
+        if self._journal is not None and not self._stop.is_set():
+            engine.keep_journal(self._journal)
+            self._state.journal = self._state.kept.journal = self._journal
         if self._listener is None and not self._stop.is_set():
             await self._take_over()
+        if self._replay is not None and not self._stop.is_set():
+            await self._replay.begin()
         if self._stop.is_set() or self._listener is None:
             return self._interrupted()
         self._state.mark_started()
@@ -280,6 +307,8 @@ class _Server:
     async def _shut_down(self) -> None:
         """Stop HTTP and the core."""
         hurry = self._hurry.is_set()
+        if self._replay is not None:
+            self._replay.close()
         if self._handover is not None:
             self._handover.close()
         self._http.should_exit = True

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire.config import PoolerSpec, ServerConfig
+from quire.engine.frontend.disk.disk_journal import DiskJournal
 from quire.engine.frontend.stream import StreamBuffers
 from quire.errors import NotFound, QuireError, UnsupportedTask
 from quire.observability.metrics.http_metrics import HttpMetrics
@@ -96,6 +97,8 @@ class ServerState:
         """Replies for clients that come back."""
         self.unread = Unread(config.write_timeout, self._buffers, self.http.count_write_timeout)
         """What clients have not taken from their connections."""
+        self.journal: DiskJournal | None = None
+        """Holds them for the process after this one."""
         self.in_flight = 0
         """Requests for generation that are being answered."""
         self.answering = 0

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from quire.errors import QuireError
 from quire.logger import get_logger
-from quire.serving.errors import InternalError
+from quire.serving.errors import InternalError, LeftInJournal
 from quire.serving.exchange import Exchange
 from quire.serving.keep_alive import kept_alive
 from quire.serving.kept_streams import KeptReply
@@ -49,6 +49,8 @@ async def _keep_stream(exchange: Exchange, kept: KeptReply, frames: AsyncGenerat
         if kept.stopped is None:
             raise
         last = dialect.stream_error(kept.stopped, exchange.request_id) + last
+        # What ends a stream only here has no id: its client goes on after the event before.
+        named &= not isinstance(kept.stopped, LeftInJournal)
     except Exception as error:
         last = _error_frame(exchange, error) + last
     ids.enter_end()

@@ -19,6 +19,7 @@ from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.serving.deadline import Deadline
+from quire.serving.durable import Durable
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.errors import CutShort
 from quire.serving.server_state import ServerState
@@ -51,9 +52,13 @@ class Submission:
 
 @asynccontextmanager
 async def submitted(
-    state: ServerState, engine: EngineClient, submission: Submission
+    state: ServerState,
+    engine: EngineClient,
+    submission: Submission,
+    durable: Durable | None = None,
 ) -> AsyncIterator[list[OutputStream]]:
-    """The streams of all prompts; on exit, those that have not finished are aborted.
+    """The streams of all prompts; on exit, those that have not finished are aborted. If the reply
+    is `durable`, the journal has them before this begins.
 
     Raises:
         RequestError: the engine refuses a prompt; those before it are aborted.
@@ -68,7 +73,12 @@ async def submitted(
     state.in_flight += 1
     state.active_ids.update(request_ids)
     try:
-        await _submit(engine, submission, request_ids, streams)
+        if durable is not None:
+            durable.expect(request_ids)
+        await _submit(engine, submission, request_ids, streams, durable)
+        if durable is not None:
+            # The client is told the stream's id next. From then on it must outlive this process.
+            await durable.journal.written()
         if submission.deadline is None:
             yield streams
         else:
@@ -88,12 +98,27 @@ async def _submit(
     submission: Submission,
     request_ids: Sequence[str],
     streams: list[OutputStream],
+    durable: Durable | None,
 ) -> None:
     """Add a stream for every prompt."""
     for request_id, prompt in zip(request_ids, submission.prompts, strict=True):
+        params = _next_params(submission.params, streams)
+        if durable is not None and (begun := durable.resumption(len(streams))) is not None:
+            streams.append(
+                await engine.resume(
+                    params,
+                    request_id,
+                    begun,
+                    priority=submission.priority,
+                    cache_salt=submission.cache_salt,
+                    client=submission.client,
+                )
+            )
+            await asyncio.sleep(0)  # what it brings has been rendered in one go
+            continue
         stream = await engine.submit(
             prompt,
-            _next_params(submission.params, streams),
+            params,
             request_id,
             priority=submission.priority,
             cache_salt=submission.cache_salt,

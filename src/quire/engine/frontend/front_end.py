@@ -27,6 +27,8 @@ from quire.config import EngineConfig, ModelConfig, ModelShape
 from quire.config.engine import read_generation_config
 from quire.core.output import EngineCoreOutput, failed_output
 from quire.core.stats import IterationStats, StepStats
+from quire.engine.frontend.checked import CheckedParams, filled
+from quire.engine.frontend.disk.stored import Resumption, params_digest
 from quire.engine.frontend.input_gate import InputGate, make_input_processor
 from quire.engine.frontend.journal import Journal
 from quire.engine.frontend.listeners import (
@@ -49,9 +51,10 @@ from quire.engine.frontend.request_tracing import Tracing, make_tracer
 from quire.engine.live_config import LiveConfig
 from quire.engine.messages import AbortRequests, AddRequests, EngineCoreRequest, ToCore
 from quire.engine.starvation import ApiWaits
-from quire.errors import QuireError
+from quire.errors import JournalMismatch, QuireError
 from quire.observability.recorder.ring import StepRecords
 from quire.outputs import RequestOutput
+from quire.params import SamplingParams
 from quire.tokenizer.fit import check_fit
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock
@@ -87,6 +90,10 @@ def load_tokenizer(model: ModelConfig, shape: ModelShape) -> Tokenizer:
     tokenizer = Tokenizer.from_folder(model.tokenizer_folder, model.chat_template)
     check_fit(tokenizer, shape)
     return tokenizer
+
+
+def _nowhere() -> None:
+    """The core does not get it yet."""
 
 
 class FrontEnd:
@@ -140,7 +147,8 @@ class FrontEnd:
         suspects = self._quarantine if serves else None
         records = RecordListener(self.records)
         listeners = (self.journal, suspects, self.queue, records, self.tracing, log)
-        self._tell = ListenerTable([one for one in listeners if isinstance(one, Listener)])
+        self._listeners: list[Listener] = [one for one in listeners if isinstance(one, Listener)]
+        self._tell = ListenerTable(self._listeners)
 
     @property
     def config(self) -> EngineConfig:
@@ -215,6 +223,68 @@ class FrontEnd:
             raise
         self._announce(AcceptedRequest(request_id, processed, params, trace_headers), send)
         return processed
+
+    def resume(
+        self,
+        request_id: str,
+        params: AnyParams,
+        resumption: Resumption,
+        *,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str = "",
+    ) -> tuple[ProcessedInput, list[RequestOutput]]:
+        """Go on with a request that another process accepted: what it brought so far is taken in
+        as if the core said it now, and the core gets the rest to do. Limits of the queue do not
+        count, because the request was accepted.
+
+        Returns:
+            The request, and the outputs so far, as they were grouped then.
+
+        Raises:
+            JournalMismatch: its parameters mean something else here.
+            RequestError: it is not valid here, or its id is taken.
+        """
+        stored = resumption.prompt
+        if isinstance(params, CheckedParams):
+            params = params.with_seed(stored.seed)
+        elif isinstance(params, SamplingParams):
+            params = filled(params, seed=stored.seed)
+        processed = self.input.process(
+            request_id,
+            stored.token_ids,
+            params,
+            arrival_time=self.clock.now(),
+            priority=priority,
+            cache_salt=cache_salt,
+            client=client,
+        )
+        if params_digest(processed.params) != stored.params:
+            raise JournalMismatch("the request's sampling parameters")
+        self.output.check_unused(request_id)
+        self._announce(AcceptedRequest(request_id, processed, params, trace_headers), _nowhere)
+        ids = [request.request_id for request in processed.requests]
+        found: list[RequestOutput] = []
+        try:
+            for step in resumption.steps:
+                # Its statistics were those of the process before.
+                taken = self.take([one.output(ids[one.index]) for one in step], None)
+                found += taken.request_outputs
+            assert self.journal is not None, "LLM resumes nothing"
+            running = self.output.internal_ids(request_id)
+            if rest := [r for r in self.journal.replay() if r.request_id in running]:
+                self._core.send(AddRequests(self._core.epoch, rest))
+        except BaseException:
+            self.abort(request_id)
+            raise
+        return processed, found
+
+    def listen(self, listener: Listener) -> None:
+        """Have one more listener hear of requests, right after the journal. To be called before the
+        first request."""
+        self._listeners.insert(1, listener)
+        self._tell = ListenerTable(self._listeners)
 
     def _count_rejection(self, reason: str) -> None:
         self.report(None, IterationStats(admission_rejections={reason: 1}))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from quire.engine.frontend.checked import CheckedParams
@@ -103,6 +103,7 @@ class RequestStream:
         self._waiter: asyncio.Future[None] | None = None
         self._done = False
         self._ended_slow = False
+        self._merges = True
 
     def put(self, item: RequestOutput | QuireError) -> None:
         """Add an output, or the error that ends the stream. Called by the engine."""
@@ -113,12 +114,23 @@ class RequestStream:
         elif not self._ended_slow and not self._done:
             self._hold(item)
 
+    def preload(self, items: Sequence[RequestOutput]) -> None:
+        """Add outputs that were made before this stream was. Neither they nor what follows is
+        merged: a reply that is rendered again has its events where they were. They are not counted:
+        their reader is about to take them."""
+        self._merges = False
+        for item in items:
+            if self._next is None:
+                self._next = item
+            else:
+                self._held.append(_Held(item, 0))
+
     def _hold(self, item: RequestOutput | QuireError) -> None:
         if isinstance(item, QuireError):
             self._held.append(_Held(item, 0))
             return
         before = 0
-        if len(self._held) >= MERGE_BEYOND and self._held[-1].can_take(item):
+        if len(self._held) >= MERGE_BEYOND and self._merges and self._held[-1].can_take(item):
             held = self._held[-1]
             before = held.size
             held.take(item, self.checked.params.output_kind)
