@@ -217,5 +217,6 @@ def test_a_folder_has_one_server(tmp_path: Path) -> None:
     server = Server(*flags(tmp_path))
     assert server.url
     other = Server(*flags(tmp_path))
-    assert other.process.wait(PATIENCE) == 1 and "in use by another server" in other.log
+    assert other.process.wait(PATIENCE) == 1
+    assert other.stop() == 1 and "in use by another server" in other.log
     server.stop()
