@@ -23,6 +23,10 @@ STORY = f"Once upon a time there was a small fox, called {SECRET}, at the edge o
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Body = dict[str, Any]
 
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+}}}  # fmt: skip
+
 KINDS: dict[str, Callable[[int], Body]] = {
     "greedy": lambda i: {"temperature": 0},
     "seeded": lambda i: {"temperature": 1, "seed": i, "top_p": 0.9},
@@ -34,6 +38,8 @@ KINDS: dict[str, Callable[[int], Body]] = {
     "logprobs": lambda i: {"temperature": 0.8, "seed": i, "logprobs": 3},
     "prompt_logprobs": lambda i: {"temperature": 0, "prompt_logprobs": 2},
     "bias": lambda i: {"temperature": 1, "seed": i, "logit_bias": {"300": 2.5}, "min_tokens": 9},
+    "tools": lambda i: {"temperature": 1, "seed": i, "tools": [TOOL], "tool_choice": "required"},
+    "free_tools": lambda i: {"temperature": 0, "tools": [TOOL], "include_reasoning": True},
 }  # fmt: skip
 """What requests ask for, by name. A feature whose state must survive a fault adds its row."""
 
@@ -54,6 +60,7 @@ def mixed_asks(count: int, max_tokens: int = 96) -> list[Ask]:
         kind = kinds[i % len(kinds)]
         chat, stream = (i // len(kinds)) % 2 == 1, (i // 2) % 4 != 3
         fields = dict(KINDS[kind](i))
+        chat = chat or "tools" in fields
         text = STORY * (1 + i % 5) + f"On day {i}"
         if chat:
             where: Body = {"messages": [{"role": "user", "content": text}]}
@@ -123,6 +130,10 @@ class Outcome:
             told = self.choices.setdefault(choice["index"], ["", None, None, []])
             said = choice.get("delta") or choice.get("message") or choice
             told[0] += said.get("text") or said.get("content") or ""
+            told[0] += said.get("reasoning") or ""
+            for call in said.get("tool_calls") or ():
+                function = call["function"]
+                told[0] += (function.get("name") or "") + function["arguments"]
             told[1] = choice.get("finish_reason") or told[1]
             told[2] = choice.get("stop_reason") or told[2]
             if choice.get("seed") is not None and choice["index"] == 0:

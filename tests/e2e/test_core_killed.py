@@ -16,6 +16,9 @@ from live_server import Server, serving
 from patience import PATIENCE, wait_for
 
 KILLS = 3
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+}}}  # fmt: skip
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "Once upon a time", "temperature": 0}),
     ("completions", {"prompt": "One day", "seed": 5, "temperature": 1, "top_p": 0.9}),
@@ -26,6 +29,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "It was", "seed": 1, "logit_bias": {"300": 3}, "min_tokens": 200}),
     ("completions", {"prompt": "Numbers", "seed": 3, "prompt_logprobs": 2, "stream": False}),
     ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "seed": 2}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "Weather in Rome?"}],
+                          "tools": [TOOL], "tool_choice": "required", "seed": 11}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}],
+                          "tools": [TOOL], "temperature": 0, "parallel_tool_calls": False}),
     ("chat/completions", {"messages": [{"role": "user", "content": "A story"}], "stream": False,
                           "seed": 4, "logprobs": True, "top_logprobs": 2}),
 ]  # fmt: skip
@@ -62,6 +69,8 @@ def fold(lines: list[str]) -> Any:
             parts = told.setdefault(choice["index"], ["", None, []])
             message = choice.get("delta") or choice.get("message") or choice
             parts[0] += message.get("text") or message.get("content") or ""
+            for call in message.get("tool_calls") or ():
+                parts[0] += (call["function"].get("name") or "") + call["function"]["arguments"]
             parts[1] = choice["finish_reason"] or parts[1]
             parts[2].append(choice.get("logprobs"))
     for parts in told.values():

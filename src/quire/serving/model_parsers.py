@@ -17,6 +17,8 @@ from quire.errors import InvalidRequest
 from quire.params import SamplingParams
 from quire.serving.decode import show
 from quire.serving.engine_protocol import TokenizerLike
+from quire.serving.forced_calls import call_grammar
+from quire.serving.parsers.json_calls import JsonCalls
 from quire.serving.parsing import (
     PARSERS,
     REASONING_PARSERS,
@@ -163,6 +165,8 @@ class ModelParsers:
             reasoning: Whether the reply has the reasoning.
         """
         kinds = [kind for kind in self.kinds if use.offered or not kind.needs_tools]
+        if use.constrains:
+            kinds, params = self._constrained(kinds, prompt, use, params, tokenizer)
         special: dict[str, int] = {}
         if params.skip_special_tokens:
             known = tokenizer.special_tokens
@@ -173,6 +177,34 @@ class ModelParsers:
         setup = ParserSetup(prompt, use.offered, frozenset(special))
         rules = ReplyRules(reasoning, use.choice.parallel)
         return Parsing(kinds, setup, rules), params
+
+    def _constrained(
+        self,
+        kinds: list[type[OutputParser]],
+        prompt: str,
+        use: ToolUse,
+        params: SamplingParams,
+        tokenizer: TokenizerLike,
+    ) -> tuple[list[type[OutputParser]], SamplingParams]:
+        """The parsers and parameters of a request whose calls a grammar forces."""
+        if params.structured_outputs is not None:
+            raise InvalidRequest(
+                "A reply cannot be made of calls of tools and have a form of its own: tool_choice "
+                "required or named, and strict tools, exclude response_format and "
+                "structured_outputs.",
+                param="tool_choice",
+            )
+        vocabulary = tokenizer.special_tokens
+        calls = next((kind for kind in kinds if kind.call_syntax(vocabulary) is not None), None)
+        if calls is None:
+            # The model's own syntax is not JSON, or is not known: a list of JSON objects.
+            kinds = [*(kind for kind in kinds if not kind.needs_tools), JsonCalls]
+            calls = JsonCalls
+        reasoning = next((kind for kind in kinds if kind.thoughts is not None), None)
+        grammar = call_grammar(use, calls, reasoning, prompt, vocabulary)
+        if grammar is None:
+            return kinds, params
+        return kinds, params.replace(structured_outputs=grammar)
 
 
 def choose_parsers(config: ServerConfig, templates: Sequence[str]) -> ModelParsers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -38,6 +38,30 @@ class ParserSetup:
     """Special tokens that the parser is shown and the reader of the reply is not."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How a syntax writes a call, for grammars that force one: `NAME` stands for the tool's name.
+    The arguments are JSON. Special tokens of the model are written as their text."""
+
+    begin: str
+    """What comes before the arguments."""
+    end: str
+    """What comes after them."""
+    separator: str = ""
+    """Between two calls."""
+    before: str = ""
+    after: str = ""
+    """Around all calls."""
+    trigger: str | None = None
+    """What certainly begins a call in free text; a beginning of `begin`, or of `before` and
+    `begin`. `None`: nothing does."""
+    number: str = ""
+    """A regular expression for what is between `begin` and `middle`, if there is something."""
+    middle: str = ""
+    one_call: bool = False
+    """A reply has one call at most."""
+
+
 class OutputParser(ABC):
     """Parses one choice. Subclasses override `feed`, and `finish` if they ever hold text back.
 
@@ -53,6 +77,18 @@ class OutputParser(ABC):
     special tokens are otherwise left out of the text."""
     id_letters: ClassVar[int] = 0
     """If above 0, ids of calls are this many letters and digits (some templates insist)."""
+
+    thoughts: ClassVar[tuple[str, str] | None] = None
+    """The tags around reasoning, for parsers of reasoning, for grammars that apply after it."""
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax | None:
+        """How a call is written, for parsers of calls; `None` if arguments are not JSON.
+
+        Args:
+            vocabulary: Texts of the model's special tokens.
+        """
+        return None
 
     def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:
         self.setup = setup

@@ -72,6 +72,12 @@ class ToolUse:
         even where one is named, because the conversation may have calls of the others."""
         return () if self.choice.mode == "none" else self.tools
 
+    @property
+    def constrains(self) -> bool:
+        """Whether the output must be constrained: a call is forced, or a tool is strict."""
+        forced = self.choice.mode in ("required", "named")
+        return forced or any(tool.strict for tool in self.offered)
+
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools for the chat template; `None` if there are none to show."""
         return [tool.for_template() for tool in self.offered] or None
@@ -118,11 +124,6 @@ def tool_spec(
     if strict is not None and not isinstance(strict, bool):
         raise InvalidRequest(
             f"{where}.strict must be true or false, got {show(strict)}.", param=f"{where}.strict"
-        )
-    if strict:
-        raise InvalidRequest(
-            f"{where}.strict is not supported: constrained decoding is not available yet.",
-            param=f"{where}.strict",
         )
     return ToolSpec(
         name, description, _schema(parameters, f"{where}.{schema}"), bool(strict), shown
@@ -185,12 +186,6 @@ def tool_use(
     if choice.mode == "named" and choice.name not in seen:
         raise InvalidRequest(
             f"{param} names the tool {show(choice.name)}, which is not among the tools.",
-            param=param,
-        )
-    if choice.mode in ("required", "named"):
-        raise InvalidRequest(
-            f'{param} must be "none" or "auto": forcing a call needs constrained decoding, which '
-            f"is not available yet, got {show(choice.name or choice.mode)}.",
             param=param,
         )
     return ToolUse(tuple(tools), choice)

@@ -64,8 +64,13 @@ class Vocabulary:
             raise _refused("this model's tokenizer does not spell bytes token by token") from None
         self.limits = llguidance.LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         added = json.loads(tokenizer).get("added_tokens") or ()
-        self.special = {t["content"]: t["id"] for t in added if t.get("special")}
-        """Special tokens, text to id."""
+        self.special = {
+            t["content"]: t["id"]
+            for t in added
+            if t["id"] < vocab_size and self.tokens.is_special_token(t["id"])
+        }
+        """Tokens that llguidance takes for special ones, text to id: all that look like tags, even
+        if they are ordinary to the tokenizer. They do not match the letters of their text."""
 
     def settle(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar that a request asks for; see `settle.settle`.

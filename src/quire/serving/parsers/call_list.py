@@ -6,13 +6,15 @@ this kind differ in their marks only.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar, Final
 
 from quire.serving.parsers.call_object import ARGUMENT_KEYS, NAME_KEYS, CallObject
 from quire.serving.parsers.scan import Marks, Scanner
-from quire.serving.parsing import ParserSetup, TurnWriter
+from quire.serving.parsing import CallSyntax, ParserSetup, TurnWriter
 
 _BETWEEN: Final = ",;"
+_BEGIN: Final = '{"name": "NAME", "arguments": '
 
 
 class CallList(Scanner):
@@ -162,6 +164,11 @@ class Llama3Json(CallList):
     special_tokens = opening
     at_start = True
 
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax('{"name": "NAME", "parameters": ', "}", "; ")
+
 
 class Granite(CallList):
     """Granite 3: `<|tool_call|>[{"name": "f", "arguments": {...}}]`; some versions write
@@ -171,6 +178,11 @@ class Granite(CallList):
     closing = ("</tool_call>",)
     special_tokens = (*opening, *closing)
 
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(_BEGIN, "}", ", ", "<|tool_call|>[", "]", "<|tool_call|>")
+
 
 class Granite20bFc(CallList):
     """Granite 20B Functioncalling: `<function_call> {"name": "f", "arguments": {...}}`, once per
@@ -178,6 +190,11 @@ class Granite20bFc(CallList):
 
     opening = ("<function_call>",)
     special_tokens = opening
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(f"<function_call> {_BEGIN}", "}", "\n", trigger="<function_call>")
 
 
 class Phi4Mini(CallList):
@@ -188,6 +205,11 @@ class Phi4Mini(CallList):
     closing = ("<|/tool_call|>",)
     special_tokens = ("<|tool_call|>", "<|/tool_call|>")
 
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(_BEGIN, "}", ", ", "functools[", "]", "functools[")
+
 
 class InternLM(CallList):
     """InternLM 2 and 2.5: `<|action_start|><|plugin|>{"name": "f", "parameters": {...}}
@@ -196,3 +218,13 @@ class InternLM(CallList):
     opening = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
     closing = ("<|action_end|>",)
     special_tokens = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(
+            '<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ',
+            "}<|action_end|>",
+            trigger="<|action_start|><|plugin|>",
+            one_call=True,
+        )

@@ -8,10 +8,11 @@ call. What follows a message begins with `<|start|>assistant`; a prompt ends wit
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Final
 
 from quire.serving.parsers.scan import Marks, Scanner, is_name
-from quire.serving.parsing import ParserSetup, TurnWriter
+from quire.serving.parsing import CallSyntax, ParserSetup, TurnWriter
 
 _RECIPIENT: Final = re.compile(r"to=([^\s<]+)")
 _FUNCTIONS: Final = "functions."
@@ -24,6 +25,18 @@ class Harmony(Scanner):
         "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>",
         "<|return|>",
     )  # fmt: skip
+
+    thoughts = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(
+            "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+            "",
+            trigger="<|channel|>commentary to=functions.",
+            one_call=True,
+        )
 
     def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:
         super().__init__(setup, out)

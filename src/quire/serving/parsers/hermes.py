@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar, Final
 
 from quire.serving.parsers.call_object import CallObject
 from quire.serving.parsers.scan import Marks, Scanner
-from quire.serving.parsing import ParserSetup, TurnWriter
+from quire.serving.parsing import CallSyntax, ParserSetup, TurnWriter
 
 
 class Hermes(Scanner):
@@ -19,6 +20,16 @@ class Hermes(Scanner):
     opening: ClassVar[str] = "<tool_call>"
     closing: ClassVar[str] = "</tool_call>"
     special_tokens = (opening, closing)
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(
+            f'{cls.opening}\n{{"name": "NAME", "arguments": ',
+            f"}}\n{cls.closing}",
+            "\n",
+            trigger=cls.opening,
+        )
 
     def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:
         super().__init__(setup, out)

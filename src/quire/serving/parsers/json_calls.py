@@ -7,10 +7,12 @@ or has no arguments, stays text.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Final
 
 from quire.serving.parsers.call_list import CallList
 from quire.serving.parsers.scan import Marks
+from quire.serving.parsing import CallSyntax
 
 _FENCE: Final = Marks("```")
 _LINE: Final = Marks("\n")
@@ -25,6 +27,11 @@ class JsonCalls(CallList):
     name_keys = ("name", "tool", "tool_name", "function")
     argument_keys = ("arguments", "parameters", "args", "input")
     _fenced = False
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax('{"name": "NAME", "arguments": ', "}", ", ", "[", "]")
 
     def read_start(self) -> bool:
         """The beginning of a line."""

@@ -6,11 +6,13 @@ some versions with `[CALL_ID]` and an id after the name.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 from quire.serving.parsers.call_list import CallList
 from quire.serving.parsers.json_text import JsonValue
 from quire.serving.parsers.scan import Marks, is_name
+from quire.serving.parsing import CallSyntax
 
 _AFTER_NAME: Final = Marks("[ARGS]", "[CALL_ID]", "[TOOL_CALLS]", "{")
 _AFTER_ID: Final = Marks("[ARGS]", "[TOOL_CALLS]", "{")
@@ -25,6 +27,14 @@ class Mistral(CallList):
     id_letters = 9
 
     _arguments: JsonValue | None = None
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`. Without a token for it, the model knows no `[ARGS]`."""
+        if "[ARGS]" in vocabulary:
+            return CallSyntax("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]")
+        begin = '{"name": "NAME", "arguments": '
+        return CallSyntax(begin, "}", ", ", "[TOOL_CALLS][", "]", "[TOOL_CALLS]")
 
     def read_first(self) -> bool:
         """Either a list of objects, or a name."""

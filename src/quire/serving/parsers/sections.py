@@ -6,11 +6,12 @@ the marks, and in whether the name is in the header or begins the body.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar, Final
 
 from quire.serving.parsers.json_text import JsonValue
 from quire.serving.parsers.scan import Marks, Scanner, is_name
-from quire.serving.parsing import ParserSetup, TurnWriter
+from quire.serving.parsing import CallSyntax, ParserSetup, TurnWriter
 
 
 class SectionCalls(Scanner):
@@ -128,12 +129,34 @@ class DeepSeekV31(SectionCalls):
     separator = "<｜tool▁sep｜>"
     special_tokens = (*section, *call, separator)
 
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(
+            f"{cls.call[0]}NAME{cls.separator}",
+            cls.call[1],
+            "",
+            *cls.section,
+            trigger=cls.section[0],
+        )
+
 
 class DeepSeekV3(DeepSeekV31):
     """DeepSeek V3 and R1: the header is the word `function`; the body begins with a line that is
     the name, and has the arguments fenced as JSON."""
 
     _fence: ClassVar[Marks] = Marks("```json", "{")
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(
+            f"{cls.call[0]}function{cls.separator}NAME\n```json\n",
+            f"\n```{cls.call[1]}",
+            "\n",
+            *cls.section,
+            trigger=cls.section[0],
+        )
 
     def _headed(self, header: str) -> None:
         if self.separator not in self.setup.hidden:
@@ -183,6 +206,19 @@ class KimiK2(SectionCalls):
     call = ("<|tool_call_begin|>", "<|tool_call_end|>")
     separator = "<|tool_call_argument_begin|>"
     special_tokens = (*section, *call, separator)
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        return CallSyntax(
+            f"{cls.call[0]}functions.NAME:",
+            cls.call[1],
+            "",
+            *cls.section,
+            trigger=cls.section[0],
+            number="[0-9]{1,3}",
+            middle=cls.separator,
+        )
 
     def _headed(self, header: str) -> None:
         name, colon, number = header.removeprefix("functions.").rpartition(":")

@@ -20,7 +20,7 @@ class ThinkTags(Scanner):
 
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
-    special_tokens = (opening, closing)
+    special_tokens = thoughts = (opening, closing)
     always: ClassVar[bool] = False
     """The model reasons even if no tag opens, unless the prompt ends with the closing tag."""
 
@@ -108,11 +108,11 @@ class MistralThink(ThinkTags):
     """Magistral: special tokens as tags."""
 
     opening, closing = "[THINK]", "[/THINK]"
-    special_tokens = (opening, closing)
+    special_tokens = thoughts = (opening, closing)
 
 
 class SeedThink(ThinkTags):
     """Seed-OSS."""
 
     opening, closing = "<seed:think>", "</seed:think>"
-    special_tokens = (opening, closing)
+    special_tokens = thoughts = (opening, closing)
