@@ -220,6 +220,7 @@ async def slow_readers(trial: Trial, size: Size) -> None:
         await asyncio.sleep(max(3.0, size.calm_seconds))
         grown = trial.server.held().rss_mib - before
     trial.facts["rss_mib_while_slow"] = round(grown, 1)
+    trial.rss_mib = max(trial.rss_mib, 0.2 * size.slow_readers)
     trial.must(grown < 256, f"RSS grew by {grown:.0f} MiB while nobody read")
 
 

@@ -300,11 +300,14 @@ async def no_descriptors(trial: Trial, seconds: float) -> None:
     pid = trial.server.process.pid
     old = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     api = psutil.Process(pid)
-    trial.no_reply_is_allowed = True
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (api.num_fds() + 8, old[1]))
+    trial.no_reply_is_allowed = trial.may_refuse = True
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (api.num_fds() + 32, old[1]))
     try:
         async with partial_requests(HttpTarget(trial.server.url, "quire-demo"), HOGS) as hogs:
             await asyncio.sleep(seconds)
+            refused = sum(out.status == 503 for _, out in trial.load.done)
+            trial.facts |= {"refused_with_503": refused, "livez": trial.server.status("/livez")}
+            trial.must(refused > 0, "nobody got a 503")
             before, start = sum(api.cpu_times()[:2]), time.monotonic()
             trial.load.resting = trial.load.canary_rests = (
                 True  # nothing is asked: what works now works in vain
@@ -413,6 +416,7 @@ async def press_memory(trial: Trial, seconds: float) -> None:
     await asyncio.sleep(1)
     group.limit(group.used + 24 * 2**20)
     at = time.monotonic()
+    trial.rss_mib = 192  # the large requests are much larger than those of the load
     asking = asyncio.create_task(_ask_for_memory(trial, seconds))
     await asyncio.sleep(seconds)
     group.limit(2**40)

@@ -121,6 +121,20 @@ class EngineGone(EngineDead):
         """Seconds."""
 
 
+class NoDescriptors(ServiceUnavailable):
+    """The process has hardly any file descriptors left for connections."""
+
+    code = "no_descriptors"
+
+    def __init__(self, retry_after: float = 1.0) -> None:
+        super().__init__(
+            "The server has hardly any file descriptors left. Close connections, or raise the "
+            "limit (`ulimit -n`)."
+        )
+        self.retry_after = retry_after
+        """Seconds."""
+
+
 class ShuttingDown(ServiceUnavailable):
     """The server is shutting down and accepts no new requests."""
 
@@ -294,6 +308,8 @@ def headers(error: QuireError) -> Headers:
         result.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         result.append((b"allow", error.allowed.encode()))
+    if isinstance(error, NoDescriptors):
+        result.append((b"connection", b"close"))
     if isinstance(error, (PayloadTooLarge, RequestTimeout)):
         # What is left of the body would otherwise be read only to be thrown away.
         result.append((b"connection", b"close"))

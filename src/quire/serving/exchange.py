@@ -37,6 +37,8 @@ from quire.serving.stream_skip import Skip
 
 Scope = MutableMapping[str, Any]
 T = TypeVar("T", bound=msgspec.Struct)
+NO_DESCRIPTORS: Final = "quire.no_descriptors"
+"""Key in the scope of a request that came when the process could open hardly any more files."""
 KEY: Final = "quire.exchange"
 """Key of the exchange in the ASGI scope."""
 JSON: Final = b"application/json"

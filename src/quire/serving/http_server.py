@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, Final, cast
@@ -16,12 +17,19 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from quire.serving.exchange import NO_DESCRIPTORS
 from quire.serving.unread import HIGH_WATER, Unread
 
 MAX_HEADER_BYTES: Final = 32 * 1024
 HEADER_SECONDS: Final = 30.0
 """How long a request line with its headers may take, and a new connection until its first."""
 KEEP_ALIVE_SECONDS: Final = 65
+SPARE_DESCRIPTORS: Final = 16
+"""Connections that take one of the last so many descriptors are told to come back later, probes
+excepted. Without any, connections could only be closed, and no core could be replaced."""
+SCARCE_HEADER_SECONDS: Final = 1.0
+"""`HEADER_SECONDS` of such a connection."""
+MOST_DESCRIPTORS: Final = 2**16
 
 
 def adopt_uvicorn_logs(level: int = logging.INFO) -> None:
@@ -41,12 +49,16 @@ class _Protocol(HttpToolsProtocol):
         self._unread = unread
 
     _header_bytes = 0
+    _header_seconds = HEADER_SECONDS
     _in_headers = True
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER)
+        if _nearly_last(transport):
+            self.app = _marked(self.app)
+            self._header_seconds = SCARCE_HEADER_SECONDS
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,12 +99,38 @@ class _Protocol(HttpToolsProtocol):
 
     def _start_clock(self) -> None:
         self._stop_clock()
-        self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+        self._deadline = self.loop.call_later(self._header_seconds, self.transport.close)
 
     def _stop_clock(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _nearly_last(transport: asyncio.BaseTransport) -> bool:
+    """Whether hardly any descriptors are left: the kernel gives the lowest one that is free."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sock = transport.get_extra_info("socket")
+    return limit != resource.RLIM_INFINITY and sock.fileno() >= limit - SPARE_DESCRIPTORS
+
+
+def _marked(app: Any) -> Any:
+    """An application whose requests say that there are hardly any descriptors left."""
+
+    async def marked(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, NO_DESCRIPTORS: True}, receive, send)
+
+    return marked
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as it may, because each stream takes a descriptor, and
+    the limit that shells give is made for programs without any."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class HttpServer(uvicorn.Server):

@@ -18,8 +18,8 @@ from quire.logger import get_logger
 from quire.observability.metrics.http_metrics import NO_ROUTE
 from quire.serving.auth import Role
 from quire.serving.dialect import DialectTable
-from quire.serving.errors import InternalError
-from quire.serving.exchange import KEY, ClientDisconnect, Exchange, Scope
+from quire.serving.errors import InternalError, NoDescriptors
+from quire.serving.exchange import KEY, NO_DESCRIPTORS, ClientDisconnect, Exchange, Scope
 from quire.serving.server_state import ServerState
 
 logger = get_logger(__name__)
@@ -71,6 +71,8 @@ class Gate:
             if exchange.scope["path"] not in self._open:
                 exchange.adopt_request_id()
                 self._state.keys.check(exchange.scope["headers"])
+                if NO_DESCRIPTORS in exchange.scope:
+                    raise NoDescriptors
             await self._app(exchange.scope, receive, send)
         except ClientDisconnect:
             raise

@@ -26,7 +26,7 @@ from quire.serving.engine_protocol import EngineClient
 from quire.serving.errors import StreamsReturning
 from quire.serving.greeting import announce, greeting
 from quire.serving.handover import HandoverPoint, has_predecessor, take_listener
-from quire.serving.http_server import adopt_uvicorn_logs, http_server
+from quire.serving.http_server import adopt_uvicorn_logs, http_server, raise_descriptor_limit
 from quire.serving.journal_replay import JournalReplay
 from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
@@ -70,6 +70,7 @@ def run_server(
         listener = None if has_one else bind(server_config)
     except (StartupError, ConfigError) as error:
         return _give_up(error)
+    raise_descriptor_limit()
     adopt_uvicorn_logs(LOG_LEVELS[server_config.uvicorn_log_level])
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         server = _Server(listener, server_config, journal)
