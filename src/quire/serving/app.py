@@ -24,6 +24,8 @@ from quire.serving.auth import Role
 from quire.serving.dialect import DialectTable
 from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import Exchange
+from quire.serving.inference import tokens
+from quire.serving.inference.tokens import TokensRequest
 from quire.serving.middleware import Gate
 from quire.serving.openai import chat, completions, models, tokenize
 from quire.serving.openai.schema import (
@@ -101,6 +103,24 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
             _TEXT,
             ANTHROPIC,
             body=MessagesRequest,
+            replies=_STREAMED,
+        ),
+        "/v1/chat/completions/render": RouteSpec(
+            POST, _USER, chat.render_chat_request, body=ChatRequest
+        ),
+        "/v1/completions/render": RouteSpec(
+            POST, _USER, completions.render_completion_request, body=CompletionRequest
+        ),
+        "/v1/messages/render": RouteSpec(
+            POST, _USER, messages.render_message_request, dialect=ANTHROPIC, body=MessagesRequest
+        ),
+        "/inference/v1/generate": RouteSpec(
+            POST,
+            _USER,
+            tokens.generate_tokens,
+            "token ids, get those that follow",
+            _TEXT,
+            body=TokensRequest,
             replies=_STREAMED,
         ),
         "/v1/messages/count_tokens": RouteSpec(

@@ -27,9 +27,12 @@ from quire.serving.decode import show
 from quire.serving.dialogue import RequestLabels, prepare, render
 from quire.serving.exchange import Exchange
 from quire.serving.generation import generate
-from quire.serving.server_state import require_runner
+from quire.serving.rendered import rendered
+from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
+from quire.serving.submission import Submission
 from quire.serving.tagged import check_object
+from quire.serving.turn_reader import TurnReader
 
 SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 """Fields that have the same name and meaning in `SamplingParams`."""
@@ -42,17 +45,10 @@ async def messages(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid; nothing has been sent yet.
     """
-    _check_version(exchange)
-    request = await exchange.record(MessagesRequest, MESSAGES_UNSUPPORTED)
-    served = exchange.state.model_for(request.model)
-    require_runner(served.engine, "generate")
-    labels = _labels(request, f"msg_{exchange.request_id}")
-    check_priority(labels.priority, served.engine.config.scheduler.scheduling_policy)
-    params = _params(request, served.engine.default_params)
-    dialogue = read_dialogue(request, served.parsers)
-    submission, reader = await prepare(exchange, served, dialogue, params, labels)
+    request, served = await _record(exchange)
+    submission, reader = await _prepare(exchange, served, request)
     shows = (request.thinking or {}).get("display") != "omitted"
-    reply = MessageReply(labels.request_id, served.name, request.max_tokens, shows)
+    reply = MessageReply(submission.request_ids[0], served.name, request.max_tokens, shows)
 
     async def answer() -> None:
         async with generate(exchange, served.engine, submission, reader) as generation:
@@ -63,6 +59,35 @@ async def messages(exchange: Exchange) -> None:
 
     with renamed(*SCHEMA):  # a schema is compiled when it is submitted
         await exchange.while_connected(answer())
+
+
+async def render_message_request(exchange: Exchange) -> None:
+    """Give a conversation as `/inference/v1/generate` takes it, and compute nothing.
+
+    Raises:
+        RequestError: the request is invalid.
+    """
+    request, served = await _record(exchange)
+    submission, _ = await _prepare(exchange, served, request)
+    (one,) = rendered(submission, served, bool(request.stream))
+    await exchange.reply(msgspec.json.encode(one))
+
+
+async def _record(exchange: Exchange) -> tuple[MessagesRequest, ServedModel]:
+    _check_version(exchange)
+    request = await exchange.record(MessagesRequest, MESSAGES_UNSUPPORTED)
+    return request, exchange.state.model_for(request.model)
+
+
+async def _prepare(
+    exchange: Exchange, served: ServedModel, request: MessagesRequest
+) -> tuple[Submission, TurnReader]:
+    require_runner(served.engine, "generate")
+    labels = _labels(request, f"msg_{exchange.request_id}")
+    check_priority(labels.priority, served.engine.config.scheduler.scheduling_policy)
+    params = _params(request, served.engine.default_params)
+    dialogue = read_dialogue(request, served.parsers)
+    return await prepare(exchange, served, dialogue, params, labels)
 
 
 async def count_tokens(exchange: Exchange) -> None:

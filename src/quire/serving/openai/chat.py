@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.serving.checks import truncate
@@ -20,6 +22,7 @@ from quire.serving.openai.reply import ReplyHead, usage_each
 from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import CHAT_UNSUPPORTED, ChatRequest
 from quire.serving.prompts import encode
+from quire.serving.rendered import rendered
 from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
@@ -46,6 +49,19 @@ async def chat_completions(exchange: Exchange) -> None:
     served = exchange.state.model_for(request.model)
     chat = await _prepare(exchange, served, request)
     await exchange.while_connected(_answer(exchange, served.engine, chat))
+
+
+async def render_chat_request(exchange: Exchange) -> None:
+    """Give a conversation as `/inference/v1/generate` takes it, and compute nothing.
+
+    Raises:
+        RequestError: the request is invalid.
+    """
+    request = await exchange.record(ChatRequest, CHAT_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    chat = await _prepare(exchange, served, request)
+    (one,) = rendered(chat.submission, served, bool(request.stream))
+    await exchange.reply(msgspec.json.encode(one))
 
 
 async def _prepare(exchange: Exchange, served: ServedModel, request: ChatRequest) -> _Chat:

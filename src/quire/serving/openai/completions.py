@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+import msgspec
+
 from quire.errors import InvalidRequest
 from quire.serving.checks import truncate
 from quire.serving.engine_protocol import EngineClient
@@ -24,6 +26,7 @@ from quire.serving.openai.reply import ReplyHead, usage_each
 from quire.serving.openai.sampling import build_params, check_common
 from quire.serving.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
 from quire.serving.prompts import check_ids, encode_all
+from quire.serving.rendered import rendered
 from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
@@ -53,6 +56,19 @@ async def completions(exchange: Exchange) -> None:
     served = exchange.state.model_for(request.model)
     asked = await _prepare(exchange, served, request)
     await exchange.while_connected(_answer(exchange, served.engine, asked))
+
+
+async def render_completion_request(exchange: Exchange) -> None:
+    """Give texts as `/inference/v1/generate` takes them, one request each, and compute nothing.
+
+    Raises:
+        RequestError: the request is invalid.
+    """
+    request = await exchange.record(CompletionRequest, COMPLETION_UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    asked = await _prepare(exchange, served, request)
+    found = rendered(asked.submission, served, bool(request.stream))
+    await exchange.reply(msgspec.json.encode(found))
 
 
 async def _prepare(

@@ -1,0 +1,181 @@
+"""`POST /inference/v1/generate`: token ids and sampling parameters in, token ids out.
+
+For servers that tokenise elsewhere. The body is what a render route gives; nothing is rendered,
+tokenised or parsed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.params import SamplingParams
+from quire.serving.checks import check_labels, check_priority, make_params
+from quire.serving.decode import Unsupported, refused
+from quire.serving.exchange import Exchange
+from quire.serving.generation import Generation, generate
+from quire.serving.limits import check_prompts
+from quire.serving.prompts import check_ids
+from quire.serving.rendered import FILLED_IN
+from quire.serving.server_state import require_runner
+from quire.serving.streaming import send_stream
+from quire.serving.submission import Submission
+from quire.serving.token_texts import TokenTexts, token_entries
+from quire.serving.turn_reader import TurnReader
+from quire.serving.turns import Batch, ModelTurn
+from quire.spelling import did_you_mean
+
+KNOWN: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in FILLED_IN)
+
+
+class TokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /inference/v1/generate`."""
+
+    FREE_FORM: ClassVar[tuple[str, ...]] = ("sampling_params",)
+
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    """By the names of vLLM's `SamplingParams`, which also has the defaults."""
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+UNSUPPORTED: Final[dict[str, Unsupported]] = {
+    "features": refused("this server takes and gives text only"),
+    "stream_options": refused("the last chunk of each stream has the usage", {}),
+    "kv_transfer_params": refused("KV transfer between servers is not available"),
+}
+
+
+async def generate_tokens(exchange: Exchange) -> None:
+    """Continue a prompt of token ids.
+
+    Raises:
+        RequestError: the request is invalid; nothing has been sent yet.
+    """
+    request = await exchange.record(TokensRequest, UNSUPPORTED)
+    served = exchange.state.model_for(request.model)
+    engine = served.engine
+    require_runner(engine, "generate")
+    check_labels(request)
+    check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
+    check_ids(request.token_ids, engine.vocab_size, "token_ids")
+    params = _params(request)
+    lengths = [len(request.token_ids)]
+    check_prompts(lengths, params.n, params.prompt_logprobs, engine.vocab_size, "token_ids")
+    request_id = request.request_id or exchange.request_id
+    submission = Submission(
+        [request_id],
+        [request.token_ids],
+        params,
+        request.priority or 0,
+        request.cache_salt,
+        exchange.client(None),
+        exchange.trace_headers(),
+        exchange.deadline,
+    )
+    reader = TurnReader(params, tokens=True)
+    texts = TokenTexts(engine.tokenizer, False)
+
+    async def answer() -> None:
+        async with generate(exchange, engine, submission, reader) as generation:
+            if request.stream:
+                await send_stream(exchange, _chunks(request_id, generation, texts))
+            else:
+                turns = await generation.turns()
+                await exchange.reply(
+                    msgspec.json.encode(_body(request_id, turns, generation, texts))
+                )
+
+    await exchange.while_connected(answer())
+
+
+def _params(request: TokensRequest) -> SamplingParams:
+    given = {
+        name: value
+        for name, value in request.sampling_params.items()
+        if value is not None or name == "max_tokens"  # null: up to the end of the context
+    }
+    for name in given:
+        if name not in KNOWN:
+            hint = did_you_mean(name[:100], KNOWN)
+            raise InvalidRequest(
+                f"sampling_params has no field `{name[:100]}`{hint or '.'}",
+                param=f"sampling_params.{name[:100]}",
+            )
+    try:
+        # As JSON numbers keys of objects: by their text.
+        if isinstance(bias := given.get("logit_bias"), dict):
+            given["logit_bias"] = {_number(key): value for key, value in bias.items()}
+        return make_params(SamplingParams(), given, stream=request.stream)
+    except InvalidRequest as error:
+        param = error.param and f"sampling_params.{error.param}"
+        raise InvalidRequest(error.message, param=param) from None
+
+
+def _number(key: str) -> int | str:
+    return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else key
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    usage = generation.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _body(
+    request_id: str, turns: list[ModelTurn], generation: Generation, texts: TokenTexts
+) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "choices": [_choice(turn, texts) for turn in turns],
+        "usage": _usage(generation),
+        "seed": generation.seed,
+    }
+
+
+def _choice(turn: ModelTurn, texts: TokenTexts) -> dict[str, Any]:
+    scores = None
+    if turn.logprobs is not None:
+        entries = token_entries(turn.token_ids, turn.logprobs, -1, texts)
+        scores = {"content": entries}
+    return {
+        "index": turn.choice,
+        "token_ids": turn.token_ids,
+        "logprobs": scores,
+        "finish_reason": turn.finish and turn.finish.reason,
+        "stop_reason": turn.finish and turn.finish.stop_reason,
+    }
+
+
+async def _chunks(
+    request_id: str, generation: Generation, texts: TokenTexts
+) -> AsyncGenerator[bytes]:
+    """A chunk for each output of a choice, then one with the usage."""
+    async for batches in generation.events():
+        frames = [_chunk(request_id, batch, texts) for batch in batches]
+        if frames:
+            yield b"".join(frames)
+    last = {
+        "request_id": request_id,
+        "choices": [],
+        "usage": _usage(generation),
+        "seed": generation.seed,
+    }
+    yield b"data: %b\n\n" % msgspec.json.encode(last)
+
+
+def _chunk(request_id: str, batch: Batch, texts: TokenTexts) -> bytes:
+    turn = ModelTurn(batch[0].choice).add(batch)
+    chunk = {"request_id": request_id, "choices": [_choice(turn, texts)]}
+    return b"data: %b\n\n" % msgspec.json.encode(chunk)
