@@ -175,6 +175,37 @@ def resumed(
     return Caller(app, "POST", path, body, header, cut=cut)
 
 
+OTHER_APIS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 400, "tools": [
+        {"name": "map", "input_schema": {"type": "object"}}]},
+    "/v1/responses": {"input": "hi", "store": False, "tools": [
+        {"type": "function", "name": "map", "parameters": {"type": "object"}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OTHER_APIS)
+async def test_every_api_has_ids_and_can_be_resumed(path: str) -> None:
+    body = {"stream": True, "temperature": 1, **OTHER_APIS[path]}
+    same = {"x-request-id": "same"}
+    engine, _ = scripted_engine([toys.TEXT])
+    app, _ = served(engine)
+    plain = await done(Caller(app, "POST", path, body, same))
+    engine, _ = scripted_engine([toys.TEXT])
+    app, _ = served(engine)
+    kept = await done(Caller(app, "POST", path, body, KEEP | same))
+    assert plain.status == kept.status == 200 and plain.data
+    assert without_ids(kept.data) == plain.data
+    ids = event_ids(kept.data)
+    assert all(ids) and len(set(ids)) == len(ids) > 10
+    rng = random.Random(path)
+    for _ in range(10):
+        part = await done(Caller(app, "POST", path, body, KEEP, cut=rng.randrange(400, 4000)))
+        whole, last = part.whole_events()
+        rest = await done(resumed(app, rng, part.stream_id, path, body, last, None))
+        uncut = await done(Caller(app, "GET", f"/v1/streams/{part.stream_id}"))
+        assert whole + rest.data == uncut.data
+
+
 class CutCore(ScriptedCore):
     """Gives all choices what they have at a place, then the unit of that place, then the rest: as a
     journal is rendered again."""
