@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from quire.cli import sampling_flags
 from quire.cli.chat_history import Conversation, load, save
+from quire.cli.chat_tools import read_file, run_command
 from quire.cli.parser import Parser
 from quire.cli.talkers import ServerTalker, Talker, Turn
 from quire.cli.target import add_target_flags, engine_target, quiet_logs, server_target
@@ -33,6 +34,8 @@ _HINT: Final = (
     'Type a message, or several lines between """ and """; /help lists the commands, /bye leaves.'
 )
 
+MAX_ROUNDS: Final = 16
+"""Calls may lead to further calls this often before the user is asked again."""
 _ANSWERED, _FAILED, _STOPPED = range(3)
 """How an attempt to answer ends; `_STOPPED`: before the first word."""
 
@@ -47,6 +50,20 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--stats", action="store_true", default=False, help="Print speed and TTFT after replies."
     )
+    parser.add_argument(
+        "--tools",
+        metavar="FILE",
+        default=None,
+        help="Tools that the model may call: a JSON file with a tool in OpenAI's form, or a list. "
+        "Calls are shown, and their results asked for.",
+    )
+    parser.add_argument(
+        "--tool-command",
+        metavar="CMD",
+        default=None,
+        help="Command that gives the result of a call: it gets the tool's name as its last "
+        "argument and the call's arguments as JSON on its input.",
+    )
     parser.add_config_flag()
     sampling_flags.add_sampling_flags(parser)
     add_target_flags(parser, positional=True)
@@ -57,8 +74,16 @@ def main(arguments: Sequence[str]) -> int:
     """Talk until the input ends; returns the exit code."""
     namespace = build_parser().parse(arguments)
     quiet_logs()
+    tools = read_file(namespace.tools) if namespace.tools else None
     talker = _talker(namespace)
-    chat = Chat(talker, sampling_flags.given(namespace), namespace.system_prompt, namespace.stats)
+    chat = Chat(
+        talker,
+        sampling_flags.given(namespace),
+        namespace.system_prompt,
+        namespace.stats,
+        tools,
+        namespace.tool_command,
+    )
     with contextlib.closing(talker):
         if namespace.quick is not None:
             return chat.turn(namespace.quick)
@@ -87,11 +112,21 @@ class Chat:
     """One conversation: its messages, its sampling options, its commands."""
 
     def __init__(
-        self, talker: Talker, options: dict[str, Any], system: str | None, stats: bool
+        self,
+        talker: Talker,
+        options: dict[str, Any],
+        system: str | None,
+        stats: bool,
+        tools: list[dict[str, Any]] | None = None,
+        tool_command: str | None = None,
     ) -> None:
         self._talker = talker
         self._options = options
         self._show_stats = stats
+        self._tools = {"tools": tools} if tools else {}
+        self._tool_command = tool_command
+        self._inputs: Iterator[str] = iter(())
+        """What the user says next: also the results of calls."""
         self._last: Turn | None = None
         self._talk = Conversation()
         self._talk.start_over(system)
@@ -104,6 +139,7 @@ class Chat:
     def run(self, messages: Iterator[str]) -> int:
         """Answer each message; the exit code says whether a turn failed."""
         code = 0
+        self._inputs = messages
         for text in messages:
             if text.strip() in _LEAVE:
                 break
@@ -129,10 +165,41 @@ class Chat:
         Ctrl-C ends the reply, not the program; the part so far stays in the conversation.
         """
         self._talk.say("user", text)
-        end = self._answer()
+        end = self._answer_with_tools()
         if end != _ANSWERED:
             self._talk.take_question()
         return int(end == _FAILED)
+
+    def _answer_with_tools(self) -> int:
+        """Have the conversation answered; while the answer calls tools, ask for their results and
+        go on. Without results, the calls are the answer."""
+        start, rounds = len(self.messages), 0
+        end = self._answer()
+        while end == _ANSWERED and self._last is not None and self._last.calls:
+            rounds += 1
+            results = [self._result(call) for call in self._last.calls]
+            if None in results or rounds > MAX_ROUNDS:
+                break
+            for call, result in zip(self._last.calls, results, strict=True):
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": call["id"], "content": result}
+                )
+            end = self._answer()
+        if end != _ANSWERED:
+            del self.messages[start:]
+        return end
+
+    def _result(self, call: dict[str, Any]) -> str | None:
+        """The result of a call, after the call was shown; `None` if nobody gives one."""
+        function = call["function"]
+        print(f"{function['name']}({function['arguments']})", flush=True)
+        if self._tool_command is not None:
+            result = run_command(self._tool_command, call)
+            _say(f"[{result if len(result) <= 200 else result[:197] + '...'}]")
+            return result
+        if sys.stdin.isatty():
+            _say(f"[result of {function['name']}?]")
+        return next(self._inputs, None)
 
     def _answer(self) -> int:
         """Have the conversation answered. If that fails, the conversation stays unchanged."""
@@ -152,6 +219,8 @@ class Chat:
         if turn.stopped and not turn.text:
             return _STOPPED
         self._talk.say("assistant", turn.text)
+        if turn.calls:
+            self.messages[-1]["tool_calls"] = turn.calls
         self._last = turn
         if self._show_stats:
             _say(turn.footer())
@@ -161,7 +230,7 @@ class Chat:
         """Show the reply, or the part of it that came before Ctrl-C."""
         try:
             with contextlib.closing(
-                self._talker.reply(self.messages, self._options, turn)
+                self._talker.reply(self.messages, {**self._options, **self._tools}, turn)
             ) as pieces:
                 for piece in pieces:
                     show(piece)
@@ -216,9 +285,9 @@ class Chat:
 
     def _retry(self, _: str) -> int:
         reply = self._talk.take_reply()
-        if not self.messages or self.messages[-1]["role"] != "user":
+        if not self.messages or self.messages[-1]["role"] not in ("user", "tool"):
             raise InvalidRequest("there is no answer to ask for again")
-        end = self._answer()
+        end = self._answer_with_tools()
         if end != _ANSWERED and reply is not None:
             self.messages.append(reply)
         return int(end == _FAILED)

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from quire.errors import InvalidRequest
 
-ROLES: Final = ("system", "user", "assistant")
+ROLES: Final = ("system", "user", "assistant", "tool")
+_KEPT: Final = ("role", "content", "tool_calls", "tool_call_id")
 MAX_FILE_BYTES: Final = 64 * 2**20
 
 
@@ -45,10 +46,16 @@ class Conversation:
         return None
 
     def take_question(self) -> str | None:
-        """Remove the last message if it is the user's, and return its text."""
+        """Remove the last message if it is the user's, and return its text. Calls of tools and
+        their results after it are removed as well."""
+        while self.messages and ("tool_calls" in self.messages[-1] or self._ends_with_result()):
+            self.messages.pop()
         if self.messages and self.messages[-1]["role"] == "user":
             return str(self.messages.pop()["content"])
         return None
+
+    def _ends_with_result(self) -> bool:
+        return bool(self.messages[-1]["role"] == "tool")
 
 
 def save(path: str, conversation: Conversation, options: dict[str, Any], model: str) -> int:
@@ -94,7 +101,7 @@ def load(path: str) -> tuple[Conversation, dict[str, Any], str]:
         raise InvalidRequest(f"{path!r} is no saved conversation: it has no list of messages")
     for number, message in enumerate(messages, 1):
         _check(path, number, message)
-    kept = [{"role": m["role"], "content": m["content"]} for m in messages]
+    kept = [{name: m[name] for name in _KEPT if name in m} for m in messages]
     return Conversation(kept), options, str(data.get("model", ""))
 
 
@@ -116,9 +123,11 @@ def _check(path: str, number: int, message: Any) -> None:
         and message.get("role") in ROLES
         and isinstance(message.get("content"), str)
         and (message["role"] != "system" or number == 1)
+        and (message["role"] == "tool") == isinstance(message.get("tool_call_id"), str)
+        and isinstance(message.get("tool_calls", []), list)
     )
     if not good:
         raise InvalidRequest(
             f"{path!r} is no saved conversation: message {number} needs a role (system, first of "
-            "all; user; assistant) and a text as its content"
+            "all; user; assistant; tool) and a text as its content"
         )

@@ -11,8 +11,10 @@ from collections.abc import Coroutine, Generator
 from typing import Any, Final, TypeVar
 
 from quire.cli.talkers import Turn
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ServerConfig
 from quire.errors import StepFailed
+from quire.serving.parsing import ChoiceParser
+from quire.serving.turns import ModelTurn, Text
 
 T = TypeVar("T")
 
@@ -48,7 +50,8 @@ class EngineTalker:
     ) -> Generator[str]:
         """See `Talker`."""
         request_id = f"chat-{next(self._ids)}"
-        stream = self._run(self._submit(messages, options, request_id))
+        stream, parser = self._run(self._submit(messages, dict(options), request_id))
+        said = ModelTurn(0)
         finished = False
         try:
             while not finished:
@@ -57,8 +60,21 @@ class EngineTalker:
                     raise StepFailed(output.error)
                 piece = output.outputs[0]
                 finished = output.finished
-                turn.add(piece.text, len(piece.token_ids))
-                yield piece.text
+                text = piece.text
+                if parser is not None:
+                    batch = parser.feed(text) + (parser.finish() if finished else [])
+                    text = ModelTurn(0).add(e for e in batch if isinstance(e, Text)).text
+                    said.add(batch)
+                turn.add(text, len(piece.token_ids))
+                yield text
+            turn.calls = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in said.calls
+            ]
         finally:
             self._run(stream.aclose())
 
@@ -82,17 +98,30 @@ class EngineTalker:
 
     async def _submit(
         self, messages: list[dict[str, Any]], options: dict[str, Any], request_id: str
-    ) -> Any:
+    ) -> tuple[Any, ChoiceParser | None]:
         from quire.params import RequestOutputKind
+        from quire.serving.conversation import read_tools
+        from quire.serving.model_parsers import choose_parsers
 
+        tools = options.pop("tools", None)
         kind = RequestOutputKind.DELTA
         chosen = self._engine.default_params.replace(
             **{"max_tokens": None, **options}, output_kind=kind
         )
         tokenizer = self._engine.tokenizer
-        prompt = tokenizer.apply_chat_template(messages)
+        parser = None
+        if tools:
+            use, template = read_tools(tools), tokenizer.chat_template
+            sources = list(template.templates.values()) if template else []
+            parsers = choose_parsers(ServerConfig(), sources)
+            parsers.check_tools(use)
+            prompt = tokenizer.apply_chat_template(messages, tools=use.for_template())
+            parsing, chosen = parsers.parsing(prompt, use, chosen, tokenizer)
+            parser = parsing.begin(0, request_id)
+        else:
+            prompt = tokenizer.apply_chat_template(messages)
         ids = tokenizer.encode(prompt, add_special_tokens=False)
-        return await self._engine.submit({"prompt_token_ids": ids}, chosen, request_id)
+        return await self._engine.submit({"prompt_token_ids": ids}, chosen, request_id), parser
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop; Ctrl-C here cancels it there."""

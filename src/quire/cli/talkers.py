@@ -22,6 +22,8 @@ class Turn:
     started: float = field(default_factory=time.monotonic)
     first: float | None = None
     last: float | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Tools that the reply calls, in OpenAI's form."""
     stopped: bool = False
     """The user stopped the reply."""
 
@@ -53,7 +55,7 @@ class Talker(Protocol):
     def reply(
         self, messages: list[dict[str, Any]], options: dict[str, Any], turn: Turn
     ) -> Generator[str]:
-        """Yield the reply piece by piece, noting each in `turn`.
+        """Yield the reply piece by piece, noting each in `turn`. Tools are among the options.
 
         Closing the iterator ends the request.
 
@@ -91,7 +93,14 @@ class ServerTalker:
         }
         for event in self._client.stream("/v1/chat/completions", body):
             for choice in event.get("choices", ()):
-                piece = choice.get("delta", {}).get("content") or ""
+                delta = choice.get("delta", {})
+                for call in delta.get("tool_calls") or ():
+                    if "id" in call:
+                        turn.calls.append({k: v for k, v in call.items() if k != "index"})
+                    else:
+                        function = turn.calls[-1]["function"]
+                        function["arguments"] += call["function"]["arguments"]
+                piece = delta.get("content") or ""
                 if piece:
                     turn.add(piece, 1)
                     yield piece
