@@ -11,6 +11,7 @@ import contextlib
 import copy
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,7 @@ class ChaosServer(Server):
 
     Args:
         folder: Where the plugin's metadata is written.
-        args: Further flags; `{folder}` in them stands for the folder.
+        args: Further flags; `{folder}` in them stands for the folder, `{port}` for a free port.
     """
 
     def __init__(self, folder: Path, *args: str, **how: Any) -> None:
@@ -76,7 +77,10 @@ class ChaosServer(Server):
         env = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | how.pop("env", {})
         self.shm_before = frozenset(os.listdir("/dev/shm"))
         hook = ("--scheduler-cls", "core_hook:HookedPolicy")
-        flags = [flag.replace("{folder}", str(folder)) for flag in args]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        flags = [f.replace("{folder}", str(folder)).replace("{port}", port) for f in args]
         self._again = (*hook, "--disable-uvicorn-access-log", *flags), env
         self._former: list[Server] = []
         super().__init__(*self._again[0], env=env, **how)

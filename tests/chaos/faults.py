@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from chaos_server import has_flag
 from conditions import Trial
-from mixed_load import COMPLETIONS, Ask, Outcome, client, culprit, run_one
+from mixed_load import (
+    COMPLETIONS,
+    Ask,
+    Outcome,
+    client,
+    culprit,
+    has_own_answer,
+    run_one,
+    run_resumable,
+)
 from quire.chaos.hostile import CASES, distinct_values, endless_body, send_hostile, send_ids
 from quire.chaos.malformed import malformed
 from quire.chaos.target import HttpTarget
@@ -189,6 +198,28 @@ async def terminate(trial: Trial, size: Size) -> None:
     trial.must(not trial.lives, "it did not end within 60 s")
 
 
+async def kill_api(trial: Trial, size: Size) -> None:
+    """Clients that come back, while the API process is killed and started again. The rest of the
+    load is not resumable, and only shows that the new process serves it as the old one did."""
+    trial.allowed = lambda out: out.status in (0, 503) or isinstance(out.error, str)
+    trial.no_reply_is_allowed = trial.is_restarted = True
+    rng = random.Random(4)
+    asks = [(i, ask) for i, ask in enumerate(trial.load.asks) if ask.body.get("stream")]
+    async with client(trial.server.url) as http:
+        for _ in range(times := max(2, size.kills // 4)):
+            tasks = [asyncio.ensure_future(run_resumable(http, ask)) for _, ask in asks]
+            await asyncio.sleep(0.3 + rng.random())
+            at = time.monotonic()
+            trial.server.process.kill()
+            await asyncio.to_thread(trial.server.succeed)
+            trial.struck.append((at, time.monotonic()))
+            for (index, ask), out in zip(asks, await asyncio.gather(*tasks), strict=True):
+                trial.must(out.is_whole, f"{ask.name}: {out.status} {str(out.error)[:120]}")
+                if out.is_whole and has_own_answer(ask):
+                    trial.must(out == trial.load.expected[index], f"{ask.name}: other bytes")
+    trial.facts["kills"], trial.facts["resumable"] = times, times * len(asks)
+
+
 async def hand_over(trial: Trial, size: Size) -> None:
     """One server after the other takes the socket over; each of the old ones ends with code 0."""
     times = min(5, max(1, size.kills // 10))
@@ -319,7 +350,11 @@ def faults() -> dict[str, Fault]:
             "SIGSTOP of the core", "streams go on during the stop", "watchdog by progress",
             stop_core, raised, promised=has_flag("--core-stall-timeout"),
         ),
-        "F4": Fault("kill -9 of the API process", "clients resume", "journal on disk"),
+        "F4": Fault(
+            "kill -9 of the API process", "clients that come back get the rest, byte for byte",
+            "journal on disk", kill_api,
+            ("--journal-dir", "{folder}/journal", "--port", "{port}"), promised=True,
+        ),
         "F5": Fault(
             "a request that kills the core each time", "it ends as poison_request", "quarantine",
             poison, raised, promised=replaces,

@@ -184,6 +184,41 @@ async def run_one(http: httpx.AsyncClient, ask: Ask, on_event: OnEvent | None = 
     return out
 
 
+async def run_resumable(http: httpx.AsyncClient, ask: Ask, seconds: float = 120) -> Outcome:
+    """One streamed request to its end, by a client that comes back for the rest when it loses the
+    server. An event counts once its id has come, which is what it comes back with."""
+    out, last, stream, end = Outcome(), "", "", time.monotonic() + seconds
+    method, path, body = "POST", ask.path, ask.body
+    while time.monotonic() < end:
+        headers = {"X-Resumable": "true"} | ({"Last-Event-ID": last} if last else {})
+        try:
+            async with http.stream(method, path, json=body, headers=headers) as reply:
+                out.status = reply.status_code
+                if reply.status_code != 200:
+                    out.error = json.loads(await reply.aread())
+                    if reply.status_code != 503:
+                        break
+                else:
+                    out.error = None
+                    stream, data = reply.headers["x-stream-id"], ""
+                    async for line in reply.aiter_lines():
+                        if line.startswith("data: "):
+                            data = line[6:]
+                        elif line.startswith("id: "):
+                            last = line[4:]
+                            if data == "[DONE]":
+                                out.close()
+                                return out
+                            out.take(json.loads(data))
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            out.error = type(error).__name__
+        if stream:
+            method, path, body = "GET", f"/v1/streams/{stream}", None
+        await asyncio.sleep(0.1)
+    out.close()
+    return out
+
+
 async def run_all(url: str, asks: Sequence[Ask], on_event: OnEvent | None = None) -> list[Outcome]:
     """All at once."""
     async with client(url) as http:

@@ -269,7 +269,8 @@ class _Server:
         await self._unless_stopped(engine.wait_ready())
         if self._journal is not None and not self._stop.is_set():
             engine.keep_journal(self._journal)
-            self._state.journal = self._state.kept.journal = self._journal
+            self._state.journal = self._state.kept.journal = journal = self._journal
+            self._state.http.journal_now = lambda: journal.state
         if self._listener is None and not self._stop.is_set():
             await self._take_over()
         if self._replay is not None and not self._stop.is_set():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from quire.observability.metrics.store import Bins, Counter, Gauge, Histogram, Sample, Summary
 from quire.observability.metrics.table import MetricKind
@@ -106,9 +106,24 @@ WRITE_TIMEOUTS: Final = HttpMetric(
     MetricKind.COUNTER,
     "Connections that were closed because their client took nothing for `--write-timeout`.",
 )
+JOURNAL_UP: Final = HttpMetric(
+    "quire:journal_up",
+    MetricKind.GAUGE,
+    "1 while the journal on disk (--journal-dir) can be written; 0: requests would not outlive "
+    "this process.",
+)
+JOURNAL_BYTES: Final = HttpMetric(
+    "quire:journal_bytes", MetricKind.GAUGE, "Size of the journal on disk."
+)
+JOURNAL_FAILURES: Final = HttpMetric(
+    "quire:journal_failures",
+    MetricKind.COUNTER,
+    "Writes to the journal on disk that failed.",
+)
 HTTP_METRICS: Final = (
     REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION, UNAVAILABLE, KEPT_STREAMS,
-    KEPT_BYTES, RESUMES, DROPPED_STREAMS, WRITE_TIMEOUTS,
+    KEPT_BYTES, RESUMES, DROPPED_STREAMS, WRITE_TIMEOUTS, JOURNAL_UP, JOURNAL_BYTES,
+    JOURNAL_FAILURES,
 )  # fmt: skip
 
 
@@ -119,6 +134,14 @@ class KeptNow:
     running: int = 0
     ended: int = 0
     num_bytes: int = 0
+
+
+class JournalNow(Protocol):
+    """The journal on disk at a moment."""
+
+    works: bool
+    num_bytes: int
+    num_failures: int
 
 
 class HttpMetrics:
@@ -137,6 +160,8 @@ class HttpMetrics:
         self._resumes: dict[str, int] = {}
         self._dropped: dict[str, int] = {}
         self._write_timeouts = 0
+        self.journal_now: Callable[[], JournalNow] | None = None
+        """Asked for the journal on disk, if there is one."""
         self.kept_now: Callable[[], KeptNow] = KeptNow
         """Asked for what is kept now."""
 
@@ -208,6 +233,11 @@ class HttpMetrics:
         yield Gauge(KEPT_STREAMS.name, {"state": "running"}, kept.running)
         yield Gauge(KEPT_STREAMS.name, {"state": "ended"}, kept.ended)
         yield Gauge(KEPT_BYTES.name, {}, kept.num_bytes)
+        if self.journal_now is not None:
+            journal = self.journal_now()
+            yield Gauge(JOURNAL_UP.name, {}, int(journal.works))
+            yield Gauge(JOURNAL_BYTES.name, {}, journal.num_bytes)
+            yield Counter(JOURNAL_FAILURES.name, {}, journal.num_failures)
         for row, counts in ((RESUMES, self._resumes), (DROPPED_STREAMS, self._dropped)):
             for label, count in counts.items():
                 yield Counter(row.name, {row.labels[0]: label}, count)
