@@ -34,6 +34,8 @@ NOT_A_NUMBER: Final = "numerical: the model's output is not a finite number"
 these."""
 
 
+GRAMMAR: Final = "structured_outputs"
+"""How the message of a request begins that failed because of its own grammar."""
 POISON: Final = "poison_request: the engine died each time it worked on this request"
 """The message of a request that was taken out because cores died of it."""
 

@@ -27,6 +27,16 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
 }}}  # fmt: skip
 
+ROWS = {
+    "type": "array",
+    "minItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {"animal": {"enum": ["fox", "hare", "owl"]}, "age": {"type": "integer"}},
+        "required": ["animal", "age"],
+        "additionalProperties": False,
+    },
+}
 KINDS: dict[str, Callable[[int], Body]] = {
     "greedy": lambda i: {"temperature": 0},
     "seeded": lambda i: {"temperature": 1, "seed": i, "top_p": 0.9},
@@ -40,6 +50,10 @@ KINDS: dict[str, Callable[[int], Body]] = {
     "bias": lambda i: {"temperature": 1, "seed": i, "logit_bias": {"300": 2.5}, "min_tokens": 9},
     "tools": lambda i: {"temperature": 1, "seed": i, "tools": [TOOL], "tool_choice": "required"},
     "free_tools": lambda i: {"temperature": 0, "tools": [TOOL], "include_reasoning": True},
+    "json": lambda i: {"temperature": 1, "seed": i, "response_format": {
+        "type": "json_schema", "json_schema": {"name": "list", "schema": ROWS}}},
+    "regex": lambda i: {"temperature": 1, "seed": i, "n": 2, "logprobs": 1,
+                        "structured_outputs": {"regex": r"(fox|day) \d{2}( and [a-z]{1,6}){9,20}"}},
 }  # fmt: skip
 """What requests ask for, by name. A feature whose state must survive a fault adds its row."""
 

@@ -143,7 +143,7 @@ def test_what_a_program_passes_on_is_not_worth_a_line():
         (["-tp", "two"], "--tensor-parallel-size two is not supported yet"),
         (["-cc.mode", "3"], "--compilation-config {'mode': 3} is not supported yet"),
         (["--compilation-config.pass_config.enable_fusion=true"], "{'enable_fusion': True}"),
-        (["--structured-outputs-config.backend", "xgrammar"], "constrained decoding"),
+        (["--structured-outputs-config.backend", "xgrammar"], "llguidance"),
         (["--allowed-origins", '["*"]'], "--allowed-origins ['*'] is not supported yet; put"),
         (["--enable-lora"], "--enable-lora is not supported yet; give a model folder"),
         (["--lora-modules", "a=b", "c=d"], "--lora-modules ['a=b', 'c=d'] is not"),

@@ -160,7 +160,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
     },
     "give token ids for another tokenisation": {"tokenizer_pool_size": 0},
     "send text or token ids": {"enable_prompt_embeds": False, "skip_tokenizer_init": False},
-    "leave it out: constrained decoding is not available yet": {
+    "leave it out: llguidance follows the grammars, and requests say the rest": {
         "structured_outputs_config": {
             "backend": "auto", "disable_any_whitespace": False, "reasoning_parser": "",
             "disable_additional_properties": False, "reasoning_parser_plugin": "",
@@ -319,6 +319,8 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
     "distributed_executor_backend": ("uni",),
     "enable_prompt_tokens_details": (True,),
     "enable_reasoning": (True,),
+    "guided_decoding_backend": ("auto", "guidance"),
+    "structured_outputs_config": ({"backend": "guidance"},),
     "exclude_tools_when_tool_choice_none": (True,),
     "fingerprint_mode": ("none",),
     "language_model_only": (True,),

@@ -144,6 +144,7 @@ class AsyncLLM:
         for task in (self._ticker, self._watcher):
             if task is not None:
                 task.cancel()
+        self.frontend.close()
         sinks = asyncio.to_thread(self.frontend.sinks.close)
         await asyncio.gather(self.supervisor.shutdown(), sinks)
         await self._processes.close()
@@ -177,6 +178,8 @@ class AsyncLLM:
             DeadlineUnreachable: its turn would come later than `max_wait`; nothing was queued.
             EngineDead: the engine has stopped.
         """
+        self.supervisor.check_alive()
+        await self.frontend.prepare(params)
         self.supervisor.check_alive()
         processed = self.frontend.accept(
             request_id,

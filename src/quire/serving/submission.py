@@ -14,7 +14,7 @@ from typing import Final
 
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.seeds import prompt_seed
-from quire.errors import POISON, PoisonRequest, StepFailed
+from quire.errors import GRAMMAR, POISON, GrammarFailed, PoisonRequest, StepFailed
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
@@ -147,10 +147,12 @@ def _next_params(
     return streams[-1].checked.with_seed(prompt_seed(streams[0].seed, len(streams)))
 
 
-def request_failed(output: RequestOutput) -> StepFailed:
+def request_failed(output: RequestOutput) -> StepFailed | GrammarFailed:
     """The error for the caller of a request that the engine failed on; the log gets the cause."""
     error_id = uuid.uuid4().hex[:12]
     logger.error("request %s failed (%s): %s", output.request_id, error_id, output.error)
+    if output.error is not None and output.error.startswith(GRAMMAR):
+        return GrammarFailed(output.error, param=GRAMMAR)
     if output.error == POISON:
         return PoisonRequest(
             "The engine ended each time it worked on this request, which was therefore taken out; "

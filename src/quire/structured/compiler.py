@@ -98,6 +98,7 @@ class Vocabulary:
             InvalidRequest: see `compile`; or no output is possible.
         """
         matcher = self.compile(grammar)
+        matcher.compute_ff_tokens()
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             raise _refused(_said(matcher), grammar.kind)

@@ -38,6 +38,10 @@ class GrammarGate(Protocol):
         ...
 
 
+MakeGate = Callable[[Callable[[], str], int, Sequence[int]], GrammarGate]
+"""What a gate is made of: see `LocalGate`."""
+
+
 class LocalGate:
     """Compiles in this process.
 
@@ -98,6 +102,25 @@ class Refusal(msgspec.Struct, frozen=True):
 
     message: str
     param: str | None = None
+
+
+class Answer(msgspec.Struct):
+    """A verdict on its way between processes: one of the two."""
+
+    grammar: Grammar | None = None
+    refusal: Refusal | None = None
+
+    @classmethod
+    def of(cls, found: Grammar | Refusal) -> Answer:
+        """A verdict, packed."""
+        return cls(refusal=found) if isinstance(found, Refusal) else cls(grammar=found)
+
+    @property
+    def found(self) -> Grammar | Refusal:
+        """The verdict."""
+        found = self.grammar or self.refusal
+        assert found is not None, "an answer has one of the two"
+        return found
 
 
 class Verdicts:

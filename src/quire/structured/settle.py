@@ -41,6 +41,14 @@ def settle(params: StructuredOutputsParams, special: Mapping[str, int]) -> Gramm
     return Grammar(params.kind, json.dumps({"grammars": [form]}))
 
 
+def unforced(grammar: Grammar) -> Grammar:
+    """The same grammar without forced tokens: where it leaves one text, any tokens may spell it."""
+    form = json.loads(grammar.text)["grammars"][0]
+    rules = form.get("lark_grammar") or f"start: %json {json.dumps(form['json_schema'])}"
+    text = json.dumps({"grammars": [{"lark_grammar": f"{_NO_FORCING}\n{rules}"}]})
+    return Grammar(grammar.kind, text)
+
+
 def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
     """llguidance's options for JSON, all of them, so that none is left to a default or a schema."""
     flexible = not params.disable_any_whitespace
@@ -94,6 +102,7 @@ def _grammar(params: StructuredOutputsParams) -> dict[str, Any]:
     }
 
 
+_NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 _FORMS: Final[dict[str, Callable[[StructuredOutputsParams], dict[str, Any]]]] = {
     "json": _json,
     "json_object": _json_object,

@@ -131,6 +131,7 @@ class GrammarState:
         if not self._forces or self.pending():
             return
         forced = self._matcher.compute_ff_tokens()
+        self._check()
         if not forced and self._matcher.is_stopped() and self._matcher.is_accepting():
             ends = self._vocabulary.eos_token_ids
             ended = self._count and int(self._seen[self._count - 1]) in ends
@@ -149,22 +150,16 @@ class GrammarState:
                 self._runs[-1] = (start, tokens[:at])
         if not self._matcher.consume_token(token):
             self._restart()
-            raise GrammarFailed("the output so far does not follow its grammar")
+            raise GrammarFailed("structured_outputs: the output so far does not follow its grammar")
         self._seen[self._count] = token
         self._count += 1
 
     def _go_back(self, count: int) -> None:
-        """Return to an earlier position."""
-        if self._matcher.rollback(self._count - count) and not self._matcher.is_error():
-            self._count = count
-            while self._runs and self._runs[-1][0] > count:
-                self._runs.pop()
-            self._ready = None
-            self._arrive()
-        else:
-            tokens = self._seen[:count].copy()
-            self._restart()
-            self.follow(tokens)
+        """Return to an earlier position: begin anew and read the output up to it. llguidance can
+        roll back, but its masks are then not always those of a new matcher."""
+        tokens = self._seen[:count].copy()
+        self._restart()
+        self.follow(tokens)
 
     def _restart(self) -> None:
         self._matcher = self._start.deep_copy()
@@ -178,9 +173,15 @@ class GrammarState:
         return mask
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            self._restart()
-            raise GrammarFailed("its grammar needs more work for one token than is allowed")
+        if not self._matcher.is_error():
+            return
+        # Whoever asks again for an earlier position gets a matcher without the error.
+        self._matcher = self._start.deep_copy()
+        self._count, self._ready = 0, None
+        self._runs.clear()
+        raise GrammarFailed(
+            "structured_outputs: the grammar needs more work for one token than is allowed"
+        )
 
 
 def make_masks(asked: Sequence[tuple[GrammarState, np.ndarray]]) -> None:

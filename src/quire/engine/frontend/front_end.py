@@ -55,6 +55,8 @@ from quire.errors import JournalMismatch, QuireError
 from quire.observability.recorder.ring import StepRecords
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams
+from quire.structured.gate import LocalGate, MakeGate
+from quire.structured.helper import HelperGate
 from quire.tokenizer.fit import check_fit
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock
@@ -130,7 +132,10 @@ class FrontEnd:
         self.clock = clock
         self._core = core
         self.tokenizer = tokenizer
-        self.input = _make_gate(config, shape, tokenizer, options)
+        make_grammars: MakeGate = HelperGate if serves else LocalGate
+        self.input = _make_gate(
+            config, shape, tokenizer, options | {"make_grammars": make_grammars}
+        )
         self.output = OutputProcessor(tokenizer, clock, "disk" if config.cache.swap_dir else "host")
         self.journal = Journal() if serves else None
         self.queue = QueueLimits(self._count_rejection, clock) if serves else None
@@ -179,6 +184,23 @@ class FrontEnd:
         self._tell.failed(error)
 
     # ---- requests ----------------------------------------------------------------------------
+
+    async def prepare(self, params: AnyParams) -> None:
+        """Have the grammar of a request looked at, if it has one, so that `accept` need not wait.
+
+        Raises:
+            TooManyRequests: too many others are being looked at.
+        """
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            grammars = getattr(self.input, "grammars", None)
+            if isinstance(grammars, HelperGate):
+                await grammars.prepare(params.structured_outputs)
+
+    def close(self) -> None:
+        """End what helps to take requests in."""
+        grammars = getattr(self.input, "grammars", None)
+        if isinstance(grammars, HelperGate):
+            grammars.close()
 
     def accept(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 from quire.config import ModelConfig, ModelShape, read_pooler
 from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.frontend.pooling_input import PoolingInputProcessor
+from quire.structured.gate import LocalGate, MakeGate
 from quire.tokenizer import Tokenizer
 
 InputGate = InputProcessor | PoolingInputProcessor
@@ -18,6 +19,7 @@ def make_input_processor(
     tokenizer: Tokenizer | None,
     *,
     entropy: bytes = b"",
+    make_grammars: MakeGate = LocalGate,
     **options: Any,
 ) -> InputGate:
     """The gate for a model.
@@ -26,7 +28,8 @@ def make_input_processor(
         model: Its name and options.
         shape: Its sizes.
         tokenizer: None: prompts must be token ids.
-        entropy: See `InputProcessor`; where nothing is sampled, no seeds are drawn.
+        entropy, make_grammars: See `InputProcessor`; where nothing is sampled, no seeds are drawn
+            and there are no grammars.
         options: What both gates take.
 
     Raises:
@@ -35,7 +38,9 @@ def make_input_processor(
     """
     pooler = read_pooler(model, shape)
     if pooler is None:
-        gate = InputProcessor(model, shape, tokenizer, entropy=entropy, **options)
+        gate = InputProcessor(
+            model, shape, tokenizer, entropy=entropy, make_grammars=make_grammars, **options
+        )
         gate.default_params()  # bad ones are refused now, not with the first request
         return gate
     return PoolingInputProcessor(model, shape, tokenizer, pooler=pooler, **options)

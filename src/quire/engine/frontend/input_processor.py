@@ -28,6 +28,7 @@ from quire.engine.frontend.seeds import draw_seed
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import ContextLengthExceeded, UnsupportedTask
 from quire.params import PoolingParams, SamplingParams
+from quire.structured.gate import GrammarGate, LocalGate, MakeGate
 from quire.tokenizer import Tokenizer
 
 
@@ -44,6 +45,7 @@ class InputProcessor:
         generation_defaults: The model's `generation_config.json` with its overrides.
         entropy: Makes the seeds that requests without one get differ between processes. Without it
             they follow from the configured seed and the order of admission.
+        make_grammars: Makes what settles the grammars of requests.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class InputProcessor:
         block_size: int = 16,
         generation_defaults: dict[str, Any] | None = None,
         entropy: bytes = b"",
+        make_grammars: MakeGate = LocalGate,
     ) -> None:
         self._model = model
         self._max_model_len = max_model_len
@@ -67,8 +70,12 @@ class InputProcessor:
             shape.vocab_size, tokenizer, max_model_len, kv_capacity_tokens, block_size
         )
         ends = find_eos_token_ids(shape, tokenizer, self._defaults)
+        self.grammars: GrammarGate | None = None
+        """Settles the grammars of requests; None without a tokenizer."""
+        if tokenizer is not None:
+            self.grammars = make_grammars(tokenizer.to_json, shape.vocab_size, ends)
         self._sampling = SamplingChecks(
-            shape.vocab_size, tokenizer, max_model_len, model.max_logprobs, ends
+            shape.vocab_size, tokenizer, max_model_len, model.max_logprobs, ends, self.grammars
         )
 
     def default_params(self) -> SamplingParams:

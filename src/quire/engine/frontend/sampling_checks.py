@@ -15,8 +15,9 @@ from quire.engine.frontend.checked import CheckedParams, filled, unique
 from quire.engine.frontend.refusal import refuse, shown
 from quire.errors import ConfigError, InvalidRequest
 from quire.params import SamplingParams
-from quire.structured.gate import GrammarGate, LocalGate
+from quire.structured.gate import GrammarGate
 from quire.structured.params import StructuredOutputsParams
+from quire.structured.settle import unforced
 from quire.tokenizer import Tokenizer
 
 MAX_BAD_WORDS_CHARS: Final = 65536
@@ -87,7 +88,7 @@ class SamplingChecks:
         max_model_len: The context in tokens.
         max_logprobs: `--max-logprobs`; -1: no limit.
         eos_token_ids: What ends a sequence.
-        grammars: Settles what requests ask of the form of their output.
+        grammars: Settles what requests ask of the form of their output; None without a tokenizer.
     """
 
     def __init__(
@@ -99,8 +100,6 @@ class SamplingChecks:
         eos_token_ids: Sequence[int],
         grammars: GrammarGate | None = None,
     ) -> None:
-        if grammars is None and tokenizer is not None:
-            grammars = LocalGate(tokenizer.to_json, vocab_size, eos_token_ids)
         self._grammars = grammars
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
@@ -132,15 +131,19 @@ class SamplingChecks:
         changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
         changes["eos_token_ids"] = list(self._eos_token_ids)
         if params.structured_outputs is not None:
-            changes |= self._settle(params.structured_outputs)
+            bans = bool(params.allowed_token_ids or params.bad_words)
+            changes |= self._settle(params.structured_outputs, bans)
         return CheckedParams(filled(params, **changes))
 
-    def _settle(self, wanted: StructuredOutputsParams) -> dict[str, Any]:
+    def _settle(self, wanted: StructuredOutputsParams, bans: bool) -> dict[str, Any]:
         """The grammar that a request asks for. Only the grammar says where such an output may end,
-        so `ignore_eos` has no meaning for it."""
+        so `ignore_eos` has no meaning for it. Where the request bans tokens, text that the grammar
+        forces may be spelled with those that are left."""
         if self._grammars is None:
             refuse("structured_outputs", "grammars need a tokenizer, and none is loaded.")
         grammar = self._grammars.settle(wanted)
+        if bans:
+            grammar = unforced(grammar)
         return {"grammar": grammar, "structured_outputs": None, "ignore_eos": False}
 
     def complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:

@@ -10,6 +10,7 @@ from quire.serving.checks import check_labels, check_priority, make_params
 from quire.serving.decode import show
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.openai.schema import GenerateRequest
+from quire.serving.openai.structured import read_structured_outputs
 
 COPIED: Final = (
     "n", "stop", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
@@ -42,6 +43,8 @@ def build_params(
     """
     given = {name: getattr(request, name) for name in COPIED}
     given = {name: value for name, value in given.items() if value is not None}
+    if (constraint := read_structured_outputs(request)) is not None:
+        given["structured_outputs"] = constraint
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     return make_params(defaults, given, stream=request.stream, prompts=prompts)
 
@@ -54,12 +57,6 @@ def check_common(request: GenerateRequest, engine: EngineClient) -> None:
     """
     _check_stream(request)
     check_labels(request)
-    if request.response_format is not None and request.response_format != {"type": "text"}:
-        raise InvalidRequest(
-            'response_format must be {"type": "text"}: constrained decoding is not available '
-            f"yet, got {show(request.response_format)}.",
-            param="response_format",
-        )
     check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
     if request.truncation_side not in (None, "left", "right"):
         side = show(request.truncation_side)

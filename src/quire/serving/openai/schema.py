@@ -28,7 +28,12 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both generation endpoints take."""
 
-    FREE_FORM: ClassVar[tuple[str, ...]] = ("response_format", "metadata")
+    FREE_FORM: ClassVar[tuple[str, ...]] = (
+        "response_format",
+        "metadata",
+        "structured_outputs",
+        "guided_json",
+    )
 
     model: str | None = None
     n: int | None = None
@@ -49,6 +54,14 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
     metadata: dict[str, Any] | None = None
     # vLLM's additions.
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    """This and the next five are vLLM's older names of what `structured_outputs` says."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -137,7 +150,6 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 _TEXT_ONLY: Final = "this server takes and gives text only"
-_GRAMMAR: Final = "constrained decoding is not available yet"
 
 _BOTH: Final[dict[str, Unsupported]] = {
     "service_tier": refused("there are no tiers", "auto", "default"),
@@ -145,11 +157,6 @@ _BOTH: Final[dict[str, Unsupported]] = {
     "prompt_cache_retention": refused("how long prompts stay cached depends on memory alone"),
     "use_beam_search": refused("beam search is not available", False),
     "length_penalty": refused("it belongs to beam search, which is not available", 1.0, 1),
-    "structured_outputs": refused(_GRAMMAR),
-    "guided_json": refused(_GRAMMAR),
-    "guided_regex": refused(_GRAMMAR),
-    "guided_choice": refused(_GRAMMAR),
-    "guided_grammar": refused(_GRAMMAR),
     "logprob_token_ids": refused("use logprobs, which gives the likeliest tokens", []),
     "kv_transfer_params": refused("KV transfer between servers is not available"),
     "ec_transfer_params": refused("KV transfer between servers is not available"),

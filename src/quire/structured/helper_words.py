@@ -1,0 +1,54 @@
+"""What a server and its grammar helpers say to each other, over a socket pair: a length of four
+bytes, then msgpack. Neither side learns anything of the other but this."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Final
+
+import msgspec
+
+_LENGTH: Final = struct.Struct("!I")
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What compiling one grammar may take; the kernel enforces it."""
+
+    cpu_seconds: float = 2.0
+    """Of the processor. Complex grammars take a tenth of a second."""
+    wall_seconds: float = 8.0
+    """On the clock, where the machine is busy with other things."""
+    memory: int = 2**30
+    """Address space beyond that of the vocabulary, in bytes."""
+
+
+class Begin(msgspec.Struct):
+    """The first word: what grammars are compiled for, and under which limits."""
+
+    tokenizer: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    limits: Limits
+
+
+def send(sock: socket.socket, word: object) -> None:
+    """Send one word."""
+    body = msgspec.msgpack.encode(word)
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """The next word, encoded; None at the end."""
+    head = _exactly(sock, _LENGTH.size)
+    return None if head is None else _exactly(sock, _LENGTH.unpack(head)[0])
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        part = sock.recv(min(count - len(parts), 2**20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,160 @@
+"""Which tokens may come next, against a slow automaton; and that it is a function of the output."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import GrammarFailed, InvalidRequest
+from quire.params import StructuredOutputsParams
+from quire.structured.state import make_masks
+from slow_regex import Slow, regexes
+from vocabularies import END, allowed_ids, demo, large, letters, state
+
+WORDS = ["a", "b", "c", "ab", "ba", "abc", "cc", "aaa", "bcab"]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["herbivorous", "carnivorous"]},
+        "sizes": {"type": "array", "items": {"type": "number"}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+
+
+def walk(found: Any, rng: random.Random, steps: int) -> list[int]:
+    """A random output, with forced tokens appended as an engine does."""
+    output: list[int] = []
+    while len(output) < steps and END not in output:
+        output.append(rng.choice(allowed_ids(found, output)))
+        output += found.forced(output, steps - len(output))
+    return output
+
+
+@settings(max_examples=300, deadline=None)
+@given(regexes(), st.integers(0, 2**16))
+def test_masks_are_those_of_a_slow_automaton(tree: Any, seed: int) -> None:
+    slow = Slow(tree)
+    vocabulary = letters(WORDS)
+    if not slow.live(slow.start):
+        return
+    found = state(vocabulary, forces=False, regex=slow.pattern)
+    rng, output, at = random.Random(seed), [], slow.start
+    for _ in range(12):
+        wanted = [i for i, w in enumerate(WORDS, 1) if slow.live(slow.read(at, w))]
+        if slow.accepts(at):
+            wanted.insert(0, END)
+        assert allowed_ids(found, output) == wanted, (slow.pattern, output)
+        token = rng.choice(wanted)
+        if token == END:
+            break
+        output.append(token)
+        at = slow.read(at, WORDS[token - 1])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_a_function_of_the_output(seed: int) -> None:
+    rng = random.Random(seed)
+    output = walk(state(demo(), json=SCHEMA), rng, 120)
+    moved = state(demo(), json=SCHEMA)
+    for _ in range(40):
+        count = rng.randrange(len(output) + 1)
+        fresh = state(demo(), json=SCHEMA)
+        assert allowed_ids(moved, output[:count]) == allowed_ids(fresh, output[:count])
+        assert moved.forced(output[:count], 99) == fresh.forced(output[:count], 99)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_forced_tokens_are_the_same_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    output = walk(state(demo(), json=SCHEMA), rng, 150)
+    single = state(demo(), json=SCHEMA)
+    forced = 0
+    for i, token in enumerate(output):
+        ids = allowed_ids(single, output[:i])
+        assert token in ids
+        forced += len(ids) == 1
+    assert forced > 10
+
+
+def test_forced_tokens_have_a_limit_and_go_on() -> None:
+    found = state(demo(), regex="(la){500}[xy]")
+    first = found.forced([], 10_000)
+    assert 0 < len(first) <= 256
+    assert found.forced(first, 5) and len(found.forced(first, 5)) == 5
+    assert found.forced(first[:7], 3) == first[7:10]
+
+
+def test_text_without_end_is_refused() -> None:
+    endless = StructuredOutputsParams(grammar='start: "la" start')
+    with pytest.raises(InvalidRequest, match="Too many items"):
+        demo().check(demo().settle(endless))
+
+
+def test_the_end_is_forced_where_nothing_else_may_follow() -> None:
+    found = state(demo(), choice=["extraordinary", "extravagant"])
+    output = found.forced([], 99)
+    while END not in output:
+        output.append(allowed_ids(found, output)[0])
+        output += found.forced(output, 99)
+    assert output.count(END) == 1 and output[-1] == END
+    assert demo().tokens.decode_str(output[:-1]) in ("extraordinary", "extravagant")
+    assert found.forced(output, 99) == []
+
+
+def test_without_forcing_any_spelling_is_allowed() -> None:
+    free, held = state(demo(), forces=False, regex="hello"), state(demo(), regex="hello")
+    assert len(allowed_ids(free, [])) > len(allowed_ids(held, [])) == 1
+    assert free.forced([], 9) == []
+
+
+def test_another_output_is_refused_and_forgotten() -> None:
+    found = state(demo(), regex="[ab]+c")
+    good = allowed_ids(found, [])
+    with pytest.raises(GrammarFailed, match="does not follow"):
+        found.allowed(np.array([demo().tokens.tokenize_str("x")[0]], np.int32))
+    assert allowed_ids(found, []) == good
+
+
+def test_partial_characters() -> None:
+    """Tokens of single bytes spell characters that no token has as a whole."""
+    text = "ἀ🙂é"
+    found = state(demo(), regex=r"[ἀ-ἇ][\U0001F600-\U0001F64F]é")
+    tokens = demo().tokens.tokenize_str(text)
+    assert len(tokens) > len(text)
+    for i, token in enumerate(tokens):
+        assert token in allowed_ids(found, tokens[:i])
+    assert allowed_ids(found, tokens) == [END]
+
+
+def test_masks_made_together_are_those_made_alone() -> None:
+    rng = random.Random(3)
+    outputs = [walk(state(demo(), json=SCHEMA), rng, 9 + 7 * i) for i in range(12)]
+    states = [state(demo(), json=SCHEMA) for _ in outputs]
+    arrays = [np.array(output, np.int32) for output in outputs]
+    make_masks(list(zip(states, arrays, strict=True)))
+    for together, output in zip(states, outputs, strict=True):
+        assert allowed_ids(together, output) == allowed_ids(state(demo(), json=SCHEMA), output)
+
+
+def test_a_large_vocabulary() -> None:
+    rng = random.Random(5)
+    found = state(large(), json=SCHEMA)
+    text = large().tokens.decode_str([t for t in walk(found, rng, 400) if t != END])
+    assert re.match(r'\{[ \n\r\t]{0,8}"name"', text)
+    assert max(allowed_ids(state(large(), regex="[a-z]+"), [])) > 100_000
+
+
+def test_limits_hold_while_masks_are_made() -> None:
+    bomb = r"(\w{1,500}\s){1,500}(.*a){30}.{100}[bc]{1000}" + "(x|xy|xyz|[a-z]{1,900})*q{5,900}" * 3
+    found = state(demo(), regex=bomb)
+    with pytest.raises(GrammarFailed, match="more work"):
+        walk(found, random.Random(0), 3000)
