@@ -1,7 +1,7 @@
 """A slow, plain automaton for regular expressions over a, b and c: sets of what is left to match.
 
 A state is the set of expressions of which one must match the rest of the text. Reading a letter
-takes the derivative (Brzozowski) of each. Nothing here is shared with what it checks. """
+takes the derivative (Brzozowski) of each. Nothing here is shared with what it checks."""
 
 from __future__ import annotations
 

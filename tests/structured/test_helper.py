@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -12,11 +13,11 @@ from patience import wait_for
 from quire.errors import InvalidRequest, RequestError, TooManyRequests
 from quire.params import StructuredOutputsParams
 from quire.structured.helper import HelperGate
-from quire.structured.helper_words import Limits
+from quire.structured.helper_words import HelperLimits
 from vocabularies import DEMO, END, demo
 
 
-def make(limits: Limits | None = None, max_wait: float = 60.0) -> HelperGate:
+def make(limits: HelperLimits | None = None, max_wait: float = 60.0) -> HelperGate:
     return HelperGate(lambda: DEMO.read_text("utf-8"), 2048, [END], limits, max_wait)
 
 
@@ -28,8 +29,12 @@ def gate() -> Iterator[HelperGate]:
 
 
 def helpers() -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [p for p in found if p.status() != psutil.STATUS_ZOMBIE and "Gramm" in p.name()]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE and "Gramm" in process.name():
+                found.append(process)
+    return found
 
 
 async def verdict(gate: HelperGate, params: StructuredOutputsParams) -> str:
@@ -60,13 +65,13 @@ def test_settle_alone_waits(gate: HelperGate) -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        (Limits(cpu_seconds=0.001), "more than 0.001 seconds"),
-        (Limits(wall_seconds=0.001), "more than 0.001 seconds"),
-        (Limits(memory=2**16), "more memory"),
+        (HelperLimits(cpu_seconds=0.001), "more than 0.001 seconds"),
+        (HelperLimits(wall_seconds=0.001), "more than 0.001 seconds"),
+        (HelperLimits(memory=2**16), "more memory"),
     ],
 )
 async def test_what_exceeds_a_limit_is_killed_and_the_helper_stays(
-    limits: Limits, said: str
+    limits: HelperLimits, said: str
 ) -> None:
     gate = make(limits)
     try:
@@ -83,7 +88,8 @@ async def test_what_exceeds_a_limit_is_killed_and_the_helper_stays(
 async def test_a_killed_helper_is_replaced(gate: HelperGate) -> None:
     assert await verdict(gate, StructuredOutputsParams(regex="a")) == "served"
     for process in helpers():
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # the child of one that was killed
+            process.kill()
     assert await verdict(gate, StructuredOutputsParams(regex="b")) == "served"
 
 
@@ -146,4 +152,7 @@ async def test_200_bombs_are_served_or_refused_and_leave_nothing() -> None:
 
 def at_rest() -> bool:
     """Whether the helpers have no children, which compile, and wait."""
-    return len(helpers()) <= 2 and all(p.status() == psutil.STATUS_SLEEPING for p in helpers())
+    with suppress(psutil.NoSuchProcess):
+        known = helpers()
+        return len(known) <= 2 and all(p.status() == psutil.STATUS_SLEEPING for p in known)
+    return False

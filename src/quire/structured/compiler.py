@@ -98,8 +98,9 @@ class Vocabulary:
             InvalidRequest: see `compile`; or no output is possible.
         """
         matcher = self.compile(grammar)
-        matcher.compute_ff_tokens()
         mask = matcher.compute_bitmask()
+        if forced := matcher.compute_ff_tokens():
+            matcher.consume_token(forced[0])
         if matcher.is_error():
             raise _refused(_said(matcher), grammar.kind)
         if not any(mask):

@@ -28,7 +28,7 @@ import msgspec
 from quire.errors import TooManyRequests
 from quire.logger import get_logger
 from quire.structured.gate import Answer, Refusal, Verdicts, verdict, verdict_key
-from quire.structured.helper_words import Begin, Limits, receive, send
+from quire.structured.helper_words import HelperLimits, HelperSetup, receive, send
 from quire.structured.params import Grammar, StructuredOutputsParams
 from quire.utils.host import available_cores
 from quire.utils.process import group_signals_held
@@ -71,11 +71,11 @@ class HelperGate:
         tokenizer: Callable[[], str],
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        limits: Limits | None = None,
+        limits: HelperLimits | None = None,
         max_wait: float = MAX_WAIT,
     ) -> None:
         ends = list(eos_token_ids)
-        self._begin = lambda: Begin(tokenizer(), vocab_size, ends, limits or Limits())
+        self._begin = lambda: HelperSetup(tokenizer(), vocab_size, ends, limits or HelperLimits())
         self._max_wait = max_wait
         self._verdicts = Verdicts()
         self._jobs: dict[bytes, _Job] = {}
@@ -149,7 +149,10 @@ class _Helper(threading.Thread):
     thread."""
 
     def __init__(
-        self, begin: Callable[[], Begin], jobs: queue.SimpleQueue[_Job | None], max_wait: float
+        self,
+        begin: Callable[[], HelperSetup],
+        jobs: queue.SimpleQueue[_Job | None],
+        max_wait: float,
     ) -> None:
         super().__init__(name="grammar-helper", daemon=True)
         self._begin = begin

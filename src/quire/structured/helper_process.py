@@ -5,7 +5,7 @@ it forks a child, which compiles under limits that the kernel enforces: time of 
 on the clock, memory. A child that exceeds one dies, also inside native code, and this process says
 so. Nothing of a grammar outlives its child. It loads no torch.
 
-First comes `Begin`, then one `StructuredOutputsParams` at a time, each answered by one `Answer`.
+First comes `HelperSetup`, then one `StructuredOutputsParams` at a time, each answered by one `Answer`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.structured.compiler import Vocabulary
 from quire.structured.gate import Answer, Refusal, judge
-from quire.structured.helper_words import Begin, Limits, receive, send
+from quire.structured.helper_words import HelperLimits, HelperSetup, receive, send
 from quire.structured.params import StructuredOutputsParams
 from quire.utils.process import (
     die_with_parent,
@@ -41,7 +41,7 @@ def serve(sock: socket.socket) -> None:
     first = receive(sock)
     if first is None:
         return
-    begin = msgspec.msgpack.decode(first, type=Begin)
+    begin = msgspec.msgpack.decode(first, type=HelperSetup)
     refusal: Refusal | None = None
     try:
         vocabulary = Vocabulary(begin.tokenizer, begin.vocab_size, begin.eos_token_ids)
@@ -60,7 +60,7 @@ def serve(sock: socket.socket) -> None:
             send(sock, Answer(refusal=Refusal(why, "structured_outputs")))
 
 
-def _why(status: int, limits: Limits) -> str:
+def _why(status: int, limits: HelperLimits) -> str:
     """What a child died of."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_seconds:g} seconds"
@@ -69,7 +69,7 @@ def _why(status: int, limits: Limits) -> str:
     return _DIED
 
 
-def _answer(sock: socket.socket, vocabulary: Vocabulary, word: bytes, limits: Limits) -> None:
+def _answer(sock: socket.socket, vocabulary: Vocabulary, word: bytes, limits: HelperLimits) -> None:
     """In the child: compile, answer, end."""
     code = 1
     with suppress(BaseException):  # whatever it is, this process must not go on as its parent does
@@ -82,7 +82,7 @@ def _answer(sock: socket.socket, vocabulary: Vocabulary, word: bytes, limits: Li
     os._exit(code)
 
 
-def _obey(limits: Limits) -> None:
+def _obey(limits: HelperLimits) -> None:
     """Let the kernel end this process when it exceeds what one grammar may take."""
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)

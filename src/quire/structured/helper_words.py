@@ -12,7 +12,7 @@ import msgspec
 _LENGTH: Final = struct.Struct("!I")
 
 
-class Limits(msgspec.Struct, frozen=True):
+class HelperLimits(msgspec.Struct, frozen=True):
     """What compiling one grammar may take; the kernel enforces it."""
 
     cpu_seconds: float = 2.0
@@ -23,13 +23,13 @@ class Limits(msgspec.Struct, frozen=True):
     """Address space beyond that of the vocabulary, in bytes."""
 
 
-class Begin(msgspec.Struct):
+class HelperSetup(msgspec.Struct):
     """The first word: what grammars are compiled for, and under which limits."""
 
     tokenizer: str
     vocab_size: int
     eos_token_ids: list[int]
-    limits: Limits
+    limits: HelperLimits
 
 
 def send(sock: socket.socket, word: object) -> None:
