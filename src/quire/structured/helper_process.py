@@ -5,8 +5,8 @@ it forks a child, which compiles under limits that the kernel enforces: time of 
 on the clock, memory. A child that exceeds one dies, also inside native code, and this process says
 so. Nothing of a grammar outlives its child. It loads no torch.
 
-First comes `HelperSetup`, then one `StructuredOutputsParams` at a time, each answered by one `Answer`.
-"""
+First comes `HelperSetup`, then one `StructuredOutputsParams` at a time, each answered by one
+`Answer`."""
 
 from __future__ import annotations
 
