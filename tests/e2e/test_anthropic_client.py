@@ -59,6 +59,41 @@ def test_system_and_prefill(client: anthropic.Anthropic) -> None:
     assert "Paris" not in message.content[0].text
 
 
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather in a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+ASK_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def test_tools(client: anthropic.Anthropic) -> None:
+    ask = ASK | {"messages": ASK_WEATHER, "tools": [WEATHER]}
+    first = client.messages.create(**ask)
+    assert first.stop_reason == "tool_use"
+    (use,) = (block for block in first.content if block.type == "tool_use")
+    assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
+    with client.messages.stream(**ask) as stream:
+        assert stream.get_final_message().content[-1].input == use.input
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "sunny, 21 degrees"}
+    turns = [*ASK_WEATHER, {"role": "assistant", "content": first.content},
+             {"role": "user", "content": [result]}]  # fmt: skip
+    assert client.messages.create(**ask | {"messages": turns}).content
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_forced_call(choice: dict[str, str], client: anthropic.Anthropic) -> None:
+    message = client.messages.create(**ASK, tools=[WEATHER], tool_choice=choice)
+    assert message.stop_reason == "tool_use"
+    assert all(block.name == "get_weather" for block in message.content)
+    assert isinstance(message.content[0].input["city"], str)
+
+
 class City(pydantic.BaseModel):
     model_config = {"extra": "forbid"}
     name: Annotated[str, pydantic.Field(max_length=12)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import openai
 import pydantic
@@ -69,6 +70,40 @@ def test_in_the_background(client: openai.OpenAI) -> None:
     long = client.responses.create(**ASK, background=True, extra_body={"ignore_eos": True})
     cancelled = client.responses.cancel(long.id)
     assert cancelled.status in ("cancelled", "incomplete")
+
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+def test_tools(client: openai.OpenAI) -> None:
+    ask = ASK | {"input": "What is the weather in Paris?", "tools": [WEATHER]}
+    first = client.responses.create(**ask)
+    (call,) = (item for item in first.output if item.type == "function_call")
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+    with client.responses.stream(**ask) as stream:
+        final = stream.get_final_response()
+    assert final.output[-1].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    second = client.responses.create(**ask | {"input": [result]}, previous_response_id=first.id)
+    assert second.status == "completed"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_forced_call(choice: Any, client: openai.OpenAI) -> None:
+    made = client.responses.create(**ASK, tools=[WEATHER], tool_choice=choice)
+    assert made.output and all(item.type == "function_call" for item in made.output)
+    assert made.tool_choice == choice or made.tool_choice.name == choice["name"]
 
 
 class City(pydantic.BaseModel):
