@@ -14,6 +14,7 @@ from quire.config import EngineConfig, RecoveryConfig
 from quire.config.locate import located
 from quire.config.scheduler import SERVER_LIMITS
 from quire.core.stats import StepStats
+from quire.engine.cores.culprit import find_culprit
 from quire.engine.cores.inline import InlineCore
 from quire.engine.engine_verbs import EngineVerbs
 from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
@@ -26,6 +27,7 @@ from quire.engine.verbs import find_verb
 from quire.errors import ConfigError, Conflict, EngineDead
 from quire.logger import get_logger
 from quire.utils.function_trace import trace_functions
+from quire.utils.signals import pass_on_signals
 from quire.utils.timing import Clock, RealClock
 
 if TYPE_CHECKING:
@@ -77,7 +79,9 @@ class LLMEngine(EngineVerbs):
         self.lock = threading.RLock()
         """Held while the engine is used: threads may share it, and take turns."""
         self._taken: list[tuple[ProcessedOutputs, StepStats | None]] = []
-        # what a step produced, until the caller has it
+        # what steps produced, until the caller has it; mostly of one
+        self._num_taken = 0
+        # entries of it from before the current step
         self._num_changes: int | None = None
         # the scheduler's count when the current step began; None between steps
         self._progress = progress
@@ -161,7 +165,7 @@ class LLMEngine(EngineVerbs):
         """Run one engine step and return what it means to the callers.
 
         A step that is left by an exception, say a Ctrl-C, has not happened: the next one tries it
-        again, and no output is lost.
+        again, and no output is lost. A request that makes steps raise ends with its own error.
         """
         with self.lock:
             self._enter()
@@ -170,6 +174,32 @@ class LLMEngine(EngineVerbs):
             return self._hand_over()
 
     def _step(self) -> None:
+        """Step. A step that raises is tried once more, which helps against what passes. If it
+        raises again, the request that causes it is looked for and ended; what is no single
+        request's fault, and what a signal handler has raised, is the caller's."""
+        try:
+            self._step_once()
+        except Exception as error:
+            pass_on_signals(error)
+            logger.exception("a step raised %s and is tried once more", type(error).__name__)
+            try:
+                self._step_once()
+            except Exception as again:
+                pass_on_signals(again)
+                self._end_culprit(again)
+
+    def _end_culprit(self, error: Exception) -> None:
+        culprit = find_culprit(self.core, self._step_once)
+        if culprit is None:
+            raise error
+        logger.error("request %s makes steps raise, and ends", culprit, exc_info=error)
+        reason = f"internal error in a step of it ({type(error).__name__}); see the log"
+        output = self.core.fail_request(culprit, reason)
+        if output is not None:
+            self._taken.append((self.frontend.take([output], None), None))
+
+    def _step_once(self) -> None:
+        self._num_taken = len(self._taken)
         self._num_changes = self.core.scheduler.num_changes
         try:
             self._inline.step()
@@ -182,7 +212,7 @@ class LLMEngine(EngineVerbs):
         match message:
             case Outputs():
                 taken = self.frontend.take(message.outputs, message.stats)
-                self._taken = [(taken, message.stats)]
+                self._taken.append((taken, message.stats))
             case Progress():
                 self._loading.update(message.phase, message.done, message.total)
                 if self._progress is not None:
@@ -221,7 +251,7 @@ class LLMEngine(EngineVerbs):
             return
         self.core.recover()
         if self.core.scheduler.num_changes == self._num_changes:
-            self._taken = []
+            del self._taken[self._num_taken :]
             self.frontend.rewind(
                 {r.request_id: r.num_output_tokens for r in self.core.scheduler.requests.values()}
             )
@@ -237,7 +267,7 @@ class LLMEngine(EngineVerbs):
         self._taken[0] = taken, None
         if stats is not None:
             self.frontend.report(stats, taken.iteration)
-        return self._taken.pop()[0].request_outputs
+        return self._taken.pop(0)[0].request_outputs
 
     def abort_request(self, request_ids: list[str]) -> None:
         """End requests by their external ids; unknown ones are ignored."""

@@ -30,6 +30,8 @@ COLD_TIMES: Final = 5.0
 """So many times longer they may take."""
 ENOUGH_STEPS: Final = 8
 """Steps without which the model predicts nothing."""
+EVERY: Final = 8
+"""Of many steps that only decode, one in so many is learned from: they are all alike."""
 UNKNOWN_SECONDS: Final = 600.0
 """What a step or call may take that computes and of which nothing is known."""
 TAKING_TIMES: Final = 10.0
@@ -110,13 +112,11 @@ class Watchdog:
     def record(self, stats: StepStats) -> None:
         """Learn from a step that has ended."""
         self._num_steps += 1
-        if stats.num_scheduled_tokens:
-            self._times.add(
-                stats.num_scheduled_tokens,
-                stats.num_scheduled_requests,
-                stats.num_attended_tokens,
-                stats.step_seconds,
-            )
+        tokens, rows = stats.num_scheduled_tokens, stats.num_scheduled_requests
+        if tokens == rows and self._num_steps % EVERY and self._times.num_steps > ENOUGH_STEPS:
+            return
+        if tokens:
+            self._times.add(tokens, rows, stats.num_attended_tokens, stats.step_seconds)
 
     @property
     def looks_closely(self) -> bool:
