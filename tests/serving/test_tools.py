@@ -11,9 +11,11 @@ import pytest
 
 from quire.config import ServerConfig
 from quire.errors import ConfigError, InvalidRequest
+from quire.registry import Registry
 from quire.serving.app import build_app
 from quire.serving.conversation import read_tools
 from quire.serving.model_parsers import ModelParsers, choose_parsers
+from quire.serving.parsers.think_tags import ThinkTags
 from quire.serving.server_state import ServerState
 from quire.serving.tools import ToolChoice, tool_spec, tool_use
 from scripted_core import scripted_engine
@@ -87,6 +89,33 @@ async def test_reasoning_is_told_or_left_out(serve: Serve) -> None:
     assert message["content"] == "Yes."
     message = (await chat(client, include_reasoning=False))["message"]
     assert "reasoning" not in message and message["content"] == "Yes."
+
+
+class Tagged(ThinkTags):
+    """Reasoning between two tokens of the embedded model."""
+
+    opening, closing = "<tool_call>", "</tool_call>"
+    thoughts = (opening, closing)
+
+
+@pytest.mark.parametrize("reasoning", [True, False])
+async def test_tokens_of_reasoning_are_counted(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, reasoning: bool
+) -> None:
+    table = Registry("reasoning parser", {"tagged": Tagged})
+    monkeypatch.setattr("quire.serving.model_parsers.REASONING_PARSERS", table)
+    text = "<tool_call>Let me see.</tool_call>Yes, it is."
+    tokenizer = scripted_engine(["x"])[0].tokenizer
+    expected = tokenizer.encode(text, add_special_tokens=False).index(4)
+    for said, count in ((text, expected), ("Yes.", None)):
+        client = serve(said, said, reasoning_parser="tagged")
+        body = {"messages": [USER], "include_reasoning": reasoning, "n": 2, "temperature": 1}
+        usage = (await client.post("/v1/chat/completions", json=body)).json()["usage"]
+        details = usage.get("completion_tokens_details")
+        assert details == (count and {"reasoning_tokens": 2 * count})
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        reply = await client.post("/v1/chat/completions", json=body)
+        assert json.loads(reply.text.split("\n\n")[-3][6:])["usage"] == usage
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,12 @@ class ModelParsers:
             params = params.replace(shown_special_ids=sorted(special.values()))
         setup = ParserSetup(prompt, use.offered, frozenset(special))
         rules = ReplyRules(reasoning, use.choice.parallel)
-        return Parsing(kinds, setup, rules), params
+        parsing = Parsing(kinds, setup, rules)
+        thoughts = next((kind.thoughts for kind in kinds if kind.thoughts is not None), None)
+        if thoughts is not None:
+            ids = tokenizer.encode(thoughts[1], add_special_tokens=False)
+            parsing.thoughts_end = ids[0] if len(ids) == 1 else None
+        return parsing, params
 
     def _constrained(
         self,

@@ -209,6 +209,8 @@ class _TurnLog:
 
     def __init__(self, choice: int, request_id: str, rules: ReplyRules, id_letters: int) -> None:
         self.num_calls = 0
+        self.reasons = False
+        """There was reasoning, whether or not the reply has it."""
         self._choice = choice
         self._request_id = request_id
         self._rules = rules
@@ -219,7 +221,11 @@ class _TurnLog:
         """Text of the last event, joined at its end: many pieces may come at once."""
 
     def say(self, kind: type[Text] | type[Reasoning], text: str) -> None:
-        if not text or (kind is Reasoning and not self._rules.reasoning):
+        if kind is Reasoning and text:
+            self.reasons = True
+            if not self._rules.reasoning:
+                return
+        if not text:
             return
         self.end_call()
         self._add(kind(self._choice, text), text)
@@ -304,6 +310,8 @@ class Parsing:
         self._kinds = [kind for kind in kinds if setup.tools or not kind.needs_tools]
         self._setup = setup
         self._rules = rules
+        self.thoughts_end: int | None = None
+        """The token that ends reasoning, if one does."""
 
     def begin(self, choice: int, request_id: str) -> ChoiceParser | None:
         """A parser for one choice; `None` if there is nothing to parse."""
@@ -311,16 +319,24 @@ class Parsing:
             return None
         letters = max(kind.id_letters for kind in self._kinds)
         log = _TurnLog(choice, request_id, self._rules, letters)
-        return ChoiceParser(self._kinds, self._setup, log)
+        return ChoiceParser(self._kinds, self._setup, log, self.thoughts_end)
 
 
 class ChoiceParser:
     """The parsers of one choice, in turn."""
 
     def __init__(
-        self, kinds: Sequence[type[OutputParser]], setup: ParserSetup, log: _TurnLog
+        self,
+        kinds: Sequence[type[OutputParser]],
+        setup: ParserSetup,
+        log: _TurnLog,
+        thoughts_end: int | None = None,
     ) -> None:
         self._log = log
+        self._thoughts_end = thoughts_end
+        self._before_end = 0
+        """Tokens until reasoning ended, or all of them so far."""
+        self._ended = False
         self._parsers: list[OutputParser] = []
         follower: OutputParser | None = None
         for kind in reversed(kinds):
@@ -331,6 +347,21 @@ class ChoiceParser:
     def num_calls(self) -> int:
         """Number of tool calls so far."""
         return self._log.num_calls
+
+    def count(self, token_ids: list[int]) -> None:
+        """Note the next tokens, so that those of the reasoning can be told."""
+        if self._thoughts_end is None or self._ended:
+            return
+        self._ended = self._thoughts_end in token_ids
+        length = token_ids.index(self._thoughts_end) if self._ended else len(token_ids)
+        self._before_end += length
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the reasoning, its tags left out as far as they come after it; 0 if no token
+        says where it ends."""
+        counted = self._log.reasons and self._thoughts_end is not None
+        return self._before_end if counted else 0
 
     def feed(self, text: str) -> Batch:
         """The events of the next piece of text."""

@@ -87,6 +87,7 @@ class TurnReader:
             if self._tokens and completion.token_ids:
                 batch.append(Tokens(choice, completion.token_ids, completion.logprobs))
             if parser is not None:
+                parser.count(completion.token_ids)
                 batch += parser.feed(completion.text)
             elif completion.text:
                 batch.append(Text(choice, completion.text))
@@ -122,6 +123,7 @@ class TurnReader:
         if parser is not None:
             batch += parser.finish()
             num_calls = parser.num_calls
+            self.usage.reasoning_tokens += parser.num_reasoning_tokens
         batch.append(Finish(choice, completion.finish_reason, completion.stop_reason, num_calls))
 
 

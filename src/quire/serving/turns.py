@@ -109,6 +109,8 @@ class Usage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of `completion_tokens`, those before the end of the reasoning, of choices that have ended."""
 
 
 Batch = list[TurnEvent]

@@ -24,12 +24,15 @@ def usage_each(request: GenerateRequest) -> bool:
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage object."""
-    return {
+    told: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens:
+        told["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return told
 
 
 @dataclass(frozen=True, slots=True)
