@@ -74,13 +74,15 @@ fuzz: $(VENV)/.test
 
 # Every fault of tests/chaos/faults.py against a server of its own; ARGS='F1 F3' picks some. The
 # exit code is 1 if one does not hold that is promised to. The simulation plays schedules of deaths
-# and lost messages on a clock of its own.
+# and lost messages on a clock of its own. chaos-long also has the soaks of tests/chaos/soaks.py
+# (ARGS='S1' picks one; it takes hours in all) and a million requests (tests/chaos/soak.py).
 chaos: $(VENV)/.test
-	$(BIN)/python tests/chaos/simulation.py --schedules 2000
+	$(BIN)/python tests/chaos/simulation.py --schedules 500
 	$(BIN)/python tests/chaos/drill.py --size usual --json build/chaos.json $(ARGS)
 
 chaos-long: $(VENV)/.test
-	$(BIN)/python tests/chaos/simulation.py --schedules 50000
+	$(BIN)/python tests/chaos/simulation.py --schedules 20000
+	$(BIN)/python tests/chaos/soak.py --json build/chaos-soak.json
 	$(BIN)/python tests/chaos/drill.py --size long --json build/chaos-long.json $(ARGS)
 
 ASAN_TESTS := tests/kernels/test_sanitizers.py tests/kernels/test_pool.py \

@@ -42,6 +42,7 @@ from mixed_load import (
     references,
     run_all,
 )
+from quire.utils.process import raise_descriptor_limit
 from soaks import soaks
 from surroundings import Around, Unavailable
 
@@ -191,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--alone", action="store_true", help="this fault, in this process")
     parser.add_argument("--json", type=Path, help="write the report to this file, too")
     args = parser.parse_args(argv)
+    raise_descriptor_limit()
     if unknown := set(args.fault) - set(rows):
         parser.error(f"no fault {sorted(unknown)[0]!r}; there are {', '.join(rows)}")
     rows = faults() | soaks(args.size)

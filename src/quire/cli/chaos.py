@@ -20,6 +20,7 @@ from quire.cli.parser import Parser
 from quire.cli.running import add_running_flags, running_client
 from quire.errors import ConfigError
 from quire.spelling import did_you_mean
+from quire.utils.process import raise_descriptor_limit
 
 
 def build_parser() -> Parser:
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         known = await known_answer(url, model, key)
         return known, await run(known, chosen, SIZES[namespace.size], told)
 
+    raise_descriptor_limit()
     known, results = asyncio.run(attack())
     print(json.dumps(report(known, results), indent=1) if namespace.json else table(results))
     return int(any(result.state != HOLDS for result in results))

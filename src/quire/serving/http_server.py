@@ -29,7 +29,6 @@ SPARE_DESCRIPTORS: Final = 16
 excepted. Without any, connections could only be closed, and no core could be replaced."""
 SCARCE_HEADER_SECONDS: Final = 1.0
 """`HEADER_SECONDS` of such a connection."""
-MOST_DESCRIPTORS: Final = 2**16
 
 
 def adopt_uvicorn_logs(level: int = logging.INFO) -> None:
@@ -121,16 +120,6 @@ def _marked(app: Any) -> Any:
         await app({**scope, NO_DESCRIPTORS: True}, receive, send)
 
     return marked
-
-
-def raise_descriptor_limit() -> None:
-    """Let this process open as many files as it may, because each stream takes a descriptor, and
-    the limit that shells give is made for programs without any."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class HttpServer(uvicorn.Server):

@@ -26,12 +26,12 @@ from quire.serving.engine_protocol import EngineClient
 from quire.serving.errors import StreamsReturning
 from quire.serving.greeting import announce, greeting
 from quire.serving.handover import HandoverPoint, has_predecessor, take_listener
-from quire.serving.http_server import adopt_uvicorn_logs, http_server, raise_descriptor_limit
+from quire.serving.http_server import adopt_uvicorn_logs, http_server
 from quire.serving.journal_replay import JournalReplay
 from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
 from quire.serving.service_report import ServiceReport
-from quire.utils.process import GROUP_SIGNALS, leave_within
+from quire.utils.process import GROUP_SIGNALS, leave_within, raise_descriptor_limit
 from quire.utils.service import ServiceManager
 
 logger = get_logger(__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ _PR_SET_NAME: Final = 15
 GROUP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a terminal, systemd or a container runtime sends to all processes of a group at
 once."""
+_MOST_DESCRIPTORS: Final = 2**16
 _OOM_SCORE: Final = 500
 """As if it held half of all memory more."""
 _NAME_BYTES: Final = 15
@@ -74,6 +76,16 @@ def die_with_parent(parent_pid: int | None = None) -> bool:
     if armed and parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
     return armed
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as it may, because each stream takes a descriptor, and
+    the limit that shells give is made for programs without any."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def end_first_without_memory() -> bool:
