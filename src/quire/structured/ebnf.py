@@ -5,8 +5,9 @@ Both have rules of strings, sets of characters, `.`, groups, alternatives and re
 (lookahead assertions, tokens by number) is refused.
 
 Such a grammar is about characters, and Lark's terminals are not: a lexer takes the longest match.
-So a grammar without recursion becomes one regular expression, and of others only the parts that no
-longer match could change become terminals; everything else is matched character by character.
+So a grammar without recursion becomes one regular expression, and one with recursion is matched
+character by character. That is exact; with a large vocabulary it may exceed the work that is
+allowed for one token.
 
 Reading takes time in proportion to the text. Knows no request and no llguidance.
 """
