@@ -18,6 +18,7 @@ from quire.config import ServerConfig
 from quire.errors import TooManyRequests
 from quire.params import StructuredOutputsParams
 from quire.serving.app import build_app
+from quire.serving.parsers.think_tags import ThinkTags
 from quire.serving.server_state import ServerState
 
 BODY: dict[str, Any] = {"input": "hi"}
@@ -181,6 +182,27 @@ async def test_the_golden_sequence_of_thoughts_and_calls(monkeypatch: pytest.Mon
     assert output[0]["content"] == [{"type": "reasoning_text", "text": "Größe?"}]
     assert output[2]["arguments"] == '{"city": "Köln [0]"}' and output[2]["status"] == "completed"
     assert without_ids(bare["output"]) == without_ids(whole["output"][1:])
+
+
+class Tagged(ThinkTags):
+    """Reasoning between two tokens of the embedded model."""
+
+    opening, closing = "<tool_call>", "</tool_call>"
+    thoughts = (opening, closing)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_reasoning_are_counted(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(toys.TABLE, "tagged", Tagged)
+    said = "<tool_call>Let me see.</tool_call>Yes, it is."
+    client, core, _ = scripted_server(monkeypatch, [said], ["tagged"])
+    async with client:
+        got = await post(client, stream=stream)
+    usage = (got[-1]["response"] if stream else got)["usage"]
+    expected = core.texts[0].index(4)  # the id of the closing tag
+    assert usage["output_tokens_details"]["reasoning_tokens"] == expected
 
 
 async def test_log_probabilities_are_those_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,9 @@ class ResponseWriter:
         """The response object as it is now."""
         usage = None
         if self.usage is not None and self.status not in ("queued", "in_progress"):
-            usage = _usage(self.usage, self._reasoning_tokens)
+            # Exact where one token ends the reasoning; otherwise as counted here.
+            reasoning_tokens = self.usage.reasoning_tokens or self._reasoning_tokens
+            usage = _usage(self.usage, reasoning_tokens)
         error = self._error and {"code": _code(self._error), "message": self._error.message}
         return {
             "id": self.reply.id,
