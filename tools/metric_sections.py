@@ -63,7 +63,11 @@ SECTIONS = (
     ),
     Section(
         "Replaced engine cores",
-        ("quire:core_recovery_seconds", "quire:core_recovery_part_seconds"),
+        (
+            "quire:spare_core_ready",
+            "quire:core_recovery_seconds",
+            "quire:core_recovery_part_seconds",
+        ),
         "The histogram's count is the number of engine cores that died and were replaced. Its "
         "seconds are from the moment the death was noticed until every request that had output has "
         "more. The parts add up to it, but for what the API process does in between.",

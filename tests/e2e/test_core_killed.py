@@ -113,7 +113,7 @@ def test_streams_go_on_with_the_same_bytes(spare: bool) -> None:
         wanted = asyncio.run(reference(server.url))
         for _ in range(KILLS):
             if spare:
-                wait_for(server.spare, "a spare core")
+                wait_for(lambda: server.metric("quire:spare_core_ready") == 1, "a spare core")
             pids = {child.pid for child in server.children()}
             asyncio.run(killed_once(server, wanted, rng))
             assert (server.core().pid in pids) == spare

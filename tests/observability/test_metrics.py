@@ -155,7 +155,7 @@ ABSENT = {"lora_requests", "lora_requests_info", "watermark_requests"}
 @pytest.fixture
 def sink() -> PrometheusSink:
     made = PrometheusSink(
-        "demo", max_model_len=2048, clock=ManualClock(), options=["kv_cache_metrics"]
+        "demo", max_model_len=2048, clock=ManualClock(), options=["kv_cache_metrics", "warm_spare"]
     )
     for _ in range(2):
         made.record(STEP, ITERATION)
@@ -205,7 +205,7 @@ def test_no_row_is_untested() -> None:
         "quire:cpu_withheld_seconds",
     }
     names = {metric.name.removeprefix("vllm:") for metric in METRICS}
-    of_the_store = {"quire:trace_spans_dropped"}
+    of_the_store = {"quire:trace_spans_dropped", "quire:spare_core_ready"}
     valued = set(GAUGES) | set(COUNTERS) | set(HISTOGRAMS)
     assert names == valued | labelled | of_the_store | ABSENT
 
@@ -221,6 +221,14 @@ def test_what_cannot_be_counted_is_announced_without_a_value(sink: PrometheusSin
     for name in ABSENT:
         found = [line for line in text.splitlines() if name + "_total" in line or name in line]
         assert found and all(line.startswith("#") for line in found), found
+
+
+def test_a_spare_is_asked_for_at_the_scrape(sink: PrometheusSink) -> None:
+    assert parsed(sink)["quire:spare_core_ready", ""] == 0
+    other = PrometheusSink("demo", options=["warm_spare"])
+    other.store.spare_is_ready = lambda: True
+    assert parsed(other)["quire:spare_core_ready", ""] == 1
+    assert b"spare_core" not in PrometheusSink("demo").render()
 
 
 def test_dropped_spans_count_once() -> None:

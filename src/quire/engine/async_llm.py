@@ -105,6 +105,7 @@ class AsyncLLM:
             serves=True,
             entropy=entropy,
         )
+        self.frontend.prometheus.store.spare_is_ready = lambda: self.spare == "ready"
         self.default_params: SamplingParams = self.frontend.input.default_params()
         self._streams: dict[str, RequestStream] = {}
         limit = live.now.scheduler.server_limit("max_buffered_bytes")

@@ -65,6 +65,9 @@ logger = get_logger(__name__)
 
 TITLE: Final = "quire::EngineCore"
 SPARE_TITLE: Final = "quire::SpareCore"
+NICE: Final = 10
+"""Of a spare that prepares: it gets a tenth of what a busy core gets. At 19 it would take minutes
+beside one that uses all cores."""
 
 
 @dataclass(slots=True)
@@ -296,10 +299,10 @@ def _import_all(weights: int | None) -> None:
 
 
 def _import_gently(config: dict[str, Any], weights: int | None) -> None:
-    """The same and whatever else need not wait, in a thread of the lowest priority: another core
-    is at work. (A process could not raise its priority again; this one's other threads keep it.)"""
+    """The same and whatever else need not wait, in a thread of low priority: another core is at
+    work. (A process could not raise its priority again; this one's other threads keep it.)"""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     _import_all(weights)
     from quire.executor.base import make_executor
 

@@ -2,7 +2,7 @@
 
 `CoreProcesses` makes each core of an engine. With `--warm-spare` it keeps a process ready that has
 imported everything and mapped the weights. When a core is to be replaced, that process becomes the
-next one at once, and another is made ready behind it, at the lowest priority and only while the
+next one at once, and another is made ready behind it, at low priority and only while the
 machine has room for it. A spare is no core: it has no epoch and no KV cache, its death is no
 core's death, and nobody waits for one that is not ready. Knows no requests.
 """

@@ -22,12 +22,16 @@ def make_sinks(
     model = config.model
     observability = config.observability
     enabled = not observability.disable_log_stats
+    wanted = {
+        "kv_cache_metrics": observability.kv_cache_metrics,
+        "warm_spare": config.recovery.warm_spare,
+    }
     prometheus = PrometheusSink(
         model.names[0],
         max_model_len=model.max_model_len or 32768,
         clock=clock,
         enabled=enabled,
-        options=["kv_cache_metrics"] if observability.kv_cache_metrics else [],
+        options=[option for option, is_on in wanted.items() if is_on],
     )
     sinks = StatSinks([*first, prometheus] if enabled else first)
     if observability.tensorboard_dir is not None:

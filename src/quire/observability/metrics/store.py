@@ -166,6 +166,8 @@ class MetricStore:
         self.labels: Final = {"model_name": model_name, "engine": engine}
         self.hit_rate = HitRate()
         self.dropped_spans = Tally()
+        self.spare_is_ready: Callable[[], bool] = bool
+        """Asked when metrics are collected."""
         self._engine = engine
         self._info: dict[str, str] = {}
         # The engine's thread records and any thread may collect, so a short lock guards both.
