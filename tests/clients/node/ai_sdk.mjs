@@ -49,7 +49,7 @@ for (const [kind, model] of Object.entries(providers)) {
   const shaped = await generateObject({
     ...common,
     prompt: question,
-    schema: z.object({ country: z.string(), capital: z.string() }),
+    schema: z.object({ country: z.enum(["France", "Italy"]), capital: z.enum(["Paris", "Rome"]) }),
   });
   assert.equal(typeof shaped.object.capital, "string", kind);
 }

@@ -11,6 +11,8 @@ const schema = {
   required: ["city"],
   additionalProperties: false,
 };
+// An enumeration: in a free string the embedded model may not find an end.
+const chosen = { ...schema, properties: { city: { enum: ["Paris", "Rome"] } } };
 const weather = {
   name: "get_weather",
   description: "Get the weather in a city.",
@@ -49,10 +51,10 @@ const shaped = await client.chat.completions.parse({
   max_tokens: 100,
   response_format: {
     type: "json_schema",
-    json_schema: { name: "city", strict: true, schema },
+    json_schema: { name: "city", strict: true, schema: chosen },
   },
 });
-assert.equal(typeof shaped.choices[0].message.parsed.city, "string");
+assert.equal(shaped.choices[0].message.parsed.city, "Paris");
 
 const response = await client.responses.create({
   model,

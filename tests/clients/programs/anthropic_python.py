@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import anthropic
 from pydantic import BaseModel
@@ -28,8 +29,8 @@ GREEDY = {"temperature": 0}
 class Capital(BaseModel):
     """What `parse` is asked for."""
 
-    country: str
-    capital: str
+    country: Literal["France", "Italy"]
+    capital: Literal["Paris", "Rome"]
 
 
 def message(client: anthropic.Anthropic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import instructor
 import openai
@@ -15,8 +16,8 @@ URL, MODEL = sys.argv[1], sys.argv[2]
 class Capital(BaseModel):
     """The capital of a country."""
 
-    country: str
-    capital: str
+    country: Literal["France", "Italy"]
+    capital: Literal["Paris", "Rome"]
 
 
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):

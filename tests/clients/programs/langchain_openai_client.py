@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -15,8 +16,8 @@ URL, MODEL = sys.argv[1], sys.argv[2]
 class Capital(BaseModel):
     """The capital of a country."""
 
-    country: str
-    capital: str
+    country: Literal["France", "Italy"]
+    capital: Literal["Paris", "Rome"]
 
 
 @tool

@@ -11,7 +11,7 @@ URL, MODEL = sys.argv[1], sys.argv[2]
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 SCHEMA = {
     "type": "object",
-    "properties": {"capital": {"type": "string"}},
+    "properties": {"capital": {"enum": ["Paris", "Rome"]}},
     "required": ["capital"],
     "additionalProperties": False,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Literal
 
 import openai
 from pydantic import BaseModel
@@ -26,8 +27,8 @@ ASK_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 class Capital(BaseModel):
     """What `parse` is asked for."""
 
-    country: str
-    capital: str
+    country: Literal["France", "Italy"]
+    capital: Literal["Paris", "Rome"]
 
 
 def chat(client: openai.OpenAI) -> None:

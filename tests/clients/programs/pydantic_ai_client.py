@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
@@ -17,8 +18,8 @@ settings = {"temperature": 0, "max_tokens": 200}
 class Capital(BaseModel):
     """The capital of a country."""
 
-    country: str
-    capital: str
+    country: Literal["France", "Italy"]
+    capital: Literal["Paris", "Rome"]
 
 
 def get_weather(city: str) -> str:
