@@ -58,6 +58,7 @@ serve: install
 
 test: $(VENV)/.test
 	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
+	@$(BIN)/python tests/clients/environments.py openai-2 anthropic
 	$(BIN)/python -m pytest $(ARGS)
 
 # Each in an environment of its own in build/clients, with the versions of tests/clients/environments.

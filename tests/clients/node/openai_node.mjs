@@ -54,7 +54,7 @@ const shaped = await client.chat.completions.parse({
     json_schema: { name: "city", strict: true, schema: chosen },
   },
 });
-assert.equal(shaped.choices[0].message.parsed.city, "Paris");
+assert.ok(["Paris", "Rome"].includes(shaped.choices[0].message.parsed.city));
 
 const response = await client.responses.create({
   model,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import instructor
 import openai
-from instructor.core.exceptions import InstructorRetryException
+from instructor.core.exceptions import IncompleteOutputException, InstructorRetryException
 from pydantic import BaseModel
 
 URL, MODEL = sys.argv[1], sys.argv[2]
@@ -33,7 +33,7 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode
             max_tokens=200,
             temperature=0,
         )
-    except InstructorRetryException:
+    except (IncompleteOutputException, InstructorRetryException):
         # json_object promises JSON, not the schema, which instructor only writes into the prompt;
         # the embedded model does not follow such a prompt.
         if mode is not instructor.Mode.JSON:

@@ -21,6 +21,7 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
+PERSON = "Write JSON: Anna is 34 years old and lives in Rome."
 ASK_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
@@ -101,12 +102,13 @@ def parse(client: openai.OpenAI) -> None:
     assert isinstance(reply.choices[0].message.parsed, Capital)
     json_object = client.chat.completions.create(
         model=MODEL,
-        messages=CAPITAL,
+        messages=[{"role": "user", "content": PERSON}],
         response_format={"type": "json_object"},
         temperature=0,
         max_tokens=100,
     )
-    assert isinstance(json.loads(json_object.choices[0].message.content), dict)
+    written = json.loads(json_object.choices[0].message.content)
+    assert written == {"name": "Anna", "age": 34, "city": "Rome"}, written
 
 
 def completions(client: openai.OpenAI) -> None:
