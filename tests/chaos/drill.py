@@ -46,7 +46,7 @@ from quire.utils.process import raise_descriptor_limit
 from soaks import soaks
 from surroundings import Around, Unavailable
 
-LIMITS = {"short": 240, "usual": 300, "long": 3600}
+LIMITS = {"short": 240, "usual": 480, "long": 3600}
 """Seconds of one fault, by size."""
 MOST_RETOLD = 48
 """Requests without a seed of their own that are asked again, of one trial."""
