@@ -12,6 +12,7 @@ import pytest
 from patience import wait_for
 from quire.errors import InvalidRequest, RequestError, TooManyRequests
 from quire.params import StructuredOutputsParams
+from quire.structured import helper
 from quire.structured.helper import HelperGate
 from quire.structured.helper_words import HelperLimits
 from vocabularies import DEMO, END, demo
@@ -83,6 +84,19 @@ async def test_what_exceeds_a_limit_is_killed_and_the_helper_stays(
         assert helpers() == [process]
     finally:
         gate.close()
+
+
+async def test_a_killed_helper_does_not_stay_a_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "REAP_SECONDS", 0.01)
+    gate = make()
+    await gate.prepare(StructuredOutputsParams(regex="a+"))
+    killed = helpers()
+    assert killed
+    for process in killed:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    await asyncio.to_thread(wait_for, lambda: not any(p.is_running() for p in killed))
+    gate.close()
 
 
 async def test_a_killed_helper_is_replaced(gate: HelperGate) -> None:

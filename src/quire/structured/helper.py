@@ -41,6 +41,8 @@ MAX_WAIT: Final = 8.0
 MAX_SILENCE: Final = 30.0
 """Seconds after which a helper that has not answered is killed: its own limits are far below, even
 with the start of the process and a large vocabulary."""
+REAP_SECONDS: Final = 5.0
+"""How often an idle helper looks whether its process is still there."""
 
 
 @dataclass(slots=True)
@@ -168,7 +170,7 @@ class _Helper(threading.Thread):
         """Answer grammars until told to end."""
         while True:
             self.is_busy = False
-            job = self._jobs.get()
+            job = self._next()
             self.is_busy = True
             if job is None:
                 break
@@ -181,6 +183,16 @@ class _Helper(threading.Thread):
                     logger.exception("a grammar could not be looked at")
                 job.answer.set_exception(error)
         self.kill()
+
+    def _next(self) -> _Job | None:
+        """The next grammar. While there is none, a process that was killed from outside is
+        reaped, so that it does not stay a zombie."""
+        while True:
+            try:
+                return self._jobs.get(timeout=REAP_SECONDS)
+            except queue.Empty:
+                if self._process is not None and self._process.poll() is not None:
+                    self._stop()
 
     def kill(self) -> None:
         """End the process, whatever it does."""
