@@ -31,7 +31,7 @@ def load(url: str, stop: threading.Event) -> None:
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus here; tools/get_prometheus.py")
 def test_every_expression_runs_on_a_real_prometheus(tmp_path: Path) -> None:
     stop = threading.Event()
-    with serving("--kv-cache-metrics") as server:
+    with serving("--kv-cache-metrics", "--warm-spare") as server:
         threads = [threading.Thread(target=load, args=(server.url, stop)) for _ in range(2)]
         rules = DEPLOY / "prometheus" / "quire.rules.yml"
         with scraping(server.url.removeprefix("http://"), rules, tmp_path) as prometheus:

@@ -72,7 +72,9 @@ def test_the_api_process_has_no_torch(server: Server) -> None:
     api, *rest = server.family()
     maps = Path(f"/proc/{api.pid}/maps").read_text()
     assert "torch" not in maps
-    assert len(rest) == 1, "one engine core and nothing else"
+    titles = [" ".join(process.cmdline()).strip() for process in rest]
+    # Another test of this server may have asked for a grammar, which a process of its own compiles.
+    assert [t for t in titles if "quire::Grammars" not in t] == ["quire::EngineCore"], titles
     assert "torch" in Path(f"/proc/{rest[0].pid}/maps").read_text()
 
 

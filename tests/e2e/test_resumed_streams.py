@@ -81,7 +81,7 @@ async def storm(server: Server, rng: random.Random, kills: bool) -> list[Client]
         while sum(client.num_cuts for client in clients) < len(clients):
             await asyncio.sleep(0.01)
         (core,) = (c for c in psutil.Process(server.process.pid).children()
-                   if c.status() != "zombie")  # fmt: skip
+                   if "quire::EngineCore" in " ".join(c.cmdline()))  # fmt: skip
         os.kill(core.pid, signal.SIGKILL)
     await running
     return clients

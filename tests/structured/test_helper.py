@@ -30,11 +30,12 @@ def gate() -> Iterator[HelperGate]:
 
 
 def helpers() -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
+    """Those of this process and what they forked; a server of another test has its own."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE and "Gramm" in process.name():
-                found.append(process)
+            if child.status() != psutil.STATUS_ZOMBIE and "Gramm" in child.name():
+                found += [child, *child.children(recursive=True)]
     return found
 
 
