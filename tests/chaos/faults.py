@@ -269,7 +269,7 @@ async def slow_senders(trial: Trial, size: Size) -> None:
 
 
 async def fuzz(trial: Trial, size: Size) -> None:
-    # The first grammars and bodies of megabytes: a step of up to 86 MiB, not more with ten times the
+    # The first grammars and bodies of megabytes: a step of up to 86 MiB, no more with ten times the
     # cases.
     trial.rss_mib = 160
     core = trial.server.core()
