@@ -6,11 +6,12 @@ core's process and that of the API process in one process, with the frames betwe
 embedded model. HTTP is not counted, which would only make the share smaller. The watchdog's looks,
 five a second, are timed on a core of its own.
 
-    python benchmarks/recovery_cost.py
+    python benchmarks/recovery_cost.py [--pairs 400]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import random
@@ -35,7 +36,6 @@ from quire.utils.timing import RealClock
 
 BLOCKS = {1: 100, 16: 20, 64: 10}
 """Steps between two changes, by the number of requests."""
-PAIRS = 40
 
 
 class LocalCore:
@@ -83,7 +83,7 @@ class LocalCore:
         self.process._sock.close()
 
 
-async def share(running: int) -> str:
+async def share(running: int, pairs: int) -> str:
     """How much more a step costs with all of it."""
     made: list[LocalCore] = []
 
@@ -120,7 +120,7 @@ async def share(running: int) -> str:
     tasks: list[asyncio.Task[None]] = []
     ratios, costs = [], []
     gc.disable()
-    for pair in range(PAIRS):
+    for pair in range(pairs):
         spent = {}
         for on in (True, False)[:: 1 if pair % 2 else -1]:
             switch(True)
@@ -200,6 +200,9 @@ async def looks() -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=40, help="turns of on and off")
+    pairs = parser.parse_args().pairs
     for running in BLOCKS:
-        print(asyncio.run(share(running)), "|", parts(running), flush=True)
+        print(asyncio.run(share(running, pairs)), "|", parts(running), flush=True)
     print(asyncio.run(looks()))

@@ -250,6 +250,14 @@ void top_logprobs(const TopArgs& args) {
   each_row(args.rows, [&](int64_t row) { top_row(args, row); });
 }
 
+void keep_allowed(const MaskArgs& a) {
+  const int64_t words = (a.vocab + 31) / 32;
+  each_row(a.rows, [&](int64_t row) {
+    QUIRE_PICK(keep_allowed_row)
+    (a.logits + a.which[row] * a.stride, a.vocab, a.masks + row * words, a.best + row);
+  });
+}
+
 void finite_rows(const float* x, int64_t rows, int64_t n, int64_t stride, bool* answers) {
   each_row(rows, [&](int64_t row) { QUIRE_PICK(are_finite)(x + row * stride, n, answers + row); });
 }

@@ -145,6 +145,9 @@ QUIRE_KERNEL(sum_bins, (const float* x, int64_t n, const float* peaks, const Sca
                         float floor, int64_t* bins))
 // Whether all of x[0 .. n) are finite.
 QUIRE_KERNEL(are_finite, (const float* x, int64_t n, bool* answer))
+// Puts -inf in place of every x[i] whose bit, i % 32 of words[i / 32], is not set. `best` is the
+// largest number left; -inf if none is. No NaN.
+QUIRE_KERNEL(keep_allowed_row, (float* x, int64_t n, const uint32_t* words, float* best))
 // How many of x[0 .. n) come before x[id] in the order.
 QUIRE_KERNEL(count_before, (const float* x, int64_t n, int64_t id, int64_t* count))
 // Natural logarithms of probabilities, as exact.py's `log_softmax`; `work` holds n numbers.
@@ -173,6 +176,16 @@ struct TopArgs {
   int64_t* ranks;  // [rows], from 1
 };
 void top_logprobs(const TopArgs& args);
+
+struct MaskArgs {
+  float* logits;  // rows of `vocab`, `stride` apart; overwritten
+  int64_t vocab, stride;
+  const int64_t* which;   // [rows]: the rows of `logits` that have masks, each once
+  int64_t rows;
+  const uint32_t* masks;  // [rows, ceil(vocab / 32)]
+  float* best;            // [rows]: the largest number left; -inf if none is
+};
+void keep_allowed(const MaskArgs& args);
 
 void finite_rows(const float* x, int64_t rows, int64_t n, int64_t stride, bool* answers);
 void log_softmax(const float* x, int64_t rows, int64_t n, int64_t stride, float* out);

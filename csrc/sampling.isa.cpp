@@ -243,6 +243,29 @@ void are_finite(const float* x, int64_t n, bool* answer) {
   *answer = bad == 0;
 }
 
+void keep_allowed_row(float* x, int64_t n, const uint32_t* words, float* best) {
+  Vec top = splat(kNever);
+  int64_t at = 0;
+  for (; at + 32 <= n; at += 32) {
+    const uint32_t word = words[at / 32];
+    for (int lane = 0; lane < 32; lane += kLanes) {
+      // Most words of most masks are all ones or all zeros.
+      const uint32_t bits = word >> lane & kAllLanes;
+      Vec v = splat(kNever);
+      if (bits != 0) v = load(x + at + lane);
+      if (bits != 0 && bits != kAllLanes) v = only(bits, v, kNever);
+      if (bits != kAllLanes) store(x + at + lane, v);
+      top = max(v, top);
+    }
+  }
+  float found = max_of(top);
+  for (; at < n; ++at) {
+    if (!(words[at / 32] >> (at % 32) & 1u)) x[at] = kNever;
+    found = x[at] > found ? x[at] : found;
+  }
+  *best = found;
+}
+
 void count_before(const float* x, int64_t n, int64_t id, int64_t* count) {
   const float mine = x[id];
   int32_t above = 0, equal = 0;  // a vocabulary has fewer than 2**31 tokens

@@ -23,6 +23,13 @@ void run_top(uintptr_t logprobs, int64_t rows, int64_t vocab, uintptr_t chosen, 
                        at<int64_t>(ranks)});
 }
 
+void run_keep(uintptr_t logits, int64_t vocab, int64_t stride, uintptr_t which, int64_t rows,
+              uintptr_t masks, uintptr_t best) {
+  nb::gil_scoped_release release;
+  keep_allowed(MaskArgs{at<float>(logits), vocab, stride, at<int64_t>(which), rows,
+                        at<uint32_t>(masks), at<float>(best)});
+}
+
 void run_finite(uintptr_t x, int64_t rows, int64_t n, int64_t stride, uintptr_t answers) {
   nb::gil_scoped_release release;
   finite_rows(at<float>(x), rows, n, stride, at<bool>(answers));
@@ -40,6 +47,8 @@ void bind_sampling(nb::module_& m) {
         "seeds"_a, "positions"_a, "tokens"_a);
   m.def("top_logprobs", &run_top, "logprobs"_a, "rows"_a, "vocab"_a, "chosen"_a, "counts"_a,
         "most"_a, "ids"_a, "values"_a, "ranks"_a);
+  m.def("keep_allowed", &run_keep, "logits"_a, "vocab"_a, "stride"_a, "which"_a, "rows"_a,
+        "masks"_a, "best"_a);
   m.def("finite_rows", &run_finite, "x"_a, "rows"_a, "n"_a, "stride"_a, "answers"_a);
   m.def("log_softmax", &run_log_softmax, "x"_a, "rows"_a, "n"_a, "stride"_a, "out"_a);
 }

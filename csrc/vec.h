@@ -90,6 +90,11 @@ QUIRE_INLINE void store_f16_n(f16* p, Vec a, int64_t n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// Lanes whose bit is set; the others become `rest`.
+QUIRE_INLINE Vec only(uint32_t bits, Vec a, float rest) {
+  return {_mm512_mask_mov_ps(_mm512_set1_ps(rest), static_cast<__mmask16>(bits), a.v)};
+}
+
 #elif QUIRE_LEVEL == 1
 
 constexpr int kLanes = 8;
@@ -165,6 +170,13 @@ QUIRE_INLINE void store_f16_n(f16* p, Vec a, int64_t n) {
   store_16_n(p, _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT), n);
 }
 
+QUIRE_INLINE Vec only(uint32_t bits, Vec a, float rest) {
+  const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+  const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(all, each), each);
+  return {_mm256_blendv_ps(_mm256_set1_ps(rest), a.v, _mm256_castsi256_ps(set))};
+}
+
 #else  // portable: eight lanes, which compilers turn into SSE2 or NEON
 
 constexpr int kLanes = 8;
@@ -222,7 +234,14 @@ QUIRE_INLINE void store_f16_n(f16* p, Vec a, int64_t n) {
   for (int64_t i = 0; i < n && i < kLanes; ++i) p[i] = f32_to_f16(a.v[i]);
 }
 
+QUIRE_INLINE Vec only(uint32_t bits, Vec a, float rest) {
+  QUIRE_LANES a.v[i] = bits >> i & 1u ? a.v[i] : rest;
+  return a;
+}
+
 #endif
+
+constexpr uint32_t kAllLanes = (1u << kLanes) - 1u;
 
 // Memory of any element type, chosen at compile time: Memory<kBF16>::load(p, i).
 template <int D> struct Memory;

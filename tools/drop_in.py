@@ -1,9 +1,10 @@
 """Counts how much of vLLM's surface quire takes: flags, parameters, members, imports, routes.
 
-`python tools/drop_in.py` prints a table, `--json` the counts with what is missing, `--markdown` the
-page docs/drop-in.md, `--check` fails if that page is not current. The surface is in
-vllm_surface.json. Nothing is started: a flag counts if its value gets through the parser and the
-configuration.
+`python tools/drop_in.py` prints a table, `--json` the counts with what is missing. `--markdown`
+writes docs/drop-in.md, and docs/compatibility.md with a verdict for each name (`compatibility.py`);
+`--check` fails if one of them is not current, or a name neither works nor is refused. The surface
+is in vllm_surface.json. Nothing is started: a flag counts if its value gets through the parser and
+the configuration.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import compatibility
+
 ROOT = Path(__file__).resolve().parent.parent
 SURFACE = json.loads((ROOT / "tools" / "vllm_surface.json").read_text("utf-8"))
 PAGE = ROOT / "docs" / "drop-in.md"
+NAMES_PAGE = ROOT / "docs" / "compatibility.md"
 KEYS = ("QUIRE_API_KEY", "VLLM_API_KEY")
 
 
@@ -169,9 +174,11 @@ def parameter_counts() -> Iterator[Count]:
         lambda name: constructs(SamplingParams, name, defaults[name]),
     )
     members = [m for m in SURFACE["sampling_params_members"] if m not in defaults]
-    yield count(
+    others = count(
         "other members of `SamplingParams`", members, lambda name: hasattr(SamplingParams, name)
     )
+    others.refused = [m for m in members if hasattr(getattr(SamplingParams, m, None), "refused")]
+    yield others
     fields = [name for name in SURFACE["pooling_params"] if name != "output_kind"]
     yield count(
         "parameters of `PoolingParams` at `None`",
@@ -253,9 +260,12 @@ def import_counts() -> Iterator[Count]:
 def route_counts() -> Iterator[Count]:
     from quire.serving.app import ROUTES
 
-    ours = {(path, method) for path in ROUTES for method in ROUTES.get(path).methods}
+    def plain(path: str) -> str:
+        return re.sub(r"{[^}]*}", "{}", path)  # what stands in the braces is nobody's business
+
+    ours = {(plain(path), method) for path in ROUTES for method in ROUTES.get(path).methods}
     listed = {
-        f"{method.upper()} {path}": (path, method.upper())
+        f"{method.upper()} {path}": (plain(path), method.upper())
         for path, methods in SURFACE["routes"].items()
         for method in methods
     }
@@ -333,21 +343,39 @@ def as_json(rows: list[Count]) -> dict[str, Any]:
     }
 
 
+def pages(rows: list[Count]) -> dict[Path, str]:
+    return {PAGE: page(rows), NAMES_PAGE: compatibility.page(SURFACE)}
+
+
+def check(rows: list[Count]) -> int:
+    """0 if the pages are current and every name has a verdict."""
+    stale = [
+        path.name
+        for path, text in pages(rows).items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
+    undecided = compatibility.undecided(SURFACE)
+    for name in stale:
+        print(f"stale: docs/{name}; run python tools/drop_in.py --markdown", file=sys.stderr)
+    for name in undecided:
+        print(f"neither works nor is refused: {name}", file=sys.stderr)
+    return 1 if stale or undecided else 0
+
+
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--json", action="store_true", help="print counts and what is missing")
-    words.add_argument("--markdown", action="store_true", help="write docs/drop-in.md")
-    words.add_argument("--check", action="store_true", help="fail if that page is not current")
+    words.add_argument("--markdown", action="store_true", help="write both pages")
+    words.add_argument("--check", action="store_true", help="fail if one is not current")
     options = words.parse_args()
     rows = counts()
     if options.json:
         print(json.dumps(as_json(rows), indent=1))
     elif options.markdown:
-        PAGE.write_text(page(rows), "utf-8")
+        for path, text in pages(rows).items():
+            path.write_text(text, "utf-8")
     elif options.check:
-        if not PAGE.exists() or PAGE.read_text("utf-8") != page(rows):
-            print("stale: docs/drop-in.md; run python tools/drop_in.py --markdown", file=sys.stderr)
-            return 1
+        return check(rows)
     else:
         print("\n".join(table(rows)))
     return 0

@@ -102,6 +102,7 @@ SECTIONS = (
         (
             "(gpu_|external_)?prefix_cache_(queries|hits|hit_rate)",
             "quire:prefix_cache_missed",
+            "quire:kv_blocks_shed",
             "mm_cache_(queries|hits)",
         ),
         "Counted in tokens. Each admission looks up the whole prompt; hits are the tokens that "
@@ -109,7 +110,9 @@ SECTIONS = (
         "gauge is the rate over recent lookups, for dashboards that query one. `missed` counts "
         "tokens that were cached, evicted and then looked up again: a pool of twice the size "
         "would still have had them. Prompts that are sent only once add nothing to it, however "
-        "low their hit rate. `external` is for a cache outside the engine and `mm` for one of "
+        "low their hit rate. `kv_blocks_shed` counts blocks given up because less than 64 MiB of "
+        "the machine's or the container's memory were left; their pages go back to the system. "
+        "`external` is for a cache outside the engine and `mm` for one of "
         "processed images; quire has neither, so both are 0.",
     ),
     Section(

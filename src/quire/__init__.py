@@ -12,8 +12,10 @@ from quire.version import __version__
 if TYPE_CHECKING:
     from quire.config import EngineConfig as EngineConfig
     from quire.engine.async_llm import AsyncLLM as AsyncLLM
+    from quire.engine.frontend.beam_params import BeamSearchParams as BeamSearchParams
     from quire.engine.llm import LLM as LLM
     from quire.errors import QuireError as QuireError
+    from quire.outputs import BeamSearchOutput as BeamSearchOutput
     from quire.outputs import ClassificationOutput as ClassificationOutput
     from quire.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from quire.outputs import CompletionOutput as CompletionOutput
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "AsyncLLM": "quire.engine.async_llm",
+    "BeamSearchOutput": "quire.outputs",
+    "BeamSearchParams": "quire.engine.frontend.beam_params",
     "ClassificationOutput": "quire.outputs",
     "ClassificationRequestOutput": "quire.outputs",
     "EmbeddingOutput": "quire.outputs",

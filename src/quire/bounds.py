@@ -132,6 +132,7 @@ OPTIONS: Final[dict[str, Bound]] = {
     "scheduler_aging_seconds": _real(0, SECONDS),
     "long_prefill_token_threshold": _integer(0, INT32),
     "scheduler_delay_factor": _real(0, SECONDS),
+    "stream_interval": _integer(1, INT32),
     "max_num_queued_reqs": _integer(1, INT32, "-1: no limit", also=(-1,)),
     "max_num_queued_tokens": _integer(1, EXACT, "-1: no limit", also=(-1,)),
     "max_queued_bytes": _integer(1, EXACT, "-1: no limit", also=(-1,)),
@@ -149,12 +150,14 @@ OPTIONS: Final[dict[str, Bound]] = {
     # server
     "port": _integer(0, 65535),
     "max_body_bytes": _integer(1024, 2**30),
+    "max_n_sequences": _integer(1, INT32),
     "max_stored_responses": _integer(0, INT32),
     "max_stored_response_bytes": _integer(1, EXACT),
     "stored_response_seconds": _real(0, SECONDS),
     "shutdown_timeout": _real(0, SECONDS),
     "stream_keep_alive": _real(0, SECONDS),
     "handover_timeout": _real(0, SECONDS),
+    "ssl_cert_reqs": _integer(0, 2),
     "write_timeout": _real(0, SECONDS),
     "journal_max_bytes": _integer(2**16, EXACT),
     "journal_claim_timeout": _real(0, SECONDS),
@@ -166,7 +169,10 @@ OPTIONS: Final[dict[str, Bound]] = {
 processes may."""
 
 FIELDS: Final[dict[str, Bound]] = {
-    "n": _integer(1, 128),
+    "n": _integer(1, INT32),
+    "beam_width": _integer(1, 128),
+    # A context of 2**31 tokens to the power of this is far from what floating point can hold.
+    "length_penalty": _real(-10, 10),
     "presence_penalty": _real(-2, 2),
     "frequency_penalty": _real(-2, 2),
     # A logit divided by less than this may be infinite in float32, and so would all that follow.
@@ -179,9 +185,11 @@ FIELDS: Final[dict[str, Bound]] = {
     "max_tokens": _integer(1, INT32),
     "max_completion_tokens": _integer(1, INT32),
     "min_tokens": _integer(0, INT32),
+    "thinking_token_budget": _integer(0, INT32, "-1: no limit", also=(-1,)),
     "logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
     "prompt_logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
     "top_logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
+    "stream_interval": _integer(1, INT32),
     "logit_bias": _real(-100, 100),
     "priority": _integer(-INT64 - 1, INT64, "64-bit"),
     "truncate_prompt_tokens": _integer(1, INT32, "-1: what fits", also=(-1,)),
@@ -190,6 +198,9 @@ FIELDS: Final[dict[str, Bound]] = {
     "max_tokens_per_doc": _integer(1, INT32),
     "top_n": _integer(0, INT32),
     "steps": _integer(1, INT32),
+    "max_pattern_size": _integer(0, 2048),
+    "min_pattern_size": _integer(0, 2048),
+    "min_count": _integer(0, INT32),
 }
 """Bounds of each request field that is a number; for `logit_bias`, of its values."""
 

@@ -26,6 +26,26 @@ _STREAMS = {"stderr": "stderr", "stdout": "stdout"}
 _STREAMS |= {f"ext://sys.{name}": name for name in ("stderr", "stdout")}
 
 
+NOT_READ = {
+    "ALLOW_LONG_MAX_MODEL_LEN": "--max-model-len is limited to what the model was made for",
+    "ALLOW_RUNTIME_LORA_UPDATING": "give a model folder with the adapter merged into it",
+    "ENABLE_COHERE_API": "Cohere's API is not served; use /v1/chat/completions",
+    "ENABLE_RESPONSES_API_STORE": "responses are stored; --max-stored-responses says how many",
+    "LORA_RESOLVER_CACHE_DIR": "give a model folder with the adapter merged into it",
+    "LORA_RESOLVER_HF_REPO_LIST": "give a model folder with the adapter merged into it",
+    "MAX_BAD_WORDS_TOTAL_TOKENS": "the limit is fixed; docs/http.md has it",
+    "MAX_NUM_BAD_WORDS": "the limit is fixed; docs/http.md has it",
+    "MAX_STOP_STRINGS": "the limit is fixed; docs/http.md has it",
+    "PP_LAYER_PARTITION": "the model runs in one process",
+    "REGEX_COMPILATION_TIMEOUT_S": "a server gives each grammar 2 seconds to compile",
+    "SERVER_DEV_MODE": "routes for operators need a key of the role admin",
+    "USE_FASTOKENS": "there is one tokenizer",
+    "USE_MODELSCOPE": "give a model folder",
+    "XGRAMMAR_CACHE_MB": "llguidance follows all grammars",
+}
+"""vLLM's variables that change nothing here, and what to do instead."""
+
+
 class _Bad(Exception):
     """A value is not allowed; the message says what is."""
 
@@ -70,6 +90,12 @@ def _number(text: str) -> float:
         value = float("nan")
     if not -1e15 < value < 1e15:
         raise _Bad("a number")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= (value := int(text[:20])) < 2**31:
+        raise _Bad("a whole number from 1 to 2147483647")
     return value
 
 
@@ -190,11 +216,29 @@ CPU_KVCACHE_SPACE: Annotated[
         "default.",
     ),
 ]
+MAX_N_SEQUENCES: Annotated[
+    int,
+    Var(
+        _count,
+        16384,
+        "Largest `n`: completions of one prompt. `--max-n-sequences` limits all completions of one "
+        "HTTP request.",
+    ),
+]
 API_KEY: Annotated[
     str | None,
     Var(str, None, "Key that clients must send, unless `--api-key` gives one; `chat` and "
                    "`complete` send it."),
 ]  # fmt: skip
+ADMIN_API_KEY: Annotated[
+    str | None,
+    Var(
+        str,
+        None,
+        "Key of the server's operators, unless `--admin-api-key` gives one; commands that ask a "
+        "running server what only they may send it.",
+    ),
+]
 KERNELS: Annotated[
     str,
     Var(
@@ -346,8 +390,14 @@ def without_effect() -> list[str]:
     from quire.spelling import did_you_mean
 
     known = {prefix + name for prefix in PREFIXES for name in table()}
+
+    def told(name: str) -> str:
+        if why := NOT_READ.get(name.removeprefix("VLLM_")):
+            return f": {why}."
+        return did_you_mean(name, known) or "."
+
     return [
-        f"{name} is set, but quire reads no such variable{did_you_mean(name, known) or '.'}"
+        f"{name} is set, but quire reads no such variable{told(name)}"
         for name in sorted(os.environ)
         if name.startswith(PREFIXES) and name not in known and not _from_kubernetes(name)
     ]

@@ -5,8 +5,10 @@
     │   ├── InvalidRequest           a field is wrong                                    400
     │   │   ├── ContextLengthExceeded  prompt does not fit the model's context           400
     │   │   ├── UnsupportedTask      the model is not made for this task                 400
-    │   │   └── GrammarFailed        its grammar cannot be compiled or followed          400
+    │   │   ├── GrammarFailed        its grammar cannot be compiled or followed          400
+    │   │   └── ProcessorRefused     a logits processor does not take its parameters     400
     │   ├── Unauthorized             missing or wrong key                                401
+    │   ├── ForbiddenOrigin          a web page that may not call                        403
     │   ├── NotFound                 unknown model, route or id                          404
     │   ├── Conflict                 it conflicts with the current state                 409
     │   ├── PayloadTooLarge          body over the limit                                 413
@@ -21,6 +23,7 @@
         ├── EngineDead               the engine core stopped and could not be replaced   503
         ├── DeadlineUnreachable      it could not begin in time                          503
         └── StepFailed               one request failed inside a step                    500
+            └── ProcessorFailed      a logits processor failed on it                     500
 
 This module knows the HTTP status and the code of each error, but not how a reply is written.
 """
@@ -36,6 +39,9 @@ these."""
 
 GRAMMAR: Final = "structured_outputs"
 """How the message of a request begins that failed because of its own grammar."""
+PROCESSOR_REFUSED: Final = "logits_processors refuse the request"
+PROCESSOR_FAILED: Final = "logits_processors failed"
+"""How the messages of requests begin that a logits processor refused or failed on."""
 POISON: Final = "poison_request: the engine died each time it worked on this request"
 """The message of a request that was taken out because cores died of it."""
 
@@ -87,12 +93,46 @@ class GrammarFailed(InvalidRequest):
     code = "grammar_failed"
 
 
+class ProcessorRefused(InvalidRequest):
+    """A logits processor of the operator does not take the parameters of a request."""
+
+    code = "logits_processor_refused"
+
+    @classmethod
+    def by(cls, processor: str, said: str = "") -> ProcessorRefused:
+        """The refusal of one processor, with what it said, if that is meant for the client."""
+        what = said or "what it takes is in vllm_xargs (extra_args), and the log has the reason"
+        return cls(f"{PROCESSOR_REFUSED}: {processor}: {what}", param="extra_args")
+
+
 class Unauthorized(RequestError):
     """The key is missing or wrong."""
 
     status = 401
     type = "Unauthorized"
     code = "invalid_api_key"
+
+
+class ForbiddenOrigin(RequestError):
+    """A web page calls that may not.
+
+    Args:
+        header: The header that says so, in lower case.
+        given: Its value.
+        flag: The flag that would allow it.
+    """
+
+    status = 403
+    type = "Forbidden"
+    code = "forbidden_origin"
+
+    def __init__(self, header: str, given: str, flag: str) -> None:
+        super().__init__(
+            "This server has no API key, so it serves programs of this machine, and no web page of "
+            f"another origin: the header {header.title()} is {given[:100]!r}. Its operator can "
+            f"allow it with {flag}, or set a key.",
+            param=header,
+        )
 
 
 class NotFound(RequestError):
@@ -128,6 +168,31 @@ class TooManyRequests(RequestError):
         super().__init__(message)
         self.retry_after = retry_after
         """Seconds after which there is likely room; `None` if unknown."""
+
+
+class KeyLimitReached(TooManyRequests):
+    """A limit of the caller's key is reached, while others may go on."""
+
+    code = "key_limit_reached"
+
+    def __init__(
+        self,
+        key: str,
+        limit: str,
+        value: float,
+        why: str,
+        *,
+        retry_after: float | None = None,
+        exact: bool = False,
+    ) -> None:
+        super().__init__(
+            f"The key {key!r} has reached its limit {limit}={value}: {why}", retry_after=retry_after
+        )
+        self.limit = limit
+        """Its name, a field of `KeyLimits`."""
+        self.exact = exact
+        """Whether `retry_after` is computed and no estimate."""
+        self.extra = {"limit": limit, "limit_value": value, "key": key}
 
 
 class SlowReader(RequestError):
@@ -224,6 +289,17 @@ class StepFailed(EngineError):
     """One request failed inside an engine step; the others went on."""
 
     code = "step_failed"
+
+
+class ProcessorFailed(StepFailed):
+    """A logits processor of the operator raised, or returned no logits; other requests went on."""
+
+    code = "logits_processor_failed"
+
+    @classmethod
+    def of(cls, processor: str, what: str) -> ProcessorFailed:
+        """The failure of one processor."""
+        return cls(f"{PROCESSOR_FAILED}: {processor}: {what}")
 
 
 class PoisonRequest(StepFailed):

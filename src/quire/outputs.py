@@ -143,6 +143,34 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
+class BeamSearchSequence:
+    """One sequence that beam search found."""
+
+    tokens: list[int]
+    """Prompt and output, with the end of sequence if that ended it."""
+    logprobs: list[PositionLogprobs]
+    """For each output token the candidates it was chosen from; the chosen one comes first."""
+    lora_request: object | None = None
+    cum_logprob: float = 0.0
+    """Sum over the output tokens."""
+    text: str | None = None
+    """Of all tokens."""
+    finish_reason: str | None = None
+    """`stop` or `length`."""
+    stop_reason: int | str | None = None
+    orig_prompt: object | None = None
+    """The prompt as it was given."""
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """What beam search found for one prompt."""
+
+    sequences: list[BeamSearchSequence]
+    """Best first; as many as the width, unless the vocabulary has too few."""
+
+
+@dataclass(slots=True)
 class PoolingOutput:
     """The output of a pooling model, unprocessed."""
 

@@ -18,13 +18,18 @@ from typing import Any, Final, NoReturn, Self, get_args
 
 import msgspec
 
+from quire import envs
 from quire.bounds import INT64, read_field, show
 from quire.errors import InvalidRequest
+from quire.repetition import RepetitionDetectionParams
 from quire.structured.params import Grammar, StructuredOutputsParams
+from quire.thinking import Thinking, ThinkingMarks
+from quire.utils.absent import absent
 
 __all__ = [
     "Grammar",
     "PoolingParams",
+    "RepetitionDetectionParams",
     "RequestOutputKind",
     "SamplingParams",
     "SamplingType",
@@ -39,8 +44,25 @@ it."""
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_LENGTH: Final = 1024
 MAX_LOGIT_BIAS: Final = 4096
+MAX_EXTRA_ARGS: Final = 65536
+NO_PROCESSORS: Final = (
+    "is for logits processors, and the engine was started without any (--logits-processors)"
+)
+"""What is said of `extra_args` where nobody would read them."""
+MAX_LOGPROB_TOKEN_IDS: Final = 128
+"""vLLM's limit."""
 MAX_BAD_WORDS: Final = 1024
 MAX_SEED: Final = INT64
+
+
+_GATE: Final = "an engine checks and completes parameters when a request is given to it"
+ABSENT_OF_SAMPLING_PARAMS: Final = {
+    "for_sampler_warmup": "the sampler needs no warm-up",
+    "update_from_generation_config": _GATE,
+    "update_from_tokenizer": _GATE,
+    "verify": _GATE,
+}
+"""Members of vLLM's `SamplingParams` that its engine calls, and why there are none here."""
 
 
 class RequestOutputKind(enum.Enum):
@@ -82,6 +104,7 @@ class Params(msgspec.Struct, kw_only=True, omit_defaults=True):
         return copy.deepcopy(self)
 
 
+@absent(ABSENT_OF_SAMPLING_PARAMS)
 class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """How the tokens of one request are chosen and when it stops.
 
@@ -93,7 +116,8 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """
 
     n: int = 1
-    """Number of completions (1 to 128). Completion `i` samples with `seed + i`."""
+    """Number of completions, at least 1 and at most `QUIRE_MAX_N_SEQUENCES` (16384). Completion `i`
+    samples with `seed + i`."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token already generated; [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -126,11 +150,18 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     all."""
     prompt_logprobs: int | None = None
     """The same for prompt positions. The request then does not read the prefix cache."""
+    logprob_token_ids: list[int] | None = None
+    """Return the log-probabilities of these tokens (at most 128) at each output position, beside
+    that of the sampled one. They take the place of the likeliest if `logprobs` is `None` or their
+    number, as in vLLM; any other `logprobs` adds that many of the likeliest."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    """Tokens per output of a stream. The first token and the end come at once. Values below
+    `--stream-interval` are raised to it."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these token ids; values in [-100, 100]."""
     allowed_token_ids: list[int] | None = None
@@ -141,17 +172,19 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     """`None`: false, unless `prompt_logprobs` needs every prompt position computed."""
     structured_outputs: StructuredOutputsParams | None = None
     """The form that the output must have; may be given as a dictionary of its fields."""
-    # vLLM's parameters for what quire does not do: values that ask for nothing (`_NOT_DONE`).
+    repetition_detection: RepetitionDetectionParams | None = None
+    """End the output once it repeats itself; may be given as a dictionary of its fields."""
+    extra_args: dict[str, Any] | None = None
+    """For logits processors of one's own: what JSON can hold, 64 KiB as text."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning: then the mark that ends the reasoning is forced. 0: no reasoning;
+    -1: no limit. Needs a model whose reasoning has known marks."""
+    # vLLM's parameters for what quire does not do: values that ask for nothing (`NOT_DONE`).
     prompt_logprob_token_ids: Any = None
     prompt_logprob_start: Any = None
-    logprob_token_ids: Any = None
     flat_logprobs: Any = False
-    stream_interval: Any = None
     skip_clone: Any = False
     output_text_buffer_length: Any = 0
-    extra_args: Any = None
-    thinking_token_budget: Any = None
-    repetition_detection: Any = None
     routed_experts_prompt_start: Any = 0
     trace_decode_token_ids: Any = None
     watermarking: Any = None
@@ -164,10 +197,14 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     because a parser looks for them."""
     grammar: Grammar | None = None
     """Filled in by the engine from `structured_outputs`; not meant to be set by hand."""
+    thinking_marks: ThinkingMarks | None = None
+    """Filled in by the server, from its reasoning parser."""
+    thinking: Thinking | None = None
+    """Filled in by the engine from `thinking_token_budget`; not meant to be set by hand."""
 
     def __post_init__(self) -> None:
         _check(self)
-        _check_not_done(self, _NOT_DONE)
+        _check_not_done(self, NOT_DONE)
         _normalise(self)
 
     @classmethod
@@ -191,7 +228,18 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """`logprobs` under vLLM's other name."""
+        """How many candidates there are at each output position, beside the sampled token; `None`:
+        log-probabilities are not wanted."""
+        if self.logprobs is not None:
+            return self.logprobs
+        return len(self.logprob_token_ids) if self.logprob_token_ids else None
+
+    @property
+    def num_likeliest(self) -> int:
+        """How many of the likeliest tokens are among them; -1: all."""
+        chosen = self.logprob_token_ids
+        if self.logprobs is None or (chosen and self.logprobs == len(chosen)):
+            return 0
         return self.logprobs
 
     @property
@@ -263,18 +311,13 @@ class PoolingParams(Params, kw_only=True, omit_defaults=True):
         _check_switches(self, ("use_activation", "skip_reading_prefix_cache"))
 
 
-_NOT_DONE: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+NOT_DONE: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     # field: what asks for nothing, the default first; what to say of other values
     "prompt_logprob_token_ids": ((None, []), "use prompt_logprobs, which gives the likeliest"),
     "prompt_logprob_start": ((None, 0), "prompt_logprobs are those of the whole prompt"),
-    "logprob_token_ids": ((None, []), "use logprobs, which gives the likeliest tokens"),
     "flat_logprobs": ((False, None), "logprobs are one mapping per position"),
-    "stream_interval": ((None, 1), "every token is sent at once"),
     "skip_clone": ((False, True, None), "parameters are copied if need be"),
     "output_text_buffer_length": ((0, None), "the length follows from the stop strings"),
-    "extra_args": ((None, {}), "there are no custom processors"),
-    "thinking_token_budget": ((None,), "use max_tokens"),
-    "repetition_detection": ((None,), "use repetition_penalty or max_tokens"),
     "routed_experts_prompt_start": ((0, None), "outputs carry tokens, text and logprobs"),
     "trace_decode_token_ids": ((None,), "outputs follow from the prompt and the seed"),
     "watermarking": ((None, False), "the output is not marked"),
@@ -314,6 +357,8 @@ _set: Final = msgspec.structs.force_setattr
 _NUMBERS: Final = (
     "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p",
     "top_k", "min_p", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs",
+    "thinking_token_budget",
+    "stream_interval",
 )  # fmt: skip
 """Fields with a row in `quire.bounds`, in the order a reader would check them."""
 _SWITCHES: Final = (
@@ -321,7 +366,8 @@ _SWITCHES: Final = (
     "include_stop_str_in_output", "skip_reading_prefix_cache",
 )  # fmt: skip
 _ID_LISTS: Final = (
-    "stop_token_ids", "allowed_token_ids", "eos_token_ids", "shown_special_ids",
+    "stop_token_ids", "allowed_token_ids", "logprob_token_ids", "eos_token_ids",
+    "shown_special_ids",
 )  # fmt: skip
 _DEFAULTS: Final = {
     f.name: f.default_factory if f.default is msgspec.NODEFAULT else f.default
@@ -344,6 +390,8 @@ def _check(p: SamplingParams) -> None:
     _check_pairs(p)
     _check_stops(p)
     _set(p, "structured_outputs", StructuredOutputsParams.read(p.structured_outputs))
+    _set(p, "repetition_detection", RepetitionDetectionParams.read(p.repetition_detection))
+    _set(p, "extra_args", read_extra_args("extra_args", p.extra_args))
     for name in _ID_LISTS:
         if (ids := getattr(p, name)) is not None:
             _set(p, name, _token_ids(name, ids))
@@ -366,7 +414,9 @@ def _check_switches(p: SamplingParams | PoolingParams, names: Sequence[str]) -> 
 
 
 def _check_pairs(p: SamplingParams) -> None:
-    """Rules between two numbers."""
+    """Rules between two numbers, or a number and its limit from the environment."""
+    if p.n > 1 and p.n > (most := envs.MAX_N_SEQUENCES):
+        _fail("n", f"at most {most} (QUIRE_MAX_N_SEQUENCES)", p.n)
     if p.greedy and p.n > 1:
         raise InvalidRequest(
             f"n must be 1 when temperature is 0 (greedy gives equal completions), got {p.n}.",
@@ -427,6 +477,11 @@ def _token_id(name: str, rule: str, value: object) -> int:
 def _check_token_sets(p: SamplingParams) -> None:
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         _fail("allowed_token_ids", "a non-empty list", p.allowed_token_ids)
+    if p.logprob_token_ids is not None:
+        if len(p.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+            rule = f"a list of at most {MAX_LOGPROB_TOKEN_IDS} token ids"
+            _fail("logprob_token_ids", rule, len(p.logprob_token_ids))
+        _set(p, "logprob_token_ids", list(dict.fromkeys(p.logprob_token_ids)) or None)
     if p.logit_bias is not None:
         _set(p, "logit_bias", _read_logit_bias(p.logit_bias))
     if p.bad_words is not None:
@@ -434,6 +489,26 @@ def _check_token_sets(p: SamplingParams) -> None:
         for word in p.bad_words:
             if not word:
                 _fail("bad_words", "made of non-empty strings", word)
+
+
+def read_extra_args(name: str, given: object) -> dict[str, Any] | None:
+    """What a request says to logits processors; `None` if that is nothing.
+
+    Raises:
+        InvalidRequest: it is no object, too large, or JSON cannot hold it.
+    """
+    if given is None or given == {}:
+        return None
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+        _fail(name, "an object with names as keys", given)
+    try:
+        text = msgspec.json.encode(given)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        _fail(name, "made of what JSON can hold", given)
+    if len(text) > MAX_EXTRA_ARGS:
+        _fail(name, f"at most {MAX_EXTRA_ARGS} bytes as JSON", len(text))
+    read: dict[str, Any] = msgspec.json.decode(text)
+    return read
 
 
 def _read_logit_bias(bias: object) -> dict[int, float]:
@@ -452,6 +527,8 @@ def _normalise(p: SamplingParams) -> None:
     """Give values of equal meaning one spelling, so that later code has one case."""
     if p.seed == -1:
         _set(p, "seed", None)
+    if p.thinking_token_budget == -1:
+        _set(p, "thinking_token_budget", None)
     if p.top_k == -1:
         _set(p, "top_k", 0)
     if p.greedy:

@@ -35,6 +35,7 @@ ALLOWED = {
     "processes per second of the clock, which is more if they delay us",
     "observability/test_tracing.py": "before and after: order alone, on one clock",
     "engine/test_starvation.py": "works for a while by its own processor time, compares nothing",
+    "chaos/bombs.py": "how long helpers are looked for, limits against hanging",
     "chaos/chaos_server.py": "it measures recovery, with limits against hanging",
     "chaos/conditions.py": "what is bounded in time is one of the conditions; processor time at "
     "idle",
@@ -43,7 +44,10 @@ ALLOWED = {
     "chaos/soaks.py": "how long a soak lasts, and the latencies that it is about",
     "chaos/soak.py": "how long a soak lasts",
     "chaos/surroundings.py": "how long a fault lasts, and processor time that is spent in vain",
+    "serving/test_loop_costs.py": "processor time of this process, the least of five goes, with a "
+    "factor of three",
     # where time is slept away
+    "serving/loop_clock.py": "the steps of a clock that looks at processor time",
     "engine/test_step_undone.py": "a turn for another thread, in a loop that waits for it",
     "serving/test_unread.py": "clients that read slowly, which a busy machine makes slower still, "
     "and a while in which nothing may happen",

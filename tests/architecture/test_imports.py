@@ -14,6 +14,8 @@ from work import work_of
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = [
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",

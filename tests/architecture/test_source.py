@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "quire"
 FILES = sorted(SOURCE.rglob("*.py"))
 WALL_CLOCK = {
+    "cli/api_keys.py",  # when keys of a file end
     "engine/frontend/disk/disk_journal.py",  # for how long after a restart a reply is kept
     "engine/frontend/request_tracing.py",  # wall time of spans
     "observability/metrics/tensorboard.py",  # wall time of points
     "serving/server_state.py",  # `created` of models
     "serving/exchange.py",  # `created` of replies
-    "serving/pooling/results.py",  # the same of pooling
     "serving/responses/response_reply.py",  # when a response was complete
     "tokenizer/chat_template.py",  # strftime_now() in templates
 }

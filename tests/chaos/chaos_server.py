@@ -179,8 +179,10 @@ class ChaosServer(Server):
         return settled(lambda: (self.integrity() or {"running": 1})["running"] == 0, seconds)
 
 
-COMES_AND_GOES = ("quire::Grammars", "structured.helper_process")
-"""Titles of processes that exist from the first grammar on, and end when one takes too long."""
+COMES_AND_GOES = ("quire::Grammars", "structured.helper_process", "quire::Templates",
+                  "tokenizer.template_process")  # fmt: skip
+"""Titles of processes that exist from the first grammar or costly template on, and end when one
+takes too long."""
 
 
 def title_of(process: psutil.Process) -> str:

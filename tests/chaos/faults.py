@@ -11,9 +11,11 @@ import asyncio
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bombs import bomb_asks, bomb_template, helpers_rest, kill_helpers
 from chaos_server import has_flag
 from conditions import Trial
 from mixed_load import (
@@ -286,6 +288,24 @@ async def fuzz(trial: Trial, size: Size) -> None:
     trial.must(core == trial.server.core(), "the core was replaced")
 
 
+async def bombs(trial: Trial, size: Size) -> None:
+    core = trial.server.core()
+    asks = bomb_asks(max(30, size.cases // 5))
+    async with client(trial.server.url) as http:
+        sent = [asyncio.create_task(run_one(http, ask)) for ask in asks]
+        killed = await kill_helpers(trial.server.process.pid, 2)
+        outs = await asyncio.gather(*sent)
+    trial.facts["replies"] = {str(k): v for k, v in sorted(Counter(o.status for o in outs).items())}
+    trial.facts["helpers killed"] = killed
+    for ask, out in zip(asks, outs, strict=True):
+        fits = out.is_whole if out.status == 200 else out.status in (400, 429)
+        trial.must(fits, f"{ask.name} got {out.status}, {out.error}")
+        trial.must("template" not in ask.name or out.status != 200, f"{ask.name} was served")
+    trial.must(killed > 0, "no helper was killed: the drill shows less than it should")
+    trial.must(await helpers_rest(trial.server.process.pid), "helpers work on after the last reply")
+    trial.must(core == trial.server.core(), "the core was replaced")
+
+
 async def hostile_ids(trial: Trial, size: Size) -> None:
     for complaint in await send_ids(target(trial), rounds=max(3, size.kills // 2)):
         trial.must(False, complaint)
@@ -382,7 +402,11 @@ def faults() -> dict[str, Fault]:
             "malformed HTTP and fuzzed JSON on all routes", "no 5xx, no hang, the same core",
             "input gate", fuzz, promised=True,
         ),
-        "F11": Fault("grammar, regex and template bombs", "400, idle after", "grammars"),
+        "F11": Fault(
+            "bombs of grammars, patterns and templates; their helpers killed at work",
+            "each served or refused, one clear 4xx; helpers idle after; the same core",
+            "killable helpers", bombs, promised=True, around=bomb_template, may_refuse=True,
+        ),
         "F12": Fault(
             "an exception and a MemoryError in one request's forward pass",
             "that request alone gets a 5xx; the same core", "bisected step", forward_raises,

@@ -21,11 +21,14 @@ SECRET = "xylophonic-marmalade"
 """A word of every prompt. It may stand in no log."""
 STORY = f"Once upon a time there was a small fox, called {SECRET}, at the edge of the forest. "
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 Body = dict[str, Any]
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
 }}}  # fmt: skip
+
+FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
 
 ROWS = {
     "type": "array",
@@ -46,16 +49,27 @@ KINDS: dict[str, Callable[[int], Body]] = {
                             "frequency_penalty": 0.3},
     "stop": lambda i: {"temperature": 1, "seed": i, "stop": ["the end", " and they", "zzz"]},
     "logprobs": lambda i: {"temperature": 0.8, "seed": i, "logprobs": 3},
+    "named_logprobs": lambda i: {"temperature": 0.8, "seed": i, "logprob_token_ids": [5, 300, 17],
+                                 "stream_interval": 1 + i % 9, "n": 2},
     "prompt_logprobs": lambda i: {"temperature": 0, "prompt_logprobs": 2},
     "bias": lambda i: {"temperature": 1, "seed": i, "logit_bias": {"300": 2.5}, "min_tokens": 9},
+    "loops": lambda i: {"temperature": 0.2, "seed": i, "repetition_detection": {
+        "max_pattern_size": 16, "min_pattern_size": 2, "min_count": 2 + i % 3}},
     "tools": lambda i: {"temperature": 1, "seed": i, "tools": [TOOL], "tool_choice": "required"},
     "free_tools": lambda i: {"temperature": 0, "tools": [TOOL], "include_reasoning": True},
     "json": lambda i: {"temperature": 1, "seed": i, "response_format": {
         "type": "json_schema", "json_schema": {"name": "list", "schema": ROWS}}},
     "regex": lambda i: {"temperature": 1, "seed": i, "n": 2, "logprobs": 1,
                         "structured_outputs": {"regex": r"(fox|day) \d{2}( and [a-z]{1,6}){9,20}"}},
+    "responses": lambda i: {"temperature": 1, "seed": i},
+    "responses_tools": lambda i: {"temperature": 1, "seed": i, "tools": [FLAT_TOOL],
+                                  "tool_choice": "required"},
+    "messages": lambda i: {"temperature": 1, "seed": i},
+    "messages_json": lambda i: {"temperature": 1, "seed": i, "output_config": {
+        "format": {"type": "json_schema", "schema": ROWS}}},
 }  # fmt: skip
-"""What requests ask for, by name. A feature whose state must survive a fault adds its row."""
+"""What requests ask for, by name; a name that begins with that of an API is for it. A feature whose
+state must survive a fault adds its row."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,9 @@ def mixed_asks(count: int, max_tokens: int = 96) -> list[Ask]:
         fields = dict(KINDS[kind](i))
         chat = chat or "tools" in fields
         text = STORY * (1 + i % 5) + f"On day {i}"
+        if kind.startswith(("responses", "messages")):
+            asks.append(_of_api(f"{i}-{kind}", kind, text, max_tokens, stream, fields))
+            continue
         if chat:
             where: Body = {"messages": [{"role": "user", "content": text}]}
             if "logprobs" in fields:
@@ -90,6 +107,16 @@ def mixed_asks(count: int, max_tokens: int = 96) -> list[Ask]:
     return asks
 
 
+def _of_api(name: str, kind: str, text: str, max_tokens: int, stream: bool, fields: Body) -> Ask:
+    """A request of the API that its kind begins with."""
+    body: Body = {"model": "quire-demo", "stream": stream, **fields}
+    if kind.startswith("responses"):
+        limits = {"max_output_tokens": max_tokens, "ignore_eos": True, "store": False}
+        return Ask(name, RESPONSES, body | limits | {"input": text})
+    turns = [{"role": "user", "content": text}]
+    return Ask(name, MESSAGES, body | {"max_tokens": max_tokens, "messages": turns})
+
+
 CANARY = Ask("canary", COMPLETIONS, {
     "model": "quire-demo", "prompt": f"The capital of France, {SECRET}, is", "max_tokens": 24,
     "temperature": 0, "ignore_eos": True, "stream": True, "logprobs": 1,
@@ -100,6 +127,35 @@ def culprit(kind: str) -> Ask:
     """A request that asks the core for a fault."""
     body = {"model": "quire-demo", "prompt": prompt(kind), "max_tokens": 16, "temperature": 0}
     return Ask(kind, COMPLETIONS, body | {"ignore_eos": True})
+
+
+_NAMED = (
+    "message", "message_start", "message_delta", "message_stop", "content_block_start",
+    "content_block_delta", "content_block_stop", "response.created", "response.in_progress",
+    "response.output_text.delta", "response.reasoning_text.delta", "response.completed",
+    "response.function_call_arguments.delta", "response.incomplete", "response.failed",
+)  # fmt: skip
+"""Events that are looked at, and the type of a whole message."""
+_LAST = tuple(
+    f'{{"type":"{name}"'
+    for name in ("message_stop", "response.completed", "response.incomplete", "response.failed")
+)
+
+
+def _is_last(data: str) -> bool:
+    """Whether a stream has no event after this one."""
+    return data == "[DONE]" or data.startswith(_LAST)
+
+
+def _said(items: list[dict[str, Any]]) -> str:
+    """The text of output items or content blocks."""
+    texts = []
+    for item in items:
+        parts = item["content"] if isinstance(item.get("content"), list) else [item]
+        for part in parts:
+            texts.append(part.get("text") or part.get("arguments") or part.get("thinking") or "")
+            texts.append(json.dumps(part["input"]) if "input" in part else "")
+    return "".join(texts)
 
 
 @dataclass
@@ -131,9 +187,12 @@ class Outcome:
         )
 
     def take(self, part: dict[str, Any]) -> None:
-        """Add a chunk, or the whole reply."""
-        if part.get("error"):
-            self.error = part["error"]
+        """Add a chunk, an event, or the whole reply."""
+        if part.get("error") or part.get("type") == "error":
+            self.error = part.get("error") or part
+        elif part.get("object") == "response" or part.get("type") in _NAMED:
+            self._take_named(part)
+            return
         if usage := part.get("usage"):
             # How much of a prompt was cached depends on others, and is no promise.
             self.usage = {k: v for k, v in usage.items() if k != "prompt_tokens_details"}
@@ -156,6 +215,28 @@ class Outcome:
                 self.prompt_logprobs = choice["prompt_logprobs"]
             if logprobs := choice.get("logprobs"):
                 told[3].append(logprobs)
+
+    def _take_named(self, part: dict[str, Any]) -> None:
+        """Of Responses and Messages, an event or the whole reply. All items are one choice."""
+        told = self.choices.setdefault(0, ["", None, None, []])
+        delta = part.get("delta") or {}
+        if isinstance(delta, str):
+            told[0] += delta
+        else:
+            told[0] += delta.get("text") or delta.get("partial_json") or delta.get("thinking") or ""
+            told[1] = delta.get("stop_reason") or told[1]
+            told[2] = delta.get("stop_sequence") or told[2]
+        whole = part.get("response", part)
+        if part.get("object") == "response":
+            told[0] = _said(whole["output"])
+        elif part.get("type") == "message":
+            told[:3] = _said(part["content"]), part["stop_reason"], part["stop_sequence"]
+        if whole.get("status") in ("completed", "incomplete"):
+            told[1] = whole["status"]
+        if usage := whole.get("usage"):
+            # How much of a prompt was cached depends on others, and is no promise.
+            self.usage = {"output_tokens": usage["output_tokens"]}
+        self.error = whole.get("error") or self.error
 
     def close(self) -> None:
         """Join what came in parts."""
@@ -220,10 +301,11 @@ async def run_resumable(http: httpx.AsyncClient, ask: Ask, seconds: float = 120)
                             data = line[6:]
                         elif line.startswith("id: "):
                             last = line[4:]
-                            if data == "[DONE]":
+                            if data != "[DONE]":
+                                out.take(json.loads(data))
+                            if _is_last(data):
                                 out.close()
                                 return out
-                            out.take(json.loads(data))
         except (httpx.HTTPError, json.JSONDecodeError) as error:
             out.error = type(error).__name__
         if stream:

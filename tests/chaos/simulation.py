@@ -128,6 +128,8 @@ class SimulatedCore:
         """By a request."""
         self.handed: dict[str, tuple[str, int]] = {}
         """What it was sent: by internal id, the caller's name and which of the completions."""
+        self._heard = 0
+        # number of the last message without a gap before it
         self.told: set[str] = set()
         """Of these, those that it gave something."""
         self.executor = SeededExecutor(blocks)
@@ -212,8 +214,10 @@ class SimulatedCore:
     def give(self) -> None:
         """Have the front end hear the next message, whether it still listens or not."""
         message = FROM_CORE.decode(self.outbox.popleft())
-        if isinstance(message, Outputs):
-            self.told.update(output.request_id for output in message.outputs)
+        if message.number == self._heard + 1:  # after a gap, nothing is taken from it any more
+            self._heard = message.number
+            if isinstance(message, Outputs):
+                self.told.update(output.request_id for output in message.outputs)
         self._on_message(message)
 
     def fail(self) -> None:

@@ -101,6 +101,12 @@ class EncodedCore:
             return True
         return busy
 
+    def observe(self, closely: bool) -> None:
+        """Nothing to see: who pumps it is this process."""
+
+    def condemn(self) -> None:
+        raise AssertionError("nobody watches it")
+
     def _encode(self, outputs: list[EngineCoreOutput], stats: StepStats) -> None:
         self._frames, failed = encode_outputs(self.epoch, self._number, outputs, stats)
         assert not failed

@@ -21,7 +21,7 @@ from drill import Result, table, try_fault
 from faults import SIZES, faults
 from mixed_load import CANARY, SECRET, Load, Outcome, mixed_asks
 
-SMALL = ("F1", "F3", "F7", "F10", "F12", "F13", "F14", "F24", "F21")
+SMALL = ("F1", "F3", "F7", "F10", "F11", "F12", "F13", "F14", "F24", "F21")
 """The most telling of those that hold and take seconds."""
 
 

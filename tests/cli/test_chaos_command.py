@@ -123,6 +123,7 @@ def serving(toy: Toy) -> Iterator[str]:
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table.SIZES, "small", TINY)
     monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    monkeypatch.delenv("QUIRE_ADMIN_API_KEY", raising=False)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

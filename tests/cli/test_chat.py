@@ -320,6 +320,33 @@ def test_complete_over_http(capsys, monkeypatch, server):
     assert (body["max_tokens"], body["temperature"]) == (16, 0.0)
 
 
+@pytest.mark.parametrize("command", ["complete", "chat"])
+def test_forms_and_what_else_a_request_may_say(capsys, monkeypatch, server, tmp_path, command):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    asked = {
+        ("--json-schema", str(schema)): {"json": '{"type": "integer"}'},
+        ("--json-object",): {"json_object": True},
+        ("--choice", "a b", "c"): {"choice": ["a b", "c"]},
+        ("--grammar", str(schema)): {"grammar": '{"type": "integer"}'},
+        ("--structural-tag", str(schema)): {"structural_tag": '{"type": "integer"}'},
+    }
+    for flags, form in asked.items():
+        Handler.seen.clear()
+        code, _, err = run(capsys, monkeypatch, command, "-q", "one", "--url", server, *flags)
+        assert code == 0, err
+        assert Handler.seen[-1][1]["structured_outputs"] == form
+    repeats = ("--repetition-detection", '{"max_pattern_size": 3, "min_count": 4}')
+    more = (*repeats, "--thinking-token-budget", "7", "--min-tokens", "2")
+    assert run(capsys, monkeypatch, command, "-q", "one", "--url", server, *more)[0] == 0
+    body = Handler.seen[-1][1]
+    assert body["repetition_detection"] == {"max_pattern_size": 3, "min_count": 4}
+    assert (body["thinking_token_budget"], body["min_tokens"]) == (7, 2)
+    assert "structured_outputs" not in body
+    code, _, err = run(capsys, monkeypatch, command, "-q", "a", "--repetition-detection", "[1]")
+    assert code != 0 and "--repetition-detection" in err and "[1]" in err
+
+
 @pytest.mark.parametrize(
     ("mode", "code", "told"),
     [

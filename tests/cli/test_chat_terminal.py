@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import signal
 import struct
 import sys
 import termios
@@ -29,6 +30,8 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            # Whoever runs the tests in the background may have Ctrl-C ignored.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             # Not the environment of C, in which readline may have left the size of our terminal.
             env = {**os.environ, "TERM": "dumb", "INPUTRC": "/dev/null"}
             os.execve(sys.executable, [sys.executable, "-m", "quire", *arguments], env)

@@ -21,6 +21,7 @@ block_size: 32
 
 def test_one_file_serves_all_commands(tmp_path, monkeypatch):
     monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    monkeypatch.delenv("QUIRE_ADMIN_API_KEY", raising=False)
     path = tmp_path / "quire.yaml"
     path.write_text(SHARED)
     served = serve.build_parser().parse(["--config", str(path)])

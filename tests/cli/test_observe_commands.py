@@ -234,7 +234,7 @@ def test_doctor_names_the_cause(capsys, url: str) -> None:  # type: ignore[no-un
     command = f"curl -X POST {url}/limits -H 'Content-Type: application/json'"
     assert f"""    try:      {command} -d '{{"max_num_seqs": 256}}'""" in out.splitlines()
     _, out, _ = run(capsys, "doctor", f"{url}/", "--watch", "0.05", "--api-key", "k")
-    assert f"""{command} -H "Authorization: Bearer $QUIRE_API_KEY" -d""" in out
+    assert f"""{command} -H "Authorization: Bearer $QUIRE_ADMIN_API_KEY" -d""" in out
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ SAMPLES = {
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch):
     monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    monkeypatch.delenv("QUIRE_ADMIN_API_KEY", raising=False)
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
 

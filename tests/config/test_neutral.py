@@ -20,6 +20,7 @@ ROWS = {**neutral.engine_rows(), **neutral.server_rows()}
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch):
     monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    monkeypatch.delenv("QUIRE_ADMIN_API_KEY", raising=False)
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
 
@@ -102,6 +103,7 @@ def test_other_values_are_one_sentence_at_every_door(row, tmp_path):
         "--trust-remote-code --disable-custom-all-reduce --quantization None",
         "--compilation-config {} --compilation-config.mode 0 -cc.cudagraph_mode NONE",
         '--structured-outputs-config {"backend":"auto"} --structured-outputs-config.backend=auto',
+        '--structured-outputs-config {"backend":"guidance","disable_fallback":true}',
         '--allowed-origins [] --allowed-methods ["*"] --ignore-patterns original/**/*',
         "--cpu-offload-gb 0.0 --mm-processor-cache-gb=4.0 --max-model-len None --tokenizer None",
         "--no-headless --api-server-count 1 --dtype half --uds None --max-num-seqs None",
@@ -116,8 +118,8 @@ def test_neutral_values_in_many_spellings(arguments):
 
 
 def test_one_line_names_what_does_nothing():
-    line = start("-tp", "1", "--trust-remote-code", "--allowed-origins", "[]")[2]
-    assert line.endswith("here: --allowed-origins, --tensor-parallel-size, --trust-remote-code")
+    line = start("-tp", "1", "--trust-remote-code", "--middleware", "[]")[2]
+    assert line.endswith("here: --middleware, --tensor-parallel-size, --trust-remote-code")
     assert start("--port", "1")[2] is None
     many = start(
         *(
@@ -144,7 +146,23 @@ def test_what_a_program_passes_on_is_not_worth_a_line():
         (["-cc.mode", "3"], "--compilation-config {'mode': 3} is not supported yet"),
         (["--compilation-config.pass_config.enable_fusion=true"], "{'enable_fusion': True}"),
         (["--structured-outputs-config.backend", "xgrammar"], "llguidance"),
-        (["--allowed-origins", '["*"]'], "--allowed-origins ['*'] is not supported yet; put"),
+        (
+            ["--structured-outputs-config.disable_any_whitespace=true"],
+            "disable_any_whitespace: true is not supported yet; send structured_outputs",
+        ),
+        (
+            ["--structured-outputs-config", '{"disable_additional_properties": true}'],
+            "send structured_outputs.disable_additional_properties with a request",
+        ),
+        (
+            ["--structured-outputs-config.reasoning_parser", "qwen3"],
+            "reasoning_parser: qwen3 is not supported yet; nearest: --reasoning-parser",
+        ),
+        (
+            ["--structured-outputs-config.enable_in_reasoning=true"],
+            "nearest: --enable-in-reasoning",
+        ),
+        (["--middleware", '["m"]'], "--middleware ['m'] is not supported yet;"),
         (["--enable-lora"], "--enable-lora is not supported yet; give a model folder"),
         (["--lora-modules", "a=b", "c=d"], "--lora-modules ['a=b', 'c=d'] is not"),
     ],

@@ -112,9 +112,33 @@ MUTANTS = {
     ),
     "a quiet decode may give the first output": (
         "request.py",
-        "if num_computed <= self.num_prompt_tokens:",
-        "if num_computed < self.num_prompt_tokens:",
+        "if num_computed <= self.num_prompt_tokens or",
+        "if num_computed < self.num_prompt_tokens or",
         "test_scheduler.py",
+    ),
+    "a quiet decode may complete a repetition": (
+        "request.py",
+        " or self.repetitions is not None:",
+        ":",
+        "test_repetition.py",
+    ),
+    "what was counted of another output counts": (
+        "repetition.py",
+        "if self._seen != last:",
+        "if self._seen > last:",
+        "test_repetition.py",
+    ),
+    "a repetition ends what is still too short": (
+        "stop.py",
+        "and request.num_output_tokens >= params.min_tokens",
+        "",
+        "test_repetition.py",
+    ),
+    "the prompt counts as repeated": (
+        "repetition.py",
+        "at = tokens[end], max(self._start, end - self._longest)",
+        "at = tokens[end], max(0, end - self._longest)",
+        "test_repetition.py",
     ),
     "a sample that is not back counts as there": (
         "plan.py",

@@ -323,6 +323,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = self.scheduler.kv.usage > 0
         assert self.scheduler.kv.reset_prefix_cache() is not held
 
+    @rule()
+    def memory_runs_short(self) -> None:
+        """What nobody holds is forgotten; whoever runs does not notice."""
+        pool, scheduler = self.scheduler.kv.block_pool, self.scheduler
+        scheduler.begin()
+        pool.drop_free_content()
+        scheduler.commit()
+        assert not [b for b in pool.blocks if b.ref_cnt == 0 and b.parent is not None]
+
     @invariant()
     def integrity(self) -> None:
         if hasattr(self, "scheduler"):

@@ -28,6 +28,17 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "The cat", "seed": 9, "temperature": 1, "stop": ["zq", " the old"]}),
     ("completions", {"prompt": "It was", "seed": 1, "logit_bias": {"300": 3}, "min_tokens": 200}),
     ("completions", {"prompt": "Numbers", "seed": 3, "prompt_logprobs": 2, "stream": False}),
+    ("completions", {"prompt": "One of", "seed": 12, "logprobs": 1, "structured_outputs": {
+        "choice": [f"the {word} fox and " * 30 for word in ("red", "big")]}}),
+    ("completions", {"prompt": "Nested", "seed": 13, "structured_outputs": {
+        "grammar": 'root ::= "(" root ")" | [a-z ]{300,320} [0-9]'}}),
+    ("completions", {"prompt": "Well", "seed": 14, "structured_outputs": {
+        "regex": "[a-z ]{300,320}[0-9]",
+        "reasoning": {"opening": "Hm:", "closing": ".", "is_open": True}}}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "A tag"}], "seed": 15,
+                          "response_format": {"type": "structural_tag", "format": {
+                              "type": "tag", "begin": "<a>", "end": "</a>", "content": {
+                                  "type": "regex", "pattern": "[a-z ]{300,320}"}}}}),
     ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "seed": 2}),
     ("chat/completions", {"messages": [{"role": "user", "content": "Weather in Rome?"}],
                           "tools": [TOOL], "tool_choice": "required", "seed": 11}),

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from late_executor import LateExecutor
 from quire.config import EngineConfig
+from quire.engine.core import EngineCore
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.messages import EngineCoreRequest
+from quire.executor.base import make_executor
 from quire.params import PoolingParams, SamplingParams
 from quire.worker.forward_pass import PagedForward
 
@@ -73,6 +77,46 @@ def test_a_prompt_whose_chunk_was_not_finite_is_computed_anew(
     expected = run(engine(enable_prefix_caching=False, **options), "good", params)
     assert good.outputs == expected.outputs and good.pooled == expected.pooled
     assert good.prompt_logprobs == expected.prompt_logprobs
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_nor_does_it_if_its_request_is_aborted_with_the_chunk_in_flight(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig.from_options(
+        max_num_batched_tokens=CHUNK, kv_cache_memory_bytes=2**24, disable_log_stats=True
+    )
+    shape = config.model.read_shape()
+    inner = make_executor(config.resolve(shape)[0], shape)
+    executor = LateExecutor(inner, depth, seed=1)
+    executor.eager = 0.0
+    core = EngineCore(config, executor=executor)
+
+    def ask(name: str) -> None:
+        core.add_request(EngineCoreRequest(name, name, 0, PROMPT, GREEDY.replace(seed=1), 0.0))
+
+    with monkeypatch.context() as patched:
+        spoil(patched, math.nan)
+        ask("bad")
+        core.step()  # the first chunk, with the next ones in flight
+        assert core.scheduler.num_in_flight == 0, "it failed, and all was taken back"
+        ask("worse")
+        scheduled = core.scheduler.num_changes
+        with core._change():
+            core._submit(0.0)
+        assert core.scheduler.num_changes > scheduled and core.scheduler.num_in_flight == 1
+        core.abort_requests(["worse"])
+        while core.has_requests:
+            core.step()
+    tokens: list[int] = []
+    ask("good")
+    while core.has_requests:
+        for output in core.step()[0]:
+            assert output.error is None and output.num_cached_tokens == 0
+            tokens += output.new_token_ids
+    (expected,) = run(engine(enable_prefix_caching=False), "good", GREEDY).outputs
+    assert tokens == list(expected.token_ids)
+    core.shutdown()
 
 
 def test_chunks_that_are_finite_stay_in_the_prefix_cache() -> None:

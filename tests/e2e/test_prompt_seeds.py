@@ -4,6 +4,7 @@ them all."""
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -42,6 +43,47 @@ def test_equal_prompts_differ_and_repeat(server: Server, given: dict[str, Any]) 
     assert texts(server, prompt=[PROMPT] * 8, seed=seed, stream=True) == (eight, seed)
     assert texts(server, prompt=PROMPT, seed=seed) == (eight[:1], seed)
     assert texts(server, prompt=[PROMPT] * 3, seed=seed)[0] == eight[:3]
+
+
+ROUTES: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 16}, "choices"
+    ),
+    "/v1/completions": ({"prompt": PROMPT, "max_tokens": 16}, "choices"),
+    "/v1/responses": ({"input": PROMPT, "max_output_tokens": 16}, "output"),
+    "/inference/v1/generate": (
+        {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 16}}, "choices"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_drawn_seed_is_told_by_every_api_and_repeats_it(server: Server, path: str) -> None:
+    """As a program with doubles reads it, and from a stream as from a whole reply."""
+    body, field = ROUTES[path]
+
+    def told(**more: Any) -> tuple[int, Any]:
+        reply = httpx.post(f"{server.url}{path}", json=body | more, timeout=60)
+        assert reply.status_code == 200, reply.text
+        made = reply.json()
+        text = json.dumps(made[field])
+        for name in ("id", "item_id"):  # of messages, which belong to one reply
+            text = re.sub(rf'"{name}": "[^"]*"', "", text)
+        return made["seed"], text
+
+    def streamed() -> int:
+        reply = httpx.post(f"{server.url}{path}", json=body | {"stream": True}, timeout=60)
+        found = re.findall(r'"seed":(\d+)', reply.text)
+        assert found, "the stream tells it, too"
+        return int(found[0])
+
+    seed, text = told()
+    assert 0 <= seed < 2**53 and 0 <= streamed() < 2**53
+    again = {"seed": int(float(seed))}
+    if path == "/inference/v1/generate":
+        again = {"sampling_params": {**body["sampling_params"], **again}}
+    assert told(**again) == (seed, text)
+    assert told()[0] != seed, "each request gets its own"
 
 
 def test_choices_of_all_prompts_differ(server: Server) -> None:

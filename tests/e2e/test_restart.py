@@ -36,13 +36,14 @@ class Client:
         body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         self.body = body | KINDS[kind]
         self.events: list[str] = []
+        self.ids: list[str] = []
         self.last = self.stream = ""
         self.status = 0
         self.kind, self.told, self.said = kind, "", ""
         self.start(self._open, url)
 
     def start(self, work: Callable[[str], None], url: str) -> None:
-        self._thread = threading.Thread(target=work, args=(url,))
+        self._thread = threading.Thread(target=work, args=(url,), daemon=True)
         self._thread.start()
 
     def _open(self, url: str) -> None:
@@ -72,11 +73,18 @@ class Client:
                         self.said = line if '"error"' in line else self.said
                     elif line.startswith("id:"):
                         self.last = line[4:]
+                        self.ids.append(self.last)
                         self.events.append(data)
                     if "left_in_journal" in line:
                         self.told = line
+                    if self.is_enough():
+                        break
         except httpx.HTTPError:
             pass
+
+    def is_enough(self) -> bool:
+        """Whether to drop the connection."""
+        return False
 
     def join(self) -> None:
         self._thread.join(PATIENCE)

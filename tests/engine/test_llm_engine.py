@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import quire.logger
 import quire.params
 from fake_executor import FakeExecutor
 from quire import LLM
@@ -168,6 +169,21 @@ def test_arguments_of_a_wrong_type_are_named() -> None:
             with pytest.raises(InvalidRequest, match=told):
                 getattr(llm, verb)(**given)
         assert not llm.llm_engine.core.scheduler.requests
+
+
+def test_a_priority_that_nothing_reads_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quire.logger, "_said", set())
+    params = SamplingParams(max_tokens=1, temperature=0)
+    for policy, lines in (("priority", 0), ("fcfs", 1)):
+        with LLM(max_num_seqs=4, scheduling_policy=policy) as llm:
+            (plain,) = llm.generate("a", params, use_tqdm=False)
+            for priority in (0, 2, [-1]):
+                (output,) = llm.generate("a", params, use_tqdm=False, priority=priority)
+                assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+        told = [r for r in caplog.records if "generate(priority=) has no effect" in r.getMessage()]
+        assert len(told) == lines
 
 
 def test_parameters_of_many_prompts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from circles import circles
 from quire.config import ModelConfig, ModelShape
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
@@ -286,6 +287,24 @@ def test_cumulative_and_final_outputs_hold_all_completions() -> None:
     assert frontend.step(core(b, "x", end=FinishReason.LENGTH)).request_outputs == []
     done = frontend.step(core(a, "z", end=FinishReason.LENGTH))
     assert texts(done.request_outputs) == [[(0, "z"), (1, "x")]]
+
+
+def test_ended_requests_leave_no_circles() -> None:
+    frontend = Frontend()
+
+    def play() -> None:
+        a, b = children(frontend, n=2, output_kind=CUMULATIVE)
+        frontend.step(core(a, "x", end=FinishReason.LENGTH))
+        frontend.step(core(b, "y", end=FinishReason.LENGTH))
+        frontend.add("gone")
+        frontend.processor.abort("gone")
+
+    play()
+    with circles(times=20) as found:
+        for _ in range(20):
+            play()
+        frontend.step()  # until then the last could come back
+    assert not found
 
 
 def test_a_stop_string_ends_only_its_completion() -> None:

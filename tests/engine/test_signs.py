@@ -44,6 +44,53 @@ def test_differences_are_told(tmp_path: Path) -> None:
     assert signs.look(True) == Signs(False, True, 0.0, 0.0, 0, False), "no close look before"
 
 
+def test_what_a_process_has_started_and_read_counts_if_it_is_asked_for(tmp_path: Path) -> None:
+    signs = ProcessSigns(7, tmp_path)
+    write(tmp_path, "S", 50, 2, {7: ("S", 0)})
+    for pid in (9, 10, 11):
+        (tmp_path / str(pid)).mkdir()
+
+    def tell(ticks: int, read: int) -> None:
+        for pid, parent in ((9, 7), (10, 9), (11, 1)):
+            line = f"{pid} (cc) S {parent} {' '.join(['0'] * 9)} {ticks} 0 0 0 0\n"
+            (tmp_path / str(pid) / "stat").write_text(line)
+        (tmp_path / "7" / "io").write_text(f"rchar: {read}\nwchar: 3\n")
+
+    tell(TICKS, 100)
+    signs.look(False, family=True)
+    signs.look(False, family=True)
+    tell(3 * TICKS, 150)
+    seen = signs.look(False, family=True)
+    assert seen == Signs(False, False, 4.0, 0.0, 0, False, 50) and not seen.is_still(0.2)
+    seen = signs.look(False, family=True)
+    assert seen == Signs(False, False, 0.0, 0.0, 0, False, 0) and seen.is_still(0.2)
+    tell(9 * TICKS, 900)
+    assert signs.look(False) == Signs(False, False, 0.0, 0.0, 0, False)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="reads /proc")
+def test_a_real_process_that_waits_for_its_child_is_seen_to_work() -> None:
+    """And one that reads from a pipe, a byte now and then."""
+    busy = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", busy], start_new_session=True) as parent:
+        signs = ProcessSigns(parent.pid)
+        try:
+            wait_for(lambda: len(signs.descendants()) == 1)
+            wait_for(lambda: (s := signs.look(False)) is not None and s.computed == 0.0)
+            signs.look(False, family=True)
+            wait_for(lambda: (s := signs.look(False, family=True)) is not None and s.computed > 0)
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as reader:
+        assert reader.stdin is not None
+        signs = ProcessSigns(reader.pid)
+        wait_for(lambda: (s := signs.look(False, family=True)) is not None and s.is_still(0.2))
+        reader.stdin.write(b"x")
+        reader.stdin.flush()
+        wait_for(lambda: (s := signs.look(False, family=True)) is not None and s.read == 1)
+        reader.kill()
+
+
 def test_of_a_process_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
     assert ProcessSigns(7, tmp_path).look(True) is None
     assert ProcessSigns(7, tmp_path).describe() == []

@@ -744,10 +744,13 @@ async def test_the_queue_is_as_long_after_a_death_as_before() -> None:
     for _ in range(2):
         with pytest.raises(TooManyRequests):
             await world.submit("c", [3])
+        with pytest.raises(TooManyRequests, match=r"1 requests wait.*limit is 1 "):
+            world.engine.check_room()
         await world.settle()
         world.core.die()
         await world.settle()
     await world.finish()
+    world.engine.check_room()
 
 
 # ---- anything at any time ----------------------------------------------------------------------

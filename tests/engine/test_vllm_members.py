@@ -16,7 +16,7 @@ from quire.engine.foreign import (
     check_request_options,
 )
 from quire.errors import InvalidRequest, NotAvailable
-from quire.params import _NOT_DONE, _NOT_DONE_POOLING, SamplingType
+from quire.params import _NOT_DONE_POOLING, NOT_DONE, SamplingType
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
 
@@ -34,7 +34,7 @@ def llm():
     ("kind", "name", "neutral"),
     [
         (kind, name, value)
-        for kind, table in ((SamplingParams, _NOT_DONE), (PoolingParams, _NOT_DONE_POOLING))
+        for kind, table in ((SamplingParams, NOT_DONE), (PoolingParams, _NOT_DONE_POOLING))
         for name, (values, _) in table.items()
         for value in values
     ],
@@ -45,7 +45,7 @@ def test_a_parameter_that_asks_for_nothing_is_as_if_not_given(kind, name, neutra
     assert msgspec.msgpack.encode(given) == msgspec.msgpack.encode(kind())
 
 
-@pytest.mark.parametrize("name", _NOT_DONE)
+@pytest.mark.parametrize("name", NOT_DONE)
 def test_a_parameter_that_asks_for_something_is_refused(name):
     with pytest.raises(InvalidRequest, match=f"^{name} is not supported yet: .*; got 77") as caught:
         SamplingParams(**{name: 77})

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire.core.stats import StepStats
+from quire.engine.cores.process_handle import CoreProcess
 from quire.engine.cores.pulse import Activity, Beat
 from quire.engine.cores.signs import Signs
 from quire.engine.cores.watchdog import (
     COLD_STEPS,
+    LOADING_TIMES,
     LOOK_SECONDS,
     UNKNOWN_SECONDS,
     Observation,
@@ -27,9 +30,11 @@ STOPPED = replace(SLEEPS, stopped=True)
 STARVED = replace(SLEEPS, waited=LOOK_SECONDS)
 LOADS = replace(SLEEPS, loads=3)
 ON_DISK = replace(SLEEPS, on_disk=True)
+READS = replace(SLEEPS, read=10)
 TRACED = replace(SLEEPS, held=True)
 DECODE = Beat(1, Activity.STEP, 1, 1, 100, 5, 7)
 PROMPT = Beat(1, Activity.STEP, 4000, 1, 4000 * 4000, 5, 7)
+LOADING = Beat(0, Activity.LOADING, 0, 0, 0, 0, 0)
 IDLE = Beat(1, Activity.IDLE, 0, 0, 0, 5, 7)
 
 
@@ -163,11 +168,29 @@ def test_a_disk_is_waited_for_but_not_for_ever() -> None:
 
 
 @pytest.mark.parametrize("signs", [WORKS, SLEEPS])
-def test_an_idle_core_and_one_that_loads_may_do_so_for_ever(signs: Signs) -> None:
+def test_an_idle_core_may_be_idle_for_ever(signs: Signs) -> None:
     assert Rig().watch(IDLE, 1000, signs)[0] is None
-    assert (
-        Rig(steps=0).watch(IDLE._replace(phase=Activity.LOADING), 1000, signs, pending=3)[0] is None
-    )
+
+
+@pytest.mark.parametrize("signs", [WORKS, STARVED, LOADS, ON_DISK, TRACED, READS])
+def test_a_core_that_loads_may_take_any_time_while_anything_moves(signs: Signs) -> None:
+    """It computes, or a compiler does that it has started; it reads, or waits for a disk."""
+    assert Rig(steps=0).watch(LOADING, 5000, signs, pending=3)[0] is None
+
+
+def test_what_a_loading_core_tells_is_progress() -> None:
+    rig = Rig(steps=0)
+    for number in range(20):
+        assert rig.watch(LOADING, 0.9 * LOADING_TIMES * FLOOR, SLEEPS, heard=number)[0] is None
+    assert rig.watch(LOADING, 2 * LOADING_TIMES * FLOOR, SLEEPS, heard=20)[0] is not None
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_core_that_loads_and_does_nothing_is_stuck(computes: bool) -> None:
+    rig = Rig(steps=0, computes=computes)
+    stall, after = rig.watch(LOADING, 1000, SLEEPS)
+    assert stall is not None and stall.kind == "still" and "while it loads" in stall.what
+    assert 0.9 * LOADING_TIMES * FLOOR < after <= LOADING_TIMES * FLOOR
 
 
 def test_steps_that_begin_are_progress() -> None:
@@ -236,3 +259,14 @@ def test_messages_are_taken_after_a_long_step() -> None:
         rig.record(tokens, 1, tokens * tokens, tokens / 1000)
     assert rig.watch(PROMPT._replace(said=6), 12, pending=3)[0] is None
     assert rig.look(PROMPT._replace(number=2, taken=8)) is None
+
+
+@pytest.mark.parametrize(("phase", "wanted"), [(Activity.LOADING, True), (Activity.STEP, False)])
+def test_compilers_and_files_count_while_a_core_loads(phase: Activity, wanted: bool) -> None:
+    """And only then: a step that is stuck is, whatever other processes do."""
+    asked: list[bool] = []
+    core = CoreProcess(1, lambda message: None, lambda core, death: None)
+    child: Any = SimpleNamespace(pulse=SimpleNamespace(read=lambda: DECODE._replace(phase=phase)))
+    signs: Any = SimpleNamespace(look=lambda closely, family: asked.append(family))
+    core._child, core._signs = child, signs
+    assert core.observe(closely=False) is not None and asked == [wanted]

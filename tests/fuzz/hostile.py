@@ -17,6 +17,14 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 2, "tools": [
         {"type": "function", "function": {"name": "f", "parameters": {}}}]},
     "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1},
+    "/v1/responses": {"input": [USER], "max_output_tokens": 2, "tools": [
+        {"type": "function", "name": "f", "parameters": {}}], "text": {"format": {"type": "text"}}},
+    "/v1/responses/input_tokens": {"input": "hi", "instructions": "be kind"},
+    "/v1/messages": {"model": "quire-demo", "messages": [USER], "max_tokens": 2, "system": "x",
+                     "tools": [{"name": "f", "input_schema": {"type": "object"}}]},
+    "/v1/messages/count_tokens": {"model": "quire-demo", "messages": [USER]},
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
+    "/invocations": {"messages": [USER], "max_tokens": 2},
     "/tokenize": {"prompt": "hi", "return_token_strs": True},
     "/detokenize": {"tokens": [5, 6]},
     "/explain_prefix": {"prompt": [5, 6], "cache_salt": "x"},
@@ -36,6 +44,7 @@ FIELDS = (
     "presence_penalty", "frequency_penalty", "model", "tool_choice", "documents", "best_of",
     "chat_template_kwargs", "continue_final_message", "add_special_tokens", "return_token_ids",
     "max_tokens", "max_completion_tokens", "truncation_side", "encoding_format", "top_n", "items",
+    "use_beam_search", "length_penalty",
 )  # fmt: skip
 
 NESTED = "[" * 3000 + "]" * 3000

@@ -106,7 +106,7 @@ def expected_end(params: dict[str, Any], tokens: list[int], room: int) -> End | 
 
 def token_end(
     params: dict[str, Any], tokens: list[int], room: int
-) -> tuple[int, str, int | None] | None:
+) -> tuple[int, str, int | str | None] | None:
     """What the core ends it by: number of tokens, finish reason, stop reason."""
     most = min(params.get("max_tokens") or room, room)
     for count, token in enumerate(tokens, 1):
@@ -116,7 +116,22 @@ def token_end(
             return count, "stop", token
         if count == most:
             return count, "length", None
+        if count >= params.get("min_tokens", 0) and _repeats(params, tokens[:count]):
+            return count, "repetition", "repetition_detected"
     return None
+
+
+def _repeats(params: dict[str, Any], tokens: list[int]) -> bool:
+    """Whether they end with a pattern that is there often enough."""
+    asked = params.get("repetition_detection")
+    if asked is None:
+        return False
+    times = asked["min_count"]
+    return any(
+        tokens[-size * times :] == tokens[-size:] * times
+        for size in range(max(1, asked["min_pattern_size"]), asked["max_pattern_size"] + 1)
+        if size * times <= len(tokens)
+    )
 
 
 def _text(params: dict[str, Any], tokens: list[int]) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from fuzz_kit import cases
 from hostile import GOOD, LARGE, LARGE_FOR, WHOLE, spoil
+from leaks import leaks
 from live_server import Server, serving
 from patience import PATIENCE
 from quire.serving.app import ROUTES
@@ -61,6 +62,7 @@ class Target:
         """Send what may be nonsense; the reply is never the server's failure."""
         reply = self.client.request(method, path, content=body, headers={**JSON, **headers})
         assert reply.status_code < 500, (path, body[:200], reply.text[:500])
+        assert path in DESCRIBED or not leaks(reply.text), (path, leaks(reply.text), body[:200])
         if reply.status_code >= 400:
             check_envelope(reply, {"message", "type"} if "/messages" in path else OPENAI_ERROR)
         else:
@@ -68,6 +70,8 @@ class Target:
         return reply
 
 
+DESCRIBED = ("/openapi.json", "/docs")
+"""They quote docstrings."""
 OPENAI_ERROR = {"message", "type", "param", "code"}
 
 

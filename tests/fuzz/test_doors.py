@@ -43,7 +43,7 @@ SWITCH = ([True, False, None], [1, 0, "yes", [True]])
 
 PARAMS: dict[str, tuple[list[Any], list[Any]]] = {
     # name: (legal values, illegal ones)
-    "n": ([1, 2, 3, None], [0, -1, 129, 2.0, "1", True, HUGE, NAN]),
+    "n": ([1, 2, 3, None], [0, -1, 16385, 2.0, "1", True, HUGE, NAN]),
     "temperature": ([0.7, 0, 1, 2, -0.0, 1e-46, 0.005], [-0.1, 2.1, NAN, INF, "0.5", True, HUGE]),
     "top_p": ([1, 0.5, TINY, None], [0, -1, 1.0000001, NAN, "1", True, 1e308]),
     "top_k": ([0, -1, 1, 40, INT32, None], [-2, INT32 + 1, 1.5, "5", True, HUGE]),
@@ -56,6 +56,11 @@ PARAMS: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([0, 3, None], [-1, INT32 + 1, 1.5, True, HUGE]),
     "logprobs": ([None, 0, 1, 20], [-2, 21, -1, INT32 + 1, 1.5, "1", True]),
     "prompt_logprobs": ([None, 0, 3], [-2, 21, -1, HUGE, 1.5, True]),
+    "logprob_token_ids": (
+        [None, [], [7, 5, 7], list(range(128))],
+        [list(range(129)), [-1], [VOCAB], [HUGE], [True], [1.5], ["1"], 5, "12", {"a": 1}],
+    ),
+    "stream_interval": ([None, 1, 4, INT32], [0, -1, INT32 + 1, 1.5, "1", True, HUGE]),
     "stop": (
         [None, "x", [" a", "zz"], []],
         ["", [""], 5, [5], [None], ["a"] * 65, "x" * 1025, {"a": 1}, True],
@@ -73,6 +78,30 @@ PARAMS: dict[str, tuple[list[Any], list[Any]]] = {
         [[], [-1], [VOCAB], [HUGE], [True], [1.5], "ab", 5],
     ),
     "bad_words": ([None, [], ["the", " a"]], ["the", [5], [""], 5, ["x"] * 1025, {"a": 1}]),
+    "thinking_token_budget": (
+        [None, -1],
+        [5, 0, -2, INT32 + 1, 1.5, "5", True, HUGE],  # the model does not reason
+    ),
+    "repetition_detection": (
+        [
+            None,
+            {},
+            {"max_pattern_size": 4, "min_count": 2},
+            {"max_pattern_size": 2048, "min_pattern_size": 2, "min_count": 9},
+        ],
+        [
+            {"max_pattern_size": 2049, "min_count": 2},
+            {"x": 1},
+            5,
+            [1],
+            {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2},
+            {"min_count": HUGE},
+            {"max_pattern_size": 2, "min_count": 1},
+            {"max_pattern_size": True},
+            "4",
+            NAN,
+        ],
+    ),
     "ignore_eos": SWITCH,
     "include_stop_str_in_output": SWITCH,
     "skip_special_tokens": SWITCH,
@@ -142,7 +171,9 @@ class Doors:
         self.run(self.engine.wait_ready())
         app = build_app(ServerState(ServerConfig(), self.engine))
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://q", timeout=120)
+        self.client = httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=120
+        )
         self.expected = self.canary_tokens()
 
     def close(self) -> None:
@@ -229,8 +260,11 @@ def test_rows_hold_all_pairs() -> None:
     for a, i, b, j in pairs_of(LEGAL):
         assert (a, repr(LEGAL[a][i]), b, repr(LEGAL[b][j])) in held
     of_chat = {"max_completion_tokens", "top_logprobs"}
+    of_repetition = {"max_pattern_size", "min_pattern_size", "min_count"}
     of_pooling = {"dimensions", "max_tokens_per_query", "max_tokens_per_doc", "top_n"}
-    assert set(FIELDS) - set(LEGAL) == {"truncate_prompt_tokens", "steps"} | of_chat | of_pooling
+    of_beams = {"beam_width", "length_penalty"}
+    others = {"truncate_prompt_tokens", "steps"} | of_chat | of_pooling | of_beams | of_repetition
+    assert set(FIELDS) - set(LEGAL) == others
 
 
 @cases(1)
@@ -290,6 +324,7 @@ HTTP_ONLY: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_tokens": ([None, 1, 3], [-1, 1.5, HUGE]),
         "best_of": ([None, 1], [0, HUGE, 1.5, True]),
         "echo": SWITCH,
+        "vllm_xargs": ([None, {}], [{"a": 1}, {"a": [1, "b"]}, "ab", 5, [["a", 1]]]),
         "cache_salt": ([None, "s"], ["", 5, "s" * 1025]),
         "request_id": ([None], ["", 5, "a b", "x" * 129, "\n"]),
         "stream": ([None, False], [1, "yes"]),
@@ -431,6 +466,7 @@ OPTION_VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "max_num_batched_tokens": ([64, 1, "2k", INT32], [0, INT32 + 1, HUGE, "64.0", 64.5, True]),
     "max_num_seqs": ([4, 1, "1k", 2**20], [0, -1, 2**20 + 1, 2**63, "many", 4.0, True]),
     "scheduler_aging_seconds": ([None, 0, 1e9], [-1, NAN, INF, 1e10, "x", True]),
+    "stream_interval": ([1, 5, INT32], [0, -1, INT32 + 1, 2.0, "x", True, HUGE]),
     "long_prefill_token_threshold": ([0, 1, INT32], [-1, INT32 + 1, 0.5, True]),
     "scheduler_delay_factor": ([0, 0.5], [-0.1, NAN, INF, 1e308, True]),
     "max_num_queued_tokens": ([None, 1, EXACT, -1], [0, -2, EXACT + 1, 1.5, True]),
@@ -446,12 +482,14 @@ OPTION_VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "core_stall_timeout": ([2.0, 0, 1e9], [-1, NAN, INF, 1e308, True]),
     "port": ([8000, 0, 65535], [-1, 65536, 2**63, "http", 1.5, True]),
     "max_body_bytes": ([2**20, "1M", 1024], [1023, 2**31, HUGE, NAN, True]),
+    "max_n_sequences": ([1024, 1, "1k"], [0, -1, INT32 + 1, 1.5, True]),
     "max_stored_responses": ([1000, 0, "1k", INT32], [-1, INT32 + 1, 1.5, True]),
     "max_stored_response_bytes": ([2**20, "1M", 1], [0, EXACT + 1, HUGE, NAN, True]),
     "stored_response_seconds": ([3600, 0, 1e9], [-1, NAN, INF, 1e308, True]),
     "shutdown_timeout": ([0, 2.5, 1e9], [-1, NAN, INF, 1e308, True]),
     "stream_keep_alive": ([0, 2.5, 1e9], [-1, NAN, INF, 1e308, True]),
     "handover_timeout": ([0, 600, 1e9], [-1, NAN, INF, 1e308, True]),
+    "ssl_cert_reqs": ([0], [-1, 3, 1.5, NAN, True]),
     "write_timeout": ([60, 0, 1e9], [-1, NAN, INF, 1e308, True]),
     "journal_max_bytes": ([2**16, "1G", EXACT], [2**16 - 1, 0, HUGE, 1.5, True]),
     "journal_claim_timeout": ([0, 300, 1e9], [-1, NAN, INF, 1e308, True]),

@@ -22,6 +22,7 @@ from quire.config.kv_groups import blocks_per_request
 from quire.config.scheduler import POLICIES
 from quire.core.batch import ScheduledBatch
 from quire.errors import InvalidRequest
+from thinking_model import OPEN, make_thinking_model
 
 CONTEXT = 256
 CROWDS = (24, 24, 24, 24, 100)
@@ -54,12 +55,15 @@ WINDOWED = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Options that load each model: the embedded one, and one whose layers see 24 tokens."""
+    """Options that load each model: the embedded one, one whose layers see 24 tokens, and one
+    that reasons."""
     folder = tmp_path_factory.mktemp("windowed")
     (folder / "config.json").write_text(json.dumps(WINDOWED), "utf-8")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(FOLDER / name, folder / name)
-    return {"demo": {}, "windowed": {"model": str(folder), "load_format": "dummy"}}
+    reasons = make_thinking_model(tmp_path_factory.mktemp("thinking") / "model")
+    windowed = {"model": str(folder), "load_format": "dummy"}
+    return {"demo": {}, "windowed": windowed, "thinking": {"model": str(reasons)}}
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +145,8 @@ def random_limits(rng: random.Random) -> dict[str, Any]:
 class Mix:
     """One engine with requests that come and go."""
 
-    def __init__(self, rng: random.Random, llm: LLM) -> None:
-        self.rng, self.engine = rng, llm.llm_engine
+    def __init__(self, rng: random.Random, llm: LLM, reasons: bool = False) -> None:
+        self.rng, self.engine, self.reasons = rng, llm.llm_engine, reasons
         self.count = rng.choice(CROWDS)
         executor = self.engine.core.executor
         executor.submit = self._watch(executor.submit)  # type: ignore[method-assign]
@@ -183,6 +187,11 @@ class Mix:
         wish = wishes.params(rng, MOST)
         if rng.random() < 0.5:
             wish["ignore_eos"] = True
+        if self.reasons and rng.random() < 0.7:
+            wish["thinking_token_budget"] = rng.choice([0, 1, 5, 20])
+            prompt = [*prompt, OPEN] if rng.random() < 0.7 else prompt
+            if rng.random() < 0.5:
+                wish["logprobs"] = None  # then what is forced comes at once
         wish.setdefault("logprobs", 1)  # bits that move show first in these
         if rng.random() < 0.2:
             del wish["seed"]
@@ -233,10 +242,10 @@ def test_together_as_alone(
     alone: Callable[..., RequestOutput],
     tmp_path: Path,
 ) -> None:
-    model = rng.choice(["demo", "demo", "windowed"])
+    model = rng.choice(["demo", "demo", "windowed", "thinking"])
     options = random_options(rng, model, tmp_path)
     with LLM(**models[model], **options) as llm:
-        mix = Mix(rng, llm)
+        mix = Mix(rng, llm, model == "thinking")
         mix.run()
         scheduler = llm.llm_engine.core.scheduler
         scheduler.check_integrity()

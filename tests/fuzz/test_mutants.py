@@ -105,7 +105,7 @@ MUTANTS = {
         "if origin.ready_at <= self.step:",
         "if True:",
         "test_mixes.py::test_together_as_alone",
-        0,
+        1,
     ),
 }
 """Name: file under src/quire, what stands there, the defect, the test, the number of its case.

@@ -26,7 +26,7 @@ from quire import LLM
 from quire.config import EngineConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.outputs import RequestOutput
-from quire.params import RequestOutputKind, SamplingParams
+from quire.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 SOURCE = Path(quire.__file__).parent
 ENGINE_FILES = (
@@ -41,7 +41,9 @@ ENGINE_FILES = (
 )
 assert all(file.is_file() for file in ENGINE_FILES), "nothing would follow one that has moved"
 ENGINE = frozenset(map(str, ENGINE_FILES))
-WORKER = frozenset(str(p) for part in ("worker", "sampling") for p in (SOURCE / part).rglob("*.py"))
+WORKER = frozenset(
+    str(p) for part in ("worker", "sampling", "structured") for p in (SOURCE / part).rglob("*.py")
+)
 
 Place = tuple[str, int]
 
@@ -327,6 +329,19 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
+FORMS: tuple[dict[str, Any], ...] = (
+    {"json": {"type": "object", "properties": {"kind": {"enum": ["a fox", "an owl"]}},
+              "required": ["kind"], "additionalProperties": False}},
+    {"regex": "[a-z]{2,9}-[0-9]{4}"},
+    {"choice": ["an extraordinary day", "an extravagant evening"]},
+    {"grammar": 'root ::= "(" root ")" | [a-f]{2}'},
+    {"structural_tag": {"type": "structural_tag", "format": {
+        "type": "tag", "begin": "<tool_call>", "end": "</tool_call>",
+        "content": {"type": "regex", "pattern": "[a-z ]{3,9}"}}}},
+)  # fmt: skip
+MARKS = {"opening": "Hm:", "closing": ".", "is_open": True}
+
+
 @cases(12)
 def test_a_real_worker_forgets_what_it_was_left_with(rng: random.Random, llm: LLM) -> None:
     words = ["The capital of France is", "Once upon a time", "What is 23 + 45?", "Hello, how are"]
@@ -344,10 +359,17 @@ def test_a_real_worker_forgets_what_it_was_left_with(rng: random.Random, llm: LL
         for _ in prompts
     ]
 
+    dice = random.Random(params[0].seed)
+    for i in range(len(params)):
+        if dice.random() < 0.6:
+            form = dice.choice(FORMS) | ({"reasoning": MARKS} if dice.random() < 0.3 else {})
+            params[i] = params[i].replace(structured_outputs=StructuredOutputsParams(**form))
+
     def results() -> list[Any]:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in outputs]
 
+    results()  # compiles the grammars, which is done once
     llm.reset_prefix_cache()
     plain = Tripwire(files=WORKER)
     with plain:

@@ -201,7 +201,7 @@ def post() -> Iterator[Callable[[str, dict[str, Any]], httpx.Response]]:
         runner.run(engine.wait_ready())
         state = ServerState(ServerConfig(), engine)
         transport = httpx.ASGITransport(build_app(state))
-        client = httpx.AsyncClient(transport=transport, base_url="http://quire", timeout=120)
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120)
         yield lambda path, body: runner.run(client.post(path, json=body))
         runner.run(client.aclose())
         runner.run(engine.shutdown())

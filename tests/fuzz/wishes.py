@@ -40,6 +40,10 @@ def params(rng: random.Random, most: int, least: int = 1) -> dict[str, Any]:
             wish[name] = make(rng, wish["max_tokens"])
     if least > 16 and rng.random() < 0.8:
         wish["ignore_eos"] = True
+    # Seldom, because it ends outputs early; with dice of its own, so that no other case changes.
+    other = random.Random(wish["seed"])
+    if other.random() < 0.1:
+        wish["repetition_detection"] = _repetition(other)
     return tidied(wish)
 
 
@@ -50,6 +54,14 @@ def tidied(wish: dict[str, Any]) -> dict[str, Any]:
     if not wish.get("detokenize", True):
         wish.pop("stop", None)
     return wish
+
+
+def _repetition(rng: random.Random) -> dict[str, int]:
+    return {
+        "max_pattern_size": rng.choice([1, 4, 2048]),
+        "min_count": rng.choice([2, 2, 3, 9]),
+        "min_pattern_size": rng.choice([0, 1]),
+    }
 
 
 def _tokens(rng: random.Random, most: int) -> list[int]:

@@ -195,6 +195,34 @@ def test_finite_rows():
     assert native_sampling.finite_rows(logits.bfloat16()).tolist() == want
 
 
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000, 33003])
+def test_masks_on_some_rows(vocab):
+    rng = np.random.default_rng(vocab)
+    logits = torch.randn(7, vocab + 5, generator=torch.Generator().manual_seed(1))[:, :vocab]
+    masks = rng.integers(-(2**31), 2**31, size=(4, -(-vocab // 32)), dtype=np.int32)
+    masks[:, ::3] = rng.choice([0, -1], size=masks[:, ::3].shape)
+    masks[3] = 0
+    which = np.array([5, 0, 2, 6], np.int64)
+    want = logits.clone()
+    for row, mask in zip(which, masks, strict=True):
+        for token in range(vocab):
+            if not int(mask[token // 32]) >> token % 32 & 1:
+                want[row, token] = -math.inf
+    for keep_allowed in (rows.keep_allowed, native_sampling.keep_allowed):
+        got = logits.clone() if keep_allowed is rows.keep_allowed else logits
+        best = keep_allowed(got, which, masks)
+        assert torch.equal(got, want)
+        assert best.tolist() == want[which].amax(1).tolist()
+    assert best[3] == -math.inf
+
+
+def test_masks_for_other_rows_are_our_bug():
+    for masks in (np.zeros((1, 2), np.int32), np.zeros((2, 1), np.int32), np.zeros((1, 1))):
+        for keep_allowed in (rows.keep_allowed, native_sampling.keep_allowed):
+            with pytest.raises(ValueError, match="masks over 32 tokens are"):
+                keep_allowed(torch.zeros(2, 32), np.zeros(1, np.int64), masks)
+
+
 @pytest.mark.parametrize("vocab", [2, 64, 1000, 20000])
 @pytest.mark.parametrize("kind", ["usual", "ties", "flat"])
 def test_top_logprobs(kind, vocab):

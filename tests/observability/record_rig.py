@@ -63,6 +63,7 @@ class Rig:
         priority: int = 0,
         outputs: list[int] | None = None,
         intake: float = 0.0003,
+        compiles: bool = False,
     ) -> str:
         """Queue a request; its internal id."""
         ids = list(range(prompt)) if isinstance(prompt, int) else prompt
@@ -78,6 +79,8 @@ class Rig:
             internal, ids, params, arrival_time=self.arrivals[internal], priority=priority,
             output_token_ids=outputs,
         )  # fmt: skip
+        if compiles:
+            request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         self.scheduler.add_request(request)
         return internal
 

@@ -337,3 +337,42 @@ def test_what_is_not_read_is_not_told() -> None:
     rig.step(starved=None)
     rig.drain()
     assert {part.cause for part in rig.explain("me").parts}.isdisjoint({"core_wait"})
+
+
+def test_while_its_grammar_is_compiled() -> None:
+    rig = Rig(seqs=1)
+    rig.add("x", 4, 50)
+    rig.step()
+    rig.add("me", 4, compiles=True)
+    rig.add("other", 4)
+    for _ in range(2):
+        rig.step()
+    assert rig.explain("me").state == "compiling"
+    assert rig.explain("other").state == "waiting"
+    rig.scheduler.queue_compiled(lambda request: True)
+    compiled = rig.clock.now()
+    for _ in range(2):
+        rig.step()
+    assert rig.explain("me").state == "waiting"
+    part = rig.part("me", "queued", "grammar")
+    begun, ended = part.spans[0][0], part.spans[-1][1]
+    assert ended == pytest.approx(compiled - rig.arrivals["me-0000000a"]) and 0 < begun < ended
+    assert "its grammar was being compiled" in part.text and part.steps == 2
+    assert not part.requests
+    # Who stands in the queue waits for what its head waits for, not for the grammar beside it.
+    assert rig.part("other", "queued", "max_num_seqs").steps == 4
+    assert {p.reason for p in rig.explain("other").parts if p.cause == "queued"} == {"max_num_seqs"}
+    rig.drain()
+    told = rig.explain("me")
+    assert sum(p.seconds for p in told.parts) == pytest.approx(told.seconds)
+    assert {p.reason for p in told.parts if p.cause == "queued"} >= {"grammar", "max_num_seqs"}
+
+
+def test_while_its_grammar_is_compiled_in_a_ring_that_forgot_the_beginning() -> None:
+    rig = Rig(steps=3)
+    rig.add("x", 4, 50)
+    rig.add("me", 4, compiles=True)
+    for _ in range(8):
+        rig.step()
+    assert rig.explain("me").state == "compiling"
+    assert rig.part("me", "queued", "grammar").steps >= 1

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from parser_kit import TOOLS, kinds_of, read, told
 from quire.config.model import EMBEDDED_FOLDER
 from quire.errors import InvalidRequest
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serving.forced_calls import call_grammar
+from quire.serving.model_parsers import ModelParsers
 from quire.serving.parsers.json_calls import JsonCalls
 from quire.serving.parsing import PARSERS, REASONING_PARSERS, OutputParser, ParserSetup
-from quire.serving.tools import ToolChoice, ToolSpec, ToolUse
+from quire.serving.tools import NO_TOOLS, ToolChoice, ToolSpec, ToolUse
 from quire.structured.compiler import Vocabulary
+from quire.structured.settle import unforced
 
 NONE: Mapping[str, int] = {}
 ALL = {"[ARGS]": 1}
@@ -72,7 +75,7 @@ def test_what_the_grammar_forces_is_what_the_parser_reads(
     assert syntax is not None
     found = told(read(list(text), [parser], ParserSetup("", TOOLS)))
     assert found == calls[: 1 if syntax.one_call else 2]
-    grammar = call_grammar(USE, parser, None, "", known)
+    grammar = call_grammar(USE, parser, known)
     assert accepts(embedded, grammar, text)
     assert not accepts(embedded, grammar, text.replace("Rome", "Bonn"))
     assert not accepts(embedded, grammar, "Well. " + text)
@@ -82,13 +85,13 @@ def test_what_the_grammar_forces_is_what_the_parser_reads(
 def test_a_named_tool_is_called_once(embedded: Vocabulary) -> None:
     parser = PARSERS.get("hermes")
     use = ToolUse(USE.tools, ToolChoice("named", "get_weather"))
-    grammar = call_grammar(use, parser, None, "", NONE)
+    grammar = call_grammar(use, parser, NONE)
     one = written(parser, NONE, 1)
     assert accepts(embedded, grammar, one)
     assert not accepts(embedded, grammar, written(parser, NONE))
     assert not accepts(embedded, grammar, one.replace("get_weather", "now"))
     alone = ToolUse(USE.tools, ToolChoice("required", parallel=False))
-    grammar = call_grammar(alone, parser, None, "", NONE)
+    grammar = call_grammar(alone, parser, NONE)
     assert accepts(embedded, grammar, one) and not accepts(embedded, grammar, written(parser, NONE))
 
 
@@ -99,7 +102,7 @@ def test_a_named_tool_is_called_once(embedded: Vocabulary) -> None:
 def test_strict_tools_may_be_called_in_free_text(embedded: Vocabulary, name: str) -> None:
     parser = PARSERS.get(name)
     use = ToolUse(USE.tools, ToolChoice("auto"))
-    grammar = call_grammar(use, parser, None, "", NONE)
+    grammar = call_grammar(use, parser, NONE)
     text = written(parser, NONE, 1)
     assert accepts(embedded, grammar, "Plain text.")
     assert accepts(embedded, grammar, "Let me see. " + text + " Done.")
@@ -109,19 +112,41 @@ def test_strict_tools_may_be_called_in_free_text(embedded: Vocabulary, name: str
 
 def test_free_choice_without_strict_tools_is_free() -> None:
     use = ToolUse((ToolSpec("now"),), ToolChoice("auto"))
-    assert call_grammar(use, PARSERS.get("hermes"), None, "", NONE) is None
+    assert call_grammar(use, PARSERS.get("hermes"), NONE) is None
     with pytest.raises(InvalidRequest, match="nothing tells a call"):
-        call_grammar(ToolUse((WEATHER,), ToolChoice("auto")), JsonCalls, None, "", NONE)
+        call_grammar(ToolUse((WEATHER,), ToolChoice("auto")), JsonCalls, NONE)
 
 
-@pytest.mark.parametrize("name", [n for n in REASONING_PARSERS if n not in ("granite", "mistral")])
+THINKERS = [n for n in REASONING_PARSERS if n not in ("granite", "mistral")]
+
+
+def of_call(reasoning: type[OutputParser], parser: type[OutputParser], prompt: str) -> Any:
+    """The grammar of a forced call, as a request with such a prompt gets it."""
+    kinds = tuple(dict.fromkeys([reasoning, parser]))
+    return form_of(ModelParsers(kinds), prompt, SamplingParams(), USE)
+
+
+def form_of(
+    parsers: ModelParsers, prompt: str, params: SamplingParams, use: ToolUse = NO_TOOLS, **told: Any
+) -> Any:
+    class Tokenizer:
+        special_tokens: ClassVar[dict[str, int]] = {}
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return []
+
+    tokenizer: Any = Tokenizer()
+    return parsers.parsing(prompt, use, params, tokenizer, **told)[1].structured_outputs
+
+
+@pytest.mark.parametrize("name", THINKERS)
 def test_reasoning_stays_free(embedded: Vocabulary, name: str) -> None:
     reasoning = REASONING_PARSERS.get(name)
     assert reasoning.thoughts is not None
     opening, closing = reasoning.thoughts
     parser = PARSERS.get("openai" if name == "openai_gptoss" else "hermes")
     text = written(parser, NONE, 1)
-    grammar = call_grammar(USE, parser, reasoning, "", NONE)
+    grammar = of_call(reasoning, parser, "")
     whole = f"{opening}Rome? Oslo?\n{closing}{text}"
     always = getattr(reasoning, "always", False)
     assert accepts(embedded, grammar, whole)
@@ -129,15 +154,91 @@ def test_reasoning_stays_free(embedded: Vocabulary, name: str) -> None:
     setup = ParserSetup("", TOOLS)
     kinds = list(dict.fromkeys([reasoning, parser]))
     assert [part[0] for part in told(read([whole], kinds, setup))] == ["reasoning", "call"]
-    inside = call_grammar(USE, parser, reasoning, f"x{opening}\n", NONE)
+    inside = of_call(reasoning, parser, f"x{opening}\n")
     assert accepts(embedded, inside, f"Rome?{closing}{text}")
     assert not accepts(embedded, inside, text)
-    after = call_grammar(USE, parser, reasoning, f"x{opening}{closing}", NONE)
+    after = of_call(reasoning, parser, f"x{opening}{closing}{reasoning.answer}")
     assert accepts(embedded, after, text) and not accepts(embedded, after, whole)
+
+
+FORMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"json": SCHEMA}, '{"city": "Rome"}', '{"city": "Bonn"}'),
+    ({"json": SCHEMA, "disable_any_whitespace": True}, '{"city":"Rome"}', '{"city": "Rome"}'),
+    ({"json_object": True}, '{"a": [1]}', "[1]"),
+    ({"regex": "[a-c]{2,3}/d"}, "abc/d", "abc"),
+    ({"choice": ["yes", "no"]}, "no", "maybe"),
+    ({"grammar": 'root ::= "(" root ")" | "x"'}, "((x))", "((x)"),
+    ({"grammar": 'start: body "!"\nbody: /[xy]/'}, "x!", "z!"),
+    ({"structural_tag": {"type": "structural_tag", "format": {
+        "type": "tag", "begin": "<a>", "content": {"type": "regex", "pattern": "[0-9]+"},
+        "end": "</a>"}}}, "<a>12</a>", "<a>x</a>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THINKERS)
+def test_a_form_holds_after_the_reasoning(embedded: Vocabulary, name: str) -> None:
+    reasoning = REASONING_PARSERS.get(name)
+    assert reasoning.thoughts is not None
+    opening, closing = reasoning.thoughts
+    parsers, always = ModelParsers((reasoning,)), getattr(reasoning, "always", False)
+    start = reasoning.answer
+    for form, right, wrong in FORMS:
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
+        thoughts = f"{opening}Rome? {wrong} {right}\n{closing}"
+        gap = "" if start else "\n\n"
+        whole = f"{thoughts}{gap}{start}{right}"
+        new = form_of(parsers, "x", params)
+        assert accepts(embedded, new, whole), form
+        assert not accepts(embedded, new, f"{thoughts}{start}{wrong}")
+        assert not accepts(embedded, new, thoughts)
+        assert accepts(embedded, new, start + right) is not always
+        assert not accepts(embedded, new, f"{start}{wrong}")
+        setup = ParserSetup("x", ())
+        assert told(read([whole], [reasoning], setup))[-1] == ["text", right]
+        inside = form_of(parsers, f"x{opening}\n", params)
+        assert accepts(embedded, inside, f"{wrong}?{closing}{start}{right}")
+        assert not accepts(embedded, inside, start + right)
+        after = form_of(parsers, f"x{opening}{closing}{start}\n", params)
+        assert after is params.structured_outputs
+        if not always:
+            never = form_of(parsers, "x", params, may_reason=False)
+            assert accepts(embedded, never, start + right)
+            assert not accepts(embedded, never, whole)
+        at_once = form_of(ModelParsers((reasoning,), in_reasoning=True), "x", params)
+        assert at_once is params.structured_outputs
+
+
+def test_forced_text_may_be_spelled_freely_where_tokens_are_banned(embedded: Vocabulary) -> None:
+    marks = {"opening": "<think>", "closing": "</think>"}
+    for form, right, wrong in FORMS:
+        asked = StructuredOutputsParams(**form, reasoning=marks)
+        grammar = unforced(embedded.settle(asked))
+        for text, fits in ((right, True), ("<think>a</think>" + right, True), (wrong, False)):
+            matcher = embedded.compile(grammar)
+            letters = [embedded.tokens.tokenize_str(c)[0] for c in text]
+            read_all = all(matcher.consume_token(token) for token in letters)
+            assert (read_all and matcher.is_accepting()) is fits, (form, text)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("<think>", "got '<think>'"),
+        ({"opening": "<think>"}, "opening, closing"),
+        ({"opening": "", "closing": "b"}, "reasoning.opening must be a non-empty"),
+        ({"opening": "a", "closing": "b" * 257}, "at most 256 characters, got 257"),
+        ({"opening": "a", "closing": "b", "is_open": 1}, "reasoning.is_open must be true or false"),
+        ({"opening": "a", "closing": "b", "begin": "c"}, "opening, closing"),
+    ],
+)
+def test_marks_that_are_refused(given: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        StructuredOutputsParams(json_object=True, reasoning=given)
+    assert says in caught.value.message
 
 
 def test_the_schema_of_the_caller_stays_as_it_is() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": False}}}
     tool = ToolSpec("now", None, parameters)
-    call_grammar(ToolUse((tool,), ToolChoice("required")), *kinds_of("hermes"), None, "", NONE)
+    call_grammar(ToolUse((tool,), ToolChoice("required")), *kinds_of("hermes"), NONE)
     assert parameters["properties"]["a"] == {"type": "array", "uniqueItems": False}  # type: ignore[index]

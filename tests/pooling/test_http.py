@@ -16,6 +16,7 @@ import pytest_asyncio
 import tiny
 from quire import LLM, AsyncLLM, EngineConfig, PoolingParams
 from quire.config import ServerConfig
+from quire.config.key_file import digest_of
 from quire.serving.app import build_app
 from quire.serving.server_state import ServerState
 
@@ -42,7 +43,7 @@ async def served(folder: Path, name: str) -> AsyncIterator[httpx.AsyncClient]:
     await engine.wait_ready()
     state = ServerState(ServerConfig(), engine)
     transport = httpx.ASGITransport(build_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         client.engine = engine  # type: ignore[attr-defined]
         yield client
     assert state.in_flight == 0
@@ -85,7 +86,7 @@ TEXTS = ["hello world", "paris , france ?", "the cat sat on the mat ."]
 
 
 async def test_the_official_client(embed: httpx.AsyncClient, folders: dict[str, Path]) -> None:
-    client = openai.AsyncOpenAI(base_url="http://quire/v1", api_key="x", http_client=embed)
+    client = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="x", http_client=embed)
     reply = await client.embeddings.create(model="embed", input=TEXTS)
     want = offline(folders["embed"], TEXTS)
     assert [item.index for item in reply.data] == [0, 1, 2]
@@ -237,7 +238,7 @@ BAD = [
     ("/v1/embeddings", {"truncation_side": "up"}, "truncation_side", ["left or right", "up"]),
     ("/v1/embeddings", {"use_activation": True, "normalize": False}, "use_activation", ["differ"]),
     ("/v1/embeddings", {"embed_dtype": "float16"}, "embed_dtype", ["float32"]),
-    ("/v1/embeddings", {"priority": 1}, "priority", ["fcfs", "1"]),
+    ("/v1/embeddings", {"priority": 2**63}, "priority", [str(2**63)]),
     ("/v1/embeddings", {"cache_salt": ""}, "cache_salt", ["empty"]),
     ("/v1/embeddings", {"messages": []}, "input", ["input or messages"]),
     ("/v1/embeddings", {"chat_template_kwargs": {}}, "chat_template_kwargs", ["messages"]),
@@ -341,3 +342,51 @@ async def test_leaving_early_leaves_nothing(embed: httpx.AsyncClient) -> None:
     facts = await engine.call("check_integrity")
     assert facts["running"] == facts["waiting"] == 0
     assert facts["free_blocks"] == facts["total_blocks"]
+
+
+async def test_invocations_answer_as_the_routes(
+    embed: httpx.AsyncClient, classify: httpx.AsyncClient, rerank: httpx.AsyncClient
+) -> None:
+    pairs = {"text_1": TEXTS[0], "text_2": TEXTS}
+    ranked = {"query": TEXTS[0], "documents": TEXTS}
+    for client, path, body in (
+        (embed, "/v1/embeddings", {"input": TEXTS}),
+        (embed, "/score", pairs),
+        (embed, "/rerank", ranked),
+        (classify, "/classify", {"input": TEXTS}),
+        (rerank, "/score", pairs),
+        (rerank, "/rerank", ranked),
+    ):
+        wanted, found = [await ok(client, where, **body) for where in (path, "/invocations")]
+        for reply in (wanted, found):
+            reply.pop("created", None), reply.pop("id")
+        assert wanted == found
+
+
+async def test_a_key_has_its_limits_and_is_charged(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"ann:{digest_of(b'ann').hex()}:user:requests_per_minute=2\n")
+    keys.chmod(0o600)
+    engine = await AsyncLLM.start(EngineConfig.from_options(model=str(folders["embed"])))
+    await engine.wait_ready()
+    state = ServerState(ServerConfig(api_key_file=str(keys)), engine)
+    transport = httpx.ASGITransport(build_app(state))
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://localhost", headers={"x-api-key": "ann"}
+    ) as client:
+        asked = [("/v1/embeddings", {"input": ["a b", "c"]}), ("/pooling", {"input": "a"})]
+        tokens = 0
+        for path, body in asked:
+            reply = await client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            tokens += reply.json()["usage"]["prompt_tokens"]
+        refused = await client.post("/v1/embeddings", json={"input": "a"})
+        assert refused.status_code == 429 and refused.json()["error"]["key"] == "ann"
+        [told] = (await client.get("/v1/usage")).json()["data"]
+        assert told["tokens"] == {"prompt": tokens, "cached": 0, "generated": 0}
+        assert told["requests"]["completed"] == 2 and told["limited"] == {"requests_per_minute": 1}
+    state.accounts.check_integrity()
+    engine.check_integrity()
+    await engine.shutdown()

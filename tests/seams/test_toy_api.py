@@ -38,7 +38,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         state = ServerState(ServerConfig(**options))
         state.serve(engine, parsers)
         transport = httpx.ASGITransport(app.build_app(state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield client, core, state
         assert (state.in_flight, state.active_ids) == (0, set())
 

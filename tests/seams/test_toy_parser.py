@@ -128,7 +128,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         state = ServerState(ServerConfig())
         state.serve(engine, parsers)
         transport = httpx.ASGITransport(build_app(state))
-        return httpx.AsyncClient(transport=transport, base_url="http://quire"), core, state
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost"), core, state
 
     return make
 
@@ -271,7 +271,7 @@ async def test_a_call_alone_has_no_content(serve: Serve) -> None:
 
 async def test_the_official_client_takes_them(serve: Serve) -> None:
     http, core, _ = serve([TEXT])
-    client = openai.AsyncOpenAI(base_url="http://quire/v1", api_key="x", http_client=http)
+    client = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="x", http_client=http)
     asked: Any = {"model": "quire-demo", "messages": [USER], "tools": [TOOL]}
     reply = await client.chat.completions.create(**asked)
     calls = reply.choices[0].message.tool_calls

@@ -25,7 +25,7 @@ KEY = {"x-api-key": "k"}
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     state = ServerState(ServerConfig(api_key=["k"]), FakeEngine())
     transport = httpx.ASGITransport(build_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 

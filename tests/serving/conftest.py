@@ -26,5 +26,5 @@ def state(engine: FakeEngine) -> ServerState:
 @pytest.fixture
 async def client(state: ServerState) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(build_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as made:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as made:
         yield made

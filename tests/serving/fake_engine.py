@@ -10,13 +10,28 @@ from typing import Any
 from quire.config import EngineConfig, ModelConfig, SchedulerConfig
 from quire.core.admission import LIVE_LIMITS
 from quire.core.kv.answer import PrefixAnswer
+from quire.core.stats import StepStats
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.questions import Question
 from quire.engine.frontend.stream import StreamBuffers
-from quire.errors import Conflict, ContextLengthExceeded, EngineDead, InvalidRequest, QuireError
+from quire.errors import (
+    Conflict,
+    ContextLengthExceeded,
+    EngineDead,
+    InvalidRequest,
+    QuireError,
+    TooManyRequests,
+)
 from quire.observability.recorder.ring import StepRecords
-from quire.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from quire.outputs import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
 from quire.params import RequestOutputKind, SamplingParams
+from quire.tokenizer.pairs import EncodedPair
 
 BOS, EOS = 256, 257
 VOCAB_SIZE = 300
@@ -28,6 +43,12 @@ class FakeTokenizer:
     longest_token = 1
     chat_template = None
     special_tokens: Mapping[str, int] = {}
+    leading_spaces = 0
+    all_special_ids = frozenset({BOS})
+    added_ids = frozenset({BOS})
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([BOS] if add_special_tokens else []) + list(text.encode())
@@ -35,6 +56,10 @@ class FakeTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         special = "" if skip_special_tokens else "<s>"
         return "".join(bytes([i]).decode("latin-1") if i < 256 else special for i in ids)
+
+    def encode_pair(self, first: str, second: str, *limits: int | None) -> EncodedPair:
+        ids = self.encode(first)
+        return EncodedPair(ids + self.encode(second), len(ids))
 
     def id_to_text(self, token_id: int) -> str:
         return bytes([token_id]).decode("latin-1") if token_id < 256 else "<s>"
@@ -99,9 +124,14 @@ class FakeEngine:
         model = ModelConfig(served_model_name=list(names), max_model_len=512)
         self.config = EngineConfig(model=model, scheduler=SchedulerConfig(scheduling_policy=policy))
         self.tokenizer = FakeTokenizer()
+        self.templates = None
         self.max_model_len = 512
         self.vocab_size = VOCAB_SIZE
         self.pooler = None
+        self.info: dict[str, Any] = {"num_blocks": 7, "device": "fake"}
+        self.last_step: StepStats | None = None
+        self.times: RequestMetrics | None = None
+        """The timings of each request."""
         self.default_params = SamplingParams(temperature=0.7)
         self.num_slow_readers = 0
         self.buffers = StreamBuffers(None, self._count_slow_reader)
@@ -112,6 +142,7 @@ class FakeEngine:
         self.delay = 0.0
         self.is_stalled = False
         self.refuse: QuireError | None = None
+        self.is_full = False
         """Raised by `submit`."""
         self.break_after: int | None = None
         """Step at which the request fails: with `death`, or else with finish reason "error"."""
@@ -124,6 +155,7 @@ class FakeEngine:
         """Parallel to `submitted`."""
         self.aborted: list[str] = []
         self.max_waits: list[float | None] = []
+        self.continued: list[bool] = []
         self.changes: list[tuple[Any, dict[str, Any]]] = []
         self.was_shut_down = False
         self.salts: list[str | None] = []
@@ -133,6 +165,10 @@ class FakeEngine:
 
     def _count_slow_reader(self) -> None:
         self.num_slow_readers += 1
+
+    def check_room(self, meter: object = None) -> None:
+        if self.is_full:
+            raise TooManyRequests("The queue is full.", retry_after=2.5)
 
     async def submit(
         self,
@@ -145,8 +181,11 @@ class FakeEngine:
         client: str = "",
         trace_headers: dict[str, str] | None = None,
         max_wait: float | None = None,
+        continues: bool = False,
+        entry: object = None,
     ) -> FakeStream:
         self.max_waits.append(max_wait)
+        self.continued.append(continues)
         self.trace_headers = trace_headers
         params = params.params if isinstance(params, CheckedParams) else params
         if self.refuse is not None:
@@ -226,6 +265,7 @@ class FakeEngine:
             outputs,
             finished=reason is not None,
             prompt_logprobs=scores,
+            metrics=self.times,
             num_cached_tokens=2,
             seed=stream.seed,
             error=error,

@@ -42,4 +42,4 @@ def scripted_server(
     state = ServerState(ServerConfig(**options))
     state.serve(engine, parsers)
     transport = httpx.ASGITransport(build_app(state))
-    return httpx.AsyncClient(transport=transport, base_url="http://quire"), core, state
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost"), core, state

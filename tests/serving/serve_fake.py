@@ -1,5 +1,5 @@
 """`run_server` with a fake engine, in a process of its own: `serve_fake.py PORT|SOCKET HOW DRAIN
-[HANDOVER-SOCKET HANDOVER-SECONDS]`.
+[HANDOVER-SOCKET HANDOVER-SECONDS]`. `SERVE_FAKE` in the environment holds further options as JSON.
 
 Its streams stand still until SIGUSR1 lets them go on, or ends the engine that is to die: what a
 test wants to see in between, it sees however busy the machine is.
@@ -8,6 +8,8 @@ test wants to see in between, it sees however busy the machine is.
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import sys
 import time
@@ -64,6 +66,7 @@ def main() -> int:
     place: dict[str, object] = {"port": int(where)} if where.isdigit() else {"uds": where}
     if len(sys.argv) > 4:
         place |= {"handover_socket": sys.argv[4], "handover_timeout": float(sys.argv[5])}
+    place |= json.loads(os.environ.get("SERVE_FAKE", "{}"))
     server = ServerConfig(shutdown_timeout=seconds, **place)  # type: ignore[arg-type]
     serving.FLUSH_SECONDS = drain.FLUSH_SECONDS = 60.0  # type: ignore[misc]
     serving.STOP_SECONDS = 60.0  # type: ignore[misc]

@@ -53,7 +53,7 @@ class Process:
         return "".join(self.lines)
 
     def url(self) -> str:
-        found = wait_for(lambda: re.search(r"ready at (http://\S+)", self.output))
+        found = wait_for(lambda: re.search(r"ready at (https?://\S+)", self.output))
         return found.group(1)  # type: ignore[no-any-return]
 
     def signal(self, number: int = signal.SIGTERM) -> None:

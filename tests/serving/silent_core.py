@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.config import EngineConfig
 from quire.core.output import EngineCoreOutput
@@ -59,12 +59,15 @@ class SilentCore:
         self._on_message(Outputs(self.epoch, self._number, outputs))
 
 
-def silent_engine(**options: Any) -> tuple[AsyncLLM, SilentCore]:
-    """An engine that is ready, and its core."""
-    made: list[SilentCore] = []
+Core = TypeVar("Core", bound=SilentCore)
 
-    def make(epoch: int, on_message: OnMessage, on_exit: OnExit) -> SilentCore:
-        made.append(SilentCore(epoch, on_message, on_exit))
+
+def silent_engine(kind: type[Core] = SilentCore, **options: Any) -> tuple[AsyncLLM, Core]:  # type: ignore[assignment]
+    """An engine that is ready, and its core, of this kind."""
+    made: list[Core] = []
+
+    def make(epoch: int, on_message: OnMessage, on_exit: OnExit) -> Core:
+        made.append(kind(epoch, on_message, on_exit))
         return made[-1]
 
     config = EngineConfig.from_options(**options)

@@ -28,7 +28,7 @@ async def logged(caplog: pytest.LogCaptureFixture, config: ServerConfig) -> set[
     paths = [re.sub(r"\{.*?\}", "x", path) for path in ROUTES]
     caplog.set_level(logging.INFO, logger="quire.serving.middleware")
     caplog.clear()
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for path in (*paths, "/nothing"):
             await client.get(path)
     lines = [r.getMessage() for r in caplog.records if r.name == "quire.serving.middleware"]
@@ -68,7 +68,7 @@ async def test_a_mounted_probe_is_a_probe(caplog: pytest.LogCaptureFixture) -> N
     app = build_app(ServerState(ServerConfig(root_path="/llm"), FakeEngine()))
     transport = httpx.ASGITransport(app)
     caplog.set_level(logging.INFO, logger="quire.serving.middleware")
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/llm/health")).status_code == 200
     assert not [r for r in caplog.records if r.name == "quire.serving.middleware"]
 

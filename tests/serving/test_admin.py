@@ -25,7 +25,7 @@ DEFAULTS = {
 @pytest.fixture
 async def client(state: ServerState) -> Any:
     transport = httpx.ASGITransport(build_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 
@@ -86,7 +86,7 @@ async def test_a_bad_question_about_the_cache(body: Any, words: str) -> None:
     engine, _ = silent_engine()
     app = build_app(ServerState(ServerConfig(), engine))
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         reply = await client.post("/explain_prefix", json=body)
     assert reply.status_code == 400, reply.text
     assert words in reply.json()["error"]["message"]

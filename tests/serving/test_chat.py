@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+import toy_parsers as toys
 from fake_engine import FakeEngine
+from named_events import scripted_server
 from quire.errors import EngineDead
 from quire.params import RequestOutputKind, SamplingParams
 from quire.serving.server_state import ServerState
@@ -118,6 +120,56 @@ async def test_golden_stream_with_usage(
         "[DONE]",
     ]
     assert got == expected
+
+
+def _kind(chunk: dict[str, Any]) -> tuple[str, ...]:
+    """What a chunk is: the fields that tell it from others, each part of the chunk with its own."""
+    fields = {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
+    assert set(chunk) - {"seed"} == fields and chunk["object"] == "chat.completion.chunk"
+    if not chunk["choices"]:
+        assert set(chunk["usage"]) >= {"prompt_tokens", "completion_tokens", "total_tokens"}
+        return ("usage",)
+    assert chunk["usage"] is None
+    (choice,) = chunk["choices"]
+    assert set(choice) - {"stop_reason"} == {"index", "delta", "logprobs", "finish_reason"}
+    delta = choice["delta"]
+    if calls := delta.get("tool_calls"):
+        (call,) = calls
+        assert set(delta) == {"tool_calls"}
+        return ("call", *sorted(call), *sorted(call["function"]))
+    return tuple(delta) or ("finish", choice["finish_reason"])
+
+
+async def test_the_golden_sequence_of_thoughts_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a kind that follow each other are one: how many there are is up to the tokens."""
+    made, _, _ = scripted_server(monkeypatch, [toys.TEXT], ["thoughts", "toy"])
+    schema = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "map", "parameters": schema}}
+    async with made:
+        chunks = await events(made, tools=[tool], stream_options={"include_usage": True})
+        whole = await post(made, tools=[tool])
+    kinds: list[tuple[str, ...]] = []
+    for chunk in chunks:
+        if not kinds or kinds[-1] != _kind(chunk):
+            kinds.append(_kind(chunk))
+    thought, text = ("reasoning", "reasoning_content"), ("content",)
+    begin = ("call", "function", "id", "index", "type", "arguments", "name")
+    more = ("call", "function", "index", "arguments")
+    assert kinds == [
+        ("role", "content"), thought, text, begin, more, text, begin, more, text,
+        ("finish", "tool_calls"), ("usage",),
+    ]  # fmt: skip
+    calls = [c for k in chunks for o in k["choices"] for c in o["delta"].get("tool_calls", ())]
+    begun = [call for call in calls if "id" in call]
+    assert [call["index"] for call in begun] == [0, 1, 2]
+    message = whole["choices"][0]["message"]
+    for call in message["tool_calls"]:
+        index = message["tool_calls"].index(call)
+        told = "".join(c["function"]["arguments"] for c in calls if c["index"] == index)
+        assert told == call["function"]["arguments"]
+    for name in ("content", "reasoning", "reasoning_content"):
+        told = "".join(o["delta"].get(name) or "" for k in chunks for o in k["choices"])
+        assert told == message[name]
 
 
 async def test_continuous_usage(client: httpx.AsyncClient) -> None:
@@ -303,7 +355,7 @@ async def test_special_tokens_only_on_request(
 
 async def test_priority_needs_the_policy(client: httpx.AsyncClient, state: ServerState) -> None:
     reply = await client.post("/v1/chat/completions", json={"messages": [USER], "priority": 1})
-    assert reply.status_code == 400 and reply.json()["error"]["param"] == "priority"
+    assert reply.status_code == 200 and reply.headers["x-ignored-fields"] == "priority"
     state.engine = engine = FakeEngine(policy="priority")
     await post(client, priority=-3)
     assert engine.submitted[-1][3] == -3

@@ -38,7 +38,7 @@ async def test_client(
 ) -> None:
     state = ServerState(ServerConfig(api_key=keys), engine)
     transport = httpx.ASGITransport(build_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         given = {**body, "user": user} if user else body
         reply = await client.post(path, json=given, headers=headers)
     assert reply.status_code == 200

@@ -101,7 +101,7 @@ def later(percent: int = 0, **change: Any) -> tuple[ServerState, ManualClock]:
 
 async def retry_after(state: ServerState) -> tuple[str, str]:
     transport = httpx.ASGITransport(build_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         reply = await client.post(TEXT, json={"prompt": "a"})
     assert reply.status_code == 503
     return reply.headers["retry-after"], reply.headers["retry-after-ms"]

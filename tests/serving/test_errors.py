@@ -61,9 +61,10 @@ CHAT_ERRORS = [
     ({"n": True}, "n", ["an integer", "true"]),
     ({"n": "1"}, "n", ["an integer", '"1"']),
     ({"n": 1.0}, "n", ["an integer", "1.0"]),
-    ({"n": 0}, "n", ["1 to 128", "0"]),
-    ({"n": 2**31}, "n", ["1 to 128", "2147483648"]),
-    ({"n": 10**30}, "n", ["1 to 128"]),
+    ({"n": 0}, "n", ["at least 1", "0"]),
+    ({"n": 16385}, "n", ["at most 16384 (QUIRE_MAX_N_SEQUENCES)", "16385"]),
+    ({"n": 1025}, "n", ["at most 1024", "--max-n-sequences", "1025"]),
+    ({"n": 10**30}, "n", ["at most 2147483647"]),
     ({"n": 2, "temperature": 0}, "n", ["greedy", "2"]),
     ({"seed": 2**63}, "seed", [str(2**63 - 1), str(2**63)]),
     ({"stream": 1}, "stream", ["true or false", "1"]),
@@ -121,8 +122,8 @@ CHAT_ERRORS = [
     ({"truncation_side": "up"}, "truncation_side", ["left", '"up"']),
     ({"temprature": 1}, "temprature", ["Unknown", "Did you mean `temperature`"]),
     ({"xyzzy": 1}, "xyzzy", ["Unknown field `xyzzy`."]),
-    ({"store": True}, "store", ["not supported", "nothing is stored"]),
-    ({"store": 0}, "store", ["not supported"]),
+    ({"store": True}, "store", ["must be false, got true", "nothing is stored"]),
+    ({"store": 0}, "store", ["must be true or false, got 0"]),
     ({"functions": []}, "functions", ["use tools"]),
 ]  # fmt: skip
 
@@ -271,6 +272,40 @@ async def test_queue_full(client: httpx.AsyncClient, engine: FakeEngine) -> None
     assert "x-should-retry" not in reply.headers
 
 
+ASKING = {
+    TEXT: {"prompt": "x"},
+    CHAT: {"messages": [USER]},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 3},
+    "/inference/v1/generate": {"token_ids": [1], "sampling_params": {}},
+    "/v1/embeddings": {"input": "x"},
+    "/classify": {"input": "x"},
+    "/score": {"text_1": "x", "text_2": "y"},
+    "/rerank": {"query": "x", "documents": ["y"]},
+}
+COMPUTES_NOTHING = {
+    f"{TEXT}/render": {"prompt": "x"},
+    f"{CHAT}/render": {"messages": [USER]},
+    "/v1/messages/render": {"messages": [USER], "max_tokens": 3},
+    "/v1/messages/count_tokens": {"messages": [USER]},
+    "/v1/responses/input_tokens": {"input": "x"},
+    "/tokenize": {"prompt": "x"},
+}
+
+
+async def test_a_full_queue_refuses_before_anything_is_tokenised(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.is_full = True
+    tokenizer, engine.tokenizer = engine.tokenizer, None  # type: ignore[assignment]
+    for path, body in ASKING.items():
+        reply = await client.post(path, json=body)
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "3"), path
+    engine.tokenizer = tokenizer
+    for path, body in COMPUTES_NOTHING.items():
+        assert (await client.post(path, json=body)).status_code == 200, path
+
+
 class _Records(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +353,7 @@ async def small(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(
         build_app(ServerState(ServerConfig(max_body_bytes=1024), engine))
     )
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as made:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as made:
         yield made
 
 
@@ -384,7 +419,7 @@ _CHATS = st.one_of(
 
 async def _never_breaks(path: str, body: Any) -> None:
     transport = httpx.ASGITransport(build_app(ServerState(ServerConfig(), FakeEngine())))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         reply = await client.post(path, json=body, headers=JSON)
     assert reply.status_code in (200, 400, 404), reply.text
     if reply.status_code != 200:

@@ -15,7 +15,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 def client_for(state: ServerState) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(build_app(state))
-    return httpx.AsyncClient(transport=transport, base_url="http://quire")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 async def test_as_json(client: httpx.AsyncClient) -> None:

@@ -33,7 +33,7 @@ WORDS = ["alpha", "beta", "gamma"]
 async def silent() -> AsyncIterator[tuple[httpx.AsyncClient, AsyncLLM, SilentCore]]:
     engine, core = silent_engine()
     transport = httpx.ASGITransport(build_app(ServerState(ServerConfig(), engine)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client, engine, core
 
 
@@ -141,7 +141,8 @@ async def test_scores_of_a_prompt_are_built_once_for_all_choices(
 LISTS = [
     ({"prompt": ["a"] * 1025}, TEXT, "prompt", "1024 prompts, got 1025"),
     ({"prompt": [[1]] * 1025}, TEXT, "prompt", "1024 prompts, got 1025"),
-    ({"prompt": ["a"] * 9, "n": 128}, TEXT, "prompt", "1024 completions (prompts times n)"),
+    ({"prompt": ["a"] * 9, "n": 128}, TEXT, "prompt",
+     "1024 completions (prompts times n; --max-n-sequences)"),
     ({"allowed_token_ids": [1] * (2**19 + 1)}, CHAT, "allowed_token_ids", "524288 ids, got 524289"),
     ({"stop_token_ids": [1] * (2**19 + 1)}, CHAT, "stop_token_ids", "524288 ids, got 524289"),
     ({"prompt": ["a"] * 1024, "logit_bias": {str(i): 1 for i in range(4096)}, "stop": "x"}, TEXT,

@@ -317,7 +317,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"service_tier": "priority"}, "service_tier", "tiers"),
     ({"container": "x"}, "container", "containers"),
     ({"context_management": {"edits": []}}, "context_management", "client decides"),
-    ({"priority": 3}, "priority", "got 3"),
+    ({"priority": 2**63}, "priority", f"got {2**63}"),
     ({"cache_salt": ""}, "cache_salt", "empty"),
     ({"max_token": 5}, "max_token", "`max_tokens`"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
@@ -341,7 +341,7 @@ async def test_what_is_wrong_is_named(
 async def test_errors_have_its_form_wherever_they_arise(engine: FakeEngine) -> None:
     state = ServerState(ServerConfig(api_key=["k"]), engine)
     transport = httpx.ASGITransport(build_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
         async def error(method: str = "POST", path: str = "/v1/messages", **how: Any) -> Any:
             how = {"headers": {"x-api-key": "k"}, "json": BODY} | how

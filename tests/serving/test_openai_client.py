@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 
 import openai
 import pytest
 
-from fake_engine import FakeEngine
 from patience import PATIENCE, wait_for
 from quire.config import ServerConfig
-from quire.serving.app import build_app
-from quire.serving.http_server import adopt_uvicorn_logs, http_server
-from quire.serving.listener import bind
-from quire.serving.server_state import ServerState
+from threaded_server import Running
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-class Running:
-    """A server in a thread."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        self.engine = FakeEngine()
-        self.state = ServerState(config, self.engine)
-        self.listener = bind(config)
-        self.port = self.listener.getsockname()[1]
-        self.server = http_server(build_app(self.state), self.state.unread)
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-        wait_for(lambda: self.server.started)
-
-    def _run(self) -> None:
-        adopt_uvicorn_logs()
-        asyncio.run(self.server.serve([self.listener]))
-
-    def stop(self) -> None:
-        self.server.should_exit = self.server.force_exit = True
-        self.thread.join(PATIENCE)
-        self.listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +193,6 @@ def test_headers_that_never_end(
     running: Running, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
     """The server hangs up, on a new connection and on one that is kept alive."""
-    monkeypatch.setattr("quire.serving.http_server.HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("quire.serving.http_server._Protocol._header_seconds", 0.3)
     reply = _raw(running, before + b"GET /livez HTTP/1.1\r\nx: ")
     assert reply.count(b"HTTP/1.1") == (1 if before else 0)

@@ -15,7 +15,7 @@ from quire.serving.server_state import ServerState
 
 def client_for(state: ServerState) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=build_app(state), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://quire")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 async def test_every_route_is_described(state: ServerState) -> None:

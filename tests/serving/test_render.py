@@ -72,7 +72,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"sampling_params": {"temperature": "9"}}, "sampling_params.temperature", "'9'"),
     ({"sampling_params": {"temprature": 1}}, "sampling_params.temprature", "temperature"),
     ({"sampling_params": {"logit_bias": {"x": 1}}}, "sampling_params.logit_bias", "x"),
-    ({"sampling_params": {"output_kind": 1}}, "sampling_params.output_kind", "no field"),
+    ({"sampling_params": {"output_kind": 1}}, "sampling_params.output_kind", "Unknown field"),
     ({"features": {"a": 1}}, "features", "text only"),
 ]
 

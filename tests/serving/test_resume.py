@@ -40,6 +40,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "stop": (CHAT, {"messages": MESSAGES, "stop": ["END", "nearby"], "n": 2}, [STORY, "x nearest"]),
     "usage each": (COMPLETIONS, {"prompt": "a", "stream_options": {
         **USAGE, "continuous_usage_stats": True}, "n": 2}, [STORY, "one two"]),
+    "interval": (COMPLETIONS, {"prompt": "a", "n": 2, "stream_interval": 7, "logprobs": 2}, [
+        STORY, "one two three"]),
+    "interval of chat": (CHAT, {"messages": MESSAGES, "stream_interval": 3, "stop": ["END"]}, [
+        STORY]),
     "echo": (COMPLETIONS, {"prompt": "A prompt", "echo": True, "logprobs": 2}, [STORY]),
     "prompts": (COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2}, [STORY, "one", "two words"]),
     "prompt only": (COMPLETIONS, {"prompt": "a b", "echo": True, "max_tokens": 0}, [STORY]),

@@ -36,7 +36,7 @@ def serve() -> Serve:
         state = ServerState(ServerConfig(**options))
         state.serve(engine)
         transport = httpx.ASGITransport(build_app(state))
-        return httpx.AsyncClient(transport=transport, base_url="http://quire")
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     return make
 

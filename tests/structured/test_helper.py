@@ -12,9 +12,9 @@ import pytest
 from patience import wait_for
 from quire.errors import InvalidRequest, RequestError, TooManyRequests
 from quire.params import StructuredOutputsParams
-from quire.structured import helper
 from quire.structured.helper import HelperGate
-from quire.structured.helper_words import HelperLimits
+from quire.utils.helpers import pool
+from quire.utils.helpers.words import HelperLimits
 from vocabularies import DEMO, END, demo
 
 
@@ -88,7 +88,7 @@ async def test_what_exceeds_a_limit_is_killed_and_the_helper_stays(
 
 
 async def test_a_killed_helper_does_not_stay_a_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "REAP_SECONDS", 0.01)
+    monkeypatch.setattr(pool, "REAP_SECONDS", 0.01)
     gate = make()
     await gate.prepare(StructuredOutputsParams(regex="a+"))
     killed = helpers()

@@ -13,6 +13,9 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import InvalidRequest
+from quire.structured.state import AHEAD_ROWS, GrammarState, begin_masks
+from quire.worker import sampling_head
+from quire.worker.sampling_head import SamplingHead
 from schemas import Schema, schema
 
 PERSON: Schema = {
@@ -72,6 +75,34 @@ def run(engine: LLM, wishes: list[dict[str, Any]], prompt: str = STORY) -> list[
 
 def steps(engine: LLM) -> int:
     return engine.llm_engine.core.scheduler.step
+
+
+def test_masks_made_during_the_forward_pass_change_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on devices that leave the processor's cores free."""
+    wishes = [
+        {"structured_outputs": FORMS[i % len(FORMS)], "temperature": 1.0, "seed": i,
+         "max_tokens": 40, "logprobs": 1 if i % 5 == 4 else None}
+        for i in range(24)
+    ]  # fmt: skip
+    at_once = [o.outputs[0].token_ids for o in run(llm, wishes)]
+    begun: list[int] = []
+    made = SamplingHead.__init__
+
+    def make(head: SamplingHead, *args: Any) -> None:
+        made(head, *args)
+        head._makes_ahead = True
+
+    def begin(states: list[GrammarState]) -> None:
+        begin_masks(states)
+        begun.append(len(states))
+
+    monkeypatch.setattr(SamplingHead, "__init__", make)
+    monkeypatch.setattr(sampling_head, "begin_masks", begin)
+    with LLM() as other:
+        assert [o.outputs[0].token_ids for o in run(other, wishes)] == at_once
+    assert max(begun) > AHEAD_ROWS
 
 
 def test_every_finished_output_is_valid(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quire.errors import GrammarFailed, InvalidRequest
 from quire.params import StructuredOutputsParams
-from quire.structured.state import make_masks
+from quire.structured.state import AHEAD_ROWS, begin_masks, make_masks
 from slow_regex import Slow, regexes
 from vocabularies import END, allowed_ids, demo, large, letters, state
 
@@ -28,6 +28,9 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
 }
+
+
+BOMB = r"(\w{1,500}\s){1,500}(.*a){30}.{100}[bc]{1000}" + "(x|xy|xyz|[a-z]{1,900})*q{5,900}" * 3
 
 
 def walk(found: Any, rng: random.Random, steps: int) -> list[int]:
@@ -145,6 +148,34 @@ def test_masks_made_together_are_those_made_alone() -> None:
         assert allowed_ids(together, output) == allowed_ids(state(demo(), json=SCHEMA), output)
 
 
+def test_masks_made_ahead_are_those_made_alone() -> None:
+    rng = random.Random(4)
+    outputs = [walk(state(demo(), json=SCHEMA), rng, 5 + 3 * i) for i in range(2 * AHEAD_ROWS)]
+    states = [state(demo(), json=SCHEMA) for _ in outputs]
+    for one, output in zip(states, outputs, strict=True):
+        one.follow(output[:-1])
+    lacking = [one for one in states if one.wants_mask()]
+    assert len(lacking) >= AHEAD_ROWS
+    begin_masks(states)
+    assert not any(one.wants_mask() for one in lacking), "another thread makes them"
+    for i, (one, output) in enumerate(zip(states, outputs, strict=True)):
+        asked = output[: (len(output) - 1, len(output), len(output) // 2)[i % 3]]  # on, after, back
+        assert allowed_ids(one, asked) == allowed_ids(state(demo(), json=SCHEMA), asked)
+        assert allowed_ids(one, output[:-1]) == allowed_ids(state(demo(), json=SCHEMA), output[:-1])
+
+
+def test_a_limit_met_ahead_fails_one_request() -> None:
+    rng, output, bomb = random.Random(0), [], state(demo(), regex=BOMB)
+    with pytest.raises(GrammarFailed, match="more work"):
+        while True:
+            bomb.follow(output)
+            others = [state(demo(), regex="[a-z]+") for _ in range(AHEAD_ROWS)]
+            begin_masks([*others, bomb])
+            output.append(rng.choice(allowed_ids(bomb, output)))
+    fresh = allowed_ids(state(demo(), regex="[a-z]+"), [])
+    assert all(allowed_ids(other, []) == fresh for other in others)
+
+
 def test_a_large_vocabulary() -> None:
     rng = random.Random(5)
     found = state(large(), json=SCHEMA)
@@ -154,7 +185,6 @@ def test_a_large_vocabulary() -> None:
 
 
 def test_limits_hold_while_masks_are_made() -> None:
-    bomb = r"(\w{1,500}\s){1,500}(.*a){30}.{100}[bc]{1000}" + "(x|xy|xyz|[a-z]{1,900})*q{5,900}" * 3
-    found = state(demo(), regex=bomb)
+    found = state(demo(), regex=BOMB)
     with pytest.raises(GrammarFailed, match="more work"):
         walk(found, random.Random(0), 3000)

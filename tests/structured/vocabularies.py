@@ -52,7 +52,13 @@ def description(vocab: dict[str, int], merges: list[list[str]]) -> dict[str, Any
 
 @functools.cache
 def large(size: int = 151_936) -> Vocabulary:
-    """The embedded model's vocabulary, and random concatenations of its tokens."""
+    """The vocabulary of `large_tokenizer`."""
+    return Vocabulary(large_tokenizer(size), size, [END])
+
+
+@functools.cache
+def large_tokenizer(size: int = 151_936) -> str:
+    """A `tokenizer.json` of the embedded model's tokens, and random concatenations of them."""
     rng, read = random.Random(0), json.loads(DEMO.read_text("utf-8"))
     vocab, merges = read["model"]["vocab"], read["model"]["merges"]
     parts = [t for t in vocab if len(t) < 8 and not t.startswith("<")]
@@ -63,7 +69,7 @@ def large(size: int = 151_936) -> Vocabulary:
             merges.append([left, right])
             if len(left + right) < 8:
                 parts.append(left + right)
-    return Vocabulary(json.dumps(read), size, [END])
+    return json.dumps(read)
 
 
 def state(vocabulary: Vocabulary, forces: bool = True, **wanted: Any) -> GrammarState:

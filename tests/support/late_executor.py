@@ -31,6 +31,8 @@ class LateExecutor:
         self.inner, self.max_concurrent_batches = inner, depth
         self.taken: deque[LateBatch] = deque()
         self.deepest = 0
+        self.eager = 0.3
+        """Share of batches that run when they are submitted."""
         self._rng = random.Random(seed)
 
     def start(self, progress: Progress | None = None) -> ExecutorInfo:
@@ -41,7 +43,7 @@ class LateExecutor:
         self.taken.append(LateBatch(self, batch))
         self.deepest = max(self.deepest, len(self.taken))
         late = self.taken[-1]
-        while late.done is None and self._rng.random() < 0.3:
+        while late.done is None and self._rng.random() < self.eager:
             self.run_next()
         return late
 

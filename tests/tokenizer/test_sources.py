@@ -260,7 +260,8 @@ def test_tiktoken_ids_are_the_originals(
     tmp_path: Path, name: str, kind: str | None, pattern: str
 ) -> None:
     ranks = byte_ranks(pattern)
-    special = {"<|endoftext|>": len(ranks), "<|im_start|>": len(ranks) + 1}
+    marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    special = {mark: len(ranks) + i for i, mark in enumerate(marks)}
     original = tiktoken.Encoding(
         "test", pat_str=byte_bpe.PATTERNS[pattern], mergeable_ranks=ranks, special_tokens=special
     )
@@ -275,6 +276,7 @@ def test_tiktoken_ids_are_the_originals(
 
     @given(texts)
     @example("1234567 12 it's aaaaaaaa\r\n\n  x")
+    @example("a<|im_end|> b")
     @settings(max_examples=300, deadline=None)
     def check(text: str) -> None:
         ids = original.encode(text, disallowed_special=(), allowed_special="all")

@@ -15,6 +15,7 @@ from quire.config.shape import LayerKV
 from quire.kernels.cache_tensors import KVCache
 from quire.kernels.compiled import forbid_pages
 from quire.kernels.dtypes import stored_dtype, torch_dtype
+from quire.utils.host import call_libc
 from quire.utils.math import align_up
 
 
@@ -88,6 +89,27 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     if torch.device(device).type == "cpu":
         return untouched_zeros(size, dtype)
     return torch.zeros(size, dtype=dtype, device=device)
+
+
+def give_back(cache: Tensor, first: int, end: int) -> int:
+    """Let the system have the whole pages of `cache[first:end]`: they read as zeros then, and come
+    anew when they are written.
+
+    Args:
+        cache: From `allocate_kv_cache`; on another device than the CPU nothing happens.
+
+    Returns:
+        Bytes of these pages; 0 also where the system does not take them.
+    """
+    if cache.device.type != "cpu" or not hasattr(mmap, "MADV_REMOVE"):
+        return 0
+    size = cache.stride(0) * cache.itemsize
+    start = align_up(cache.data_ptr() + first * size, mmap.PAGESIZE)
+    length = (cache.data_ptr() + end * size) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    # Python maps anonymous memory as shared. Unlike private pages it is not freed by DONTNEED.
+    if length <= 0 or call_libc("madvise", start, length, mmap.MADV_REMOVE):
+        return 0
+    return length
 
 
 def untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

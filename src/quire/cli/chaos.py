@@ -11,13 +11,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from quire import envs
 from quire.chaos.canary import Canary
 from quire.chaos.faults import SIZES, faults
 from quire.chaos.run import HOLDS, Result, known_answer, report, run, table
 from quire.chaos.target import HttpTarget
 from quire.cli.parser import Parser
-from quire.cli.running import add_running_flags, running_client
+from quire.cli.running import add_running_flags, key_for, running_client
 from quire.errors import ConfigError
 from quire.spelling import did_you_mean
 from quire.utils.process import raise_descriptor_limit
@@ -75,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{url} is not on this machine: attacks disturb whoever uses it. Give --yes if it is "
             "yours"
         )
-    key = getattr(namespace, "api_key", None) or envs.API_KEY
+    key = key_for(namespace)
     model = namespace.model_name or client.model()
 
     def told(result: Result) -> None:

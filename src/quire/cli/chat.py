@@ -18,6 +18,7 @@ from typing import Any, Final
 from quire.cli import sampling_flags
 from quire.cli.chat_history import Conversation, load, save
 from quire.cli.chat_tools import read_file, run_command
+from quire.cli.form_flags import add_form_flags, form_of
 from quire.cli.parser import Parser
 from quire.cli.talkers import ServerTalker, Talker, Turn
 from quire.cli.target import add_target_flags, engine_target, quiet_logs, server_target
@@ -66,6 +67,7 @@ def build_parser() -> Parser:
     )
     parser.add_config_flag()
     sampling_flags.add_sampling_flags(parser)
+    add_form_flags(parser)
     add_target_flags(parser, positional=True)
     return parser
 
@@ -83,6 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         namespace.stats,
         tools,
         namespace.tool_command,
+        form_of(namespace),
     )
     with contextlib.closing(talker):
         if namespace.quick is not None:
@@ -119,11 +122,13 @@ class Chat:
         stats: bool,
         tools: list[dict[str, Any]] | None = None,
         tool_command: str | None = None,
+        form: dict[str, Any] | None = None,
     ) -> None:
         self._talker = talker
         self._options = options
         self._show_stats = stats
-        self._tools = {"tools": tools} if tools else {}
+        self._always = (form or {}) | ({"tools": tools} if tools else {})
+        """Options that no command changes."""
         self._tool_command = tool_command
         self._inputs: Iterator[str] = iter(())
         """What the user says next: also the results of calls."""
@@ -230,7 +235,7 @@ class Chat:
         """Show the reply, or the part of it that came before Ctrl-C."""
         try:
             with contextlib.closing(
-                self._talker.reply(self.messages, {**self._options, **self._tools}, turn)
+                self._talker.reply(self.messages, {**self._options, **self._always}, turn)
             ) as pieces:
                 for piece in pieces:
                     show(piece)

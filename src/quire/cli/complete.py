@@ -10,10 +10,10 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from quire.cli import sampling_flags
+from quire.cli.form_flags import add_form_flags, form_of
 from quire.cli.parser import Parser
 from quire.cli.target import (
     Server,
@@ -39,21 +39,7 @@ def build_parser() -> Parser:
     parser.add_argument("--stats", action="store_true", default=False, help="Print the timing.")
     parser.add_config_flag()
     sampling_flags.add_sampling_flags(parser, **DEFAULTS)
-    group = parser.add_argument_group("Form of the output")
-    group.add_argument(
-        "--json-schema", metavar="FILE", default=None,
-        help="The output is JSON that a schema in this file allows.",
-    )  # fmt: skip
-    group.add_argument(
-        "--regex", metavar="PATTERN", default=None, help="The output matches this pattern."
-    )
-    group.add_argument(
-        "--choice", metavar="TEXT", nargs="+", default=None, help="The output is one of these."
-    )
-    group.add_argument(
-        "--grammar", metavar="FILE", default=None,
-        help="The output follows the Lark, EBNF or GBNF grammar in this file.",
-    )  # fmt: skip
+    add_form_flags(parser)
     add_target_flags(parser, positional=False)
     return parser
 
@@ -62,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Complete one prompt; returns the exit code."""
     namespace = build_parser().parse(arguments)
     prompt = _prompt(namespace)
-    form = _form(namespace)
+    form = form_of(namespace)
     more = {"max_tokens": FORMED_TOKENS} if form else {}
     options = {**DEFAULTS, **more, **sampling_flags.given(namespace), **form}
     server = server_target(namespace)
@@ -88,25 +74,6 @@ def _prompt(namespace: argparse.Namespace) -> str:
     if sys.stdin.isatty():
         raise ConfigError('no prompt is given. Try: quire complete "The capital of France is"')
     return sys.stdin.read().removesuffix("\n")
-
-
-def _form(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The constraint that was given, as the option `structured_outputs`."""
-    given = {
-        "json": None if namespace.json_schema is None else _read(namespace.json_schema),
-        "grammar": None if namespace.grammar is None else _read(namespace.grammar),
-        "regex": namespace.regex,
-        "choice": namespace.choice,
-    }
-    found = {kind: value for kind, value in given.items() if value is not None}
-    return {"structured_outputs": found} if found else {}
-
-
-def _read(name: str) -> str:
-    try:
-        return Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} cannot be read: {error}") from None
 
 
 def _remote(server: Server, prompt: str, options: dict[str, Any]) -> Iterator[str]:

@@ -141,7 +141,7 @@ def nothing_found(signals: dict[str, Any]) -> str:
 def _try(client: Client, limits: dict[str, Any]) -> str:
     """A command that changes limits of the running server."""
     url = client.url.rstrip("/").removesuffix("/v1")
-    key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if client.has_key else ""
+    key = ' -H "Authorization: Bearer $QUIRE_ADMIN_API_KEY"' if client.has_key else ""
     body = json.dumps(limits)
     return f"curl -X POST {url}/limits -H 'Content-Type: application/json'{key} -d '{body}'"
 

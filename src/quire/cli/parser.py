@@ -27,6 +27,7 @@ _WITH_FILES: Final[Registry[Callable[[], Parser]]] = Registry(
         "complete": "quire.cli.complete:build_parser",
         "inspect": "quire.cli.inspect:build_parser",
         "profile": "quire.cli.profile:build_parser",
+        "run-batch": "quire.cli.run_batch:build_parser",
     },
 )
 """Commands with `--config`."""

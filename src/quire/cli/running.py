@@ -29,7 +29,7 @@ def add_running_flags(parser: Parser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--api-key", metavar="TEXT", default=argparse.SUPPRESS,
-        help="Its key. Default: QUIRE_API_KEY.",
+        help="Its key. Default: QUIRE_ADMIN_API_KEY, else QUIRE_API_KEY.",
     )  # fmt: skip
 
 
@@ -49,8 +49,6 @@ def running_client(namespace: argparse.Namespace) -> Client:
     Raises:
         ConfigError: two servers are given, or the URL is invalid.
     """
-    from quire import envs
-
     ways = {"URL": "server", "--url": "url", "--port": "port"}
     given = [way for way, name in ways.items() if getattr(namespace, name, None) is not None]
     if len(given) > 1:
@@ -59,5 +57,12 @@ def running_client(namespace: argparse.Namespace) -> Client:
     port = getattr(namespace, "port", None)
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"--port must be from 1 to 65535, got {port}")
-    key = getattr(namespace, "api_key", None) or envs.API_KEY
+    key = key_for(namespace)
     return Client(url or f"http://127.0.0.1:{port or DEFAULT_PORT}", key)
+
+
+def key_for(namespace: argparse.Namespace) -> str | None:
+    """The key to send: most of what these commands ask, only operators may."""
+    from quire import envs
+
+    return getattr(namespace, "api_key", None) or envs.ADMIN_API_KEY or envs.API_KEY

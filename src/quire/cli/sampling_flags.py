@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from quire.cli.parser import Parser
 from quire.errors import ConfigError
 
-_FLAGS: Final[dict[str, tuple[type, str]]] = {
+
+def json_value(text: str) -> dict[str, Any]:
+    """A JSON object; argparse names this function in its error."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
+
+
+_FLAGS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "max_tokens": (int, "Most tokens to generate."),
+    "min_tokens": (int, "Tokens before which nothing ends the output."),
     "temperature": (float, "0 is greedy; higher is more varied."),
     "top_p": (float, "Smallest set of tokens whose probability reaches this."),
     "top_k": (int, "Only the k most likely tokens; 0: all."),
@@ -18,7 +30,16 @@ _FLAGS: Final[dict[str, tuple[type, str]]] = {
     "frequency_penalty": (float, "Against tokens that the output has, each time; -2 to 2."),
     "repetition_penalty": (float, "Against tokens of prompt and output; 1: none."),
     "seed": (int, "The same seed gives the same text."),
-}
+    "thinking_token_budget": (int, "Most tokens of reasoning; -1: no limit."),
+    "repetition_detection": (
+        json_value, "Ends an output that repeats itself: max_pattern_size, min_count and perhaps "
+        "min_pattern_size, as JSON.",
+    ),
+}  # fmt: skip
+_KINDS: Final[dict[Callable[[str], Any], tuple[str, str]]] = {
+    int: ("N", "a whole number"), float: ("X", "a number"), json_value: ("JSON", "a JSON object"),
+}  # fmt: skip
+"""What a value is called in the help, and in errors."""
 
 
 def add_sampling_flags(parser: Parser, **defaults: object) -> None:
@@ -28,7 +49,7 @@ def add_sampling_flags(parser: Parser, **defaults: object) -> None:
         told = f" Default: {defaults[name]}." if name in defaults else ""
         group.add_argument(
             "--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS,
-            metavar="N" if kind is int else "X", help=text + told,
+            metavar=_KINDS[kind][0], help=text + told,
         )  # fmt: skip
     group.add_argument(
         "--stop", nargs="+", action="extend", default=argparse.SUPPRESS, metavar="TEXT",
@@ -48,7 +69,7 @@ def parse_value(name: str, text: str) -> tuple[str, Any]:
         QuireError: there is no such option, or the value is not allowed.
     """
     name = name.replace("-", "_").lower()
-    return checked(name, _number(name, text) if name in _FLAGS else [text])
+    return checked(name, _read(name, text) if name in _FLAGS else [text])
 
 
 def checked(name: str, value: Any) -> tuple[str, Any]:
@@ -68,10 +89,9 @@ def checked(name: str, value: Any) -> tuple[str, Any]:
     return name, value
 
 
-def _number(name: str, text: str) -> float | int:
+def _read(name: str, text: str) -> Any:
     kind = _FLAGS[name][0]
     try:
-        return kind(text)  # type: ignore[no-any-return]
+        return kind(text)
     except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{name}: expected {what}, got {text!r}") from None
+        raise ConfigError(f"{name}: expected {_KINDS[kind][1]}, got {text!r}") from None

@@ -75,6 +75,12 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._replaced[target]
 
 
+def install_once() -> None:
+    """Install an `Alias`, unless this process has one."""
+    if not any(isinstance(finder, Alias) for finder in sys.meta_path):
+        Alias().install()
+
+
 def _not_there(module: str) -> str:
     """Why a module does not exist, and which ones do."""
     why = next((ELSEWHERE[p] for p in sorted(ELSEWHERE, reverse=True) if _below(module, p)), None)

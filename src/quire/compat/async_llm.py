@@ -15,12 +15,13 @@ from quire.compat.engine_args import EngineArgs
 from quire.config import EngineConfig
 from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM as Engine
-from quire.engine.foreign import ABSENT_OF_ASYNC_LLM, absent, check_request_options
+from quire.engine.foreign import ABSENT_OF_ASYNC_LLM, check_request_options
 from quire.engine.frontend.prompts import PromptType
 from quire.errors import EngineDead, NotAvailable
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.absent import absent
 
 
 @absent(ABSENT_OF_ASYNC_LLM)

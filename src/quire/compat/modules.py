@@ -38,13 +38,14 @@ _PROMPTS = {
 }
 _PARAMS = {
     **_of("quire.params", "SamplingParams", "RequestOutputKind", "SamplingType",
-          "StructuredOutputsParams"),
+          "StructuredOutputsParams", "RepetitionDetectionParams"),
+    **_of("quire.engine.frontend.beam_params", "BeamSearchParams"),
     **_of(
         "quire.compat.refused",
-        "BeamSearchParams", "GuidedDecodingParams",
-        "RepetitionDetectionParams",
+        "GuidedDecodingParams",
     ),
 }  # fmt: skip
+_BEAMS = _of("quire.outputs", "BeamSearchOutput", "BeamSearchSequence")
 _POOLING = _of("quire.params", "PoolingParams")
 _LOGPROBS = {
     "Logprob": "quire.outputs:Logprob",
@@ -60,6 +61,11 @@ _UTILS = _of(
     "quire.compat.utils",
     "Counter", "GiB_bytes", "MiB_bytes", "KiB_bytes", "cdiv", "round_up", "round_down",
     "get_open_port", "is_list_of", "random_uuid", "merge_async_iterators",
+)  # fmt: skip
+_PROCESSORS = _of(
+    "quire.sampling.logits_processor",
+    "LogitsProcessor", "AdapterLogitsProcessor", "RequestLogitsProcessor", "BatchUpdate",
+    "MoveDirectionality", "process_dict_updates",
 )  # fmt: skip
 _CONFIGS = (
     "AttentionConfig", "CacheConfig", "CompilationConfig", "KVEventsConfig", "KVTransferConfig",
@@ -94,7 +100,7 @@ MODULES: Final[dict[str, dict[str, str]]] = {
     "vllm.config": {
         "PoolerConfig": "quire.config.pooler_options:pooler_config",
         **dict.fromkeys(_CONFIGS, "quire.compat.settings:section"),
-        **_of("quire.compat.settings", "CompilationMode", "CUDAGraphMode"),
+        **_of("quire.compat.settings", "CompilationMode", "CUDAGraphMode", "VllmConfig"),
     },
     "vllm.engine": {},
     "vllm.engine.arg_utils": _ARGUMENTS,
@@ -105,10 +111,21 @@ MODULES: Final[dict[str, dict[str, str]]] = {
     "vllm.v1.engine": {},
     "vllm.v1.engine.llm_engine": _ENGINE,
     "vllm.v1.engine.async_llm": _ASYNC,
+    "vllm.v1.sample": {},
+    "vllm.v1.sample.logits_processor": _PROCESSORS,
+    "vllm.v1.sample.logits_processor.interface": _PROCESSORS,
+    "vllm.v1.sample.logits_processor.builtin": {
+        name: _PROCESSORS[name] for name in ("process_dict_updates",)
+    },
+    "vllm.v1.sample.logits_processor.state": {"BatchUpdate": _PROCESSORS["BatchUpdate"]},
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.reader": _METRICS,
     "vllm.entrypoints": {},
     "vllm.entrypoints.llm": _LLM,
+    "vllm.entrypoints.generate": {},
+    "vllm.entrypoints.generate.beam_search": {},
+    "vllm.entrypoints.generate.beam_search.utils": _BEAMS,
+    "vllm.beam_search": _BEAMS,
     "vllm.usage": {},
     "vllm.usage.usage_lib": _of("quire.compat.settings", "UsageContext"),
     "vllm.distributed": _PARALLEL,
@@ -145,7 +162,7 @@ ELSEWHERE: Final = {
     "vllm.tool_parsers": "tool calls come back as text",
     "vllm.v1.core": "write a policy of your own with --scheduler-cls; see docs/scheduling.md",
     "vllm.v1.metrics.loggers": "LLM.get_metrics() and GET /metrics give the numbers",
-    "vllm.v1.sample": "the sampler takes no processors of others",
+    "vllm.v1.sample.sampler": "the sampler is quire's own; see docs/logits-processors.md",
     "vllm.v1.worker": "the worker is quire's own",
 }
 """What to say about modules that do not exist here, by their longest prefix."""

@@ -25,12 +25,8 @@ def _refused(name: str, why: str) -> Callable[..., NoReturn]:
     return use
 
 
-BeamSearchParams = _refused("BeamSearchParams", "beam search is not done; use SamplingParams(n=…)")
 StructuredOutputsParams = _refused("StructuredOutputsParams", _GRAMMAR)
 GuidedDecodingParams = _refused("GuidedDecodingParams", _GRAMMAR)
-RepetitionDetectionParams = _refused(
-    "RepetitionDetectionParams", "use repetition_penalty or max_tokens"
-)
 EmbedsPrompt = _refused("EmbedsPrompt", "send text or token ids")
 ExplicitEncoderDecoderPrompt = _refused(
     "ExplicitEncoderDecoderPrompt", "no family with an encoder and a decoder is served"

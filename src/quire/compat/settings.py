@@ -15,6 +15,10 @@ def section(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+class VllmConfig:
+    """For annotations of logits processors; what they get is made in `quire.worker.processors`."""
+
+
 class CompilationMode(enum.IntEnum):
     """What is compiled. quire supports only `NONE`."""
 

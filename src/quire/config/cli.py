@@ -174,6 +174,10 @@ _KINDS: Final[dict[str, dict[str, Any]]] = {
 _SPECIAL: Final[dict[str, dict[str, Any]]] = {
     "max_model_len": {"type": _checked(_model_len, "a whole number, or auto"), "metavar": "N"},
     "model": {"action": Once, "metavar": "MODEL"},
+    **dict.fromkeys(
+        ("allowed_origins", "allowed_methods", "allowed_headers"),
+        {"action": Listed, "nargs": "*", "metavar": "TEXT"},
+    ),
 }
 """Fields that are not read like the others of their type."""
 
@@ -303,10 +307,15 @@ def add_engine_flags(
     _add_neutral(parser, neutral.engine_rows(), EngineConfig, without)
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the HTTP server."""
-    _add(parser, ServerConfig)
-    _add_neutral(parser, neutral.server_rows(), ServerConfig)
+def add_server_flags(parser: argparse.ArgumentParser, only: Sequence[str] | None = None) -> None:
+    """Add the flags of the HTTP server, or `only` those of these names."""
+    rows = neutral.server_rows()
+    if only is None:
+        _add(parser, ServerConfig)
+        _add_neutral(parser, rows, ServerConfig)
+        return
+    _add(parser, ServerConfig, [one.field for one in flags(ServerConfig) if one.field not in only])
+    _add_neutral(parser, {name: rows[name] for name in only if name in rows}, ServerConfig)
 
 
 def _add_neutral(
@@ -376,7 +385,8 @@ def engine_config(namespace: argparse.Namespace) -> EngineConfig:
 
 
 def server_config(namespace: argparse.Namespace) -> ServerConfig:
-    """Build the server's section; without `--api-key`, the key comes from `QUIRE_API_KEY`.
+    """Build the server's section; without `--api-key`, the key comes from `QUIRE_API_KEY`,
+    and without `--admin-api-key` that of admins from `QUIRE_ADMIN_API_KEY`.
 
     Raises:
         ConfigError: a value is out of range, or others could reach the server without a key.
@@ -385,9 +395,9 @@ def server_config(namespace: argparse.Namespace) -> ServerConfig:
         neutral.check(neutral.server_rows()[name], value)
     given = given_options(namespace, ServerConfig)
     given = {name: value for name, value in given.items() if value is not None}
-    key = envs.API_KEY
-    if key is not None and not given.get("api_key"):
-        given["api_key"] = [key]
+    for name, key in (("api_key", envs.API_KEY), ("admin_api_key", envs.ADMIN_API_KEY)):
+        if key is not None and not given.get(name):
+            given[name] = [key]
     return ServerConfig(**given)
 
 

@@ -114,6 +114,9 @@ class ModelConfig:
     """Attention backend: `auto` (the first that serves the model), `FLASH_ATTN`, on a CPU also
     `CPU_ATTN`, or `paged`; the other names stand for it. `QUIRE_KERNELS` chooses the kernels
     that compute it. Default: `QUIRE_ATTENTION_BACKEND`, else `auto`."""
+    logits_processors: list[str] = field(default_factory=list)
+    """Classes that change logits before a token is chosen, as `module:Class`, in this order; see
+    docs/logits-processors.md. Their code runs in the engine core."""
     enforce_eager: bool = False
     """Never compile or capture graphs. quire's CPU path never does."""
 
@@ -121,6 +124,9 @@ class ModelConfig:
         # `LLM(dtype=torch.float16)` and `--dtype half` are common: they have one spelling here.
         name = str(self.dtype).removeprefix("torch.")
         object.__setattr__(self, "dtype", OTHER_DTYPES.get(name, name))
+        given: Any = self.logits_processors
+        if isinstance(given, (list, tuple)):  # `LLM` takes classes, too
+            object.__setattr__(self, "logits_processors", [_place_of(one) for one in given])
         check_section(self)
         _one_of("dtype", self.dtype, DTYPES)
         if self.device != "auto" and self.device not in DEVICES:
@@ -171,6 +177,21 @@ class ModelConfig:
     def names(self) -> list[str]:
         """Names under which the API knows the model."""
         return list(self.served_model_name) or [self.model]
+
+
+def _place_of(given: Any) -> Any:
+    """A class as `module:Class`.
+
+    Raises:
+        ConfigError: it cannot be imported by such a name.
+    """
+    if not isinstance(given, type):
+        return given
+    if "." in given.__qualname__:
+        raise ConfigError(
+            f"--logits-processors must be classes at the top of a module, got {given.__qualname__}"
+        )
+    return f"{given.__module__}:{given.__name__}"
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

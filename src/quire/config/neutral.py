@@ -42,7 +42,6 @@ _MERGED: Final = "give a model folder with the adapter merged into it"
 _NOT_COMPILED: Final = "leave it out: nothing is compiled at start"
 _NEAREST_DTYPE: Final = "nearest: --dtype"
 _NO_DRAFTS: Final = "leave it out: it never changes the output"
-_TLS: Final = "put a TLS proxy in front, and see --root-path"
 _STAYS: Final = "leave it out: KV blocks stay in their process"
 _STATE_SPACE: Final = "leave it out: no family with state-space layers is served"
 _SPLIT_EXPERTS: Final = "leave it out: all experts of a model are in one process"
@@ -102,7 +101,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
         "enable_prompt_adapter": False,
     },
     _NO_CODE: {
-        "trust_remote_code": False, "code_revision": TEXT, "logits_processors": LIST,
+        "trust_remote_code": False, "code_revision": TEXT,
         "io_processor_plugin": TEXT, "model_class_overrides": {}, "additional_config": {},
     },
     _NOT_COMPILED: {
@@ -164,7 +163,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
         "structured_outputs_config": {
             "backend": "auto", "disable_any_whitespace": False, "reasoning_parser": "",
             "disable_additional_properties": False, "reasoning_parser_plugin": "",
-            "enable_in_reasoning": False,
+            "enable_in_reasoning": False, "disable_fallback": False,
         },
         "guided_decoding_backend": TEXT,
     },
@@ -222,7 +221,6 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
         "max_num_scheduled_tokens": INT, "performance_mode": "balanced",
     },
     "nearest: --max-num-queued-reqs": {"max_num_active_seqs": INT},
-    "leave it out: every token is sent at once": {"stream_interval": 1},
     "leave it out: prompts are prepared in one process": {"renderer_num_workers": 1},
     "nearest: --trace-decode-steps, --collect-detailed-traces": {
         "enable_layerwise_nvtx_tracing": False,
@@ -251,14 +249,6 @@ SERVER: Final[dict[str, dict[str, Any]]] = {
         "dp_supervisor_probe_timeout_s": 5.0, "dp_supervisor_probe_failure_threshold": 3,
     },
     _MERGED: {"lora_modules": LIST},
-    _TLS: {
-        "ssl_keyfile": TEXT, "ssl_certfile": TEXT, "ssl_ca_certs": TEXT, "ssl_ciphers": TEXT,
-        "ssl_cert_reqs": 0, "enable_ssl_refresh": False,
-    },
-    "put a proxy in front that answers for other origins": {
-        "allow_credentials": False, "allowed_origins": [], "allowed_methods": ["*"],
-        "allowed_headers": ["*"],
-    },
     _NO_CODE: {
         "middleware": [], "tool_parser_plugin": "", "trust_request_chat_template": False,
     },
@@ -272,7 +262,6 @@ SERVER: Final[dict[str, dict[str, Any]]] = {
     _TEXT_ONLY: {"trust_request_mm_kwargs": False},
     "send it with each request": {
         "default_chat_template_kwargs": JSON, "return_tokens_as_token_ids": False,
-        "enable_force_include_usage": False,
     },
     "leave it out: the template says which form it takes": {
         "chat_template_content_format": "auto",
@@ -282,8 +271,7 @@ SERVER: Final[dict[str, dict[str, Any]]] = {
         "anthropic_disabled_thinking_effort": "auto", "enable_flash_late_interaction": True,
     },
     "see `quire explain` and docs/metrics.md for what is measured": {
-        "enable_per_request_metrics": False, "enable_server_load_tracking": False,
-        "enable_prompt_tokens_details": False,
+        "enable_server_load_tracking": False, "enable_prompt_tokens_details": False,
     },
     "set QUIRE_LOGGING_LEVEL": {
         "enable_log_outputs": False, "enable_log_deltas": True, "log_error_stack": False,
@@ -319,8 +307,10 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
     "distributed_executor_backend": ("uni",),
     "enable_prompt_tokens_details": (True,),
     "enable_reasoning": (True,),
+    "enable_server_load_tracking": (True,),
     "guided_decoding_backend": ("auto", "guidance"),
-    "structured_outputs_config": ({"backend": "guidance"},),
+    "structured_outputs_config": ({"backend": "guidance"}, {"disable_fallback": True},
+                                  {"backend": "guidance", "disable_fallback": True}),
     "exclude_tools_when_tool_choice_none": (True,),
     "fingerprint_mode": ("none",),
     "language_model_only": (True,),
@@ -336,6 +326,21 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 """Further values that change nothing here: they turn off what quire does not have, or permit what
 quire never does."""
+
+FIELDS: Final[dict[str, dict[str, str]]] = {
+    "structured_outputs_config": {
+        "backend": "leave it out: llguidance follows all grammars",
+        "disable_any_whitespace": "send structured_outputs.disable_any_whitespace with a request; "
+        "by default whitespace is limited to 8 characters in a row",
+        "disable_additional_properties": "send structured_outputs.disable_additional_properties "
+        "with a request",
+        "reasoning_parser": "nearest: --reasoning-parser",
+        "reasoning_parser_plugin": "leave it out: quire runs no code from a plugin of vLLM",
+        "enable_in_reasoning": "nearest: --enable-in-reasoning",
+        "disable_fallback": "leave it out: there is one backend, and none to fall back to",
+    },
+}
+"""What to say of single entries of options that are JSON objects."""
 
 _SHOWN: Final = 10
 """Largest number of names in the line about options without effect."""
@@ -452,6 +457,12 @@ def check(row: NeutralOption, value: Any) -> None:
         ConfigError: it asks for something that quire does not do.
     """
     if not row.asks_nothing(value):
+        fields = FIELDS.get(row.name, {})
+        for key in value if isinstance(value, Mapping) else ():
+            if key in fields and not row.asks_nothing({key: value[key]}):
+                remedy = fields[key]
+                given = _shown(value[key]) or " true"
+                raise ConfigError(f"{row.flag} {key}:{given} is not supported yet; {remedy}")
         raise ConfigError(f"{row.flag}{_shown(value)} is not supported yet; {row.remedy}")
 
 

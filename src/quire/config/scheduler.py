@@ -92,6 +92,9 @@ class SchedulerConfig:
     """Largest memory, in bytes, that outputs may take in a server that slow clients have not read
     yet, all streams together and by estimate. Above it, the stream that holds most is ended with an
     error. -1: no limit. Default: 256 MiB."""
+    stream_interval: int = 1
+    """Tokens per output of a stream, for clients that cannot use every token at once: the first
+    token and the end are sent at once. A request may ask for more with `stream_interval`."""
     watermark: float = 0.0
     """Share of KV blocks, 0 to 1, kept free when a request is admitted while others run; this makes
     preemptions rarer."""

@@ -27,7 +27,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     """Log-probabilities at one position."""
 
     token_ids: list[int]
-    """The sampled (or prompt) token first, then the most likely ones in order."""
+    """The sampled (or prompt) token first, then the most likely ones in order, then those that the
+    request named."""
     logprobs: list[float]
     """Natural logarithms, parallel to `token_ids`."""
     rank: int

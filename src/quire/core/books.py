@@ -12,7 +12,7 @@ from collections import deque
 from quire.config.scheduler import SchedulerConfig
 from quire.core.admission import DelayGate
 from quire.core.change import Change
-from quire.core.facts import FactKind, FactLog, Wait
+from quire.core.facts import FactKind, FactLog
 from quire.core.flight import Flight
 from quire.core.kv.manager import KVCacheManager
 from quire.core.policy_loader import make_policy
@@ -108,7 +108,7 @@ class Books:
         self.requests[request.request_id] = request
         if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             self.compiling[request.request_id] = request
-            self.facts.waits(request.number, Wait.GRAMMAR, 0, 0)
+            self.facts.compiles(request.number)
             return
         self.waiting.add_request(request)
         self.delay(request)
@@ -117,6 +117,8 @@ class Books:
         """The grammar of a request is compiled: it joins the queue as if it came now."""
         del self.compiling[request.request_id]
         request.status = RequestStatus.WAITING
+        self.facts.at(self.clock.now())
+        self.facts.compiles(request.number, done=True)
         self.waiting.add_request(request)
         self.delay(request)
 

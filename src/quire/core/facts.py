@@ -67,7 +67,9 @@ class Wait(enum.IntEnum):
     POLICY = 5
     """The delay that batches prompts holds it back."""
     GRAMMAR = 6
-    """Its grammar is being compiled. It is not in the queue yet."""
+    """Its grammar is being compiled. It is not in the queue yet, whatever its head waits for."""
+    COMPILED = 7
+    """Its grammar is compiled, and it joins the queue."""
 
 
 class Loss(enum.IntEnum):
@@ -188,6 +190,11 @@ class FactLog:
         if self._waiting != (request, reason):
             self._waiting = (request, reason)
             self.add(FactKind.WAITS, request, reason, a=needed, b=available)
+
+    def compiles(self, request: int, done: bool = False) -> None:
+        """Write that a request waits for its grammar, or no longer does. It is beside the queue, so
+        this says nothing of the queue's head."""
+        self.add(FactKind.WAITS, request, Wait.COMPILED if done else Wait.GRAMMAR)
 
     def limits(self, time: float, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         """Write that limits have changed, and what holds now."""

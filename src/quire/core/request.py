@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quire.core.repetition import RepetitionWatch
 from quire.outputs import FinishReason
 from quire.params import PoolingParams, SamplingParams
 
@@ -26,6 +27,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_LENGTH_CAPPED = enum.auto()
     FINISHED_ABORTED = enum.auto()
     FINISHED_ERROR = enum.auto()
+    FINISHED_REPETITION = enum.auto()
 
     @property
     def is_finished(self) -> bool:
@@ -38,6 +40,7 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
 
@@ -83,6 +86,7 @@ class Request(_EveryStep):
         "prefix_hash",
         "priority",
         "queued_ts",
+        "repetitions",
         "sampling_params",
         "scheduled_ts",
         "status",
@@ -133,7 +137,8 @@ class Request(_EveryStep):
         """A decode that leaves at most this many computed tokens is *quiet*: there is a slot for
         it, no block becomes full, and what it samples is neither the first output nor the last
         that the length limit allows. Nothing but the token itself need be looked at. 0 while the
-        request holds no blocks. Kept by the KV manager and `limit_quiet_tokens`."""
+        request holds no blocks, and if its output is watched for repetitions. Kept by the KV
+        manager and `limit_quiet_tokens`."""
         self.stop_ids = frozenset(sampling_params.stop_token_ids).union(
             () if sampling_params.ignore_eos else sampling_params.eos_token_ids
         )
@@ -142,6 +147,11 @@ class Request(_EveryStep):
         self.length_limit = 2**62 if most is None else self.num_prompt_tokens + most
         """Number of tokens, prompt and output, at which it ends: by `max_tokens`, or by the context
         once the scheduler knows the request."""
+        watched = sampling_params.repetition_detection
+        self.repetitions = (
+            None if watched is None else RepetitionWatch(watched, self.num_prompt_tokens)
+        )
+        """Looks for repetitions at the end of the output, if the request asks for that."""
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.error: str | None = None
@@ -158,12 +168,13 @@ class Request(_EveryStep):
 
     def limit_quiet_tokens(self, num_computed: int) -> None:
         """Take from the quiet tokens, as the KV manager has settled them, those of which more than
-        the token is to be told: the first output token and the last.
+        the token is to be told: the first output token and the last, and any that may complete a
+        repetition.
 
         Args:
             num_computed: Computed tokens after the step that is being put together.
         """
-        if num_computed <= self.num_prompt_tokens:
+        if num_computed <= self.num_prompt_tokens or self.repetitions is not None:
             self.num_quiet_tokens = 0
         elif self.num_quiet_tokens > self.length_limit - 2:
             # A quiet decode leaves as many computed tokens as there are, and samples one more.

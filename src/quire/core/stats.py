@@ -109,6 +109,9 @@ class StepStats(msgspec.Struct, array_like=True):
     """`ScheduledBatch.num_attended_tokens`."""
     num_integrity_failures: int = 0
     """Times since the step before that the scheduler's books were found wrong, and made anew."""
+    num_shed_blocks: int = 0
+    """KV blocks whose cached content was given up since the step before because the machine's
+    memory ran short."""
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True):

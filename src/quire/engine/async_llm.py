@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from quire.config import EngineConfig, read_pooler
 from quire.core.stats import IterationStats
 from quire.engine.cores.restarts import RestartBudget
@@ -24,7 +26,14 @@ from quire.engine.frontend.questions import explain_live
 from quire.engine.frontend.stream import RequestStream, StreamBuffers
 from quire.engine.live_config import LiveConfig
 from quire.engine.verbs import find_verb
-from quire.errors import EngineDead, QuireError, StepFailed
+from quire.errors import (
+    EngineDead,
+    EngineError,
+    ProcessorFailed,
+    ProcessorRefused,
+    QuireError,
+    StepFailed,
+)
 from quire.logger import get_logger
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams, SamplingParams
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     from quire.engine.frontend.disk.disk_journal import DiskJournal
     from quire.engine.frontend.disk.stored import Resumption
     from quire.engine.frontend.listeners import AnyParams
+    from quire.engine.frontend.meter import Entry, Meter
     from quire.engine.frontend.processed_input import ProcessedInput
     from quire.engine.frontend.prompts import PromptType
     from quire.engine.frontend.questions import Question
@@ -109,6 +119,7 @@ class AsyncLLM:
         self.default_params: SamplingParams = self.frontend.input.default_params()
         self._streams: dict[str, RequestStream] = {}
         limit = live.now.scheduler.server_limit("max_buffered_bytes")
+        self.templates = self.frontend.templates
         self.buffers = StreamBuffers(limit, self.frontend.count_slow_reader)
         """What readers have yet to take."""
         self._ticker: asyncio.Task[None] | None = None
@@ -130,6 +141,7 @@ class AsyncLLM:
         engine = cls(config, entropy=os.urandom(16) if entropy is None else entropy)
         engine._loading.enter("engine core process")
         engine.supervisor.start()
+        engine._watcher = asyncio.create_task(engine._watch())
         return engine
 
     async def wait_ready(self) -> None:
@@ -169,9 +181,13 @@ class AsyncLLM:
         client: str = "",
         trace_headers: Mapping[str, str] | None = None,
         max_wait: float | None = None,
+        continues: bool = False,
+        entry: Entry | None = None,
     ) -> RequestStream:
         """Accept a request; `trace_headers` may hold the caller's `traceparent` and `tracestate`,
-        and `max_wait` the seconds after which the caller has no use for it.
+        and `max_wait` the seconds after which the caller has no use for it. One that `continues`
+        what was accepted before is not refused because the queue is full. The meter of `entry` is
+        charged for it.
         Further prompts with equal parameters are cheaper with `RequestStream.checked` of the first.
 
         Raises:
@@ -181,6 +197,7 @@ class AsyncLLM:
         """
         self.supervisor.check_alive()
         await self.frontend.prepare(params)
+        await self._ask_processors(params)
         self.supervisor.check_alive()
         processed = self.frontend.accept(
             request_id,
@@ -191,8 +208,25 @@ class AsyncLLM:
             cache_salt=cache_salt,
             client=client,
             max_wait=max_wait,
+            continues=continues,
+            entry=entry,
         )
         return self._stream(request_id, processed)
+
+    async def _ask_processors(self, params: AnyParams) -> None:
+        """Ask logits processors before anything is sent, where a request has words for them. The
+        core asks them again about every request; here they are asked because its caller may still
+        be told with a status."""
+        if not isinstance(params, SamplingParams) or not params.extra_args:
+            return
+        if not self.config.model.logits_processors:
+            return
+        try:
+            await self.call("check_processors", sampling_params=msgspec.to_builtins(params))
+        except (ProcessorRefused, ProcessorFailed):
+            raise
+        except EngineError as error:  # a core that is replaced meanwhile: the next one is asked
+            logger.warning("logits processors were not asked: %s", error.message)
 
     def _stream(self, request_id: str, processed: ProcessedInput) -> RequestStream:
         stream = RequestStream(
@@ -200,6 +234,17 @@ class AsyncLLM:
         )
         self._streams[request_id] = stream
         return stream
+
+    def check_room(self, meter: Meter | None = None) -> None:
+        """Refuse a request before it costs anything, if not even the smallest could be queued.
+
+        Args:
+            meter: Of whoever would be charged for it.
+
+        Raises:
+            TooManyRequests: the queue, or the party's share of it, is full.
+        """
+        self.frontend.check_room(meter)
 
     async def resume(
         self,
@@ -210,6 +255,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        entry: Entry | None = None,
     ) -> RequestStream:
         """Go on with a request that another process accepted and wrote to its journal. The stream
         begins with what there was, grouped as it was.
@@ -227,6 +273,7 @@ class AsyncLLM:
             priority=priority,
             cache_salt=cache_salt,
             client=client,
+            entry=entry,
         )
         stream = self._stream(request_id, processed)
         stream.preload(outputs)
@@ -387,6 +434,11 @@ class AsyncLLM:
         return self.supervisor.info
 
     @property
+    def last_step(self) -> StepStats | None:
+        """What the core said of its latest step; `None` before the first."""
+        return self.frontend.last_step
+
+    @property
     def spare(self) -> str:
         """The spare process: `off`, `none`, `starting` or `ready`."""
         return self._processes.spare
@@ -463,7 +515,6 @@ class AsyncLLM:
         if self._ticker is None:  # the first core
             self.frontend.started(self._loading, info)
             self._ticker = asyncio.create_task(self._tick())
-            self._watcher = asyncio.create_task(self._watch())
 
     async def _tick(self) -> None:
         """Let the stat line notice that nothing happens."""

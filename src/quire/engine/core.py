@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from quire.config import EngineConfig
@@ -22,6 +22,7 @@ from quire.core.policy_loader import policy_class
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
+from quire.engine.memory_pressure import MemoryPressure
 from quire.engine.messages import EngineCoreRequest
 from quire.engine.starvation import StarvationWatch
 from quire.engine.verbs import find_verb
@@ -30,6 +31,8 @@ from quire.executor.base import Executor, PendingBatch, make_executor
 from quire.logger import get_logger
 from quire.plugins import check_wanted
 from quire.utils.collector import paused_collector
+from quire.utils.math import human_bytes
+from quire.utils.signals import pass_on_signals
 from quire.utils.timing import Clock, RealClock
 
 logger = get_logger(__name__)
@@ -59,6 +62,30 @@ class _Submitted(NamedTuple):
     """When scheduling it began, in seconds."""
     scheduled: float
     """When it was put together."""
+
+
+class _Change:
+    """What `EngineCore._change` returns.
+
+    No generator: one that a signal leaves between its two ends is closed whenever somebody drops
+    the traceback, and would then undo what another thread is doing.
+    """
+
+    __slots__ = ("_core", "_refusals")
+
+    def __init__(self, core: EngineCore, refusals: tuple[type[Exception], ...]) -> None:
+        self._core = core
+        self._refusals = refusals
+
+    def __enter__(self) -> None:
+        self._core.recover()
+        self._core.scheduler.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, self._refusals):
+            self._core.scheduler.commit()
+        else:
+            self._core.recover()
 
 
 class EngineCore:
@@ -125,6 +152,9 @@ class EngineCore:
         # batches whose result was not asked for, oldest first
         self._announce = announce
         self._watch = StarvationWatch()
+        self._memory = MemoryPressure()
+        self._shed = 0
+        # blocks whose content memory pressure has cost since the last step
         self._audit_after = -math.inf
         self._unaudited = self._found_wrong = 0
         # steps since the last look at the books; mismatches that no statistics have told yet
@@ -153,12 +183,14 @@ class EngineCore:
         with self._change():
             outputs, stats = self._step()
             taken = take(outputs, stats)
-        self._found_wrong = 0  # it is told
+        self._found_wrong = self._shed = 0  # they are told
         self._unaudited += 1
         if self._unaudited >= AUDIT_STEPS or not self.scheduler.requests:
             self._unaudited = 0
             if self.clock.now() >= self._audit_after:
                 self._audit()
+        if self._memory.is_due(now := self.clock.now()) and not self._in_flight:
+            self._save_memory(now)
         return taken
 
     def _step(self) -> Produced:
@@ -178,6 +210,7 @@ class EngineCore:
             self.scheduler.take_back()
         end = self.clock.now()
         stats.num_integrity_failures = self._found_wrong
+        stats.num_shed_blocks = self._shed
         stats.num_attended_tokens = oldest.attended
         stats.schedule_seconds = oldest.scheduled - oldest.start
         stats.update_seconds = end - executed
@@ -216,24 +249,13 @@ class EngineCore:
         scheduler = self.scheduler
         return scheduler.has_requests or scheduler.is_changing or self._found_wrong > 0
 
-    @contextmanager
-    def _change(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    def _change(self, refusals: tuple[type[Exception], ...] = ()) -> _Change:
         """Everything inside the `with` happens, or none of it.
 
         Args:
             refusals: Raised before anything was changed, so that nothing need be undone.
         """
-        self.recover()
-        self.scheduler.begin()
-        try:
-            yield
-        except refusals:
-            self.scheduler.commit()
-            raise
-        except BaseException:
-            self.recover()
-            raise
-        self.scheduler.commit()
+        return _Change(self, refusals)
 
     def recover(self) -> None:
         """Take back what was left half done, if anything was, and everything in flight with it. A
@@ -261,6 +283,31 @@ class EngineCore:
         end = self.clock.now()
         self._audit_after = end + (end - start) / AUDIT_SHARE
 
+    def _save_memory(self, now: float) -> None:
+        """If the machine's memory runs short, the prefix cache goes, as far as nobody holds it:
+        what was in it can be computed again, and a process that the kernel ends takes longer to
+        replace."""
+        left = self._memory.look(now)
+        if left is None:
+            return
+        pool = self.kv.block_pool
+        try:
+            with self._change():
+                dropped = pool.drop_free_content()
+            self._shed += dropped
+            given = self.executor.release_memory(pool.free_ids())
+        except Exception as error:  # the step has happened, whatever becomes of this
+            pass_on_signals(error)
+            logger.exception("memory runs short, and none could be given back")
+            return
+        logger.warning(
+            "only %s of memory are left: dropped the cached content of %d KV blocks that no "
+            "request held; up to %s went back to the system",
+            human_bytes(left),
+            dropped,
+            human_bytes(given),
+        )
+
     def _repair(self, error: Exception) -> None:
         """Say what is wrong with the books and make them anew. Outputs stay the same: all requests
         keep their tokens, and whoever ran is computed again.
@@ -281,7 +328,14 @@ class EngineCore:
     # ---- requests ----------------------------------------------------------------------------
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request that has passed the input gate."""
+        """Queue a request that has passed the input gate.
+
+        Raises:
+            ProcessorRefused: a logits processor does not take it.
+            ProcessorFailed: one fails on it.
+        """
+        if self.config.model.logits_processors and not request.output_token_ids:
+            self.executor.check_processors(request.sampling_params)
         queued = Request(
             request.request_id,
             request.prompt_token_ids,

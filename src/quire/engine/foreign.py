@@ -5,10 +5,10 @@ A keyword that asks for nothing (`lora_request=None`) is accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Mapping
+from typing import Any, Final
 
-from quire.errors import InvalidRequest, NotAvailable
+from quire.errors import InvalidRequest
 
 _TEXT_ONLY: Final = "prompts are text"
 _MERGED: Final = "give a model folder with the adapter merged into it"
@@ -26,8 +26,8 @@ REQUEST_OPTIONS: Final = {
     "mm_processor_kwargs": _TEXT_ONLY,
     "profile_prefix": "traces are named by their process",
     "prompt_text": "give a prompt as {'prompt_token_ids': …, 'prompt': …}",
-    "reasoning_ended": "reasoning is not split from the text yet",
-    "reasoning_parser_kwargs": "reasoning is not split from the text yet",
+    "reasoning_ended": "the server splits reasoning from the text, the engine does not",
+    "reasoning_parser_kwargs": "the server splits reasoning from the text, the engine does not",
     "session_id": "requests find their prefix in the cache by its tokens",
     "tokenization_kwargs": "give token ids for another tokenisation",
 }
@@ -61,16 +61,6 @@ def truncation(tokenization_kwargs: Mapping[str, Any] | None, given: int | None)
     return given if asked is None else asked
 
 
-def _absent(name: str, why: str) -> Callable[..., NoReturn]:
-    def use(*_: Any, **__: Any) -> NoReturn:
-        raise NotAvailable(f"{name} is not available: {why}.")
-
-    use.__name__ = name
-    use.__doc__ = f"Not available: {why}."
-    use.refused = why  # type: ignore[attr-defined]
-    return use
-
-
 _LORA: Final = dict.fromkeys(("add_lora", "remove_lora", "pin_lora"), _MERGED)
 _BOTH_ENGINES: Final = {
     **_LORA,
@@ -92,7 +82,6 @@ ABSENT_OF_LLM: Final = {
     **{name: why for name, why in _BOTH_ENGINES.items() if name not in _LORA},
     **_WEIGHT_UPDATES,
     "apply_model": "the model is not handed out",
-    "beam_search": "use SamplingParams(n=…)",
     "enqueue": "give generate() all prompts at once",
     "enqueue_chat": "give chat() all conversations at once",
     "wait_for_completion": "generate() and chat() return what they made",
@@ -120,15 +109,3 @@ ABSENT_OF_ASYNC_LLM: Final = {
     "resume_generation": "generation cannot be paused",
     "scale_elastic_ep": "the model runs in one process",
 }
-
-
-def absent(table: dict[str, str]) -> Callable[[type], type]:
-    """Give a class the members of `table`, each refusing with its sentence when it is called."""
-
-    def fill(kind: type) -> type:
-        for name, why in table.items():
-            assert name not in vars(kind), f"{name} exists now: delete its row"
-            setattr(kind, name, _absent(f"{kind.__name__}.{name}", why))
-        return kind
-
-    return fill

@@ -12,18 +12,21 @@ from quire.bounds import show
 from quire.config import EngineConfig
 from quire.config.model import EMBEDDED_MODEL
 from quire.config.neutral import beyond_defaults, taken
-from quire.engine.foreign import ABSENT_OF_LLM, absent, check_request_options
+from quire.engine.foreign import ABSENT_OF_LLM, check_request_options
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.input_gate import text_gate
 from quire.engine.frontend.prompts import PromptType
+from quire.engine.llm_beams import BeamVerb
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.llm_pooling import PoolingVerbs, as_prompts, one_for_each
+from quire.engine.llm_part import as_prompts, one_for_each
+from quire.engine.llm_pooling import PoolingVerbs
 from quire.engine.progress import GenerateProgress
 from quire.errors import InvalidRequest
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.absent import absent
 
 if TYPE_CHECKING:
     from quire.observability.explain.explanation import Explanation
@@ -38,7 +41,7 @@ _OFFLINE_DEFAULTS = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "disab
 
 
 @absent(ABSENT_OF_LLM)
-class LLM(PoolingVerbs):
+class LLM(BeamVerb, PoolingVerbs):
     """Generates text for lists of prompts, or embeddings, classes and scores.
 
     Args:
@@ -93,7 +96,7 @@ class LLM(PoolingVerbs):
             sampling_params: For all prompts, or one for each; the model's defaults unless given.
             use_tqdm: Show progress with tokens per second; or what makes a bar, like `tqdm`.
             priority: For all prompts, or one for each, for the `priority` policy; lower is more
-                urgent.
+                urgent. Other policies do not read it, which the log tells once.
             lora_request, tokenization_kwargs, mm_processor_kwargs: Only `None`, for scripts that
                 pass it.
 
@@ -121,7 +124,18 @@ class LLM(PoolingVerbs):
             raise InvalidRequest(
                 f"priority has {len(priority)} entries for {len(items)} prompts", param="priority"
             )
+        if any(isinstance(value, int) and value for value in priority or ()):
+            self._tell_unread_priority()
         return self._submit_all(items, params, use_tqdm, priority)
+
+    def _tell_unread_priority(self) -> None:
+        policy = self.llm_engine.frontend.live.now.scheduler.scheduling_policy
+        if policy != "priority":
+            logger.warning_once(
+                "generate(priority=) has no effect under the scheduling policy %s; give "
+                "LLM(scheduling_policy='priority')",
+                policy,
+            )
 
     def _submit_all(
         self,

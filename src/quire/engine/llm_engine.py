@@ -17,7 +17,7 @@ from quire.core.stats import StepStats
 from quire.engine.cores.culprit import find_culprit
 from quire.engine.cores.inline import InlineCore
 from quire.engine.engine_verbs import EngineVerbs
-from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, absent, check_request_options
+from quire.engine.foreign import ABSENT_OF_LLM_ENGINE, check_request_options
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
 from quire.engine.frontend.questions import explain_inline
@@ -26,6 +26,7 @@ from quire.engine.messages import FromCore, Outputs, Progress
 from quire.engine.verbs import find_verb
 from quire.errors import ConfigError, Conflict, EngineDead
 from quire.logger import get_logger
+from quire.utils.absent import absent
 from quire.utils.function_trace import trace_functions
 from quire.utils.signals import pass_on_signals
 from quire.utils.timing import Clock, RealClock

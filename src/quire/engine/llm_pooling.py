@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from quire.bounds import show
 from quire.config import PoolerSpec
 from quire.engine.foreign import check_request_options, truncation
 from quire.engine.frontend.pooling_input import PoolingInputProcessor
 from quire.engine.frontend.prompts import PromptType
+from quire.engine.llm_part import LLMPart, as_prompts, one_for_each
 from quire.errors import InvalidRequest, StepFailed, UnsupportedTask
 from quire.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
-    RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
     cosine,
 )
 from quire.params import PoolingParams
 
-if TYPE_CHECKING:
-    from quire.engine.llm_engine import LLMEngine
-
 Params = PoolingParams | Sequence[PoolingParams] | None
-P = TypeVar("P")
 
 
-class PoolingVerbs:
+class PoolingVerbs(LLMPart):
     """What `LLM` does with a pooling model."""
-
-    llm_engine: LLMEngine
-
-    def _submit_all(
-        self,
-        prompts: Sequence[PromptType],
-        params: Sequence[Any],
-        use_tqdm: bool | Callable[..., Any],
-    ) -> list[RequestOutput]:
-        """Run requests to their end, in the order given."""
-        raise NotImplementedError
 
     def encode(
         self,
@@ -213,22 +197,6 @@ class PoolingVerbs:
         return gate.pooler
 
 
-def as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[Any]:
-    """One prompt or many: a list of integers is one prompt.
-
-    Raises:
-        InvalidRequest: it is neither.
-    """
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise InvalidRequest(
-            f"prompts must be a prompt or a list of prompts, got {show(prompts)}", param="prompts"
-        )
-    items = list(prompts)
-    return [items] if items and all(isinstance(i, int) for i in items) else items
-
-
 def cosine_output(
     one: PoolingRequestOutput[PoolingOutput], two: PoolingRequestOutput[PoolingOutput]
 ) -> ScoringRequestOutput:
@@ -239,23 +207,6 @@ def cosine_output(
         [*one.prompt_token_ids, *two.prompt_token_ids],
         one.num_cached_tokens + two.num_cached_tokens,
     )
-
-
-def one_for_each(name: str, kind: type[P], given: object, count: int) -> list[P]:
-    """Parameters of `count` prompts, given once for all or one by one.
-
-    Raises:
-        InvalidRequest: they are something else, or not as many.
-    """
-    if isinstance(given, kind):
-        return [given] * count
-    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
-        raise InvalidRequest(
-            f"{name} must be {kind.__name__} or a list of them, got {show(given)}", param=name
-        )
-    if len(given) != count:
-        raise InvalidRequest(f"{name} has {len(given)} entries for {count} prompts", param=name)
-    return list(given)
 
 
 def _pairs(data_1: object, data_2: object) -> tuple[list[str], list[str]]:

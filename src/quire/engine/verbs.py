@@ -42,8 +42,12 @@ Args = dict[str, Any]
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`")
 
 
-class Profiled(Protocol):
+class Asked(Protocol):
     """The part of an executor that verbs use."""
+
+    def check_processors(self, params: SamplingParams) -> None:
+        """Ask the logits processors whether they take a request."""
+        ...
 
     def start_profile(self) -> None:
         """Begin a recording."""
@@ -68,7 +72,7 @@ class Core(Protocol):
         ...
 
     @property
-    def executor(self) -> Profiled:
+    def executor(self) -> Asked:
         """What runs the model."""
         ...
 
@@ -354,10 +358,21 @@ def _adopt_limits(front: Front, sent: Args, now: dict[str, Any]) -> None:
     front.adopt_limits(now, sent["priorities"])
 
 
+def check_processors(core: Core, sampling_params: dict[str, Any]) -> None:
+    """Ask the logits processors whether they take a request.
+
+    Raises:
+        ProcessorRefused: one does not.
+        ProcessorFailed: one fails on it.
+    """
+    core.executor.check_processors(msgspec.convert(sampling_params, SamplingParams))
+
+
 VERBS: Final[Registry[Verb | Callable[..., Any]]] = Registry(
     "verb",
     {
         "check_integrity": check_integrity,
+        "check_processors": check_processors,
         "explain_prefix": Verb(explain_prefix, prepare=_check_prompt),
         "ping": ping,
         "reset_prefix_cache": reset_prefix_cache,

@@ -5,7 +5,7 @@ Importing this module loads no torch: an executor is imported when it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
@@ -102,6 +102,15 @@ class Executor(Protocol):
         """Wait until one more grammar is compiled, or for so long."""
         ...
 
+    def check_processors(self, params: SamplingParams) -> None:
+        """Ask the logits processors whether they take a request; called only if there are some.
+
+        Raises:
+            ProcessorRefused: one does not.
+            ProcessorFailed: one fails on it.
+        """
+        ...
+
     def submit(self, batch: ScheduledBatch) -> PendingBatch:
         """Submit a batch. At most `max_concurrent_batches` are in flight, that is without their
         result having been asked for."""
@@ -110,6 +119,19 @@ class Executor(Protocol):
     def reset(self) -> None:
         """Forget all requests, and all batches whose result was not asked for: they may have run,
         wholly or in part, or not, and none will run later. The model stays loaded."""
+        ...
+
+    def release_memory(self, block_ids: Sequence[int]) -> int:
+        """Give memory back to the machine: the heap's spare pages, and those of KV blocks whose
+        content nobody needs. Called with no batch in flight.
+
+        Args:
+            block_ids: In ascending order. They stay usable: their next content brings pages anew.
+
+        Returns:
+            Bytes of the blocks' whole pages, whether they were in use or not; 0 where blocks have
+            no pages of this machine.
+        """
         ...
 
     def start_profile(self) -> None:

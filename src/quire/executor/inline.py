@@ -6,6 +6,7 @@ uses it in its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from quire.config import EngineConfig, ModelShape
@@ -61,6 +62,10 @@ class InlineExecutor:
         """Begin to compile the grammar of a request; gives whether it is done."""
         return self._worker.grammars.begin(params)
 
+    def check_processors(self, params: SamplingParams) -> None:
+        """Ask the logits processors whether they take a request."""
+        self._worker.processors.check(params)
+
     def wait_for_grammars(self, seconds: float) -> None:
         """Wait until one more grammar is compiled, or for so long."""
         self._worker.grammars.wait(seconds)
@@ -72,6 +77,10 @@ class InlineExecutor:
     def reset(self) -> None:
         """Forget all requests; the model stays loaded."""
         self._worker.reset()
+
+    def release_memory(self, block_ids: Sequence[int]) -> int:
+        """Give the pages of KV blocks back, and the heap's; gives the bytes of the former."""
+        return self._worker.release_memory(block_ids)
 
     def start_profile(self) -> None:
         """Begin a recording of this process."""

@@ -84,6 +84,7 @@ class Ops:
     keep_linear: Callable[[Any], dict[str, Any]] | None
     """What `prepare_linear` made, as tensors and plain values, for another process; `None` if it
     is not worth keeping."""
+    keep_allowed: Callable[[Tensor, Any, Any], Tensor]
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]
     likeliest: Callable[[Tensor, Any], Tensor]
     linear: Callable[..., Tensor]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import exact
+from quire.kernels import rows as plain
 from quire.kernels.compiled import lib
 
 
@@ -44,6 +45,25 @@ def pick_tokens(
         tokens.data_ptr(),
     )
     return tokens
+
+
+def keep_allowed(logits: Tensor, which: np.ndarray, masks: np.ndarray) -> Tensor:
+    """See `rows.keep_allowed`."""
+    if logits.dtype != torch.float32 or logits.stride(1) != 1 or not hasattr(lib, "keep_allowed"):
+        # A module that was compiled before this operation existed lacks it.
+        return plain.keep_allowed(logits, which, masks)
+    plain.check_masks(logits, which, masks)
+    best = torch.empty(len(which), dtype=torch.float32)
+    lib.keep_allowed(
+        logits.data_ptr(),
+        logits.shape[1],
+        logits.stride(0),
+        which.ctypes.data,
+        len(which),
+        masks.ctypes.data,
+        best.data_ptr(),
+    )
+    return best
 
 
 def finite_rows(logits: Tensor) -> Tensor:
@@ -111,6 +131,7 @@ def _rows_of_numbers(x: Tensor) -> Tensor:
 
 OPS: Final[dict[str, Callable[..., Any]]] = {
     "finite_rows": finite_rows,
+    "keep_allowed": keep_allowed,
     "log_softmax": log_softmax,
     "pick_tokens": pick_tokens,
     "top_logprobs": top_logprobs,

@@ -19,7 +19,7 @@ from quire.kernels.encoder import encoder_attention
 from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
-from quire.kernels.rows import finite_rows, largest_columns
+from quire.kernels.rows import finite_rows, keep_allowed, largest_columns
 from quire.kernels.tiles import PreparedLinear, add_leaves, linear, prepare_linear, wide_linear
 
 
@@ -228,6 +228,7 @@ OPS: Final[dict[str, Callable[..., Any] | None]] = {
     "gelu_and_mul": gelu_and_mul,
     "gelu_tanh": gelu_tanh,
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
+    "keep_allowed": keep_allowed,
     # Plain copies of what is in the checkpoint: it is as quick to read that again.
     "keep_linear": None,
     "layer_norm": layer_norm,

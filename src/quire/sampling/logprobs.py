@@ -20,11 +20,12 @@ class LogprobRow(NamedTuple):
     """Log-probabilities at one position."""
 
     token_ids: list[int]
-    """The chosen token, then the likeliest in order (the chosen one again if it is among them)."""
+    """The sampled token, the likeliest in order, then those that the caller named. The sampled one
+    may be there again, and so may a named one."""
     logprobs: list[float]
     """Natural logarithms, parallel to `token_ids`."""
     rank: int
-    """Rank of the chosen token in the vocabulary, from 1."""
+    """Rank of the sampled token in the vocabulary, from 1."""
 
 
 def gather_logprobs(
@@ -32,6 +33,7 @@ def gather_logprobs(
     token_ids: Tensor,
     num_logprobs: Sequence[int],
     ops: Ops = default,
+    named: Sequence[Sequence[int]] | None = None,
 ) -> list[LogprobRow]:
     """Pick out what a caller asked for.
 
@@ -40,6 +42,7 @@ def gather_logprobs(
         token_ids: int64 `[rows]`, the chosen token of each row.
         num_logprobs: For each row, how many of the likeliest tokens; -1 for all.
         ops: Of the model; by default the process's.
+        named: For each row, ids of the vocabulary that the caller wants to know of; `None`: none.
     """
     vocab = logprobs.shape[1]
     counts = [vocab if n < 0 else min(n, vocab) for n in num_logprobs]
@@ -47,7 +50,12 @@ def gather_logprobs(
     ids, values, ranks = (search or top_logprobs)(logprobs, token_ids, counts)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1)).flatten().tolist()
     parts = zip(token_ids.tolist(), chosen, ids, values, ranks, strict=True)
-    return [LogprobRow([t, *more], [lp, *lps], rank) for t, lp, more, lps, rank in parts]
+    found = [LogprobRow([t, *more], [lp, *lps], rank) for t, lp, more, lps, rank in parts]
+    for row, wanted in enumerate(named or ()):
+        if wanted:
+            found[row].token_ids.extend(wanted)
+            found[row].logprobs.extend(logprobs[row, wanted].tolist())
+    return found
 
 
 def top_logprobs(

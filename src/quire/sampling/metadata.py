@@ -19,8 +19,10 @@ from torch import Tensor
 from quire.kernels.dispatch import Ops
 from quire.params import SamplingParams
 from quire.sampling.counts import TokenCounts
+from quire.sampling.custom import RequestProcessors
 from quire.sampling.logprobs import LogprobRow
 from quire.sampling.masks import TokenMask
+from quire.sampling.thinking import ThinkingBudget
 
 SLAB: Final = 2**18
 """Logits that a step after the greedy pick works on at once: 1 MiB of float32."""
@@ -41,12 +43,18 @@ class RequestSampling:
     stop_ids: np.ndarray
     bias_ids: np.ndarray
     bias_values: np.ndarray
+    scored_ids: list[int]
+    """`logprob_token_ids` of the vocabulary, in the order given."""
     numbers: tuple[float, float, float, float]
     """Temperature (0: greedy), top_k (0: off), top_p (1: off), logarithm of min_p (-inf: off)."""
     counts: TokenCounts
     """Tokens seen so far, for the penalties; knows the prompt only if repetition counts."""
     mask: TokenMask | None = None
     """Which tokens may come next; `None`: any."""
+    processors: RequestProcessors | None = None
+    """Logits processors that apply to it."""
+    thinking: ThinkingBudget | None = None
+    """Forces the end of the reasoning; `None`: it may last."""
 
     @classmethod
     def from_params(
@@ -55,6 +63,7 @@ class RequestSampling:
         prompt_token_ids: Sequence[int],
         vocab_size: int,
         mask: TokenMask | None = None,
+        processors: RequestProcessors | None = None,
     ) -> RequestSampling:
         """Work out which steps a request needs, and the ids they touch.
 
@@ -63,6 +72,7 @@ class RequestSampling:
             prompt_token_ids: The prompt.
             vocab_size: Size of a row of logits.
             mask: Says after each output which tokens may follow, as a grammar does.
+            processors: Logits processors that apply to it.
 
         Raises:
             ValueError: `params.seed` is not set; admission chooses one for every request.
@@ -72,7 +82,17 @@ class RequestSampling:
         bias = {i: v for i, v in (params.logit_bias or {}).items() if i < vocab_size}
         words = [w for w in params.bad_words_token_ids or () if w and w[-1] < vocab_size]
         repeats = params.repetition_penalty != 1.0
-        active = (*_active(params, vocab_size), *(("token_mask",) if mask is not None else ()))
+        thinking = None
+        if params.thinking is not None and params.thinking_token_budget is not None:
+            thinking = ThinkingBudget(params.thinking, params.thinking_token_budget)
+        active = (
+            *_active(params, vocab_size),
+            *(("token_mask",) if mask is not None else ()),
+            *(("thinking_budget",) if thinking is not None else ()),
+        )
+        if processors is not None:
+            early = ("early_processors",) if processors.early else ()
+            active += (*early, "late_processors") if processors.late else early
         return cls(
             params=params,
             seed=params.seed,
@@ -81,10 +101,13 @@ class RequestSampling:
             allowed_ids=_ids(params.allowed_token_ids or (), vocab_size),
             bad_words=_by_beginning(words),
             stop_ids=_ids(params.all_stop_token_ids, vocab_size),
+            scored_ids=[i for i in params.logprob_token_ids or () if i < vocab_size],
             bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
             counts=TokenCounts(_ids(prompt_token_ids if repeats else (), vocab_size), vocab_size),
             mask=mask,
+            processors=processors,
+            thinking=thinking,
         )
 
 
@@ -110,7 +133,7 @@ def _ids(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
 def _active(p: SamplingParams, vocab_size: int) -> Iterable[str]:
     """Names of the optional steps whose effect on this request is not nothing."""
     needs = (
-        ("raw_logprobs", p.logprobs is not None),
+        ("raw_logprobs", p.num_logprobs is not None),
         ("allowed_token_ids", p.allowed_token_ids is not None),
         ("bad_words", bool(p.bad_words_token_ids)),
         ("min_tokens", p.min_tokens > 0 and bool(p.all_stop_token_ids)),
@@ -201,6 +224,8 @@ class SamplerState:
     logprobs: dict[int, LogprobRow] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     """Reason by row."""
+    best: Tensor | None = None
+    """The largest logit that a mask has left, of each row that has one."""
 
     def fail(self, row: int, reason: str) -> None:
         """Give up on a row; its logits become zeros so that later steps see plain numbers."""

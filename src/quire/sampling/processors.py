@@ -2,21 +2,28 @@
 
 Each is a pure function of a request's parameters and its output so far. `allowed_token_ids`, the
 mask (a grammar's) and `bad_words` always hold: a request they leave without any token fails (see
-`check_candidates` in the sampler). `min_tokens` yields: where masking end-of-sequence and stop
+`check_candidates` in the sampler). Only the end of the reasoning is forced against bans, but not
+against a grammar. `min_tokens` yields: where masking end-of-sequence and stop
 ids would leave nothing, the mask is not applied at that position.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.errors import GrammarFailed
-from quire.sampling.masks import addends, permits
-from quire.sampling.metadata import SamplerState
+from quire.errors import GrammarFailed, ProcessorFailed
+from quire.sampling.masks import copy_words, permits
+from quire.sampling.metadata import RequestSampling, SamplerState
 
 NEVER = float("-inf")
+NOTHING_LEFT: Final = (
+    "no token can be sampled: allowed_token_ids, bad_words, the grammar and logits processors "
+    "exclude every one"
+)
 
 
 def allowed_token_ids(state: SamplerState) -> None:
@@ -34,10 +41,15 @@ def token_mask(state: SamplerState) -> None:
     It must come before `min_tokens`, which yields where it would leave nothing, and so has to see
     what is left.
     """
-    vocab_size, meta = state.logits.shape[1], state.meta
+    meta = state.meta
+    asked = meta.rows.get("token_mask")
+    if asked is None:
+        return
+    rows: list[int] = []
+    masks = np.empty((len(asked), -(-state.logits.shape[1] // 32)), dtype=np.int32)
     before: np.ndarray | None = None
     refused = False
-    for row in meta.rows.get("token_mask", ()):
+    for row in asked:
         mask, output = meta.requests[row].mask, meta.outputs[row]
         assert mask is not None, "the request named the step"
         # Beyond a draft that was not allowed a row means nothing, and no grammar could tell.
@@ -46,14 +58,19 @@ def token_mask(state: SamplerState) -> None:
         if refused:
             continue
         try:
-            before = mask.allowed(output)
+            found = mask.allowed(output)
         except GrammarFailed as error:
             state.fail(row, error.message)
             refused = True
             continue
-        if before is not None:
-            banned = torch.from_numpy(addends(before, vocab_size)).to(state.logits.device)
-            state.logits[row].add_(banned)
+        before = None
+        if found is not None:
+            before = masks[len(rows)]
+            copy_words(found, before, state.logits.shape[1])
+            rows.append(row)
+    if rows:
+        which = np.array(rows, np.int64)
+        state.best = state.ops.keep_allowed(state.logits, which, masks[: len(rows)])
 
 
 def bad_words(state: SamplerState) -> None:
@@ -91,6 +108,28 @@ def min_tokens(state: SamplerState) -> None:
         state.logits[where[back], ids[back]] = saved[back]
 
 
+def thinking_budget(state: SamplerState) -> None:
+    """Where the budget of reasoning is spent, only the next token of its end can be sampled."""
+    for row in state.meta.rows.get("thinking_budget", ()):
+        if row not in state.failed:
+            token = forced_end(state.meta.requests[row], state.meta.outputs[row])
+            if token is not None:
+                state.logits[row] = NEVER
+                state.logits[row, token] = 0.0
+
+
+def forced_end(request: RequestSampling, output: np.ndarray) -> int | None:
+    """The token that must follow an output, int32 `[n]`, because the budget of reasoning is spent;
+    `None`: there is none, or the request's grammar does not allow it."""
+    token = None if request.thinking is None else request.thinking.forced(output)
+    if token is None or request.mask is None:
+        return token
+    try:
+        return token if permits(request.mask.allowed(output), token) else None
+    except GrammarFailed:
+        return None  # the step of the mask says so
+
+
 def logit_bias(state: SamplerState) -> None:
     """Add the request's bias to the logits of its ids."""
     rows = state.meta.rows.get("logit_bias")
@@ -100,6 +139,39 @@ def logit_bias(state: SamplerState) -> None:
     where, ids = flat_index(state, rows, [r.bias_ids for r in requests])
     values = torch.from_numpy(np.concatenate([r.bias_values for r in requests]))
     state.logits[where, ids] += values.to(state.logits.device)
+
+
+def early_processors(state: SamplerState) -> None:
+    """Logits processors of others that may change which token is the likeliest."""
+    for row in state.meta.rows.get("early_processors", ()):
+        _run_custom(state, row, late=False)
+
+
+def late_processors(state: SamplerState) -> None:
+    """Logits processors of others that leave the likeliest token the likeliest. The row's largest
+    logit is 0 again afterwards."""
+    for row in state.meta.rows.get("late_processors", ()):
+        if _run_custom(state, row, late=True):
+            best = state.logits[row].amax()
+            if best == NEVER:
+                state.fail(row, NOTHING_LEFT)
+            else:
+                state.logits[row] -= best
+
+
+def _run_custom(state: SamplerState, row: int, *, late: bool) -> bool:
+    """Whether the row has what the processors made of it, and not failed before or now."""
+    processors = state.meta.requests[row].processors
+    assert processors is not None, "the request named the step"
+    if row in state.failed:
+        return False
+    try:
+        found = processors.apply(state.logits[row], state.meta.outputs[row], late=late)
+    except ProcessorFailed as error:
+        state.fail(row, error.message)
+        return False
+    state.logits[row] = found
+    return True
 
 
 def flat_index(

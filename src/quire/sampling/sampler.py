@@ -7,7 +7,8 @@ follows from the request's seed, the output position and the token's id alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,10 +24,14 @@ from quire.sampling.logprobs import LogprobRow, gather_logprobs
 from quire.sampling.metadata import SamplerState, SamplingMetadata
 from quire.sampling.penalties import frequency_penalty, presence_penalty, repetition_penalty
 from quire.sampling.processors import (
+    NOTHING_LEFT,
     allowed_token_ids,
     bad_words,
+    early_processors,
+    late_processors,
     logit_bias,
     min_tokens,
+    thinking_budget,
     token_mask,
 )
 from quire.sampling.race import winners
@@ -34,15 +39,13 @@ from quire.sampling.race import winners
 Step = Callable[[SamplerState], None]
 
 OVERFLOW: Final = "numerical: penalties or bias push a logit out of range"
-NOTHING_LEFT: Final = (
-    "no token can be sampled: allowed_token_ids, bad_words and the grammar exclude every one"
-)
 _SEED_BITS: Final = 2**64 - 1
 _RESHAPING: Final = frozenset(
-    ("allowed_token_ids", "token_mask", "bad_words", "min_tokens", "logit_bias")
+    ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "early_processors")
     + ("repetition_penalty", "frequency_penalty", "presence_penalty")
 )
-"""Steps after which a row may have no candidate, or a number out of range."""
+"""Steps after which a row may have no candidate, or a number out of range. `token_mask` is another,
+but says itself what it has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def to_float32(state: SamplerState) -> None:
 
 def check_candidates(state: SamplerState) -> None:
     """Fail rows in which the steps before left no token, or overflowed."""
-    if _RESHAPING.isdisjoint(state.meta.rows):
+    masked = () if state.best is None else state.best.tolist()
+    if _RESHAPING.isdisjoint(state.meta.rows) and all(map(math.isfinite, masked)):
         return
     best = state.logits.amax(1)
     for row in (~torch.isfinite(best)).nonzero().flatten().tolist():
@@ -114,20 +118,52 @@ def pick(state: SamplerState) -> None:
         numbers = np.array([request.numbers for request in meta.requests])
     seeds = np.array([request.seed & _SEED_BITS for request in meta.requests], dtype=np.uint64)
     positions = np.array([len(output) for output in meta.outputs], dtype=np.int64)
+    late = _pick_slowly(state, meta.rows.get("late_processors", ()))
     state.token_ids = call(state.logits, numbers, seeds, positions)
+    for row, token in late.items():
+        state.token_ids[row] = token
 
 
-PICKING: Final[tuple[Step, ...]] = (greedy_pick, temperature, min_p, top_k, top_p, random_pick)
+def _pick_slowly(state: SamplerState, rows: Sequence[int]) -> dict[int, int]:
+    """Pick tokens of rows that have a step of others' between the steps of `PICKING`."""
+    tokens = {}
+    for row in rows:
+        meta = SamplingMetadata.build([state.meta.requests[row]], [state.meta.outputs[row]])
+        ids = torch.zeros(1, dtype=torch.int64)
+        alone = SamplerState(state.logits[row : row + 1].clone(), meta, ids, state.ops)
+        for step in PICKING:
+            step(alone)
+        if alone.failed:
+            state.fail(row, alone.failed[0])
+        tokens[row] = int(alone.token_ids[0])
+    return tokens
+
+
+PICKING: Final[tuple[Step, ...]] = (
+    greedy_pick,
+    temperature,
+    min_p,
+    late_processors,
+    top_k,
+    top_p,
+    random_pick,
+)
 """Steps that some kernels do at once (`pick`). These define what is picked."""
 
 
 def pick_logprobs(state: SamplerState) -> None:
-    """Log-probability and rank of each picked token, and the likeliest ones."""
+    """Log-probability and rank of each picked token, the likeliest ones, and those asked for."""
     if state.raw_logprobs is None:
         return
     rows = state.meta.rows["raw_logprobs"]
-    counts = [state.meta.requests[row].params.logprobs or 0 for row in rows]
-    found = gather_logprobs(state.raw_logprobs, state.token_ids[rows], counts, state.ops)
+    requests = [state.meta.requests[row] for row in rows]
+    found = gather_logprobs(
+        state.raw_logprobs,
+        state.token_ids[rows],
+        [request.params.num_likeliest for request in requests],
+        state.ops,
+        [request.scored_ids for request in requests],
+    )
     state.logprobs = dict(zip(rows, found, strict=True))
 
 
@@ -142,17 +178,20 @@ class Sampler:
     6. `bad_words`
     7. `min_tokens`: end-of-sequence and stop ids masked
     8. `logit_bias`
-    9. `repetition_penalty`
-    10. `frequency_penalty`
-    11. `presence_penalty`
-    12. `check_candidates`: a row without any token left fails alone
-    13. `greedy_pick`: where the temperature is 0
-    14. `temperature`
-    15. `min_p`
-    16. `top_k`
-    17. `top_p`
-    18. `random_pick`
-    19. `pick_logprobs`
+    9. `early_processors`: of others
+    10. `repetition_penalty`
+    11. `frequency_penalty`
+    12. `presence_penalty`
+    13. `thinking_budget`: the end of the reasoning, where it is forced
+    14. `check_candidates`: a row without any token left fails alone
+    15. `greedy_pick`: where the temperature is 0
+    16. `temperature`
+    17. `min_p`
+    18. `late_processors`: of others, if they leave the likeliest token the likeliest
+    19. `top_k`
+    20. `top_p`
+    21. `random_pick`
+    22. `pick_logprobs`
     """
 
     steps: tuple[Step, ...] = (
@@ -164,13 +203,16 @@ class Sampler:
         bad_words,
         min_tokens,
         logit_bias,
+        early_processors,
         repetition_penalty,
         frequency_penalty,
         presence_penalty,
+        thinking_budget,
         check_candidates,
         greedy_pick,
         temperature,
         min_p,
+        late_processors,
         top_k,
         top_p,
         random_pick,

@@ -30,7 +30,7 @@ def _as_it_is(result: Any) -> Any:
     return result
 
 
-async def _own_fields(engine: EngineClient, body: Any) -> dict[str, Any]:
+async def _own_fields(exchange: Exchange, engine: EngineClient, body: Any) -> dict[str, Any]:
     """The fields that were given; the verb has defaults for the rest."""
     values = msgspec.structs.asdict(body)
     return {name: value for name, value in values.items() if value is not None}
@@ -47,7 +47,7 @@ class Ask:
     verb: str
     body: type[msgspec.Struct] | None = None
     """Type of the body; by default, the verb's own arguments."""
-    arguments: Callable[[EngineClient, Any], Awaitable[dict[str, Any]]] = _own_fields
+    arguments: Callable[[Exchange, EngineClient, Any], Awaitable[dict[str, Any]]] = _own_fields
     """Turns the decoded body into the verb's arguments."""
     reply: Callable[[Any], Any] = _as_it_is
     """Turns the verb's result into the reply."""
@@ -63,7 +63,7 @@ class Ask:
         if body.__struct_fields__:
             given = await exchange.record(body, {})
         engine = exchange.state.engine_for(getattr(given, "model", None))
-        args = {} if given is None else await self.arguments(engine, given)
+        args = {} if given is None else await self.arguments(exchange, engine, given)
         try:
             result = await engine.call(self.verb, **args)
         except ConfigError as error:
@@ -106,13 +106,20 @@ class ExplainPrefixRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     prompt: str | list[int]
     cache_salt: str | None = None
     model: str | None = None
+    key: str | None = None
+    """Name of the key in whose part of the cache to look; the caller's own if absent."""
 
 
-async def _prefix_of(engine: EngineClient, body: ExplainPrefixRequest) -> dict[str, Any]:
+async def _prefix_of(
+    exchange: Exchange, engine: EngineClient, body: ExplainPrefixRequest
+) -> dict[str, Any]:
+    client = exchange.client(None)
+    if body.key is not None:
+        client = exchange.state.keys.client_of(body.key)
     ids = body.prompt
     if isinstance(ids, str):
         ids = await encode(engine, ids, True)
-    return {"prompt_token_ids": ids, "cache_salt": body.cache_salt}
+    return {"prompt_token_ids": ids, "cache_salt": client.salt(body.cache_salt)}
 
 
 def _positions(answer: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from quire.errors import NotFound
 from quire.registry import Registry
-from quire.serving import admin, home, observe, openapi, probes, stream_routes
+from quire.serving import admin, home, observe, openapi, probes, server_info, stream_routes, usage
+from quire.serving.absent_routes import refuse_absent
 from quire.serving.anthropic import messages
 from quire.serving.anthropic.dialect import ANTHROPIC
 from quire.serving.anthropic.schema import CountTokensRequest, MessagesRequest
@@ -26,6 +27,7 @@ from quire.serving.errors import MethodNotAllowed
 from quire.serving.exchange import Exchange
 from quire.serving.inference import tokens
 from quire.serving.inference.tokens import TokensRequest
+from quire.serving.invocations import invocations
 from quire.serving.middleware import Gate
 from quire.serving.openai import chat, completions, models, tokenize
 from quire.serving.openai.schema import (
@@ -34,6 +36,7 @@ from quire.serving.openai.schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from quire.serving.origins import cors_layers
 from quire.serving.pooling import classify, embeddings, score
 from quire.serving.pooling.schema import (
     ClassificationRequest,
@@ -140,7 +143,12 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
             POST, _USER, create.input_tokens, dialect=RESPONSES, body=InputTokensRequest
         ),
         "/v1/responses/{id}": RouteSpec(
-            ("GET", "DELETE"), _USER, stored.response, dialect=RESPONSES
+            ("GET", "DELETE"),
+            _USER,
+            stored.response,
+            dialect=RESPONSES,
+            query={"stream": "boolean", "starting_after": "integer"},
+            replies=_STREAMED,
         ),
         "/v1/responses/{id}/cancel": RouteSpec(POST, _USER, stored.cancel, dialect=RESPONSES),
         "/v1/responses/{id}/input_items": RouteSpec(
@@ -190,10 +198,28 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
         ),
         "/v1/rerank": RouteSpec(POST, _USER, score.rerank, body=RerankRequest),
         "/v2/rerank": RouteSpec(POST, _USER, score.rerank, body=RerankRequest),
+        "/invocations": RouteSpec(
+            POST,
+            _USER,
+            invocations,
+            "any of these requests, known by its fields, as SageMaker does",
+            bodies=(
+                ChatRequest,
+                CompletionRequest,
+                EmbeddingRequest,
+                ClassificationRequest,
+                ScoreRequest,
+                RerankRequest,
+            ),
+            replies=_STREAMED,
+        ),
         "/v1/models": RouteSpec(GET, _USER, models.list_models, "the names of the model"),
         "/v1/models/{id:path}": RouteSpec(GET, _USER, models.retrieve_model),
         "/v1/streams/{id:path}": RouteSpec(
             (*GET, "DELETE"), _USER, stream_routes.stream, replies=_STREAMED
+        ),
+        "/server_info": RouteSpec(
+            GET, _ADMIN, server_info.server_info, query={"config_format": "string"}
         ),
         "/limits": RouteSpec((*GET, *POST), _ADMIN, admin.limits, body=admin.LimitsRequest),
         "/reset_prefix_cache": RouteSpec(POST, _ADMIN, admin.reset_prefix_cache),
@@ -208,6 +234,7 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
             query={"format": "string"},
             replies=("application/json", "text/plain"),
         ),
+        "/v1/usage": RouteSpec(GET, _USER, usage.usage, "what keys have used, and may use"),
         "/v1/timeline": RouteSpec(GET, _ADMIN, observe.timeline, query={"steps": "integer"}),
         "/v1/diagnosis": RouteSpec(GET, _ADMIN, observe.diagnosis, query={"seconds": "number"}),
         "/start_profile": RouteSpec(POST, _ADMIN, admin.start_profile),
@@ -236,10 +263,15 @@ def build_app(state: ServerState) -> Starlette:
     """The ASGI application over `state`."""
     rows = {path: ROUTES.get(path) for path in ROUTES}
     open_paths = frozenset(path for path, spec in rows.items() if spec.role is Role.OPEN)
+    if state.keys.metrics_are_open:
+        open_paths |= {"/metrics"}
     dialects = DialectTable({path: spec.dialect for path, spec in rows.items()})
     app = Starlette(
         routes=[make_route(path, spec) for path, spec in rows.items()],
-        middleware=[Middleware(Gate, state=state, open_paths=open_paths, dialects=dialects)],
+        middleware=[
+            *cors_layers(state.config),
+            Middleware(Gate, state=state, open_paths=open_paths, dialects=dialects),
+        ],
         exception_handlers={HTTPException: _routing_error},
     )
     app.router.redirect_slashes = False
@@ -250,5 +282,6 @@ def build_app(state: ServerState) -> Starlette:
 async def _routing_error(request: Request, error: Exception) -> Response:
     """Turn the router's refusal of a method into our error; the gate sends the reply."""
     assert isinstance(error, HTTPException) and error.status_code == 405, error
+    refuse_absent(request.url.path)
     allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     raise MethodNotAllowed(request.method, allowed)

@@ -11,17 +11,14 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from quire.bounds import read_field
+from quire.config import ModelConfig
 from quire.errors import InvalidRequest
-from quire.params import RequestOutputKind, SamplingParams
+from quire.params import NO_PROCESSORS, RequestOutputKind, SamplingParams, read_extra_args
 from quire.serving.decode import show
-from quire.serving.limits import COMPLETIONS, LIST_IDS, check_lists
+from quire.serving.limits import LABEL, LIST_IDS, METADATA, REQUEST_ID, check_lists, completions
 
 ID_LISTS: Final = ("allowed_token_ids", "stop_token_ids")
 """Sampling parameters that hold any number of token ids."""
-MAX_LABEL: Final = 1024
-"""Longest salt, user name and other label, in characters."""
-MAX_REQUEST_ID: Final = 128
-MAX_METADATA: Final = 16
 
 
 class Truncatable(Protocol):
@@ -32,7 +29,12 @@ class Truncatable(Protocol):
 
 
 def make_params(
-    defaults: SamplingParams, given: Mapping[str, Any], *, stream: bool | None, prompts: int = 1
+    defaults: SamplingParams,
+    given: Mapping[str, Any],
+    *,
+    stream: bool | None,
+    prompts: int = 1,
+    most: int = 1,
 ) -> SamplingParams:
     """The parameters for all prompts of a request, checked once.
 
@@ -41,18 +43,21 @@ def make_params(
         given: Sampling parameters by name; a value of `None` is a value.
         stream: Whether the reply is streamed.
         prompts: How many there are.
+        most: Completions that it may ask for; more than 1 only in APIs that have `n`.
 
     Raises:
         InvalidRequest: a value is out of range, or together they ask for too much.
     """
     changes = dict(given)
     for name in ID_LISTS:
-        if name in changes:
-            LIST_IDS.check(len(changes[name]), name)
-            changes[name] = list(dict.fromkeys(changes[name]))
+        ids = changes.get(name)
+        if isinstance(ids, list):
+            LIST_IDS.check(len(ids), name)
+            if set(map(type, ids)) == {int}:  # anything else is refused with the other fields
+                changes[name] = list(dict.fromkeys(ids))
     changes["output_kind"] = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
     params = defaults.replace(**changes)
-    COMPLETIONS.check(prompts * params.n, "prompt" if prompts > 1 else "n")
+    completions(most).check(prompts * params.n, "prompt" if prompts > 1 else "n")
     check_lists(params, prompts * params.n)
     return params
 
@@ -70,19 +75,16 @@ def renamed(old: str, new: str) -> Iterator[None]:
         raise InvalidRequest(told, param=param) from None
 
 
-def check_priority(priority: int, policy: str) -> None:
-    """Refuse a priority that would have no effect.
+def read_xargs(given: dict[str, Any] | None, model: ModelConfig) -> dict[str, Any] | None:
+    """`vllm_xargs`, which logits processors get as `extra_args`.
 
     Raises:
-        InvalidRequest: it is out of range, or the policy ignores priorities.
+        InvalidRequest: it is too large, or nobody would read it.
     """
-    read_field("priority", priority)
-    if priority and policy != "priority":
-        raise InvalidRequest(
-            f"priority must be 0 under the scheduling policy {policy} (the server was not started "
-            f"with --scheduling-policy priority), got {priority}.",
-            param="priority",
-        )
+    found = read_extra_args("vllm_xargs", given)
+    if found and not model.logits_processors:
+        raise InvalidRequest(f"vllm_xargs {NO_PROCESSORS}, got {show(found)}.", param="vllm_xargs")
+    return found
 
 
 def check_labels(request: Any) -> None:
@@ -91,20 +93,15 @@ def check_labels(request: Any) -> None:
     Raises:
         InvalidRequest: one is too long or empty.
     """
-    for name in ("user", "safety_identifier", "prompt_cache_key", "cache_salt"):
+    for name in ("user", "safety_identifier", "prompt_cache_key", "session_id", "cache_salt"):
         value = getattr(request, name, None)
-        if value is not None and len(value) > MAX_LABEL:
-            raise InvalidRequest(
-                f"{name} may have at most {MAX_LABEL} characters, got {len(value)}.", param=name
-            )
+        if value is not None:
+            LABEL.check(len(value), name)
     if request.cache_salt == "":
         raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
     metadata = getattr(request, "metadata", None)
-    if metadata is not None and len(metadata) > MAX_METADATA:
-        raise InvalidRequest(
-            f"metadata may have at most {MAX_METADATA} entries, got {len(metadata)}.",
-            param="metadata",
-        )
+    if metadata is not None:
+        METADATA.check(len(metadata), "metadata")
     _check_request_id(getattr(request, "request_id", None))
 
 
@@ -112,12 +109,9 @@ def _check_request_id(given: str | None) -> None:
     if given is None:
         return
     visible = given.isascii() and given.isprintable() and " " not in given
-    if not visible or not 1 <= len(given) <= MAX_REQUEST_ID:
-        raise InvalidRequest(
-            f"request_id must be 1 to {MAX_REQUEST_ID} visible ASCII characters without spaces, "
-            f"got {show(given)}.",
-            param="request_id",
-        )
+    if not visible or not REQUEST_ID.least <= len(given) <= REQUEST_ID.most:
+        rule = REQUEST_ID.rule.format(param="request_id", most=REQUEST_ID.most)
+        raise InvalidRequest(f"{rule}, got {show(given)}.", param="request_id")
 
 
 def truncate(ids: list[int], request: Truncatable, room: int) -> list[int]:

@@ -2,7 +2,7 @@
 for the model's chat template, and its tools, read into their neutral form.
 
 Knows no endpoint. An API whose messages have another form makes its own turns and calls
-`prompts.apply_template`.
+`prompts.render_turns`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.serving.decode import show
 from quire.serving.engine_protocol import EngineClient
-from quire.serving.prompts import apply_template, off_loop, template_size
+from quire.serving.prompts import TURN_CHARACTERS, off_loop, render_turns
 from quire.serving.tools import ToolChoice, ToolSpec, ToolUse, tool_spec, tool_use
 
+TEXT_PARTS: Final = ("text", "input_text", "output_text")
+"""Types of content parts that are text; the last two are those of the Responses API, which clients
+send here as well. As in vLLM, the texts of a message are joined by newlines."""
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -51,17 +54,17 @@ async def render_chat(
         InvalidRequest: a message or option is wrong, or the template refuses.
     """
 
-    def work() -> str:
-        return apply_template(
-            engine,
-            [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)],
-            tools,
-            add_generation_prompt,
-            continue_final_message,
-            template_kwargs or {},
-        )
+    def work() -> list[dict[str, Any]]:
+        return [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
-    return await off_loop(template_size(messages, tools), work)
+    return await render_turns(
+        engine,
+        await off_loop(TURN_CHARACTERS * len(messages), work),
+        tools,
+        add_generation_prompt,
+        continue_final_message,
+        template_kwargs or {},
+    )
 
 
 def read_tools(
@@ -164,7 +167,7 @@ def _content(message: ChatMessage, where: str) -> str:
     texts = []
     for i, part in enumerate(content):
         kind, text = part.get("type"), part.get("text")
-        if kind != "text":
+        if kind not in TEXT_PARTS:
             raise InvalidRequest(
                 f'{where}.content[{i}]: only parts of type "text" are supported, got {show(kind)}.',
                 param=f"{where}.content[{i}].type",

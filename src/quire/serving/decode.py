@@ -1,8 +1,8 @@
 """Decodes bodies into typed records, and says what is wrong with them: field, rule, given value.
 
 msgspec checks the types while it parses. Only if it refuses is the body examined again: to name the
-value, to suggest a field, or to accept a field that quire lacks if its value means "not used".
-Knows no endpoint.
+value, to suggest a field, or to accept a field that quire lacks if its value means "not used", that
+changes nothing, or that the server is told to ignore. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, NoReturn, TypeVar, get_args
 
 import msgspec
 
 from quire.bounds import TYPE_WORDS
 from quire.errors import InvalidRequest
-from quire.spelling import nearest
+from quire.serving.limits import DEPTH
+from quire.serving.unread_fields import (
+    CHANGES_NOTHING,
+    Harmless,
+    UnreadFields,
+    unknown_field,
+    unread_fields,
+)
 
-MAX_DEPTH: Final = 64
-"""Deepest nesting of objects and arrays in a body."""
-MAX_FREE_NODES: Final = 100_000
-"""Largest number of objects and arrays in fields with free-form content (tools, template
-arguments)."""
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
@@ -84,7 +87,7 @@ def _not_json(error: Exception) -> NoReturn:
 
 
 def _too_deep() -> InvalidRequest:
-    return InvalidRequest(f"The body may be nested at most {MAX_DEPTH} levels deep.")
+    return InvalidRequest(f"{DEPTH.rule.format(most=DEPTH.most)}, got more.")
 
 
 def _second_look(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupported]) -> T:
@@ -95,15 +98,23 @@ def _second_look(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupport
         _not_json(error)
     if not isinstance(raw, dict):
         raise InvalidRequest(f"The body must be a JSON object, got {show(raw)}.")
-    known = kind.__struct_fields__
+    known, unread = kind.__struct_fields__, unread_fields()
     kept = {}
     for name, value in raw.items():
         if name in known:
             kept[name] = value
-        elif name not in unsupported:
-            raise InvalidRequest(_unknown(name, (*known, *unsupported)), param=name[:200])
-        elif value is not None and not _among(value, unsupported[name].neutral):
-            raise InvalidRequest(f"{name} is not supported: {unsupported[name].why}.", param=name)
+        elif name in unsupported:
+            if value is not None and not _among(value, unsupported[name].neutral):
+                why = unsupported[name].why
+                raise InvalidRequest(f"{name} is not supported: {why}.", param=name)
+        elif name in CHANGES_NOTHING:
+            _check_harmless(name, value, CHANGES_NOTHING[name])
+        else:
+            unread.unknown(name, (*known, *unsupported, *CHANGES_NOTHING))
+    if unread.ignores:
+        for field in msgspec.structs.fields(kind):
+            if field.name in kept:
+                kept[field.name] = _pruned(kept[field.name], field.type, field.name, unread)
     try:
         return msgspec.convert(kept, kind, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
@@ -115,12 +126,36 @@ def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
     return any(type(value) is type(other) and value == other for other in neutral)
 
 
-def _unknown(name: str, known: tuple[str, ...]) -> str:
-    near = nearest(name, known)
-    hint = f" Did you mean `{near}`?" if near else ""
-    if not near and 0 < len(known) <= 4:
-        hint = f" Known here: {', '.join(known)}."
-    return f"Unknown field `{name[:200]}`.{hint}"
+def _check_harmless(name: str, value: Any, rule: Harmless) -> None:
+    """Check a field that changes nothing: a client that sends something else means another."""
+    if value is None:
+        return
+    if _type_of(value) not in rule.kinds:
+        kinds = " or ".join(TYPE_WORDS.get(kind, kind) for kind in rule.kinds)
+        raise InvalidRequest(f"{name} must be {kinds}, got {show(value)}.", param=name)
+    if rule.values and not _among(value, rule.values):
+        allowed = " or ".join(map(show, rule.values))
+        raise InvalidRequest(
+            f"{name} must be {allowed}, got {show(value)}: {rule.why}.", param=name
+        )
+
+
+def _pruned(value: Any, annotation: Any, where: str, unread: UnreadFields) -> Any:
+    """The value without the fields that the records in it do not know."""
+    if isinstance(value, list):
+        return [_pruned(v, annotation, f"{where}[{i}]", unread) for i, v in enumerate(value)]
+    record = _find_struct(annotation) if isinstance(value, dict) else None
+    if record is None:
+        return value
+    types = {field.name: field.type for field in msgspec.structs.fields(record)}
+    for name in value:
+        if name not in types:
+            unread.unknown(name, types, where)
+    return {
+        name: _pruned(inner, types[name], f"{where}.{name}", unread)
+        for name, inner in value.items()
+        if name in types
+    }
 
 
 def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
@@ -134,7 +169,8 @@ def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
         name = match.group(1)
         nested = _struct_at(kind, path)
         known = nested.__struct_fields__ if nested else ()
-        return InvalidRequest(_unknown(name, known), param=f"{param}.{name[:200]}")
+        told = unknown_field(name, known)
+        return InvalidRequest(told.message, param=f"{param}.{told.param}")
     if match := _MISSING.match(text):
         name = f"{param}.{match.group(1)}" if param else match.group(1)
         return InvalidRequest(f"{name} is required.", param=name)
@@ -189,23 +225,40 @@ def _find_struct(annotation: Any) -> Any:
 
 def show(value: Any, limit: int = 60) -> str:
     """A JSON value for an error message, shortened."""
-    text = msgspec.json.encode(value).decode()
+    text = msgspec.json.encode(_start(value, [limit + 1])).decode()
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+def _start(value: Any, room: list[int]) -> Any:
+    """As much of a value as the first `room[0]` characters of its JSON show, and of more at least
+    one more: to write megabytes takes long."""
+    if isinstance(value, str):
+        kept = value[: max(room[0], 0)]
+        room[0] -= len(kept) + 2
+        return kept
+    if not isinstance(value, (list, dict)):
+        return value
+    room[0] -= 1
+    if isinstance(value, list):
+        return [_start(inner, room) for inner in takewhile(lambda _: _takes_one(room), value)]
+    items = takewhile(lambda _: _takes_one(room), value.items())
+    return {_start(key, room): _start(inner, room) for key, inner in items}
+
+
+def _takes_one(room: list[int]) -> bool:
+    room[0] -= 1
+    return room[0] >= 0
+
+
 def _check_depth(record: msgspec.Struct) -> None:
-    """Refuse deep or huge free-form content; typed fields cannot be deep."""
+    """Refuse deep free-form content; typed fields cannot be deep. How much there may be of it was
+    checked when the body arrived."""
     layer = [getattr(record, name) for name in getattr(record, "FREE_FORM", ())]
-    nodes, depth = 0, 1
+    depth = 1
     while layer := [value for value in layer if isinstance(value, _CONTAINERS)]:
         depth += 1
-        nodes += len(layer)
-        if depth > MAX_DEPTH:
+        if depth > DEPTH.most:
             raise _too_deep()
-        if nodes > MAX_FREE_NODES:
-            raise InvalidRequest(
-                f"Free-form fields may hold at most {MAX_FREE_NODES} objects and arrays in all."
-            )
         layer = [inner for value in layer for inner in _children(value)]
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from quire.params import SamplingParams
 from quire.serving.exchange import Exchange
-from quire.serving.prompts import apply_template, encode, off_loop, template_size
+from quire.serving.field_names import AS_THE_ENGINE, FieldNames
+from quire.serving.forced_calls import call_names
+from quire.serving.prompts import encode, render_turns
 from quire.serving.server_state import ServedModel
 from quire.serving.submission import Submission
 from quire.serving.tools import NO_TOOLS, ToolUse
@@ -23,12 +25,14 @@ class Dialogue:
     """A conversation as chat templates take it."""
 
     turns: list[dict[str, Any]]
-    """As `prompts.apply_template` describes them."""
+    """As `prompts.render_turns` describes them."""
     tools: ToolUse = NO_TOOLS
     continues: bool = False
     """The reply continues the last turn, which is the assistant's."""
     variables: dict[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
+    form: FieldNames = AS_THE_ENGINE
+    """What the caller calls the form that the output must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,9 @@ async def render(served: ServedModel, dialogue: Dialogue) -> DialoguePrompt:
     """
     engine, tools = served.engine, dialogue.tools.for_template()
     served.parsers.check_tools(dialogue.tools)
-
-    def work() -> str:
-        return apply_template(
-            engine, dialogue.turns, tools, None, dialogue.continues, dialogue.variables
-        )
-
-    text = await off_loop(template_size(dialogue.turns, tools), work)
+    text = await render_turns(
+        engine, dialogue.turns, tools, None, dialogue.continues, dialogue.variables
+    )
     return DialoguePrompt(text, await encode(engine, text, False))
 
 
@@ -84,7 +84,12 @@ async def prepare(
     """
     prompt = await render(served, dialogue)
     parsing, params = served.parsers.parsing(
-        prompt.text, dialogue.tools, params, served.engine.tokenizer, reasoning=reasoning
+        prompt.text,
+        dialogue.tools,
+        params,
+        served.engine.tokenizer,
+        reasoning=reasoning,
+        may_reason=not dialogue.continues and served.parsers.may_reason(dialogue.variables),
     )
     submission = Submission(
         [labels.request_id],
@@ -95,6 +100,7 @@ async def prepare(
         exchange.client(labels.user),
         exchange.trace_headers(),
         exchange.deadline,
+        call_names(dialogue.tools) if dialogue.tools.constrains else dialogue.form,
     )
-    tokens = params.logprobs is not None
+    tokens = params.num_logprobs is not None
     return submission, TurnReader(params, tokens=tokens, parsing=parsing)

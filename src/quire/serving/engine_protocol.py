@@ -6,26 +6,30 @@ here knows HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig, PoolerSpec
+from quire.core.stats import StepStats
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.disk.disk_journal import DiskJournal
 from quire.engine.frontend.disk.stored import Resumption
+from quire.engine.frontend.meter import Entry, Meter
 from quire.engine.frontend.questions import Question
 from quire.engine.frontend.stream import StreamBuffers
 from quire.errors import QuireError
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.tokenizer.chat_template import ChatTemplate
+from quire.tokenizer.detokenizer import Spelling
 from quire.tokenizer.pairs import EncodedPair
+from quire.tokenizer.template_helper import TemplateHelper
 
 if TYPE_CHECKING:
     from quire.observability.explain.explanation import Explanation
 
 
-class TokenizerLike(Protocol):
+class TokenizerLike(Spelling, Protocol):
     """Text to tokens and back."""
 
     @property
@@ -62,10 +66,6 @@ class TokenizerLike(Protocol):
         max_second: int | None = None,
     ) -> EncodedPair:
         """Two texts as one prompt of a cross-encoder."""
-        ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
         ...
 
     def id_to_text(self, token_id: int) -> str:
@@ -137,8 +137,23 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def info(self) -> Mapping[str, Any]:
+        """What the core reported when it was ready: blocks, device, memory."""
+        ...
+
+    @property
+    def last_step(self) -> StepStats | None:
+        """What the core said of its latest step; `None` before the first."""
+        ...
+
+    @property
     def pooler(self) -> PoolerSpec | None:
         """How the model pools; `None` if it generates text."""
+        ...
+
+    @property
+    def templates(self) -> TemplateHelper | None:
+        """Renders conversations in processes that may be killed; None without a template."""
         ...
 
     @property
@@ -172,13 +187,28 @@ class EngineClient(Protocol):
         client: str = "",
         trace_headers: Mapping[str, str] | None = None,
         max_wait: float | None = None,
+        continues: bool = False,
+        entry: Entry | None = None,
     ) -> OutputStream:
-        """Admit a request; after `max_wait` seconds its caller has no use for it.
+        """Admit a request; after `max_wait` seconds its caller has no use for it. If it `continues`
+        what was accepted before, no limit of the queue is reached by it. The meter of `entry` is
+        charged for it.
 
         Raises:
             RequestError: the request is invalid or a queue limit is reached.
             DeadlineUnreachable: its turn would come later than `max_wait`.
             EngineDead: the engine cannot take it.
+        """
+        ...
+
+    def check_room(self, meter: Meter | None = None) -> None:
+        """Refuse a request before it costs anything, if not even the smallest could be queued.
+
+        Args:
+            meter: Of whoever would be charged for it.
+
+        Raises:
+            TooManyRequests: the queue, or the party's share of it, is full.
         """
         ...
 
@@ -191,6 +221,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        entry: Entry | None = None,
     ) -> OutputStream:
         """Go on with a request from the journal of another process; its stream begins with what
         there was.

@@ -175,15 +175,24 @@ class LeftInJournal(ServiceUnavailable):
         """Seconds."""
 
 
+class StreamHandedOver(ServiceUnavailable):
+    """Another process goes on with a stream. Nobody reads it here, so nobody is told."""
+
+    code = "stream_handed_over"
+
+    def __init__(self) -> None:
+        super().__init__("Another process of this server goes on with the stream.")
+
+
 class StreamsReturning(ServiceUnavailable):
-    """Streams of the process before this one are not here yet."""
+    """A stream is still with the process before this one."""
 
     code = "streams_returning"
 
     def __init__(self) -> None:
         super().__init__(
-            "There is no such stream yet: streams of the process before this one are still on "
-            "their way. Try again."
+            "The process before this one still has this stream: it comes here as soon as that "
+            "process knows that its client has gone. Try again."
         )
         self.retry_after = 1.0
         """Seconds."""
@@ -299,9 +308,13 @@ def headers(error: QuireError) -> Headers:
     result: Headers = []
     if isinstance(error, TooManyRequests) or error.status == 503:
         known = getattr(error, "retry_after", None)
-        seconds = UNKNOWN_WAIT if known is None else min(max(0.001, known), LONGEST_WAIT)
-        result.append((b"retry-after", str(math.ceil(seconds)).encode()))
-        result.append((b"retry-after-ms", str(round(1000 * seconds)).encode()))
+        seconds = UNKNOWN_WAIT if known is None else max(0.001, known)
+        if not getattr(error, "exact", False):
+            seconds = min(seconds, LONGEST_WAIT)
+        # Rounded up to whole milliseconds: who came sooner would be refused once more.
+        milliseconds = math.ceil(round(1000 * seconds, 9))
+        result.append((b"retry-after", str(-(-milliseconds // 1000)).encode()))
+        result.append((b"retry-after-ms", str(milliseconds).encode()))
     elif 400 <= error.status < 500 and error.status != 408:
         result.append((b"x-should-retry", b"false"))
     if error.status == 401:

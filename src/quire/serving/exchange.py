@@ -16,9 +16,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from quire.bounds import read_field
 from quire.config import ServerConfig
-from quire.errors import InvalidRequest, PayloadTooLarge, QuireError
+from quire.errors import InvalidRequest, PayloadTooLarge, QuireError, TooManyRequests
+from quire.logger import get_logger
 from quire.serving import errors
+from quire.serving.auth import NOBODY, Tenant
+from quire.serving.body_scan import SMALL, BodyScan, pieces
 from quire.serving.deadline import Deadline
 from quire.serving.decode import Unsupported, decode, show
 from quire.serving.dialect import OPENAI
@@ -31,9 +35,14 @@ from quire.serving.errors import (
 )
 from quire.serving.keep_alive import kept_alive
 from quire.serving.kept_streams import KeptReply, Opening, Reader
-from quire.serving.server_state import ServerState
+from quire.serving.key_accounts import Place, outcome_of, outcome_of_error
+from quire.serving.load_report import TOLD
+from quire.serving.server_state import ServedModel, ServerState
 from quire.serving.stream_headers import Wishes, read_wishes
 from quire.serving.stream_skip import Skip
+from quire.serving.unread_fields import UnreadFields, begin
+
+logger = get_logger(__name__)
 
 Scope = MutableMapping[str, Any]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -50,6 +59,7 @@ DISCARD_SECONDS: Final = 5.0
 LONGEST_DEADLINE: Final = 86_400_000
 """Milliseconds: a day."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_INTEGER: Final = re.compile(rb"[+-]?[0-9]{1,20}")
 _REPLAYED: Final = (b"idempotent-replayed", b"true")
 """Stripe's header: the reply was made for an earlier request."""
 _CLOSE: Final = (b"connection", b"close")
@@ -63,11 +73,15 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Any, send: Any, state: ServerState) -> None:
         self.scope = scope
         self.state = state
+        self.caller = NOBODY
+        """Who sent it; the gate finds out."""
         self.dialect = OPENAI
         """The route's, or that of the route above an unknown path."""
         self.request_id = uuid.uuid4().hex
         self.deadline: Deadline | None = None
         """When the caller wants the reply to be complete."""
+        self.unread = UnreadFields(state.unknown_fields)
+        """Fields of the request that have no effect."""
         self.status: int | None = None
         """Status of the reply once it has started."""
         self.finished = False
@@ -79,11 +93,19 @@ class Exchange:
         """The reply, if it is written for later readers too. Set once it is being made."""
         self.before_end: Callable[[], None] | None = None
         """Called once, before the last bytes leave: whoever reads the reply finds it counted."""
+        self.tell_load: Callable[[], bytes | None] | None = None
+        """Makes the header with the engine's load, if the client asked for it."""
         self.durable: Durable | None = None
         """The same reply in the journal on disk."""
+        self._place: Place | None = None
+        self._failed: tuple[str, str | None] | None = None
+        # what became of the request, if an error ended it, and which limit it met
+        self._task: asyncio.Task[None] | None = None
+        # makes the reply, without need of this connection
         self._recovered: Recovered | None = None
         self._opening: Opening | None = None
         self._body = b""
+        self._peeked: bytes | None = None
         self._accepted = False
         self._more_body = True
         self._receive = receive
@@ -97,6 +119,7 @@ class Exchange:
     def recover(self, recovered: Recovered) -> None:
         """The request is one that another process accepted."""
         self._recovered = recovered
+        self.caller = self.state.keys.owner(recovered.request.owner)
         self.request_id, self.created = recovered.request.request_id, recovered.request.created
 
     def header(self, name: bytes) -> bytes | None:
@@ -112,10 +135,11 @@ class Exchange:
         }
         return found or None
 
-    def client(self, user: str | None) -> str:
-        """The client that a request counts for under the `fair` policy: the key if there are
-        several, otherwise the request's `user`."""
-        return self.state.keys.client(self.scope["headers"]) or user or ""
+    def client(self, user: str | None) -> Tenant:
+        """The client that a request counts for: the key if there are several, otherwise the
+        request's `user`. Call it after `admit`."""
+        entry = None if self._place is None else self._place.entry
+        return Tenant(self.caller.name or user or "", self.caller.space, entry)
 
     def adopt_request_id(self) -> None:
         """Take the caller's `X-Request-Id`, if there is one.
@@ -151,28 +175,81 @@ class Exchange:
             )
         self.deadline = Deadline(int(given))
 
+    def priority(self, given: int | None, policy: str) -> int:
+        """The request's priority: that of `X-Vllm-Priority`, or else the one given in its body.
+        One that the scheduling policy does not read is told in the reply, and once in the log.
+
+        Raises:
+            InvalidRequest: it is out of range, or the header is not an integer.
+        """
+        header = self.header(b"x-vllm-priority")
+        if header is not None and not _INTEGER.fullmatch(header):
+            raise InvalidRequest(
+                f"X-Vllm-Priority must be an integer, got {show(header.decode('latin-1'))}.",
+                param="X-Vllm-Priority",
+            )
+        found: int = read_field("priority", (given or 0) if header is None else int(header))
+        if found and policy != "priority":
+            logger.warning_once(
+                "a request has a priority, which the scheduling policy %s does not read (start "
+                "with --scheduling-policy priority); replies to others tell it in a header",
+                policy,
+            )
+            self.unread.note("priority")
+        return found
+
+    def _check_rank(self) -> None:
+        """Refuse to be asked for another engine than the one there is.
+
+        Raises:
+            InvalidRequest: `X-data-parallel-rank` is not 0.
+        """
+        given = self.header(b"x-data-parallel-rank")
+        if given is not None and given.strip() != b"0":
+            raise InvalidRequest(
+                "X-data-parallel-rank must be 0, because a server has one engine, got "
+                f"{show(given.decode('latin-1'))}.",
+                param="X-data-parallel-rank",
+            )
+
     async def body(self) -> bytes:
         """The request's body, which must be declared as JSON.
 
         Raises:
             UnsupportedMediaType: it is not.
             PayloadTooLarge: it is longer than the server reads; noticed while it arrives.
+            InvalidRequest: it holds more than the server decodes; noticed while it arrives.
             RequestTimeout: it takes more than a minute to arrive.
             ClientDisconnect: the client has disconnected.
         """
+        if self._peeked is not None:
+            body, self._peeked = self._peeked, None
+            return body
         given = (self.header(b"content-type") or b"").decode("latin-1")
         if given.partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMediaType(given)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._read()
-        except PayloadTooLarge:
+        except (PayloadTooLarge, InvalidRequest):
             await self._discard()
             raise
         except TimeoutError:
             raise RequestTimeout(
                 f"The body must arrive within {BODY_SECONDS:.0f} seconds."
             ) from None
+
+    async def peek(self) -> bytes:
+        """The request's body, which the handler that reads it next gets again.
+
+        Raises:
+            ServiceUnavailable: no model takes requests.
+            RequestError: as `body` raises it.
+        """
+        if self._recovered is None:
+            self.state.check_open()
+        self._peeked = await self.body()
+        return self._peeked
 
     async def record(self, kind: type[T], unsupported: Mapping[str, Unsupported]) -> T:
         """The request's body as a typed record.
@@ -185,17 +262,66 @@ class Exchange:
             RequestError: as `body` raises it, or the client goes on with a reply that there is not.
             Answered: the request was sent before, and has the reply it had then.
         """
+        begin(self.unread)
         if self._recovered is not None:
             return decode(kind, await self._recovered_body(self._recovered.request), unsupported)
         self.state.check_open()
         self.adopt_deadline()
+        self._check_rank()
         wishes = read_wishes(self.scope["headers"], self.state.config.resumable_streams)
         body = await self.body()
         self._accept()
         if wishes is not None:
             self._body = body
             await self._resume(wishes, body)
-        return decode(kind, body, unsupported)
+        if len(body) <= SMALL:
+            return decode(kind, body, unsupported)
+        return await asyncio.to_thread(decode, kind, body, unsupported)
+
+    def admit(self, model: str | None) -> ServedModel:
+        """The model that a request is for, if it can take one more. Texts are rendered and
+        tokenised after this: under overload, refusals must not cost what answers cost.
+
+        Raises:
+            ServiceUnavailable, NotFound: as `ServerState.model_for` raises them.
+            TooManyRequests: its queue is full, or the caller's key has used what it may.
+        """
+        served = self.state.model_for(model)
+        account = self.state.accounts.find(self.caller.key)
+        if self._recovered is None:  # that one was admitted when it came
+            try:
+                if account is not None:
+                    account.check()
+                served.engine.check_room(None if account is None else account.meter)
+            except TooManyRequests as error:
+                if account is not None:
+                    account.refuse(error)
+                raise
+        if account is not None and self._place is None:
+            self._place = account.enter()
+        return served
+
+    def settle(self) -> None:
+        """The reply is complete but for its last bytes, or will not be: its key has room for
+        another. Whoever has read the whole reply finds that so."""
+        if self._place is not None:
+            status = self.status if self.finished else None
+            if self._task is not None:  # without an error it is complete, whoever reads it
+                status = 200 if self.kept is None else self.kept.status
+            self._place.release(*(self._failed or (outcome_of(status), None)))
+
+    def goes_on_in(self, task: asyncio.Task[None]) -> None:
+        """The reply is made by a task that does not end with this connection."""
+        self._task = task
+        task.add_done_callback(lambda _: self.settle())
+
+    def failed(self, error: BaseException) -> None:
+        """Note what ends the reply; the first error counts. What goes wrong with a connection is
+        nothing to a reply that goes on without it."""
+        if self._failed is None and self._task in (None, asyncio.current_task()):
+            begun = (self.status if self.kept is None else self.kept.status) is not None
+            # not the error itself, which knows the frames that know this
+            self._failed = outcome_of_error(error, begun), getattr(error, "limit", None)
 
     async def _recovered_body(self, stored: StoredRequest) -> bytes:
         body = await self.body()
@@ -206,10 +332,12 @@ class Exchange:
     async def _resume(self, wishes: Wishes, body: bytes) -> None:
         """Give the reply that the request had when it was sent before, or note that this one is to
         be kept."""
-        owner = self.state.keys.owner(self.scope["headers"])
+        owner = self.caller.owner
         digest = hashlib.sha256(self.scope["path"].encode() + b"\0" + body).digest()
         if wishes.last_event_id is not None:
-            kept = self.state.kept.find(wishes.last_event_id.partition(":")[0], owner)
+            stream_id = wishes.last_event_id.partition(":")[0]
+            await self.state.kept.look_for(stream_id)
+            kept = self.state.kept.find(stream_id, owner)
             if kept.opening.digest != digest:
                 raise OtherRequest
             await self.follow(kept, "last_event_id", wishes.last_event_id)
@@ -221,7 +349,10 @@ class Exchange:
         """Give the reply that this `Idempotency-Key` has, if there is one."""
         opening = self._opening
         assert opening is not None
-        if opening.key is None or not (kept := self.state.kept.by_key(opening.owner, opening.key)):
+        if opening.key is None:
+            return
+        await self.state.kept.look_for()
+        if not (kept := self.state.kept.by_key(opening.owner, opening.key)):
             return
         if kept.opening.digest != opening.digest:
             raise IdempotencyKeyReused
@@ -236,6 +367,8 @@ class Exchange:
 
     def leave(self) -> None:
         """The reply has ended, or will not come."""
+        if self._task is None:
+            self.settle()
         if self._accepted:
             self._accepted = False
             self.state.answering -= 1
@@ -245,7 +378,8 @@ class Exchange:
         declared = self.header(b"content-length") or b"0"
         if declared.isdigit() and int(declared[:20]) > limit:
             raise PayloadTooLarge(f"The body may have at most {limit} bytes, got {int(declared)}.")
-        chunks, size, more = [], 0, True
+        chunks: list[bytes] = []
+        size, more, scan = 0, True, None
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -257,6 +391,12 @@ class Exchange:
             if size > limit:
                 raise PayloadTooLarge(f"The body may have at most {limit} bytes, got more.")
             chunks.append(chunk)
+            if size > SMALL:
+                arrived = chunk if scan is not None else b"".join(chunks)
+                scan = scan or BodyScan()
+                for piece in pieces(arrived):
+                    scan.feed(piece)
+                    await asyncio.sleep(0)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _discard(self) -> None:
@@ -283,10 +423,12 @@ class Exchange:
     ) -> None:
         """Send a whole reply."""
         head = [(b"content-length", str(len(body)).encode()), *(headers or ())]
+        head += self.unread.headers
         if body:
             head.append((b"content-type", content_type))
         if self.kept is not None:
             self.kept.start(status, head)
+            self.settle()
             return self.kept.end(body, failed=status >= 400)
         await self._start(status, head)
         self.finished = True
@@ -299,7 +441,7 @@ class Exchange:
 
     async def start_stream(self) -> None:
         """Start a stream, of the content type that the dialect has."""
-        head = [(b"content-type", self.dialect.stream_type), *_UNBUFFERED]
+        head = [(b"content-type", self.dialect.stream_type), *_UNBUFFERED, *self.unread.headers]
         if self.kept is not None:
             return self.kept.start(200, head)
         await self._start(200, head)
@@ -316,6 +458,8 @@ class Exchange:
     async def _send_body(self, data: bytes, more: bool) -> None:
         if self.scope["method"] != "HEAD":  # whose body stays here
             self.bytes_out += len(data)
+        if not more and self._task is None:
+            self.settle()
         if not more and self.before_end is not None:
             tell, self.before_end = self.before_end, None
             tell()
@@ -326,6 +470,8 @@ class Exchange:
         if self.state.config.enable_request_id_headers:
             told = self.request_id.encode()
             headers += [(name, told) for name in self.dialect.id_headers]
+        if self.tell_load is not None and (load := self.tell_load()) is not None:
+            headers.append((TOLD, load))
         if (self.state.draining or self.state.handed_over) and _CLOSE not in headers:
             headers.append(_CLOSE)  # the next request is for the process that comes after this one
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -334,7 +480,7 @@ class Exchange:
         """Run `work`, which replies, and cancel it as soon as the client disconnects; a reply that
         is kept goes on without it. Call it after `body()`."""
         if self._opening is None:
-            return await self._unless_disconnected(work)
+            return await self.unless_disconnected(work)
         if self._recovered is not None:
             return await self._render_again(self._recovered, self._opening, work)
         try:
@@ -344,10 +490,19 @@ class Exchange:
             work.close()
             raise
         if self.kept is None:
-            return await self._unless_disconnected(work)
+            return await self.unless_disconnected(work)
         self._make_durable(self.kept, self._opening)
-        self.kept.answer(work)
+        self.kept.answer(self._made(work))
+        assert self.kept.task is not None
+        self.goes_on_in(self.kept.task)
         await self.follow(self.kept)
+
+    async def _made(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except BaseException as error:
+            self.failed(error)
+            raise
 
     def _make_durable(self, kept: KeptReply, opening: Opening) -> None:
         """Have the journal on disk hold the reply, if there is one."""
@@ -378,9 +533,10 @@ class Exchange:
             self.kept.fail(recovered.refusal)
             return
         self.durable = Durable(journal, stream.stream_id, stream.opening, stream)
-        self.kept.answer(work)
+        self.kept.answer(self._made(work))
         recovered.begun.set()
         assert self.kept.task is not None
+        self.goes_on_in(self.kept.task)
         await asyncio.wait((self.kept.task,))
 
     async def follow(self, kept: KeptReply, by: str | None = None, after: str = "") -> None:
@@ -400,7 +556,7 @@ class Exchange:
         if by is not None:
             self.state.http.count_resume(by)
         try:
-            await self._unless_disconnected(self._copy(reader, by is not None, skip))
+            await self.unless_disconnected(self._copy(reader, by is not None, skip))
         finally:
             kept.leave(reader)
 
@@ -428,7 +584,9 @@ class Exchange:
             dialect = reader.kept.opening.dialect
             return dialect.stream_error(error, self.request_id) + dialect.stream_end, False
 
-    async def _unless_disconnected(self, work: Coroutine[Any, Any, None]) -> None:
+    async def unless_disconnected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which replies, and cancel it as soon as the client disconnects. Call it after
+        `body()`."""
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._disconnected())
         try:
@@ -441,6 +599,9 @@ class Exchange:
             if not task.done():
                 task.cancel()
             await asyncio.gather(task, gone, return_exceptions=True)
+            # An exception knows this frame, and the task knows the exception: without this, each
+            # refusal would be a circle of a hundred objects for the garbage collector.
+            del task, gone, work
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

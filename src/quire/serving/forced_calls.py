@@ -1,8 +1,8 @@
 """Grammars that make a model call tools, in the syntax that its parser reads.
 
-A structural tag (`structured/tags.py`): for `tool_choice` required or named, calls and nothing else
-after the reasoning; for strict tools that may be called, free text in which what begins a call must
-go on as one. Knows no llguidance.
+A structural tag (`structured/tags.py`): for `tool_choice` required or named, calls and nothing
+else; for strict tools that may be called, free text in which what begins a call must go on as one.
+Knows no reasoning, which comes before, and no llguidance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import InvalidRequest
+from quire.serving.field_names import AS_THE_ENGINE, ENGINE, FieldNames
 from quire.serving.parsing import CallSyntax, OutputParser
 from quire.serving.tools import ToolSpec, ToolUse
 from quire.structured.params import StructuredOutputsParams
@@ -23,8 +24,6 @@ Format = dict[str, Any]
 def call_grammar(
     use: ToolUse,
     parser: type[OutputParser],
-    reasoning: type[OutputParser] | None,
-    prompt: str,
     vocabulary: Container[str],
 ) -> StructuredOutputsParams | None:
     """What the output must be, given the request's tools and choice; `None`: anything.
@@ -32,8 +31,6 @@ def call_grammar(
     Args:
         use: The tools and the choice.
         parser: The parser of calls; it has a `call_syntax`.
-        reasoning: The parser of reasoning, if there is one.
-        prompt: As the template rendered it; it may end inside the reasoning.
         vocabulary: Texts of the model's special tokens.
 
     Raises:
@@ -51,14 +48,25 @@ def call_grammar(
                 "syntax nothing tells a call from an answer before it ends.",
                 param="tools",
             )
-        body = _triggered(syntax, syntax.trigger, tools)
+        form = _triggered(syntax, syntax.trigger, tools)
     else:
-        chosen = [tool for tool in tools if mode == "required" or tool.name == use.choice.name]
         once = mode == "named" or not use.choice.parallel or syntax.one_call
-        body = _calls(syntax, chosen, once)
-    parts = [*_thoughts(reasoning, prompt), body]
-    form = parts[0] if len(parts) == 1 else {"type": "sequence", "elements": parts}
+        form = _calls(syntax, _chosen(use), once)
     return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": form})
+
+
+def call_names(use: ToolUse) -> FieldNames:
+    """What errors about the grammar of `call_grammar` name: the tools in the caller's request."""
+    if not use.constrains:
+        return AS_THE_ENGINE
+    return FieldNames({ENGINE: "tools"}, [tool.place for tool in _chosen(use)])
+
+
+def _chosen(use: ToolUse) -> Sequence[ToolSpec]:
+    """The tools that a call may be of, in the order of the grammar's tags."""
+    if use.choice.mode != "named":
+        return use.offered
+    return [tool for tool in use.offered if tool.name == use.choice.name]
 
 
 def _calls(syntax: CallSyntax, tools: Sequence[ToolSpec], once: bool) -> Format:
@@ -99,20 +107,3 @@ def _triggered(syntax: CallSyntax, trigger: str, tools: Sequence[ToolSpec]) -> F
         whole = {"begin": syntax.before + tag["begin"], "end": tag["end"] + syntax.after}
         tags.append(tag | whole)
     return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
-
-
-def _thoughts(reasoning: type[OutputParser] | None, prompt: str) -> list[Format]:
-    """Free reasoning before the calls: what is left of it, or all of it, which may be left out."""
-    if reasoning is None or reasoning.thoughts is None:
-        return []
-    opening, closing = reasoning.thoughts
-    ended = prompt.rstrip()
-    if ended.endswith(closing):
-        return []
-    free = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": closing}
-    gap = {"type": "regex", "pattern": r"\s{0,4}"}
-    if ended.endswith(opening) or getattr(reasoning, "always", False):
-        return [free, gap]
-    nothing = {"type": "regex", "pattern": r"\n?"}  # a structural tag has no empty string
-    whole = {"type": "sequence", "elements": [free | {"begin": opening}, gap]}
-    return [{"type": "or", "elements": [whole, nothing]}]

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Final
+from typing import Any, Final, Protocol
 
 from quire.outputs import RequestOutput
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.exchange import Exchange
+from quire.serving.field_names import AS_THE_ENGINE, FieldNames
+from quire.serving.load_report import ASKED, load_report
+from quire.serving.request_metrics import request_metrics
 from quire.serving.stream_positions import EventIds
 from quire.serving.submission import Submission, submitted
 from quire.serving.turn_reader import TurnReader
@@ -22,6 +25,29 @@ _END: Final = None
 _Item = tuple[int, RequestOutput] | BaseException | None
 
 
+class WholeTurns(Protocol):
+    """What a whole reply is made of."""
+
+    @property
+    def seed(self) -> int:
+        """The base of all seeds."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts, final once there are turns."""
+        ...
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The field `metrics` of the reply, if it has one."""
+        ...
+
+    async def turns(self) -> list[ModelTurn]:
+        """All choices in order, complete."""
+        ...
+
+
 class Generation:
     """Submitted requests and their output.
 
@@ -29,19 +55,37 @@ class Generation:
         streams: Of the prompts.
         reader: Of their outputs.
         ids: Told what is rendered next, if the reply's events have ids.
+        names: What the caller calls the fields that errors name.
+        timed: Replies tell timings.
     """
 
     def __init__(
-        self, streams: list[OutputStream], reader: TurnReader, ids: EventIds | None = None
+        self,
+        streams: list[OutputStream],
+        reader: TurnReader,
+        ids: EventIds | None = None,
+        names: FieldNames = AS_THE_ENGINE,
+        *,
+        timed: bool = False,
     ) -> None:
         self._streams = streams
         self._reader = reader
         self._ids = ids
+        self._names = names
+        self._timed = timed
 
     @property
     def seed(self) -> int:
         """The base of all seeds: that of the first prompt, from which the others are derived."""
         return self._streams[0].seed
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """With `--enable-per-request-metrics`, the field `metrics` of a reply that has ended. As in
+        vLLM, a request for several completions has none."""
+        if not self._timed or len(self._streams) > 1 or self._reader.n > 1:
+            return {}
+        return {"metrics": request_metrics(self._reader.times)}
 
     @property
     def usage(self) -> Usage:
@@ -55,20 +99,20 @@ class Generation:
         Raises:
             EngineError: the engine failed; what it said about it is in the log.
         """
-        if self._ids is not None:
-            async with aclosing(self._named(self._ids)) as named:
-                async for batches in named:
-                    yield batches
-            return
         reader = self._reader
-        if len(self._streams) == 1 and not reader.scored:  # most requests: no detours per token
-            async for output in self._streams[0]:
-                yield reader.read(0, output)
-            return
-        async with aclosing(self._merged()) as merged:
-            async for prompt_index, output in merged:
-                for released in reader.release(prompt_index, output):
-                    yield reader.read(prompt_index, released)
+        with self._names.told():
+            if self._ids is not None:
+                async with aclosing(self._named(self._ids)) as named:
+                    async for batches in named:
+                        yield batches
+            elif len(self._streams) == 1 and not reader.scored:  # most: no detours per token
+                async for output in self._streams[0]:
+                    yield reader.read(0, output)
+            else:
+                async with aclosing(self._merged()) as merged:
+                    async for prompt_index, output in merged:
+                        for released in reader.release(prompt_index, output):
+                            yield reader.read(prompt_index, released)
 
     async def _named(self, ids: EventIds) -> AsyncGenerator[list[Batch]]:
         """The events one batch at a time, each after `ids` were told what it is made of."""
@@ -151,4 +195,7 @@ async def generate(
     """
     ids = None if exchange.kept is None else exchange.kept.ids
     async with submitted(exchange.state, engine, submission, exchange.durable) as streams:
-        yield Generation(streams, reader, ids)
+        if (asked := exchange.header(ASKED)) is not None:
+            exchange.tell_load = lambda: load_report(asked, engine.last_step)
+        timed = exchange.config.enable_per_request_metrics
+        yield Generation(streams, reader, ids, submission.names, timed=timed)

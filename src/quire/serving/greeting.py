@@ -30,16 +30,17 @@ def greeting(
 ) -> str:
     """The text printed when the server is ready: its address, the names of the parsers that read
     the model's output, and a request to paste."""
+    scheme = "http" if config.ssl_certfile is None else "https"
     if config.uds:
-        place, options = "http://localhost", f" --unix-socket {config.uds}"
+        place, options = f"{scheme}://localhost", f" --unix-socket {config.uds}"
         shown = config.uds
     else:
         host, port = listener.getsockname()[:2]
         name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
         name = f"[{name}]" if ":" in name and not name.startswith("[") else name
-        shown = place = f"http://{name}:{port}"
+        shown = place = f"{scheme}://{name}:{port}"
         options = ""
-    key = ' \\\n    -H "Authorization: Bearer $QUIRE_API_KEY"' if config.api_key else ""
+    key = ' \\\n    -H "Authorization: Bearer $QUIRE_API_KEY"' if config.has_keys else ""
     path, body = _example(engine)
     parsed = f"{parsers}\n" if parsers and engine.pooler is None else ""
     return (

@@ -38,7 +38,7 @@ async def home(exchange: Exchange, routes: Mapping[str, RouteSpec]) -> None:
 
 def _is_known(exchange: Exchange) -> bool:
     try:
-        exchange.state.keys.check(exchange.scope["headers"])
+        exchange.state.keys.caller(exchange.scope["headers"])
     except Unauthorized:
         return False
     return True

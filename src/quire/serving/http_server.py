@@ -11,6 +11,7 @@ import functools
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
@@ -18,11 +19,13 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.serving.exchange import NO_DESCRIPTORS
+from quire.serving.limits import HEADER_BYTES
 from quire.serving.unread import HIGH_WATER, Unread
 
-MAX_HEADER_BYTES: Final = 32 * 1024
 HEADER_SECONDS: Final = 30.0
 """How long a request line with its headers may take, and a new connection until its first."""
+REQUEST_LINE: Final = 16
+"""Bytes of a request line beside its target, about."""
 KEEP_ALIVE_SECONDS: Final = 65
 SPARE_DESCRIPTORS: Final = 16
 """Connections that take one of the last so many descriptors are told to come back later, probes
@@ -47,7 +50,7 @@ class _Protocol(HttpToolsProtocol):
         super().__init__(**options)
         self._unread = unread
 
-    _header_bytes = 0
+    _header_bytes = _unfinished_bytes = 0
     _header_seconds = HEADER_SECONDS
     _in_headers = True
     _deadline: asyncio.TimerHandle | None = None
@@ -80,9 +83,28 @@ class _Protocol(HttpToolsProtocol):
         return self.flow.write_paused or cycle is None or cycle.response_complete
 
     def on_message_begin(self) -> None:
-        self._in_headers, self._header_bytes = True, 0
+        self._in_headers, self._header_bytes, self._unfinished_bytes = True, 0, 0
         self._start_clock()
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url) + REQUEST_LINE)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_BYTES.most:
+            raise OverflowError  # the parser stops, and uvicorn calls `send_400_response`
+
+    def send_400_response(self, msg: str) -> None:
+        if self._header_bytes > HEADER_BYTES.most:
+            rule = HEADER_BYTES.rule.format(most=HEADER_BYTES.most)
+            msg = f"{rule}, got {self._header_bytes} or more."
+        super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -92,9 +114,11 @@ class _Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._in_headers and not self.transport.is_closing():
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self.send_400_response("The request's headers are too large.")
+            # The parser tells of a header when it is complete; this one may never be.
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > HEADER_BYTES.most:
+                self._header_bytes = max(self._header_bytes, self._unfinished_bytes)
+                self.send_400_response("")
 
     def _start_clock(self) -> None:
         self._stop_clock()
@@ -167,22 +191,22 @@ class HttpServer(uvicorn.Server):
         return any(one.transport.get_write_buffer_size() for one in connections)
 
 
-def http_server(app: Any, unread: Unread) -> HttpServer:
+def http_server(app: Any, unread: Unread, tls: ssl.SSLContext | None = None) -> HttpServer:
     """uvicorn for an ASGI application, with the limits of this module; `unread` counts what clients
     do not take."""
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            http=cast("type[asyncio.Protocol]", functools.partial(_Protocol, unread)),
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=1,
-        ),
-        unread,
+    config = uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", functools.partial(_Protocol, unread)),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
     )
+    config.load()
+    config.ssl = tls  # uvicorn would make a context of its own from files
+    return HttpServer(config, unread)

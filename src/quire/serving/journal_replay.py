@@ -26,6 +26,8 @@ logger = get_logger(__name__)
 
 LOOK_SECONDS: Final = 0.5
 """Seconds between two looks whether the process before this one has ended."""
+PEEK_SECONDS: Final = 0.2
+"""Seconds between two looks at what it has written."""
 _DECODER: Final = msgspec.msgpack.Decoder(StoredRequest)
 
 
@@ -43,6 +45,13 @@ class JournalReplay:
         self._journal = journal
         self._router = router
         self._tasks: set[asyncio.Task[None]] = set()
+        self._peeking = asyncio.Lock()
+        self._peeks = 0
+        self._peeked_at = -PEEK_SECONDS
+        self._there: dict[str, StoredRequest] | None = None
+        # what the process before this one still has, by stream; unknown before the first look
+        self._taken: set[str] = set()
+        # streams that it has left to this one
 
     async def begin(self) -> None:
         """Go on with what was left; returns when clients can find it. If a process before this one
@@ -60,6 +69,40 @@ class JournalReplay:
         for task in self._tasks:
             task.cancel()
 
+    # ---- while the process before this one lives -------------------------------------------------
+
+    async def look(self) -> None:
+        """See what the process before this one has by now, and go on with what it has left to this
+        one. Those who ask at the same time share a look."""
+        asked = self._peeks
+        async with self._peeking:
+            if self._peeks > asked or self._journal.is_owner:
+                return
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(max(0.0, self._peeked_at + PEEK_SECONDS - loop.time()))
+            self._peeks += 1
+            there: dict[str, StoredRequest] = {}
+            for file in await asyncio.to_thread(self._journal.peek):
+                for stream in file.streams:
+                    if stream.stream_id in self._taken:
+                        continue
+                    if stream.is_released:
+                        self._taken.add(stream.stream_id)
+                        await self._resume(file, stream)
+                    else:
+                        there[stream.stream_id] = _DECODER.decode(stream.opening)
+            self._there, self._peeked_at = there, loop.time()
+
+    def has(self, stream_id: str) -> bool:
+        """Whether the process before this one may have the stream."""
+        return self._there is None or stream_id in self._there
+
+    def has_key(self, owner: bytes, key: str) -> bool:
+        """Whether it may have the reply that a client named with this `Idempotency-Key`."""
+        return self._there is None or any(
+            (request.owner, request.key) == (owner, key) for request in self._there.values()
+        )
+
     async def _wait(self) -> None:
         while not self._journal.is_owner:
             await asyncio.sleep(LOOK_SECONDS)
@@ -70,14 +113,23 @@ class JournalReplay:
                 self._state.kept.pending = None
                 return
 
+    # ---- when it has ended ---------------------------------------------------------------------
+
     async def _adopt(self) -> None:
+        async with self._peeking:
+            await self._adopt_all()
+
+    async def _adopt_all(self) -> None:
         files = await asyncio.to_thread(self._journal.adopt)
         if not self._journal.is_owner:
             return
+        self._there = None  # what it had is on its way
         # A process that ended while it went on with others' streams left them twice.
         latest: dict[str, tuple[StoredFile, StoredStream]] = {}
         for file in files:
             for stream in file.streams:
+                if stream.stream_id in self._taken:
+                    continue
                 before = latest.get(stream.stream_id)
                 if before is None or stream.num_tokens() >= before[1].num_tokens():
                     latest[stream.stream_id] = file, stream

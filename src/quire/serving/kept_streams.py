@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -18,7 +18,13 @@ from quire.errors import NotFound, QuireError, TooManyRequests
 from quire.logger import get_logger
 from quire.observability.metrics.http_metrics import HttpMetrics, KeptNow
 from quire.serving.dialect import Dialect
-from quire.serving.errors import KeptBytesExceeded, ReaderReplaced, StreamDeleted
+from quire.serving.errors import (
+    KeptBytesExceeded,
+    ReaderReplaced,
+    StreamDeleted,
+    StreamHandedOver,
+    StreamsReturning,
+)
 from quire.serving.stream_positions import EventIds
 
 logger = get_logger(__name__)
@@ -40,6 +46,30 @@ class KeptJournal(Protocol):
 
     def forget(self, stream_id: str) -> None:
         """One is not kept any longer."""
+        ...
+
+    def holds(self, stream_id: str) -> bool:
+        """Whether another process could go on with it."""
+        ...
+
+    def release(self, stream_id: str) -> None:
+        """Another process is to go on with it."""
+        ...
+
+
+class Pending(Protocol):
+    """Replies that a process before this one still has."""
+
+    async def look(self) -> None:
+        """Find out which these are."""
+        ...
+
+    def has(self, stream_id: str) -> bool:
+        """Whether this reply may still come."""
+        ...
+
+    def has_key(self, owner: bytes, key: str) -> bool:
+        """Whether a reply may still come that its client named with this `Idempotency-Key`."""
         ...
 
 
@@ -321,9 +351,9 @@ class KeptReplies:
         self._keys: dict[tuple[bytes, str], KeptReply] = {}
         self.journal: KeptJournal | None = None
         """Hears what becomes of the replies."""
-        self.pending: Callable[[], QuireError] | None = None
-        """While replies of a process before this one may still come: what to say of a reply that
-        is not here."""
+        self.pending: Pending | None = None
+        """Replies that may still come from a process before this one."""
+        self._gives_away = False
         metrics.kept_now = self.now
 
     def now(self) -> KeptNow:
@@ -369,8 +399,8 @@ class KeptReplies:
             ServiceUnavailable: it may still come.
         """
         kept = self._all.get(stream_id)
-        if kept is None and self.pending is not None:
-            raise self.pending()
+        if kept is None and self.pending is not None and self.pending.has(stream_id):
+            raise StreamsReturning
         if kept is None or kept.opening.owner != owner:
             raise NotFound(
                 "There is no such stream: it was never kept, its time is over, or it is not yours."
@@ -384,9 +414,30 @@ class KeptReplies:
             ServiceUnavailable: it may still come.
         """
         kept = self._keys.get((owner, key))
-        if kept is None and self.pending is not None:
-            raise self.pending()
+        if kept is None and self.pending is not None and self.pending.has_key(owner, key):
+            raise StreamsReturning
         return kept
+
+    async def look_for(self, stream_id: str | None = None) -> None:
+        """Find out what else may still come, unless this reply is here; to be awaited before `find`
+        and `by_key`."""
+        if self.pending is not None and stream_id not in self._all:
+            await self.pending.look()
+
+    def give_away(self) -> None:
+        """Another process is there for new connections, and reads this one's journal. A client who
+        is not connected here will come to that one: it is to go on with the reply."""
+        self._gives_away = True
+        for kept in list(self._all.values()):
+            if not kept.has_readers:
+                self._give(kept)
+
+    def _give(self, kept: KeptReply) -> None:
+        if self.journal is None or not self.journal.holds(kept.id):
+            return
+        self.journal.release(kept.id)
+        kept.stop(StreamHandedOver())
+        self.forget(kept)
 
     def running(self) -> list[KeptReply]:
         """Those that have not ended."""
@@ -414,6 +465,8 @@ class KeptReplies:
         """The last of its readers has gone."""
         if kept.id not in self._all:
             self._uncount(kept)
+        elif self._gives_away:
+            self._give(kept)
 
     def grew(self, kept: KeptReply, size: int) -> None:
         """A reply has so many bytes more. Over the limit, make room."""

@@ -1,8 +1,9 @@
 """How much one HTTP request may ask for: a table of limits, and the message that refuses more.
 
 The size of the body is limited by `--max-body-bytes`. `n`, stop strings, banned words and biases
-have limits in `quire.params`, which apply to every API. The limits here apply to HTTP only, because
-a body of a few bytes can ask for a thousand times the work. Knows no endpoint.
+have limits in `quire.params`, which apply to `LLM` as well. The limits here apply to HTTP only: a
+body of a few bytes can ask for a thousand times the work, and what is decoded or checked in one go
+stops all streams meanwhile. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -34,11 +35,40 @@ class Limit:
             rule = self.rule.format(param=param, most=self.most)
             raise InvalidRequest(f"{rule}, got {given}.", param=param)
 
+    def check_arriving(self, so_far: int) -> None:
+        """The same for a count of what has arrived, while more may come.
 
-PROMPTS: Final = Limit(1024, "{param} may hold at most {most} prompts")
-COMPLETIONS: Final = Limit(
-    1024, "A request may ask for at most {most} completions (prompts times n)"
+        Raises:
+            InvalidRequest: naming the limit and what there was when it was passed.
+        """
+        if so_far > self.most:
+            rule = self.rule.format(most=self.most)
+            raise InvalidRequest(f"{rule}, got {so_far} or more.")
+
+
+HEADER_BYTES: Final = Limit(
+    2**15, "The request line and the headers may have at most {most} bytes in all"
 )
+DEPTH: Final = Limit(64, "The body may be nested at most {most} levels deep")
+CONTAINERS: Final = Limit(100_000, "The body may hold at most {most} objects and arrays in all")
+ENTRIES: Final = Limit(200_000, "The objects of the body may have at most {most} fields in all")
+VALUES: Final = Limit(2**20, "The body may hold at most {most} values in all")
+"""As many token ids as the longest contexts have."""
+LABEL: Final = Limit(1024, "{param} may have at most {most} characters")
+"""Of a salt, a user's name and other labels."""
+REQUEST_ID: Final = Limit(
+    128, "{param} must be 1 to {most} visible ASCII characters without spaces", least=1
+)
+METADATA: Final = Limit(16, "{param} may have at most {most} entries")
+PROMPTS: Final = Limit(1024, "{param} may hold at most {most} prompts")
+
+
+def completions(most: int) -> Limit:
+    """Of the completions of one request, at most `--max-n-sequences`."""
+    rule = "A request may ask for at most {most} completions (prompts times n; --max-n-sequences)"
+    return Limit(most, rule)
+
+
 INPUTS: Final = Limit(2048, "{param} must hold from 1 to {most} texts", least=1)
 """OpenAI's limit."""
 TOOLS: Final = Limit(512, "{param} may hold at most {most} tools")
@@ -52,6 +82,12 @@ COPIED: Final = Limit(
     "and bad_words, times the number of completions, may be at most {most}",
 )
 """Each completion is sent to the engine core separately, with its own copy of these."""
+SENT_AT_ONCE: Final = Limit(
+    2**20,
+    "The entries of allowed_token_ids, stop_token_ids and logit_bias and the characters of stop "
+    "and bad_words, times n, may be at most {most}",
+)
+"""All choices of a prompt are sent in one go."""
 FANNED_OUT: Final = Limit(
     2**22, "The tokens of the prompts, times n, may be at most {most} where n is above 1"
 )
@@ -73,6 +109,7 @@ def check_lists(params: SamplingParams, completions: int) -> None:
     lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias)
     entries = sum(len(entries or ()) for entries in lists)
     characters = sum(map(len, (*params.stop_strings, *(params.bad_words or ()))))
+    SENT_AT_ONCE.check((entries + characters) * params.n, None)
     COPIED.check((entries + characters) * completions, None)
 
 

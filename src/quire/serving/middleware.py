@@ -1,8 +1,9 @@
 """The outermost layer: keys, request id, mount path, access log, and handling of every error.
 
 It denies by default: a path that is not on the open list needs a key before it is even routed. So a
-caller without a key gets 401 for an unknown path, and not 404. It decides by the raw ASGI path and
-ignores the Host header. Knows no handler.
+caller without a key gets 401 for an unknown path, and not 404. It decides by the raw ASGI path; who
+may call is told by `auth` and `origins`. What a caller with a key may not call, the route itself
+refuses. Knows no handler.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from quire.serving.auth import Role
 from quire.serving.dialect import DialectTable
 from quire.serving.errors import InternalError, NoDescriptors
 from quire.serving.exchange import KEY, NO_DESCRIPTORS, ClientDisconnect, Exchange, Scope
+from quire.serving.origins import OriginGuard
 from quire.serving.server_state import ServerState
 
 logger = get_logger(__name__)
@@ -42,6 +44,7 @@ class Gate:
         self._state = state
         self._open = open_paths
         self._dialects = dialects
+        self._guard = OriginGuard(state.config)
         self._root = state.config.root_path.rstrip("/")
         self._logs = state.config.logs_access
         self._quiet = state.config.unlogged_paths
@@ -65,14 +68,20 @@ class Gate:
             self._log(exchange)
             if exchange.before_end is not None:  # the caller went away before the end
                 exchange.before_end()
+            # Circles would be left to the garbage collector, and every request waits for that.
+            exchange.before_end = None
+            del exchange.scope[KEY]
 
     async def _serve(self, exchange: Exchange, receive: Any, send: Any) -> None:
         try:
             if exchange.scope["path"] not in self._open:
                 exchange.adopt_request_id()
-                self._state.keys.check(exchange.scope["headers"])
+                self._guard.check(exchange.scope["headers"])
+                exchange.caller = self._state.keys.caller(exchange.scope["headers"])
                 if NO_DESCRIPTORS in exchange.scope:
                     raise NoDescriptors
+            else:
+                exchange.caller = self._state.keys.stranger
             await self._app(exchange.scope, receive, send)
         except ClientDisconnect:
             raise
@@ -84,6 +93,7 @@ class Gate:
             await self._fail(exchange, InternalError(error_id))
 
     async def _fail(self, exchange: Exchange, error: QuireError) -> None:
+        exchange.failed(error)
         if exchange.status is None:
             if error.status == 503 and not _is_probe(exchange):
                 self._state.http.observe_unavailable(error.code or "none")

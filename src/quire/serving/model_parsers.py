@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import structs
+
 from quire.config import ServerConfig
 from quire.errors import InvalidRequest
 from quire.params import SamplingParams
 from quire.serving.decode import show
 from quire.serving.engine_protocol import TokenizerLike
 from quire.serving.forced_calls import call_grammar
+from quire.serving.free_reasoning import marks_of_parser, reasoning_before
 from quire.serving.parsers.json_calls import JsonCalls
 from quire.serving.parsing import (
     PARSERS,
@@ -28,6 +31,8 @@ from quire.serving.parsing import (
     ReplyRules,
 )
 from quire.serving.tools import ToolUse
+from quire.thinking import PROMPT_END, ThinkingMarks
+from quire.tokenizer.thinking import REASONING_MARKS, first_that_fits
 
 OFF: Final = "none"
 """Stands for no parser."""
@@ -57,21 +62,6 @@ TOOL_MARKS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 """Tool parsers, and what a template has that writes their syntax: all of the strings. The first row
 that fits counts."""
 
-REASONING_MARKS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("openai_gptoss", ("<|channel|>", "<|message|>")),
-    ("mistral", ("[THINK]",)),
-    ("granite", ("Here is my thought process:",)),
-    ("granite", ("<|start_of_role|>", "<response>")),
-    ("seed_oss", ("<seed:think>",)),
-    ("glm45", ("<arg_key>", "<think>")),
-    ("kimi_k2", ("<|tool_calls_section_begin|>", "<think>")),
-    ("deepseek_v3", ("<｜Assistant｜>", "thinking")),
-    ("deepseek_r1", ("<｜Assistant｜>", "</think>")),
-    ("qwen3", ("<think>",)),
-    ("deepseek_r1", ("</think>",)),
-)  # fmt: skip
-"""The same for reasoning parsers."""
-
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Values of `reasoning_effort`, as vLLM has them."""
 _SWITCHES: Final = ("enable_thinking", "thinking")
@@ -95,6 +85,8 @@ class ModelParsers:
     """Whether the chat template shows tools to the model."""
     told: frozenset[str] = _VARIABLES
     """The variables about reasoning that the template reads."""
+    in_reasoning: bool = False
+    """Whether forms hold from the first token on, and leave no room for reasoning before them."""
 
     def check_tools(self, use: ToolUse) -> None:
         """Refuse tools that would have no effect.
@@ -145,6 +137,42 @@ class ModelParsers:
         tells = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, effort != OFF)}
         return {name: tells[name] for name in tells if name in self.told} | variables
 
+    def mark_thinking(self, params: SamplingParams) -> SamplingParams:
+        """Parameters with the marks around the reasoning, if a budget of it needs them.
+
+        Raises:
+            InvalidRequest: no parser in force knows such marks.
+        """
+        if params.thinking_token_budget is None:
+            return params
+        marks = self.marks
+        if marks is None:
+            raise InvalidRequest(
+                "thinking_token_budget needs a model whose reasoning has known marks; the parsers "
+                f"in force are {self.names or OFF} (--reasoning-parser), got "
+                f"{params.thinking_token_budget}.",
+                param="thinking_token_budget",
+            )
+        return params.replace(thinking_marks=marks)
+
+    def can_limit(self, tokenizer: TokenizerLike) -> bool:
+        """Whether reasoning can be held to a budget: marks are known, and tokens of their own."""
+        if self.marks is None:
+            return False
+        marks = (self.marks.opening, self.marks.closing)
+        firsts = [tokenizer.encode(mark, add_special_tokens=False)[:1] for mark in marks]
+        return all(first and first[0] in tokenizer.added_ids for first in firsts)
+
+    @property
+    def marks(self) -> ThinkingMarks | None:
+        """What is written around the reasoning; `None`: not known."""
+        return marks_of_parser(_reasoning_of(self.kinds))
+
+    def may_reason(self, variables: Mapping[str, Any]) -> bool:
+        """Whether the model may begin to reason by itself, given the template's variables: not
+        where a variable that the template reads turns reasoning off."""
+        return all(variables.get(name) is not False for name in _SWITCHES if name in self.told)
+
     def parsing(
         self,
         prompt: str,
@@ -153,6 +181,7 @@ class ModelParsers:
         tokenizer: TokenizerLike,
         *,
         reasoning: bool = True,
+        may_reason: bool = True,
     ) -> tuple[Parsing, SamplingParams]:
         """How the output of one request is parsed, and its parameters, changed so that parsers see
         special tokens that are marks of their syntax.
@@ -163,30 +192,48 @@ class ModelParsers:
             params: The request's parameters.
             tokenizer: The model's.
             reasoning: Whether the reply has the reasoning.
+            may_reason: Whether the model may begin to reason by itself; see `may_reason`.
         """
+        params = self.mark_thinking(params)
         kinds = [kind for kind in self.kinds if use.offered or not kind.needs_tools]
         if use.constrains:
-            kinds, params = self._constrained(kinds, prompt, use, params, tokenizer)
+            kinds, params = self._constrained(kinds, use, params, tokenizer)
+        params = self._after_reasoning(kinds, prompt, params, use, may_reason)
         special: dict[str, int] = {}
         if params.skip_special_tokens:
             known = tokenizer.special_tokens
-            marks = [mark for kind in kinds for mark in kind.special_tokens]
-            special = {mark: known[mark] for mark in marks if mark in known}
+            shown = [mark for kind in kinds for mark in kind.special_tokens]
+            special = {mark: known[mark] for mark in shown if mark in known}
         if special:
             params = params.replace(shown_special_ids=sorted(special.values()))
         setup = ParserSetup(prompt, use.offered, frozenset(special))
         rules = ReplyRules(reasoning, use.choice.parallel)
         parsing = Parsing(kinds, setup, rules)
-        thoughts = next((kind.thoughts for kind in kinds if kind.thoughts is not None), None)
-        if thoughts is not None:
-            ids = tokenizer.encode(thoughts[1], add_special_tokens=False)
+        marks = marks_of_parser(_reasoning_of(kinds))
+        if marks is not None:
+            ids = tokenizer.encode(marks.closing, add_special_tokens=False)
             parsing.thoughts_end = ids[0] if len(ids) == 1 else None
         return parsing, params
+
+    def in_prompts(
+        self, params: SamplingParams, prompts: Sequence[Sequence[int]], tokenizer: TokenizerLike
+    ) -> SamplingParams:
+        """Parameters for prompts that no template made: a form holds from where the reasoning ends
+        if all of them end with the mark that opens it, and otherwise from the first token on."""
+        form, marks = params.structured_outputs, self.marks
+        if form is None or form.reasoning is not None or marks is None or self.in_reasoning:
+            return params
+        for ids in prompts:
+            end = tokenizer.decode(list(ids[-PROMPT_END:]), skip_special_tokens=False)
+            if not end.rstrip().endswith(marks.opening):
+                return params
+        kind = _reasoning_of(self.kinds)
+        reasoning = reasoning_before(kind, marks.opening, may_open=False)
+        return params.replace(structured_outputs=structs.replace(form, reasoning=reasoning))
 
     def _constrained(
         self,
         kinds: list[type[OutputParser]],
-        prompt: str,
         use: ToolUse,
         params: SamplingParams,
         tokenizer: TokenizerLike,
@@ -205,11 +252,35 @@ class ModelParsers:
             # The model's own syntax is not JSON, or is not known: a list of JSON objects.
             kinds = [*(kind for kind in kinds if not kind.needs_tools), JsonCalls]
             calls = JsonCalls
-        reasoning = next((kind for kind in kinds if kind.thoughts is not None), None)
-        grammar = call_grammar(use, calls, reasoning, prompt, vocabulary)
+        grammar = call_grammar(use, calls, vocabulary)
         if grammar is None:
             return kinds, params
         return kinds, params.replace(structured_outputs=grammar)
+
+    def _after_reasoning(
+        self,
+        kinds: Sequence[type[OutputParser]],
+        prompt: str,
+        params: SamplingParams,
+        use: ToolUse,
+        may_reason: bool,
+    ) -> SamplingParams:
+        """Parameters whose form, if they have one, holds from where the reasoning ends."""
+        form = params.structured_outputs
+        if form is None or form.reasoning is not None or self.in_reasoning:
+            return params
+        kind = _reasoning_of(kinds)
+        reasoning = reasoning_before(kind, prompt, may_open=may_reason)
+        if reasoning is None:
+            return params
+        if use.constrains:  # calls are messages of their own, which nothing begins but they
+            reasoning = structs.replace(reasoning, answer="")
+        return params.replace(structured_outputs=structs.replace(form, reasoning=reasoning))
+
+
+def _reasoning_of(kinds: Sequence[type[OutputParser]]) -> type[OutputParser] | None:
+    """The parser of reasoning, if there is one."""
+    return next((kind for kind in kinds if kind.thoughts is not None), None)
 
 
 def choose_parsers(config: ServerConfig, templates: Sequence[str]) -> ModelParsers:
@@ -220,8 +291,8 @@ def choose_parsers(config: ServerConfig, templates: Sequence[str]) -> ModelParse
     """
     text = "\n".join(templates)
     shows = not templates or _TOOLS.search(text) is not None
-    tools = config.tool_call_parser or (_first(TOOL_MARKS, text) if shows else OFF)
-    reasoning = config.reasoning_parser or _first(REASONING_MARKS, text)
+    tools = config.tool_call_parser or (first_that_fits(TOOL_MARKS, text) if shows else OFF)
+    reasoning = config.reasoning_parser or first_that_fits(REASONING_MARKS, text)
     found = [] if reasoning == OFF else [REASONING_PARSERS.get(reasoning)]
     if tools != OFF:
         found.append(PARSERS.get(tools))
@@ -231,9 +302,5 @@ def choose_parsers(config: ServerConfig, templates: Sequence[str]) -> ModelParse
         config.enable_auto_tool_choice,
         shows,
         frozenset(_TOLD.findall(text)) if templates else _VARIABLES,
+        config.enable_in_reasoning,
     )
-
-
-def _first(rows: Sequence[tuple[str, tuple[str, ...]]], text: str) -> str:
-    fits = (name for name, marks in rows if all(mark in text for mark in marks))
-    return next(fits, OFF)

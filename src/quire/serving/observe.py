@@ -19,7 +19,7 @@ WINDOW_SECONDS: Final = 60.0
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 
-def _parameters(exchange: Exchange, *known: str) -> dict[str, str]:
+def parameters(exchange: Exchange, *known: str) -> dict[str, str]:
     """The query string.
 
     Raises:
@@ -55,7 +55,7 @@ def _number(text: str | None, default: float, name: str) -> float:
 
 async def list_requests(exchange: Exchange) -> None:
     """The unfinished requests: the state of each, and why it waits."""
-    _parameters(exchange)
+    parameters(exchange)
     question = exchange.state.engine_for().question()
     states = await asyncio.to_thread(question.requests)
     await exchange.reply(msgspec.json.encode({"object": "list", "data": states}))
@@ -63,7 +63,7 @@ async def list_requests(exchange: Exchange) -> None:
 
 async def explain(exchange: Exchange) -> None:
     """Where the time of one request went; `format` is `json` or `text`."""
-    form = _parameters(exchange, "format").get("format", "json")
+    form = parameters(exchange, "format").get("format", "json")
     if form not in ("json", "text"):
         raise InvalidRequest(f"format must be json or text, got {form[:100]!r}", param="format")
     request_id = exchange.scope["path_params"]["id"]
@@ -76,7 +76,7 @@ async def explain(exchange: Exchange) -> None:
 
 async def timeline(exchange: Exchange) -> None:
     """The last `steps` steps as a Chrome trace."""
-    given = _parameters(exchange, "steps").get("steps")
+    given = parameters(exchange, "steps").get("steps")
     steps = int(_number(given, TIMELINE_STEPS, "steps"))
     question = exchange.state.engine_for().question()
     # Thousands of events: encoding them belongs on the thread too.
@@ -88,7 +88,7 @@ async def diagnosis(exchange: Exchange) -> None:
     """Figures of the last `seconds`, and the likely causes they point to."""
     from quire.observability.explain.diagnosis import diagnose
 
-    given = _parameters(exchange, "seconds").get("seconds")
+    given = parameters(exchange, "seconds").get("seconds")
     window = _number(given, WINDOW_SECONDS, "seconds")
     question = exchange.state.engine_for().question()
     signals = await asyncio.to_thread(question.signals, window)

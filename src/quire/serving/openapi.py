@@ -75,9 +75,11 @@ def _check_shown(exchange: Exchange) -> None:
 
 def document(routes: Mapping[str, RouteSpec]) -> dict[str, Any]:
     """The OpenAPI document of a table of routes."""
-    bodies = {path: body for path, spec in routes.items() if (body := body_type(spec)) is not None}
-    schemas, components = msgspec.json.schema_components(list(bodies.values()), ref_template=_REFS)
-    by_path = dict(zip(bodies, schemas, strict=True))
+    bodies = {path: found for path, spec in routes.items() if (found := _body_types(spec))}
+    kinds = list(dict.fromkeys(kind for found in bodies.values() for kind in found))
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFS)
+    by_kind = dict(zip(kinds, schemas, strict=True))
+    by_path = {path: _any_of([by_kind[kind] for kind in found]) for path, found in bodies.items()}
     paths: dict[str, dict[str, Any]] = {}
     for path, spec in routes.items():
         shown = _PATH_PARAMETER.sub(r"{\1}", path)
@@ -102,6 +104,16 @@ def body_type(spec: RouteSpec) -> type[msgspec.Struct] | None:
         asked = spec.handler.body_type()
         return asked if asked.__struct_fields__ else None
     return spec.body
+
+
+def _body_types(spec: RouteSpec) -> tuple[type[msgspec.Struct], ...]:
+    """The types of which a route's body is one."""
+    body = body_type(spec)
+    return spec.bodies if body is None else (body,)
+
+
+def _any_of(schemas: list[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _operation(path: str, method: str, spec: RouteSpec, schema: Any) -> dict[str, Any]:
@@ -211,6 +223,8 @@ def _fields(operation: dict[str, Any], described: dict[str, Any]) -> list[tuple[
     ]
     if body := operation.get("requestBody"):
         schema = body["content"]["application/json"]["schema"]
+        if "$ref" not in schema:
+            return [*found, ("the body", kind_of(schema))]
         record = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         needed = record.get("required", ())
         found += [

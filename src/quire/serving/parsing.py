@@ -80,6 +80,8 @@ class OutputParser(ABC):
 
     thoughts: ClassVar[tuple[str, str] | None] = None
     """The tags around reasoning, for parsers of reasoning, for grammars that apply after it."""
+    answer: ClassVar[str] = ""
+    """What begins the answer, with or without reasoning before it, if anything does."""
 
     @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax | None:

@@ -14,6 +14,8 @@ from quire.errors import ContextLengthExceeded, InvalidRequest
 from quire.serving.decode import show
 from quire.serving.engine_protocol import EngineClient
 from quire.tokenizer.chat_template import check_template_kwargs
+from quire.tokenizer.template_cost import rendering_work, template_degree
+from quire.tokenizer.template_helper import MAX_WORK
 
 TEXT_MARGIN: Final = 4
 """A text may have this many times the characters that the longest tokens could cover within the
@@ -91,12 +93,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     )
 
 
-def template_size(messages: Sequence[Any], tools: Sequence[Any] | None) -> int:
-    """The cost of rendering messages and tools, as a size for `off_loop`."""
-    return TURN_CHARACTERS * (len(messages) + len(tools or ()))
-
-
-def apply_template(
+async def render_turns(
     engine: EngineClient,
     turns: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
@@ -104,8 +101,10 @@ def apply_template(
     continue_final_message: bool | None,
     template_kwargs: dict[str, Any],
 ) -> str:
-    """The prompt that the model's template renders from turns. This blocks, so call it through
-    `off_loop`.
+    """The prompt that the model's template renders from turns.
+
+    A cheap template renders a short conversation on the event loop and a longer one on a thread; a
+    very long one, and any other template, is rendered in a process that may be killed.
 
     Args:
         engine: The engine whose template is used.
@@ -118,7 +117,8 @@ def apply_template(
         template_kwargs: Further variables of the template.
 
     Raises:
-        InvalidRequest: an option is wrong, or the template refuses.
+        InvalidRequest: an option is wrong, the template refuses, or rendering exceeds a limit.
+        TooManyRequests: other conversations are being rendered, and its turn did not come in time.
     """
     if not turns:
         raise InvalidRequest("messages must not be empty.", param="messages")
@@ -133,12 +133,25 @@ def apply_template(
             "chat_template_kwargs must not set 'self'.", param="chat_template_kwargs"
         )
     goes_on = bool(continue_final_message)
-    return engine.tokenizer.apply_chat_template(
-        turns,
-        tools=tools or None,
-        add_generation_prompt=not goes_on
-        if add_generation_prompt is None
-        else add_generation_prompt,
-        continue_final_message=goes_on,
-        **kwargs,
-    )
+    begins = not goes_on if add_generation_prompt is None else add_generation_prompt
+
+    def work() -> str:
+        return engine.tokenizer.apply_chat_template(
+            turns,
+            tools=tools or None,
+            add_generation_prompt=begins,
+            continue_final_message=goes_on,
+            **kwargs,
+        )
+
+    size = TURN_CHARACTERS * (len(turns) + len(tools or ()))
+    template, helper = engine.tokenizer.chat_template, engine.templates
+    if template is None or helper is None:
+        return await off_loop(size, work)
+    degree = template_degree(template.source(tools))
+    passes = MAX_WORK + 1
+    if degree is not None:
+        passes = rendering_work(degree, (turns, tools, kwargs), MAX_WORK)
+    if passes > MAX_WORK:
+        return await helper.render(turns, tools or None, begins, goes_on, kwargs)
+    return await off_loop(max(size, passes), work)

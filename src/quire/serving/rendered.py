@@ -14,6 +14,7 @@ from quire.serving.submission import Submission
 
 FILLED_IN: Final = frozenset(
     ("output_kind", "grammar", "shown_special_ids", "eos_token_ids", "bad_words_token_ids")
+    + ("thinking", "thinking_marks")
 )
 """Parameters that the server fills in by itself."""
 

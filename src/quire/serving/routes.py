@@ -19,6 +19,7 @@ from starlette.routing import Route, Router
 from quire.errors import ConfigError, NotFound, QuireError
 from quire.logger import get_logger
 from quire.registry import Registry
+from quire.serving.absent_routes import refuse_absent
 from quire.serving.auth import Role
 from quire.serving.dialect import OPENAI, Dialect
 from quire.serving.exchange import KEY, Answered, Exchange, Scope
@@ -47,6 +48,8 @@ class RouteSpec:
     body: type[msgspec.Struct] | None = None
     """Type of the JSON body that `POST` takes, for `GET /openapi.json`. A handler that asks a verb
     knows it itself."""
+    bodies: tuple[type[msgspec.Struct], ...] = ()
+    """The same for a route that takes one of several types."""
     query: Mapping[str, str] = field(default_factory=dict)
     """Parameters of the query and their JSON types, for the same document."""
     replies: tuple[str, ...] = ("application/json",)
@@ -54,7 +57,8 @@ class RouteSpec:
 
 
 class Endpoint:
-    """A handler as an ASGI application, together with the role of its route."""
+    """A handler as an ASGI application, together with the role of its route, without which nobody
+    gets to the handler."""
 
     def __init__(self, path: str, spec: RouteSpec) -> None:
         self.role = spec.role
@@ -63,9 +67,14 @@ class Endpoint:
         self._dialect = spec.dialect
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Serve one request."""
+        """Serve one request.
+
+        Raises:
+            RoleMissing: it is for callers of another role.
+        """
         exchange: Exchange = scope[KEY]
         exchange.dialect = self._dialect
+        exchange.caller.require(self.role)
         with suppress(Answered):
             await self._handler(exchange)
 
@@ -123,6 +132,7 @@ class UnknownPath:
             scope["quire.plugins_asked"] = True
             if await self._add():
                 return await self._router.app(scope, receive, send)
+        refuse_absent(scope["path"])
         path = quote(scope["path"][:200], errors="replace")
         hint = did_you_mean(scope["path"], self._table)
         raise NotFound(f"There is nothing at {path}{hint or '.'} GET / says what there is.")

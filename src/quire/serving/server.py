@@ -21,9 +21,9 @@ from quire.engine.frontend.disk.disk_journal import DiskJournal, JournalOptions
 from quire.errors import ConfigError, EngineDead, QuireError, StartupError, told
 from quire.logger import get_logger
 from quire.serving.app import build_app
+from quire.serving.auth import KeyRing
 from quire.serving.drain import FLUSH_SECONDS, drain
 from quire.serving.engine_protocol import EngineClient
-from quire.serving.errors import StreamsReturning
 from quire.serving.greeting import announce, greeting
 from quire.serving.handover import HandoverPoint, has_predecessor, take_listener
 from quire.serving.http_server import adopt_uvicorn_logs, http_server
@@ -31,6 +31,8 @@ from quire.serving.journal_replay import JournalReplay
 from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
 from quire.serving.service_report import ServiceReport
+from quire.serving.tls import Tls
+from quire.utils.collector import keep_present
 from quire.utils.process import GROUP_SIGNALS, leave_within, raise_descriptor_limit
 from quire.utils.service import ServiceManager
 
@@ -65,7 +67,9 @@ def run_server(
         engine_factory: Starts an engine and returns it at once; `AsyncLLM.start` if left out.
     """
     try:
+        keys = KeyRing(server_config)
         has_one = has_predecessor(server_config)
+        tls = None if server_config.ssl_certfile is None else Tls(server_config)
         journal = _open_journal(server_config, waits=has_one)
         listener = None if has_one else bind(server_config)
     except (StartupError, ConfigError) as error:
@@ -73,7 +77,7 @@ def run_server(
     raise_descriptor_limit()
     adopt_uvicorn_logs(LOG_LEVELS[server_config.uvicorn_log_level])
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        server = _Server(listener, server_config, journal)
+        server = _Server(listener, server_config, journal, keys, tls)
         try:
             code = runner.run(server.run(engine_config, engine_factory or _start_engine))
         finally:
@@ -116,28 +120,35 @@ class _Server:
     """Runs HTTP and engine side by side, and ends both."""
 
     def __init__(
-        self, listener: socket.socket | None, config: ServerConfig, journal: DiskJournal | None
+        self,
+        listener: socket.socket | None,
+        config: ServerConfig,
+        journal: DiskJournal | None,
+        keys: KeyRing,
+        tls: Tls | None,
     ) -> None:
         self._listener = listener
         # `None` until it is taken over from another server
         self._config = config
-        self._state = ServerState(config)
+        self._state = ServerState(config, keys=keys)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._left_at = 0.0
         # when the listening socket was handed over, on the event loop's clock
         self._signal = 0
         app = build_app(self._state)
-        self._http = http_server(app, self._state.unread)
+        self._tls = tls
+        self._http = http_server(app, self._state.unread, None if tls is None else tls.context)
         self._journal = journal
         self._replay: JournalReplay | None = None
         if journal is not None:
             self._replay = JournalReplay(self._state, journal, app.router)
-            self._state.kept.pending = StreamsReturning
+            self._state.kept.pending = self._replay
         self._report = ServiceReport(self._state, ServiceManager())
         self._handover: HandoverPoint | None = None
         self._serving: asyncio.Future[None] | None = None
-        self._reporting: asyncio.Future[None] | None = None
+        self._beside: list[asyncio.Future[None]] = []
+        # what runs until the end
 
     def release(self) -> None:
         """Close the listening socket and remove its name, unless another process has it now."""
@@ -180,7 +191,12 @@ class _Server:
         """
         self._listener = listener
         self._serving = asyncio.ensure_future(self._http.serve([listener]))
-        self._reporting = asyncio.ensure_future(self._report.run())
+        self._beside += (
+            asyncio.ensure_future(self._report.run()),
+            asyncio.ensure_future(self._state.keys.watch()),
+        )
+        if self._tls is not None and self._config.enable_ssl_refresh:
+            self._beside.append(asyncio.ensure_future(self._tls.watch()))
         if self._config.handover_socket is not None:
             path = self._config.handover_socket
             self._handover = HandoverPoint(path, listener, self._why_kept, self._hand_over)
@@ -217,6 +233,7 @@ class _Server:
             self._config.handover_timeout,
         )
         self._state.handed_over = True
+        self._state.kept.give_away()
         self._report.leave()
         self._http.stop_accepting()
         self._left_at = asyncio.get_running_loop().time()
@@ -277,6 +294,7 @@ class _Server:
             await self._replay.begin()
         if self._stop.is_set() or self._listener is None:
             return self._interrupted()
+        keep_present()
         self._state.mark_started()
         self._report.look()
         names = next(iter(self._state.models.values())).parsers.names
@@ -322,8 +340,8 @@ class _Server:
         for engine in self._state.engines:
             stopping.append(asyncio.ensure_future(_bounded(engine.shutdown(), seconds)))
         await asyncio.gather(*stopping)
-        if self._reporting is not None:
-            self._reporting.cancel()
+        for task in self._beside:
+            task.cancel()
 
 
 async def _bounded(work: Awaitable[None], seconds: float) -> None:

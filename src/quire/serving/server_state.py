@@ -29,10 +29,12 @@ from quire.serving.errors import (
     ShuttingDown,
 )
 from quire.serving.kept_streams import KeptReplies
+from quire.serving.key_accounts import KeyAccounts
 from quire.serving.model_parsers import ModelParsers, choose_parsers
 from quire.serving.owned_store import OwnedStore
 from quire.serving.parsing import PARSERS
 from quire.serving.unread import Unread
+from quire.serving.unread_fields import UnknownFields
 from quire.utils.timing import Clock, RealClock
 from quire.version import __version__
 
@@ -64,6 +66,7 @@ class ServerState:
         config: Where the server listens and who may call.
         engine: The first engine, if it has already been started.
         clock: Monotonic time.
+        keys: Made from `config` if left out.
     """
 
     def __init__(
@@ -71,12 +74,13 @@ class ServerState:
         config: ServerConfig,
         engine: EngineClient | None = None,
         clock: Clock | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
         self.config = config
         self.models: dict[str, ServedModel] = {}
         """By served name; the first one is the default."""
         self.engine = engine
-        self.keys = KeyRing(config.api_key)
+        self.keys = KeyRing(config) if keys is None else keys
         self.draining = False
         """Set on shutdown: readiness goes, and no new request is taken."""
         self.handed_over = False
@@ -89,7 +93,11 @@ class ServerState:
         self._clock = clock or RealClock()
         self._born = self._clock.now()
         self._drain_ends = 0.0
+        self.accounts = KeyAccounts(self._clock)
+        """What the keys of the key file use."""
+        self.keys.listen(self.accounts.use)
         self.http = HttpMetrics()
+        self.http.keys_now = self.accounts.now
         self.http_text = HttpText(self.http)
         self.kept = KeptReplies(
             config.stream_retention, config.max_kept_streams, config.max_kept_bytes, self.http
@@ -106,6 +114,8 @@ class ServerState:
         waits for. It includes those that are still being tokenised."""
         self.active_ids: set[str] = set()
         """Engine request ids of these, for the end of a drain."""
+        self.unknown_fields = UnknownFields(config.unknown_request_fields == "ignore")
+        """What becomes of request fields that no route knows."""
         self.responses: OwnedStore[Any] = OwnedStore(
             config.max_stored_responses,
             config.max_stored_response_bytes,

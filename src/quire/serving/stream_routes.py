@@ -22,16 +22,17 @@ async def stream(exchange: Exchange) -> None:
     Raises:
         NotFound: it is not kept, or not the caller's, or does not keep that event.
     """
-    kept = _find(exchange)
+    kept = await _find(exchange)
     if exchange.scope["method"] == "DELETE":
         exchange.state.kept.delete(kept)
         return await exchange.reply(msgspec.json.encode({"id": kept.id, "deleted": True}))
     await exchange.follow(kept, "id", _after(exchange))
 
 
-def _find(exchange: Exchange) -> KeptReply:
-    owner = exchange.state.keys.owner(exchange.scope["headers"])
-    return exchange.state.kept.find(exchange.scope["path_params"]["id"], owner)
+async def _find(exchange: Exchange) -> KeptReply:
+    stream_id, kept = exchange.scope["path_params"]["id"], exchange.state.kept
+    await kept.look_for(stream_id)
+    return kept.find(stream_id, exchange.caller.owner)
 
 
 def _after(exchange: Exchange) -> str:

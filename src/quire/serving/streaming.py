@@ -31,6 +31,7 @@ async def send_stream(exchange: Exchange, frames: AsyncGenerator[bytes]) -> None
                 async for chunk in frames:
                     await exchange.write(chunk)
         except Exception as error:
+            exchange.failed(error)
             last = _error_frame(exchange, error) + last
         await exchange.end_stream(last)
 
@@ -48,12 +49,15 @@ async def _keep_stream(exchange: Exchange, kept: KeptReply, frames: AsyncGenerat
     except asyncio.CancelledError:
         if kept.stopped is None:
             raise
+        exchange.failed(kept.stopped)
         last = dialect.stream_error(kept.stopped, exchange.request_id) + last
         # What ends a stream only here has no id: its client goes on after the event before.
         named &= not isinstance(kept.stopped, LeftInJournal)
     except Exception as error:
+        exchange.failed(error)
         last = _error_frame(exchange, error) + last
     ids.enter_end()
+    exchange.settle()
     kept.end(ids.attach(last) if named else last, failed)
 
 

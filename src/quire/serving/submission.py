@@ -6,6 +6,7 @@ Knows neither what is asked of the model nor what becomes of the outputs.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,20 +15,33 @@ from typing import Final
 
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.seeds import prompt_seed
-from quire.errors import GRAMMAR, POISON, GrammarFailed, PoisonRequest, StepFailed
+from quire.errors import (
+    GRAMMAR,
+    POISON,
+    PROCESSOR_FAILED,
+    PROCESSOR_REFUSED,
+    GrammarFailed,
+    InvalidRequest,
+    PoisonRequest,
+    ProcessorFailed,
+    ProcessorRefused,
+    StepFailed,
+)
 from quire.logger import get_logger
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
+from quire.serving.auth import Tenant
 from quire.serving.deadline import Deadline
 from quire.serving.durable import Durable
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.errors import CutShort
+from quire.serving.field_names import AS_THE_ENGINE, FieldNames
 from quire.serving.server_state import ServerState
 
 logger = get_logger(__name__)
 
-BREATHE_EVERY: Final = 32
-"""Prompts after which others get their turn on the event loop."""
+BREATHE_AFTER: Final = 0.005
+"""Seconds of submitting prompts after which others get their turn on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +56,16 @@ class Submission:
     """One for all prompts, of which each but the first gets a seed of its own; or one each."""
     priority: int = 0
     cache_salt: str | None = None
-    client: str = ""
-    """Whose turn it takes under the `fair` policy."""
+    """As given."""
+    client: Tenant = Tenant()
     trace_headers: dict[str, str] | None = None
     """The caller's trace context."""
     deadline: Deadline | None = None
     """When the reply must be complete."""
+    names: FieldNames = AS_THE_ENGINE
+    """What the caller calls the fields that errors name."""
+    continues: bool = False
+    """It is a further step of what was accepted before: the limits of the queue do not count."""
 
 
 @asynccontextmanager
@@ -75,7 +93,8 @@ async def submitted(
     try:
         if durable is not None:
             durable.expect(request_ids)
-        await _submit(engine, submission, request_ids, streams, durable)
+        with submission.names.told():
+            await _submit(engine, submission, request_ids, streams, durable)
         if durable is not None:
             # The client is told the stream's id next. From then on it must outlive this process.
             await durable.journal.written()
@@ -101,6 +120,7 @@ async def _submit(
     durable: Durable | None,
 ) -> None:
     """Add a stream for every prompt."""
+    begun_at = time.monotonic()
     for request_id, prompt in zip(request_ids, submission.prompts, strict=True):
         params = _next_params(submission.params, streams)
         if durable is not None and (begun := durable.resumption(len(streams))) is not None:
@@ -110,25 +130,33 @@ async def _submit(
                     request_id,
                     begun,
                     priority=submission.priority,
-                    cache_salt=submission.cache_salt,
-                    client=submission.client,
+                    cache_salt=submission.client.salt(submission.cache_salt),
+                    client=submission.client.name,
+                    entry=submission.client.entry,
                 )
             )
             await asyncio.sleep(0)  # what it brings has been rendered in one go
             continue
-        stream = await engine.submit(
-            prompt,
-            params,
-            request_id,
-            priority=submission.priority,
-            cache_salt=submission.cache_salt,
-            client=submission.client,
-            trace_headers=submission.trace_headers,
-            max_wait=None if submission.deadline is None else submission.deadline.left(),
-        )
+        try:
+            stream = await engine.submit(
+                prompt,
+                params,
+                request_id,
+                priority=submission.priority,
+                cache_salt=submission.client.salt(submission.cache_salt),
+                client=submission.client.name,
+                trace_headers=submission.trace_headers,
+                max_wait=None if submission.deadline is None else submission.deadline.left(),
+                continues=submission.continues,
+                entry=submission.client.entry,
+            )
+        except ProcessorRefused as error:
+            error.param = "vllm_xargs"
+            raise
         streams.append(stream)
-        if len(streams) % BREATHE_EVERY == 0:
+        if time.monotonic() - begun_at > BREATHE_AFTER:
             await asyncio.sleep(0)
+            begun_at = time.monotonic()
 
 
 def _next_params(
@@ -147,12 +175,17 @@ def _next_params(
     return streams[-1].checked.with_seed(prompt_seed(streams[0].seed, len(streams)))
 
 
-def request_failed(output: RequestOutput) -> StepFailed | GrammarFailed:
+def request_failed(output: RequestOutput) -> StepFailed | InvalidRequest:
     """The error for the caller of a request that the engine failed on; the log gets the cause."""
     error_id = uuid.uuid4().hex[:12]
     logger.error("request %s failed (%s): %s", output.request_id, error_id, output.error)
     if output.error is not None and output.error.startswith(GRAMMAR):
         return GrammarFailed(output.error, param=GRAMMAR)
+    told = output.error or ""
+    if told.startswith(PROCESSOR_REFUSED):
+        return ProcessorRefused(told, param="vllm_xargs")
+    if told.startswith(PROCESSOR_FAILED):
+        return ProcessorFailed(f"{told}. The log has more under {error_id}.")
     if output.error == POISON:
         return PoisonRequest(
             "The engine ended each time it worked on this request, which was therefore taken out; "

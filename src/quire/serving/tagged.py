@@ -13,7 +13,7 @@ from typing import Any, Final
 from quire.bounds import TYPE_WORDS
 from quire.errors import InvalidRequest
 from quire.serving.decode import show
-from quire.spelling import nearest
+from quire.serving.unread_fields import unread_fields
 
 _WORDS: Final = {dict: "object", list: "array", type(None): "null"}
 
@@ -48,11 +48,7 @@ def check_object(value: Any, shape: Shape, where: str) -> None:
         raise InvalidRequest(f"{where} must be an object, got {show(value)}.", param=where)
     for name, given in value.items():
         if name not in shape and given is not None:
-            near = nearest(name, shape)
-            hint = f" Did you mean `{near}`?" if near else ""
-            raise InvalidRequest(
-                f"Unknown field `{name[:200]}` in {where}.{hint}", param=f"{where}.{name[:200]}"
-            )
+            unread_fields().unknown(name, shape, where)
     for name, field in shape.items():
         _check_field(value.get(name), field, f"{where}.{name}")
 

@@ -34,6 +34,8 @@ class ToolSpec:
     """The arguments must fit the schema: generation is constrained by it."""
     shown: dict[str, Any] | None = None
     """The object that the chat template gets, if it is not simply made of the fields above."""
+    place: str = "tools"
+    """The path of `parameters` in the caller's request, for errors."""
 
     def for_template(self) -> dict[str, Any]:
         """OpenAI's nested object, which chat templates are written for."""
@@ -125,9 +127,8 @@ def tool_spec(
         raise InvalidRequest(
             f"{where}.strict must be true or false, got {show(strict)}.", param=f"{where}.strict"
         )
-    return ToolSpec(
-        name, description, _schema(parameters, f"{where}.{schema}"), bool(strict), shown
-    )
+    place = f"{where}.{schema}"
+    return ToolSpec(name, description, _schema(parameters, place), bool(strict), shown, place)
 
 
 def _schema(value: object, where: str) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ wire format.
 
 from __future__ import annotations
 
-from quire.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from quire.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from quire.params import SamplingParams
 from quire.serving.parsing import ChoiceParser, Parsing
 from quire.serving.submission import request_failed
@@ -33,6 +33,8 @@ class TurnReader:
     ) -> None:
         self.usage = Usage()
         """Grows as outputs are read."""
+        self.times: RequestMetrics | None = None
+        """Of the latest prompt that has ended."""
         self.n = params.n
         """Choices of each prompt."""
         self.scored = params.prompt_logprobs is not None
@@ -74,6 +76,8 @@ class TurnReader:
         """
         if output.error is not None:
             raise request_failed(output)
+        if output.finished:
+            self.times = output.metrics
         batches = []
         for completion in output.outputs:
             choice = prompt_index * self.n + completion.index

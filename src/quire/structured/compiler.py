@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Final
 
@@ -115,9 +116,17 @@ class Vocabulary:
         self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, size, len(matchers))
         return masks
 
+    def begin_masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Future[np.ndarray]:
+        """As `make_masks`, on a thread of its own. Nobody may use the matchers meanwhile."""
+        return self._helper.submit(self.make_masks, matchers)
+
     @cached_property
     def _executor(self) -> llguidance.LLExecutor:
         return llguidance.LLExecutor(max(1, min(8, available_cores())))
+
+    @cached_property
+    def _helper(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="masks")
 
 
 def _said(matcher: llguidance.LLMatcher) -> str:

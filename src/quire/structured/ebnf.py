@@ -4,12 +4,8 @@ Both have rules of strings, sets of characters, `.`, groups, alternatives and re
 `{2}`, `{2,}`, `{2,5}`), comments after `#`, and begin at `root`. What only one of them has
 (lookahead assertions, tokens by number) is refused.
 
-Such a grammar is about characters, and Lark's terminals are not: a lexer takes the longest match.
-So a grammar without recursion becomes one regular expression, and one with recursion is matched
-character by character. That is exact; with a large vocabulary it may exceed the work that is
-allowed for one token.
-
-Reading takes time in proportion to the text. Knows no request and no llguidance.
+Reading takes time in proportion to the text; `ebnf_lark` writes what was read. Knows no request and
+no llguidance.
 """
 
 from __future__ import annotations
@@ -19,13 +15,20 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from quire.errors import InvalidRequest
+from quire.structured.ebnf_lark import in_set, rules_to_lark
+from quire.structured.grammar_nodes import (
+    ANY_CHARACTER,
+    CharSet,
+    Literal,
+    Node,
+    Parts,
+    Repetition,
+    RuleName,
+)
 
 MAX_DEPTH: Final = 100
 """Nested groups in a rule."""
 MAX_REPEAT: Final = 100_000
-MAX_REGEX: Final = 1_000_000
-"""Characters of the regular expression that a grammar without recursion becomes: rules that are
-used twice are written twice."""
 
 _RULE: Final = re.compile(r"([A-Za-z_][\w-]*)[ \t\r\n]*::=")
 _NAME: Final = re.compile(r"[A-Za-z_][\w-]*")
@@ -41,6 +44,12 @@ _SIMPLE: Final = {
     "a": "\a",
 }
 _HEX: Final = {"x": 2, "u": 4, "U": 8}
+_CLASSES: Final = {
+    "d": [(48, 57)],
+    "w": [(48, 57), (65, 90), (95, 95), (97, 122)],
+    "s": [(9, 13), (32, 32)],
+}
+"""Ranges of the short names of sets."""
 _STAMP: Final = re.compile(r"(?m)^[^#\"\[\n]*::=")
 
 
@@ -49,63 +58,13 @@ def is_ebnf(text: str) -> bool:
     return _STAMP.search(text) is not None
 
 
-# ---- what a grammar consists of --------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CharSet:
-    """One character of a set: a regular expression for it."""
-
-    pattern: str
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """A string, perhaps empty."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RuleName:
-    """Another rule."""
-
-    name: str
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """A repetition; `most` is None without a limit."""
-
-    body: Node
-    least: int
-    most: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """One after another, or one of them."""
-
-    parts: tuple[Node, ...]
-    one_of: bool = False
-
-
-Node = CharSet | Literal | RuleName | Repetition | Parts
-
-
 def to_lark(text: str) -> str:
     """The grammar in Lark, with the rule `start`.
 
     Raises:
         InvalidRequest: it is malformed; the message has line and column.
     """
-    rules = _Reader(text).read()
-    used = _reachable(rules)
-    recursive = _recursive(rules, used)
-    if recursive is None:
-        return f"start: /{_Regex(rules).whole()}/"
-    return _Writer(rules, used).write()
+    return rules_to_lark(_Reader(text).read())
 
 
 # ---- reading ---------------------------------------------------------------------------------
@@ -165,7 +124,7 @@ class _Reader:
             return self.group(names)
         if char == ".":
             self.at += 1
-            return CharSet(r"(?s:.)")
+            return ANY_CHARACTER
         if name := _NAME.match(self.text, self.at):
             made = RuleName(name[0], self.at)
             names.append(made)
@@ -216,7 +175,7 @@ class _Reader:
         if most is not None and most < least:
             self.fail(f"the repetition ends at {most}, before it begins at {least}")
         self.at = found.end()
-        return Repetition(body, least, most)
+        return Parts(()) if most == 0 else Repetition(body, least, most)
 
     def string(self, quote: str) -> Node:
         start = self.at
@@ -235,14 +194,14 @@ class _Reader:
         self.at += 1
         negated = self.peek() == "^"
         self.at += negated
-        parts: list[str] = []
+        ranges: list[tuple[int, int]] = []
         while self.peek() != "]":
             if self.peek() in ("", "\n"):
                 self.at = start
                 self.fail("this set of characters is not closed")
             if known := re.compile(r"\\[dws]").match(self.text, self.at):
                 self.at += 2
-                parts.append({"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\x0b\x0c"}[known[0][1]])
+                ranges += _CLASSES[known[0][1]]
                 continue
             first = self.character()
             if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
@@ -250,16 +209,17 @@ class _Reader:
                 last = self.character()
                 if last < first:
                     self.fail("this range of characters ends before it begins")
-                parts.append(f"{_in_set(first)}-{_in_set(last)}")
+                ranges.append((ord(first), ord(last)))
             else:
-                parts.append(_in_set(first))
+                ranges.append((ord(first), ord(first)))
         self.at += 1
-        if not parts:
-            if negated:
-                return CharSet(r"(?s:.)")
+        if negated and not ranges:
+            return ANY_CHARACTER
+        wanted = _others(ranges) if negated else ranges
+        if not wanted:
             self.at = start
             self.fail("this set of characters is empty")
-        return CharSet(f"[{'^' if negated else ''}{''.join(parts)}]")
+        return CharSet(_set_pattern(negated, ranges), tuple(wanted))
 
     def character(self) -> str:
         """One character of a string or a set, perhaps escaped."""
@@ -312,155 +272,20 @@ def _number(digits: str) -> int:
     return int(digits[:10])
 
 
-def _in_set(char: str) -> str:
-    """A character within brackets of a regular expression."""
-    return char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):X}}}"
+def _set_pattern(negated: bool, ranges: list[tuple[int, int]]) -> str:
+    """A set of characters as a regular expression."""
+    inner = (
+        in_set(chr(first)) if first == last else f"{in_set(chr(first))}-{in_set(chr(last))}"
+        for first, last in ranges
+    )
+    return f"[{'^' if negated else ''}{''.join(inner)}]"
 
 
-def _literal(text: str) -> str:
-    """A text in a regular expression."""
-    return "".join(_in_set(char) if char != " " else " " for char in text)
-
-
-# ---- rules that use each other ---------------------------------------------------------------
-
-
-def _names(node: Node) -> list[str]:
-    found: list[str] = []
-    todo = [node]
-    while todo:
-        match todo.pop():
-            case RuleName(name=name):
-                found.append(name)
-            case Repetition(body=body):
-                todo.append(body)
-            case Parts(parts=parts):
-                todo += reversed(parts)
-    return found
-
-
-def _reachable(rules: dict[str, Node]) -> dict[str, list[str]]:
-    """The rules that `root` leads to, each with those that it uses."""
-    found: dict[str, list[str]] = {}
-    todo = ["root"]
-    while todo:
-        name = todo.pop()
-        if name not in found:
-            found[name] = _names(rules[name])
-            todo += found[name]
-    return found
-
-
-def _recursive(rules: dict[str, Node], used: dict[str, list[str]]) -> set[str] | None:
-    """The rules from which a recursive one is reached; None if there is none, and the grammar is a
-    regular expression of bearable length."""
-    left = {name: len(set(names)) for name, names in used.items()}
-    users: dict[str, list[str]] = {name: [] for name in used}
-    for name, names in used.items():
-        for other in set(names):
-            users[other].append(name)
-    lengths: dict[str, int] = {}
-    ready = [name for name, count in left.items() if not count]
-    while ready:
-        name = ready.pop()
-        lengths[name] = min(_length(rules[name], lengths), 2 * MAX_REGEX)
-        for user in users[name]:
-            left[user] -= 1
-            if not left[user]:
-                ready.append(user)
-    if len(lengths) == len(used) and lengths["root"] <= MAX_REGEX:
-        return None
-    return set(used) - set(lengths)
-
-
-def _length(node: Node, lengths: dict[str, int]) -> int:
-    match node:
-        case CharSet(pattern=pattern):
-            return len(pattern)
-        case Literal(text=text):
-            return 8 * len(text) + 2
-        case RuleName(name=name):
-            return lengths[name] + 4
-        case Repetition(body=body):
-            return _length(body, lengths) + 20
-        case Parts(parts=parts):
-            return sum(_length(part, lengths) + 1 for part in parts) + 4
-
-
-@dataclass(slots=True)
-class _Regex:
-    """Writes rules without recursion as one regular expression."""
-
-    rules: dict[str, Node]
-    known: dict[str, str] = field(default_factory=dict)
-
-    def whole(self) -> str:
-        return self.rule("root")
-
-    def rule(self, name: str) -> str:
-        # In the order of use, without recursion of Python's: rules may form long chains.
-        todo = [name]
-        while todo:
-            top = todo[-1]
-            lacking = [n for n in _names(self.rules[top]) if n not in self.known]
-            if lacking:
-                todo += lacking
-            else:
-                self.known.setdefault(top, self.node(self.rules[top]))
-                todo.pop()
-        return self.known[name]
-
-    def node(self, node: Node) -> str:
-        match node:
-            case CharSet(pattern=pattern):
-                return pattern
-            case Literal(text=text):
-                return f"(?:{_literal(text)})"
-            case RuleName(name=name):
-                return self.known[name]
-            case Repetition(body=body, least=least, most=most):
-                return f"(?:{self.node(body)}){_times(least, most)}"
-            case Parts(parts=parts, one_of=one_of):
-                return f"(?:{('|' if one_of else '').join(map(self.node, parts))})"
-
-
-def _times(least: int, most: int | None) -> str:
-    usual = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-    return usual.get((least, most), f"{{{least},{'' if most is None else most}}}")
-
-
-@dataclass(slots=True)
-class _Writer:
-    """Writes recursive rules, each terminal of them one character."""
-
-    rules: dict[str, Node]
-    used: dict[str, list[str]]
-    lines: list[str] = field(default_factory=list)
-    terminals: dict[str, str] = field(default_factory=dict)
-
-    def write(self) -> str:
-        numbers = {name: f"r{i}" for i, name in enumerate(self.used)}
-        self.lines = [f"start: {numbers['root']}"]
-        for name, number in numbers.items():
-            self.lines.append(f"{number}: {self.node(self.rules[name], numbers)}")
-        made = (f"{name}: /{pattern}/" for pattern, name in self.terminals.items())
-        return "\n".join((*self.lines, *made))
-
-    def node(self, node: Node, numbers: dict[str, str]) -> str:
-        match node:
-            case CharSet(pattern=pattern):
-                return self.terminal(pattern)
-            case Literal(text=text):
-                return " ".join(self.terminal(_literal(char)) for char in text) or '""'
-            case RuleName(name=name):
-                return numbers[name]
-            case Repetition(body=body, least=least, most=most):
-                return f"({self.node(body, numbers)}){_times(least, most)}"
-            case Parts(parts=parts, one_of=one_of):
-                if not parts:
-                    return '""'
-                inner = [self.node(part, numbers) for part in parts]
-                return f"({' | '.join(inner)})" if one_of else f"({' '.join(inner)})"
-
-    def terminal(self, pattern: str) -> str:
-        return self.terminals.setdefault(pattern, f"T{len(self.terminals)}")
+def _others(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """All characters that are in none of the ranges."""
+    found, begin = [], 0
+    for first, last in sorted(ranges):
+        if first > begin:
+            found.append((begin, first - 1))
+        begin = max(begin, last + 1)
+    return [*found, (begin, 0x10FFFF)] if begin <= 0x10FFFF else found

@@ -17,6 +17,7 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.structured.params import Grammar, StructuredOutputsParams
+from quire.utils.helpers.words import HelperLimits
 
 if TYPE_CHECKING:
     from quire.structured.compiler import Vocabulary
@@ -121,6 +122,15 @@ class Answer(msgspec.Struct):
         found = self.grammar or self.refusal
         assert found is not None, "an answer has one of the two"
         return found
+
+
+class HelperSetup(msgspec.Struct):
+    """The first word to a helper: what grammars are compiled for, and under which limits."""
+
+    tokenizer: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    limits: HelperLimits
 
 
 class Verdicts:

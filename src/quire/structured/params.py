@@ -18,11 +18,15 @@ from quire.errors import InvalidRequest
 
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """The kinds of constraint, of which a request gives one."""
-OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+OPTIONS: Final = (
+    "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "reasoning",
+)  # fmt: skip
 MAX_GRAMMAR_CHARS: Final = 262_144
 """Characters of a schema, a regex, a grammar, a structural tag, or all choices together."""
 MAX_CHOICES: Final = 16_384
 MAX_WHITESPACE_CHARS: Final = 256
+MAX_MARK_CHARS: Final = 256
+"""Characters of a mark around reasoning."""
 MAX_SCHEMA_DEPTH: Final = 64
 """Nested objects and lists in a schema or a structural tag."""
 
@@ -36,10 +40,54 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """llguidance's own form. Equal texts are equal grammars, so it is the key of every cache."""
 
 
+class FreeReasoning(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Free text that comes before the part of an output that has a form.
+
+    Raises:
+        InvalidRequest: a mark is too long, or one of the first two is empty.
+    """
+
+    opening: str
+    closing: str
+    answer: str = ""
+    """What begins the answer, with or without reasoning before it."""
+    is_open: bool = False
+    """The prompt ends within the reasoning."""
+    may_open: bool = True
+    """The model may begin to reason, or else give its answer at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("opening", "closing", "answer"):
+            mark = getattr(self, name)
+            if name != "answer" or mark:
+                _check_text(f"reasoning.{name}", mark, MAX_MARK_CHARS)
+        for name in ("is_open", "may_open"):
+            if not isinstance(getattr(self, name), bool):
+                raise _bad(f"reasoning.{name}", "true or false", getattr(self, name))
+
+    @classmethod
+    def read(cls, given: object) -> FreeReasoning | None:
+        """An object of this class, its fields as a dictionary, or nothing.
+
+        Raises:
+            InvalidRequest: it is none of these, or a field is missing, unknown or wrong.
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        fields = cls.__struct_fields__
+        if not isinstance(given, dict) or not {"opening", "closing"} <= given.keys() <= {*fields}:
+            rule = f"an object of opening, closing and perhaps {', '.join(fields[2:])}"
+            raise _bad("reasoning", rule, given)
+        return cls(**given)
+
+
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The form that an output must have.
 
-    Exactly one of the first six fields is given. Names and meanings are vLLM's.
+    Exactly one of the first six fields is given. Names and meanings are vLLM's, but for
+    `reasoning`.
 
     Raises:
         InvalidRequest: none or several of them are given, or a value is of the wrong type or too
@@ -68,6 +116,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Which whitespace may stand between two tokens of JSON, as a regular expression. Without it
     there are at most 8 characters in a row, so that an output cannot go on with newlines for ever.
     """
+    reasoning: FreeReasoning | None = None
+    """What may come before, in any form: the reasoning of a model. A server fills it in where a
+    parser of reasoning is in force. It may be given as a dictionary."""
 
     def __post_init__(self) -> None:
         self._drop_nothing()
@@ -88,6 +139,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _set(self, "choice", _read_choices(self.choice))
         if self.whitespace_pattern is not None:
             _check_text("whitespace_pattern", self.whitespace_pattern, MAX_WHITESPACE_CHARS)
+        _set(self, "reasoning", FreeReasoning.read(self.reasoning))
 
     def _drop_nothing(self) -> None:
         """Values that ask for nothing count as absent; as in vLLM, `json_object` false is one."""

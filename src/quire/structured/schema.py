@@ -32,6 +32,7 @@ _OF_MANY: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _OF_NAMES: Final = ("properties", "patternProperties", "$defs", "definitions")
 _HARMLESS: Final = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
 """Values with which a keyword that cannot be enforced asks for nothing."""
+PARAM: Final = "structured_outputs.json"
 OPTIONS_KEY: Final = "x-guidance"
 """llguidance's own options within a schema."""
 
@@ -48,11 +49,12 @@ def schema_text(schema: dict[str, Any], *, close_objects: bool) -> str:
     """
     for where, part in _subschemas(schema):
         _check_keywords(where, part)
-    if close_objects:
-        schema = json.loads(json.dumps(schema))
-        for _, part in _subschemas(schema):
-            if "properties" in part and "patternProperties" not in part:
-                part.setdefault("additionalProperties", False)
+    schema = json.loads(json.dumps(schema))  # the caller's stays as it is
+    for _, part in _subschemas(schema):
+        for name in _HARMLESS:
+            part.pop(name, None)
+        if close_objects and "properties" in part and "patternProperties" not in part:
+            part.setdefault("additionalProperties", False)
     return json.dumps(schema, ensure_ascii=False)
 
 
@@ -79,16 +81,13 @@ def _check_keywords(where: str, part: dict[str, Any]) -> None:
             raise _refused(where, name, "options are fields of structured_outputs")
         if name in REFUSED and part[name] != _HARMLESS.get(name, _HARMLESS):
             raise _refused(where, name, "it cannot be enforced while text is generated")
-    for name in [n for n in _HARMLESS if n in part]:
-        del part[name]
     if isinstance(part.get("$ref"), str) and not part["$ref"].startswith("#"):
         raise _refused(where, "$ref", "only references within the schema are followed")
 
 
 def _refused(where: str, keyword: str, why: str) -> InvalidRequest:
     return InvalidRequest(
-        f"structured_outputs.json: {_short(where)} has the keyword {keyword!r}: {why}.",
-        param="structured_outputs.json",
+        f"{PARAM}: {_short(where)} has the keyword {keyword!r}: {why}.", param=PARAM
     )
 
 

@@ -15,7 +15,7 @@ from quire.structured import lark
 from quire.structured.ebnf import is_ebnf, to_lark
 from quire.structured.params import Grammar, StructuredOutputsParams
 from quire.structured.schema import OPTIONS_KEY, schema_text
-from quire.structured.tags import tags_to_lark
+from quire.structured.tags import after_reasoning, tags_to_lark
 from quire.structured.whitespace import DEFAULT, read_pattern
 
 
@@ -38,15 +38,28 @@ def settle(params: StructuredOutputsParams, special: Mapping[str, int]) -> Gramm
         }
     else:
         form = _FORMS[params.kind](params)
-    return Grammar(params.kind, json.dumps({"grammars": [form]}))
+    return Grammar(params.kind, json.dumps({"grammars": _after_reasoning(params, form, special)}))
+
+
+def _after_reasoning(
+    params: StructuredOutputsParams, form: dict[str, Any], special: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """A form as grammars, the first of which is the whole output."""
+    reasoning = params.reasoning
+    if reasoning is None or not (reasoning.is_open or reasoning.may_open or reasoning.answer):
+        return [form]
+    whole = {"lark_grammar": after_reasoning(reasoning, special, _BODY)}
+    return [whole, {"name": _BODY, **form}]
 
 
 def unforced(grammar: Grammar) -> Grammar:
     """The same grammar without forced tokens: where it leaves one text, any tokens may spell it."""
-    form = json.loads(grammar.text)["grammars"][0]
-    rules = form.get("lark_grammar") or f"start: %json {json.dumps(form['json_schema'])}"
-    text = json.dumps({"grammars": [{"lark_grammar": f"{_NO_FORCING}\n{rules}"}]})
-    return Grammar(grammar.kind, text)
+    forms = json.loads(grammar.text)["grammars"]
+    for form in forms:
+        schema = form.pop("json_schema", None)
+        rules = form.get("lark_grammar") or f"start: %json {json.dumps(schema)}"
+        form["lark_grammar"] = f"{_NO_FORCING}\n{rules}"
+    return Grammar(grammar.kind, json.dumps({"grammars": forms}))
 
 
 def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
@@ -102,6 +115,7 @@ def _grammar(params: StructuredOutputsParams) -> dict[str, Any]:
     }
 
 
+_BODY: Final = "body"
 _NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 _FORMS: Final[dict[str, Callable[[StructuredOutputsParams], dict[str, Any]]]] = {
     "json": _json,

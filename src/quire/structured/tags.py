@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn
 from quire.errors import InvalidRequest
 from quire.structured import lark
 from quire.structured.lark import SchemaForm
+from quire.structured.params import FreeReasoning
+from quire.structured.schema import PARAM as SCHEMA
 
 PARAM: Final = "structured_outputs.structural_tag"
 TEXT: Final = "TEXT: /(?s:.*)/"
@@ -42,6 +44,27 @@ def tags_to_lark(tag: dict[str, Any], form: SchemaForm, special: Mapping[str, in
         _only(tag, "", ("type", "structures", "triggers"))
         start = writer.write_triggered(_modern(tag), "structures")
     return "\n".join((f"start: {start}", *writer.rules, TEXT))
+
+
+def after_reasoning(reasoning: FreeReasoning, special: Mapping[str, int], body: str) -> str:
+    """Reasoning and then a form, in Lark.
+
+    Args:
+        reasoning: What may come before the form.
+        special: The model's special tokens, text to id.
+        body: The name of the grammar of the form.
+    """
+    writer = _Writer(lambda schema: schema, special)
+    # A model begins its answer on a line of its own, and parsers leave such white space out.
+    gap = "" if reasoning.answer else r"/\s{0,4}/"
+    begin = f"({writer.literal(reasoning.opening)})"
+    if reasoning.is_open:
+        begin = f"{begin}?"  # some models write it although the prompt has it
+    thoughts = f"({begin} {writer.free_until(reasoning.closing)} {gap})"
+    if not reasoning.is_open:
+        thoughts = f"{thoughts}?" if reasoning.may_open else ""
+    start = f"start: {thoughts} {writer.literal(reasoning.answer)} @{body}"
+    return "\n".join((start, *writer.rules, TEXT))
 
 
 def _modern(tag: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +143,11 @@ class _Writer:
             schema = {}
         if not isinstance(schema, dict):
             _fail(where, "json_schema must be an object")
-        return f"%json {json.dumps(self._form(schema))}"
+        try:
+            return f"%json {json.dumps(self._form(schema))}"
+        except InvalidRequest as error:
+            at = f"{PARAM}.{where}"
+            raise InvalidRequest(error.message.replace(SCHEMA, at, 1), param=at) from None
 
     def regex(self, part: dict[str, Any], where: str) -> str:
         _only(part, where, ("type", "pattern"))

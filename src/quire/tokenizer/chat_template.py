@@ -6,8 +6,8 @@ The Jinja environment is the one that model authors write for: sandboxed and imm
 template used.
 
 Knows message dictionaries and text, but no tokens. The length of the output is limited, but a
-template that computes forever is not stopped here, so templates from strangers must not be rendered
-at all.
+template that computes forever is not stopped here: a server renders what `template_cost` does not
+know to be cheap in a process that may be killed (`template_helper`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import enum
 import functools
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.errors import InvalidRequest, ModelLoadError
 
@@ -48,6 +48,7 @@ RESERVED_VARIABLES = frozenset(
 own."""
 
 Message = dict[str, Any]
+T = TypeVar("T")
 
 
 class ContentShape(enum.Enum):
@@ -67,7 +68,8 @@ class ChatTemplate:
     def __init__(self, templates: dict[str, str], special_tokens: dict[str, str]) -> None:
         self.templates = dict(templates)
         """Sources by name; `default` and `tool_use` are known names."""
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
+        """Variables such as `bos_token`."""
 
     def source(self, tools: object = None, override: str | None = None) -> str:
         """The template to use: the override (a name or a source), or else the one that fits.
@@ -114,7 +116,7 @@ class ChatTemplate:
         mark = f"[{secrets.token_hex(16)}] " if continue_final_message else ""
         if mark:
             _append(messages[-1], mark, shape)
-        context = {"documents": None, **self._special_tokens, **(variables or {})}
+        context = {"documents": None, **self.special_tokens, **(variables or {})}
         context |= {"messages": messages, "tools": tools or None}
         text = _run(template, {**context, "add_generation_prompt": add_generation_prompt})
         return _cut_at(text, mark) if mark else text
@@ -368,15 +370,41 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+def template_tree(source: str) -> jinja2.nodes.Template:
+    """The syntax tree of a template.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
+    return _parsed(source, lambda environment: environment.parse(source))
+
+
+def compile_template(source: str) -> None:
+    """Have a template compiled for the next time that it is rendered.
+
+    Raises:
+        InvalidRequest: it cannot be compiled.
+    """
+    _compile(source)
+
+
 @functools.lru_cache(maxsize=COMPILED_TEMPLATES)
 def _compile(source: str) -> tuple[jinja2.Template, ContentShape]:
     """The compiled template, and the form of content it is written for."""
+    return _parsed(
+        source,
+        lambda environment: (
+            environment.from_string(source),
+            _content_shape(environment.parse(source)),
+        ),
+    )
+
+
+def _parsed(source: str, read: Callable[[ImmutableSandboxedEnvironment], T]) -> T:
     from jinja2 import TemplateSyntaxError
 
-    environment = _environment()
     try:
-        tree = environment.parse(source)
-        return environment.from_string(source), _content_shape(tree)
+        return read(_environment())
     except TemplateSyntaxError as error:
         raise InvalidRequest(
             f"the chat template has a syntax error in line {error.lineno}: {error.message}. "

@@ -10,12 +10,12 @@ Knows tokens and text, but not the request they belong to, nor how the text is d
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Sequence
 from typing import Protocol
 
 from quire.outputs import FinishReason
 from quire.params import SamplingParams
-from quire.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CONTEXT_TOKENS = 6
@@ -24,6 +24,33 @@ tokens."""
 MAX_PENDING_TOKENS = 8
 """A character has at most four bytes, so after this many tokens it will not become complete any
 more."""
+
+
+class Spelling(Protocol):
+    """What is needed of a tokenizer to write text."""
+
+    @property
+    def leading_spaces(self) -> int:
+        """Spaces that it puts before a whole text."""
+        ...
+
+    @property
+    def all_special_ids(self) -> frozenset[int]:
+        """Tokens that `skip_special_tokens` leaves out."""
+        ...
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Tokens that were added to its vocabulary."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token, if tokens are byte strings and this one has some."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        ...
 
 
 class TextStream(Protocol):
@@ -35,6 +62,10 @@ class TextStream(Protocol):
 
     def flush(self) -> str:
         """The text still held back, at the end of the output."""
+        ...
+
+    def fork(self) -> TextStream:
+        """A copy that goes on by itself."""
         ...
 
 
@@ -49,12 +80,16 @@ class NullStream:
         """Nothing."""
         return ""
 
+    def fork(self) -> NullStream:
+        """Itself: it has no state."""
+        return self
+
 
 class ByteStream:
     """For tokenizers whose tokens are byte strings: a UTF-8 decoder that is fed each token's
     bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, skip: frozenset[int], leading_spaces: int) -> None:
+    def __init__(self, tokenizer: Spelling, skip: frozenset[int], leading_spaces: int) -> None:
         self._tokenizer = tokenizer
         self._skip = skip
         self._leading_spaces = leading_spaces
@@ -71,6 +106,12 @@ class ByteStream:
         """U+FFFD if the output ends inside a character."""
         return self._decoder.decode(b"", final=True)
 
+    def fork(self) -> ByteStream:
+        """A copy, within the same character."""
+        made = ByteStream(self._tokenizer, self._skip, self._leading_spaces)
+        made._decoder.setstate(self._decoder.getstate())
+        return made
+
     def _strip(self, text: str) -> str:
         spaces = min(self._leading_spaces, len(text) - len(text.lstrip(" ")))
         self._leading_spaces = 0 if spaces < len(text) else self._leading_spaces - spaces
@@ -86,7 +127,7 @@ class WindowStream:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Spelling,
         skip: frozenset[int],
         prompt: Sequence[int],
         spaces_between_special_tokens: bool,
@@ -121,6 +162,12 @@ class WindowStream:
         self._advance(drop=not text)
         return text
 
+    def fork(self) -> WindowStream:
+        """A copy with the same window."""
+        made = copy.copy(self)
+        made._window = list(self._window)
+        return made
+
     def _new_text(self) -> str:
         known = self._tokenizer.decode(self._window[: self._read], skip_special_tokens=False)
         return self._tokenizer.decode(self._window, skip_special_tokens=False)[len(known) :]
@@ -141,7 +188,7 @@ class WindowStream:
 
 
 def text_stream(
-    tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int]
+    tokenizer: Spelling | None, params: SamplingParams, prompt_token_ids: Sequence[int]
 ) -> TextStream:
     """The kind of stream that the tokenizer needs."""
     if tokenizer is None or not params.detokenize:
@@ -169,7 +216,7 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
+        tokenizer: Spelling | None,
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
     ) -> None:
@@ -209,6 +256,13 @@ class IncrementalDetokenizer:
         if finish_reason is not None:
             self._grow(self._stream.flush())
         return self.stop_string
+
+    def fork(self) -> IncrementalDetokenizer:
+        """A copy: one output so far that goes on in two ways."""
+        made = copy.copy(self)
+        made.token_ids = list(self.token_ids)
+        made._stream = self._stream.fork()
+        return made
 
     def take(self, finished: bool, delta: bool) -> str:
         """The text to deliver: all of it or, with `delta`, what no earlier `delta` call has

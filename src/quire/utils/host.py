@@ -6,11 +6,39 @@ is killed. Knows nothing of models.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NamedTuple
+
+NO_LIMIT: Final = 2**62
+"""Version 1 of control groups writes none as a number of about twice this."""
+
+
+class MemoryFiles(NamedTuple):
+    """Where one control group tells of its memory."""
+
+    limit: Path
+    used: Path
+    stat: Path
+    droppable: str
+    """The row of `stat` with the bytes of file cache that can be dropped."""
+
+    def left(self) -> int | None:
+        """Bytes that can still be allocated; `None` if the group has no limit."""
+        limit = _number(self.limit)
+        if limit is None or limit >= NO_LIMIT:
+            return None
+        used = _number(self.used)
+        return None if used is None else limit - used + _stat(self.stat, self.droppable)
+
+
+def _least(files: Iterable[MemoryFiles]) -> int | None:
+    left = [found for group in files if (found := group.left()) is not None]
+    return max(0, min(left)) if left else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +53,20 @@ class ControlGroups:
 
         `None` if no group has a limit.
         """
-        left = [
-            limit - used + _stat(folder / "memory.stat", stat)
-            for limit_file, used_file, stat in (
-                ("memory.max", "memory.current", "inactive_file"),
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-            )
+        return _least(self.memory_files())
+
+    def memory_files(self) -> list[MemoryFiles]:
+        """The files that tell it, of each group that may have a limit."""
+        kinds = (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        )
+        return [
+            MemoryFiles(folder / limit, folder / used, folder / "memory.stat", row)
+            for limit, used, row in kinds
             for folder in self._folders("memory")
-            if (limit := _number(folder / limit_file)) is not None
-            and (used := _number(folder / used_file)) is not None
+            if (folder / limit).is_file()
         ]
-        return max(0, min(left)) if left else None
 
     def cpu_quota(self) -> float | None:
         """The CPU quota in cores; `None` if no group has one."""
@@ -112,6 +143,22 @@ def _quota(folder: Path) -> float | None:
     return quota / period if quota and period and quota > 0 else None
 
 
+def call_libc(name: str, *args: int) -> int | None:
+    """Call a function of the C library that takes numbers, each as wide as a pointer, and gives an
+    int; `None` if there is none of that name."""
+    try:
+        function = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.restype = ctypes.c_int
+    return int(function(*map(ctypes.c_size_t, args)))
+
+
+def trim_heap() -> None:
+    """Give the heap's pages that hold nothing back to the system, where the C library can."""
+    call_libc("malloc_trim", 0)
+
+
 def held_memory(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Bytes of RAM that a process holds; `None` if it has ended, or this is not Linux."""
     try:
@@ -121,13 +168,26 @@ def held_memory(pid: int, proc: Path = Path("/proc")) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE") or None
 
 
-def available_memory(groups: ControlGroups | None = None) -> int:
-    """Bytes of RAM this process can still allocate without swapping or being killed."""
-    import psutil
+class AvailableMemory:
+    """Bytes of RAM this process can still allocate without swapping or being killed: made once, to
+    be asked again and again."""
 
-    free = int(psutil.virtual_memory().available)
-    left = (groups or ControlGroups()).memory_left()
-    return free if left is None else min(free, left)
+    def __init__(self, groups: ControlGroups | None = None) -> None:
+        # Looking for them costs ten times as much as reading them.
+        self._files = (groups or ControlGroups()).memory_files()
+
+    def __call__(self) -> int:
+        """Bytes, now."""
+        import psutil
+
+        free = int(psutil.virtual_memory().available)
+        left = _least(self._files)
+        return free if left is None else min(free, left)
+
+
+def available_memory(groups: ControlGroups | None = None) -> int:
+    """What `AvailableMemory` tells, once."""
+    return AvailableMemory(groups)()
 
 
 def available_cores(groups: ControlGroups | None = None) -> int:

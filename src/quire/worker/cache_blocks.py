@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire import envs
+from quire.attention.kv_cache import give_back
 from quire.core.batch import BlockIds, ScheduledBatch
 from quire.kernels.cache_tensors import KVCache
 from quire.worker.device import Device
@@ -85,6 +86,18 @@ class CacheBlocks:
         """Forget the blocks that requests were given."""
         self._fresh.clear()
 
+    def release(self, block_ids: Sequence[int]) -> int:
+        """Give the pages of blocks back to the machine. They read as zeros until they are written.
+
+        Args:
+            block_ids: In ascending order.
+
+        Returns:
+            Bytes of whole pages.
+        """
+        runs = _runs(block_ids)
+        return sum(give_back(t, a, b) for t in self._tensors.values() for a, b in runs)
+
     def _poison_fresh(self) -> None:
         """For debugging: overwrite blocks that requests have just been given with NaN."""
         for tables, first in self._fresh if self._poisons else ():
@@ -96,6 +109,15 @@ class CacheBlocks:
                 ]
                 poison(caches, block_ids, first, self._block_size)
         self._fresh.clear()
+
+
+def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Beginning and end of each run of consecutive numbers."""
+    numbers = np.array(ids, dtype=np.int64)
+    if not len(numbers):
+        return []
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks)]
 
 
 def group_of_layers(groups: Sequence[Sequence[int]]) -> dict[int, int]:

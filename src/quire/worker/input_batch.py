@@ -18,6 +18,7 @@ from quire.structured.state import GrammarState
 from quire.utils.math import cdiv
 from quire.worker.block_table import BlockTable, grown
 from quire.worker.grammars import GrammarStore
+from quire.worker.processors import ProcessorStore
 
 ROOM: Final = 2**30
 """Number of tokens that all rows together have room for at the start: 4 GiB of address space."""
@@ -73,6 +74,7 @@ class InputBatch:
         vocab_size: Size of the logits' rows.
         windows: Of each group of layers, the positions a token sees; `None`: all before it.
         grammars: Says where requests stand in their grammars; `None`: they have none.
+        processors: Makes the logits processors of requests; `None`: they have none.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class InputBatch:
         vocab_size: int,
         windows: Sequence[int | None] = (None,),
         grammars: GrammarStore | None = None,
+        processors: ProcessorStore | None = None,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
@@ -91,7 +94,10 @@ class InputBatch:
         """Entries so far of requests that asked and have not got theirs."""
         self.grammar_states: dict[str, GrammarState] = {}
         """Of the requests that have a grammar."""
+        self.budgeted: set[str] = set()
+        """The requests that have a budget of reasoning."""
         self._grammars = grammars
+        self._processors = processors
         # Untouched pages of these arrays cost nothing: the system hands them out on first use. But
         # it refuses arrays that it could never fill.
         rows = max(1, min(max_num_seqs, ROOM // (max_model_len + 1)))
@@ -114,11 +120,16 @@ class InputBatch:
         self.remove(new.req_id)
         prompt, output = new.prompt_token_ids, new.output_token_ids
         grammar = None if self._grammars is None else self._grammars.state(new.sampling_params)
+        processors = None
+        if self._processors is not None:
+            processors = self._processors.begin(new.sampling_params, prompt)
         sampling = RequestSampling.from_params(
-            new.sampling_params, prompt, self.vocab_size, grammar
+            new.sampling_params, prompt, self.vocab_size, grammar, processors
         )
         if grammar is not None:
             self.grammar_states[new.req_id] = grammar
+        if sampling.thinking is not None:
+            self.budgeted.add(new.req_id)
         row = self._take_row()
         self.row_of[new.req_id] = row
         num_tokens = len(prompt) + len(output)
@@ -146,6 +157,7 @@ class InputBatch:
         """Forget a request; unknown ids are ignored."""
         self.prompt_logprobs.pop(req_id, None)
         self.grammar_states.pop(req_id, None)
+        self.budgeted.discard(req_id)
         row = self.row_of.pop(req_id, None)
         if row is not None:
             self.sampling[row] = None
@@ -172,6 +184,7 @@ class InputBatch:
         self.row_of.clear()
         self.prompt_logprobs.clear()
         self.grammar_states.clear()
+        self.budgeted.clear()
         self.sampling = [None] * len(self.num_computed)
         for table in self.block_tables:
             table.clear(len(self.sampling))

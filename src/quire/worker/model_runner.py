@@ -68,3 +68,8 @@ class ModelRunner:
     def reset(self) -> None:
         """Forget all requests."""
         self._steps.reset()
+
+    def release_blocks(self, block_ids: Sequence[int]) -> int:
+        """Give the pages of KV blocks, in ascending order, back to the machine; gives their
+        bytes."""
+        return self._steps.release_blocks(block_ids)

@@ -58,3 +58,8 @@ class PoolingRunner:
         """Forget all requests."""
         self._steps.reset()
         self._head.forget()
+
+    def release_blocks(self, block_ids: Sequence[int]) -> int:
+        """Give the pages of KV blocks, in ascending order, back to the machine; gives their
+        bytes."""
+        return self._steps.release_blocks(block_ids)

@@ -17,7 +17,8 @@ from quire.errors import GrammarFailed
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.sampling import Sampler, SamplerOutput, SamplingMetadata
-from quire.structured.state import GrammarState, make_masks
+from quire.sampling.processors import forced_end
+from quire.structured.state import GrammarState, begin_masks, make_masks
 from quire.worker.device import Device
 from quire.worker.input_batch import InputBatch, StepInputs
 from quire.worker.prompt_scores import PromptScorer
@@ -40,6 +41,8 @@ class SamplingHead:
         self._model = model
         self._input_batch = input_batch
         self._tensor = to_tensor_on(device)
+        # Where the forward pass itself is on the cores, another thread only delays it.
+        self._makes_ahead = device.name != "cpu"
         self._sampler = Sampler(model.ops)
         self._scorer = PromptScorer(model, input_batch, device)
 
@@ -73,7 +76,7 @@ class SamplingHead:
                     [
                         (request.mask, output)
                         for request, output in zip(requests, outputs, strict=True)
-                        if isinstance(request.mask, GrammarState)
+                        if isinstance(request.mask, GrammarState) and request.mask.is_large
                     ]
                 )
             ahead = () if num_drafts is None else num_drafts.tolist()
@@ -107,30 +110,54 @@ class SamplingHead:
                 pending[req_id].extend(entries)
         for req_id, token_ids in outcome.sampled.items():
             self._input_batch.append_tokens(req_id, token_ids)
+        if self._input_batch.budgeted:
+            self._end_thinking(outcome, result)
         if self._input_batch.grammar_states:
             self._jump_forward(outcome, result)
         done = [i for i in outcome.sampled if i in pending] if pending else []
         result.logprobs = outcome.logprobs
         result.prompt_logprobs = {i: pending.pop(i) for i in done}
 
+    def _end_thinking(self, outcome: Outcome, result: BatchResult) -> None:
+        """Append the tokens that end the reasoning of those who have just spent their budget; the
+        same in all else as `_jump_forward`, which goes on after them."""
+        known = self._input_batch
+        for req_id in known.budgeted & outcome.sampled.keys() - outcome.logprobs.keys():
+            request, count = known.sampling_of(known.row_of[req_id]), 0
+            while known.room_of(req_id) > 0:
+                token = forced_end(request, known.output_of(req_id))
+                if token is None:
+                    break
+                known.append_tokens(req_id, [token])
+                outcome.sampled[req_id].append(token)
+                count += 1
+            if count:
+                _note_forced(result, req_id, count)
+
     def _jump_forward(self, outcome: Outcome, result: BatchResult) -> None:
         """Append the tokens that grammars force after those just sampled: the next step computes
         them together, and none needs logits of its own.
 
         A request that wants log-probabilities gets its forced tokens one by one, with those that
-        the model gives them.
+        the model gives them. So does one with logits processors, which may not want a token.
         """
         known = self._input_batch
-        for req_id, grammar in known.grammar_states.items():
-            token_ids = outcome.sampled.get(req_id)
-            if token_ids is None or req_id in outcome.logprobs:
+        states, logprobs = known.grammar_states, outcome.logprobs
+        req_ids = [i for i in outcome.sampled if i in states and i not in logprobs]
+        rows = np.array([known.row_of[i] for i in req_ids], dtype=np.int64)
+        for req_id, output in zip(req_ids, known.outputs(rows), strict=True):
+            if known.sampling_of(known.row_of[req_id]).processors is not None:
                 continue
             with suppress(GrammarFailed):  # the next mask says so
-                forced = grammar.forced(known.output_of(req_id), known.room_of(req_id))
+                if not states[req_id].forces_after(output):
+                    continue
+                forced = states[req_id].forced(output, known.room_of(req_id))
                 if forced:
                     known.append_tokens(req_id, forced)
-                    token_ids += forced
-                    result.num_forced[req_id] = len(forced)
+                    outcome.sampled[req_id] += forced
+                    _note_forced(result, req_id, len(forced))
+        if self._makes_ahead:
+            begin_masks([states[i] for i in req_ids])
 
     def _confirmed(
         self, which: np.ndarray, num_drafts: np.ndarray, rows: np.ndarray, result: SamplerOutput
@@ -155,6 +182,10 @@ class SamplingHead:
             if place in result.failed or result.token_ids[place] != drafts[place]:
                 ended = owner
         return places
+
+
+def _note_forced(result: BatchResult, req_id: str, count: int) -> None:
+    result.num_forced[req_id] = result.num_forced.get(req_id, 0) + count
 
 
 def _each_position(which: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quire.core.batch import BatchResult, ScheduledBatch, TokenLogprobs
-from quire.errors import NOT_A_NUMBER, GrammarFailed
+from quire.errors import NOT_A_NUMBER, GrammarFailed, ProcessorFailed
 from quire.kernels.scopes import follow, scope
 from quire.logger import get_logger
 from quire.outputs import Pooled
@@ -136,6 +136,10 @@ class StepRunner:
         self._input_batch.clear()
         self._blocks.forget()
 
+    def release_blocks(self, block_ids: Sequence[int]) -> int:
+        """Give the pages of blocks, in ascending order, back to the machine; gives their bytes."""
+        return self._blocks.release(block_ids)
+
     def _update_states(self, batch: ScheduledBatch) -> dict[str, str]:
         """Apply the batch's changes to the requests; returns those that cannot be added."""
         failed: dict[str, str] = {}
@@ -220,7 +224,7 @@ class StepRunner:
 
 def _reason(req_id: str, error: Exception) -> str:
     """The reason that the caller sees; the exception itself goes only to the log."""
-    if isinstance(error, GrammarFailed):
+    if isinstance(error, (GrammarFailed, ProcessorFailed)):
         logger.warning("request %s: %s", req_id, error.message)
         return error.message
     logger.error("request %s failed alone in a step", req_id, exc_info=error)

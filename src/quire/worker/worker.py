@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire import envs
 from quire.attention.kv_cache import allocate_kv_cache
@@ -30,7 +30,7 @@ from quire.models.pooling import (
 )
 from quire.models.registry import kv_layers, load_model
 from quire.tokenizer import Tokenizer
-from quire.utils.host import available_memory
+from quire.utils.host import available_memory, trim_heap
 from quire.utils.math import human_bytes
 from quire.weights.count import count_weights
 from quire.weights.kept import kept_weights
@@ -55,6 +55,7 @@ from quire.worker.memory import (
 )
 from quire.worker.model_runner import ModelRunner
 from quire.worker.pooling_runner import PoolingRunner
+from quire.worker.processors import ProcessorStore
 from quire.worker.profile import make_profiler
 from quire.worker.proposer import PROPOSERS, Drafting
 
@@ -96,6 +97,12 @@ class Worker:
         self.grammars = GrammarStore(
             self._read_tokenizer, shape.vocab_size, config.scheduler.max_num_seqs
         )
+        if self.pooler is not None and config.model.logits_processors:
+            raise ConfigError(
+                "--logits-processors are for models that generate text, and this one is pooling, "
+                f"got {', '.join(config.model.logits_processors)}"
+            )
+        self.processors = ProcessorStore(config, shape, self.device.torch_device)
         self._runner: ModelRunner | PoolingRunner | None = None
         self._profiler = make_profiler(
             config.observability.profiler_config, with_cuda=self.device.name == "cuda"
@@ -173,6 +180,12 @@ class Worker:
         """Forget all requests; model and cache stay."""
         if self._runner is not None:
             self._runner.reset()
+
+    def release_memory(self, block_ids: Sequence[int]) -> int:
+        """Give the pages of KV blocks, in ascending order, back to the machine, and those of the
+        heap that hold nothing; gives the bytes of the former."""
+        trim_heap()
+        return 0 if self._runner is None else self._runner.release_blocks(block_ids)
 
     def start_profile(self) -> None:
         """Begin a recording of this process.
@@ -266,6 +279,7 @@ class Worker:
             self.shape.vocab_size,
             plan.windows,
             self.grammars,
+            self.processors,
         )
         groups = [group.layers for group in plan.groups]
         transfer = make_transfer(caches, plan.num_swap_blocks, self.config.cache.swap_dir)

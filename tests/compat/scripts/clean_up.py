@@ -39,7 +39,7 @@ except ValueError as error:
     logger.info("as expected: %s", error)
 else:
     raise AssertionError("an adapter was ignored")
-for refused in (llm.sleep, llm.wake_up, llm.beam_search):
+for refused in (llm.sleep, llm.wake_up, llm.apply_model):
     try:
         refused(level=1)
     except NotImplementedError as error:

@@ -33,6 +33,6 @@ for output in outputs:
 assert RequestOutputKind.DELTA.value == 1
 same = SamplingParams(
     structured_outputs=None, thinking_token_budget=None, extra_args={}, flat_logprobs=False,
-    stream_interval=1, skip_clone=True,
+    skip_clone=True,
 )  # fmt: skip
 assert same == SamplingParams() == SamplingParams.from_optional(temperature=None)

@@ -373,6 +373,28 @@ class BlockPool:
         self.evicted.clear()
         return True
 
+    def drop_free_content(self) -> int:
+        """Give up the cached content of all blocks that nobody holds.
+
+        Returns:
+            How many blocks had some.
+        """
+        dropped = 0
+        for block in self._free:
+            if block.parent is None:
+                continue
+            if self.residency is not None:
+                self.residency.evicted(block)
+            if block.block_hash is not None:
+                self.evicted.add(block.block_hash)
+            self.uncache(block)
+            dropped += 1
+        return dropped
+
+    def free_ids(self) -> list[int]:
+        """Blocks that nobody holds, in ascending order."""
+        return sorted(block.block_id for block in self._free)
+
     def check_integrity(self, tables: Iterable[Sequence[KVBlock]]) -> None:
         """Compare every reference, link and hash with the given block tables, which must be all
         there are.

@@ -20,7 +20,7 @@ from quire.engine.messages import (
     Reply,
     ToCore,
 )
-from quire.errors import QuireError
+from quire.errors import ProcessorFailed, ProcessorRefused, QuireError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -73,6 +73,8 @@ def _add(core: EngineCore, request: EngineCoreRequest) -> EngineCoreOutput | Non
     except Exception as error:
         core.recover()  # where that failed the first time, and the fault is not this request's
         name = request.request_id
+        if isinstance(error, (ProcessorRefused, ProcessorFailed)):
+            return failed_output(name, error.message)
         if name in core.scheduler.requests:
             # An id that is in use; ours is ended on the other side, where both have one name.
             core.abort_requests([name])

@@ -20,7 +20,7 @@ from quire.engine.cores import wire
 from quire.engine.cores.death import MemoryWatch, describe
 from quire.engine.cores.handle import OnExit, OnMessage
 from quire.engine.cores.parts import encode_to_core
-from quire.engine.cores.pulse import Pulse
+from quire.engine.cores.pulse import Activity, Pulse
 from quire.engine.cores.signs import ProcessSigns
 from quire.engine.cores.stacks import log_stacks
 from quire.engine.cores.watchdog import Observation
@@ -161,7 +161,8 @@ class CoreProcess:
             return None
         beat = self._child.pulse.read()
         pending = self._sent - beat.taken if beat is not None else 0
-        return Observation(beat, self._signs.look(closely), pending)
+        loads = beat is not None and beat.phase is Activity.LOADING
+        return Observation(beat, self._signs.look(closely, family=loads), pending)
 
     def condemn(self) -> None:
         """Have `ended` log its stacks and kill it."""

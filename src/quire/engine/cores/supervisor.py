@@ -31,7 +31,7 @@ from quire.engine.messages import (
     Reply,
     ToCore,
 )
-from quire.errors import EngineDead, QuireError
+from quire.errors import EngineDead, QuireError, StartupError
 from quire.logger import get_logger
 from quire.utils.timing import Clock
 
@@ -249,12 +249,8 @@ class Supervisor:
         return self.state == "ready" and self._watchdog.is_stalled
 
     def check_progress(self) -> None:
-        """Look at the core, and end it if it is stuck. To be called every `LOOK_SECONDS`.
-
-        A core that loads is only ended if it is stopped: nothing is known of how long loading
-        takes. The first one is not watched before it is ready.
-        """
-        if self._core is None or self.state in ("dead", "loading"):
+        """Look at the core, and end it if it is stuck. To be called every `LOOK_SECONDS`."""
+        if self._core is None or self.state == "dead":
             return
         seen = self._core.observe(self._watchdog.looks_closely)
         stall = None if seen is None else self._watchdog.look(seen, self._number)
@@ -268,7 +264,17 @@ class Supervisor:
             self._events.stalled(stall.kind)
         if self._ends_stalled:
             core.condemn()
-            self._on_death(EngineDead(f"the engine core was stuck ({stall.kind})"))
+            self._on_death(self._stall_error(stall))
+
+    def _stall_error(self, stall: Stall) -> QuireError:
+        if self.state != "loading":
+            return EngineDead(f"the engine core was stuck ({stall.kind})")
+        phase, done, total = self.progress
+        share = f", {100 * done // total} %" if total else ""
+        return StartupError(
+            f"the engine core got stuck in its start ({phase}{share}) {stall.what}. The log has "
+            "its stacks; --core-stall-timeout 0 lets it go on for ever"
+        )
 
     # ---- of the core -------------------------------------------------------------------------
 

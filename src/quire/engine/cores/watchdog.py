@@ -38,6 +38,9 @@ TAKING_TIMES: Final = 10.0
 """So many times the floor, requests may take to be queued: a message may hold thousands."""
 CALL_STILL: Final = 60.0
 """Seconds that a control verb may do nothing."""
+LOADING_TIMES: Final = 30.0
+"""So many times the floor, a core that loads may do nothing: neither it nor a process that it has
+started computes, nothing is read, nothing waits for a disk, and no progress is told."""
 DISK_SECONDS: Final = 60.0
 """Longest wait for a disk, without a page that arrives, that is waited out."""
 CLOSE_SECONDS: Final = 0.3
@@ -151,6 +154,8 @@ class Watchdog:
             self._count_stillness(seen, passed)
         stopped = seen.signs is not None and seen.signs.stopped
         self._stopped = self._stopped + passed if stopped else 0.0
+        if beat.phase is Activity.LOADING and heard != self._heard:
+            self._still = 0.0  # it tells how far it is
         self._count_silence(seen, before, heard, counts)
         return self._judge(beat)
 
@@ -218,8 +223,12 @@ class Watchdog:
         """Seconds that what goes on may take, and may be still."""
         still = self._floor if self._computes else _NEVER
         match beat.phase:
-            case Activity.LOADING | Activity.IDLE:
+            case Activity.IDLE:
                 return _NEVER, _NEVER
+            case Activity.LOADING:
+                # How long it takes to read, to compile and to compute is not known. An accelerator
+                # works for nobody yet.
+                return _NEVER, LOADING_TIMES * self._floor
             case Activity.CALL:
                 return UNKNOWN_SECONDS, max(self._floor, CALL_STILL)
             case Activity.TAKING:

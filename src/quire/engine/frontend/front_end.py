@@ -3,14 +3,14 @@
 It owns the input gate, the output processor and all listeners, and it is the same for a core in
 this process (`LLMEngine`) and one elsewhere (`AsyncLLM`). Who hears what:
 
-| Event | Journal | Queue | Output processor | Records | Traces | Log of requests | Core |
-|---|---|---|---|---|---|---|---|
-| accepted | opens | counts | registers first | names | begin | a line | gets it last |
-| refused | | counts its own | | | one span | | |
-| outputs of a step | writes first | uncounts | makes text | | | | |
-| closed on this side | forgets | uncounts | | | | | told first |
-| aborted | | | last output | | | a line | |
-| engine gone | | | | | end | | |
+| Event | Journal | Queue | Meters | Output processor | Records | Traces | Log of requests | Core |
+|---|---|---|---|---|---|---|---|---|
+| accepted | opens | counts | charge | registers first | names | begin | a line | gets it last |
+| refused | | counts its own | | | | one span | | |
+| outputs of a step | writes first | uncounts | charge | makes text | | | | |
+| closed on this side | forgets | uncounts | uncount | | | | | told first |
+| aborted | | | | last output | | | a line | |
+| engine gone | | | uncount | | | end | | |
 
 Listeners hear in the order of the columns. The journal hears before any caller does, so a token is
 in it before it is on the wire. A request goes to the output processor first, where it can be found
@@ -39,6 +39,8 @@ from quire.engine.frontend.listeners import (
     RefusedRequest,
 )
 from quire.engine.frontend.load_progress import Loading
+from quire.engine.frontend.meter import Entry, Meter
+from quire.engine.frontend.metering import Metering
 from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
 from quire.engine.frontend.processed_input import ProcessedInput
 from quire.engine.frontend.prompts import PromptType
@@ -58,6 +60,7 @@ from quire.params import SamplingParams
 from quire.structured.gate import LocalGate, MakeGate
 from quire.structured.helper import HelperGate
 from quire.tokenizer.fit import check_fit
+from quire.tokenizer.template_helper import TemplateHelper
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.utils.timing import Clock
 
@@ -129,16 +132,27 @@ class FrontEnd:
     ) -> None:
         config = live.now
         self.live = live
+        self.last_step: StepStats | None = None
+        """What the core said of its latest step; `None` before the first."""
         self.clock = clock
         self._core = core
         self.tokenizer = tokenizer
+        template = tokenizer.chat_template
+        self.templates = TemplateHelper(template) if serves and template is not None else None
+        """Renders conversations in processes that may be killed; None where nobody serves."""
         make_grammars: MakeGate = HelperGate if serves else LocalGate
         self.input = _make_gate(
             config, shape, tokenizer, options | {"make_grammars": make_grammars}
         )
-        self.output = OutputProcessor(tokenizer, clock, "disk" if config.cache.swap_dir else "host")
+        self.output = OutputProcessor(
+            tokenizer,
+            clock,
+            "disk" if config.cache.swap_dir else "host",
+            config.scheduler.stream_interval,
+        )
         self.journal = Journal() if serves else None
         self.queue = QueueLimits(self._count_rejection, clock) if serves else None
+        self.meters = Metering() if serves else None
         self.records = _make_records(config)
         first = [ApiWaits()] if serves else []
         self.sinks, self.prometheus = make_sinks(config, clock, *first)
@@ -151,7 +165,8 @@ class FrontEnd:
         self._quarantine = Quarantine()
         suspects = self._quarantine if serves else None
         records = RecordListener(self.records)
-        listeners = (self.journal, suspects, self.queue, records, self.tracing, log)
+        meters = self.meters
+        listeners = (self.journal, suspects, self.queue, meters, records, self.tracing, log)
         self._listeners: list[Listener] = [one for one in listeners if isinstance(one, Listener)]
         self._tell = ListenerTable(self._listeners)
 
@@ -186,11 +201,15 @@ class FrontEnd:
     # ---- requests ----------------------------------------------------------------------------
 
     async def prepare(self, params: AnyParams) -> None:
-        """Have the grammar of a request looked at, if it has one, so that `accept` need not wait.
+        """Have the grammar of a request looked at, if it has one, and long lists of banned words
+        tokenised, so that `accept` need not wait.
 
         Raises:
             TooManyRequests: too many others are being looked at.
         """
+        prepare = getattr(self.input, "prepare", None)
+        if isinstance(params, SamplingParams) and prepare is not None:
+            await prepare(params)
         if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             grammars = getattr(self.input, "grammars", None)
             if isinstance(grammars, HelperGate):
@@ -201,6 +220,8 @@ class FrontEnd:
         grammars = getattr(self.input, "grammars", None)
         if isinstance(grammars, HelperGate):
             grammars.close()
+        if self.templates is not None:
+            self.templates.close()
 
     def accept(
         self,
@@ -213,9 +234,13 @@ class FrontEnd:
         cache_salt: str | None = None,
         client: str = "",
         max_wait: float | None = None,
+        continues: bool = False,
+        entry: Entry | None = None,
     ) -> ProcessedInput:
         """Take a request in and hand it to the core. Either everybody knows of it, or nobody.
-        `max_wait`: seconds after which its caller has no use for it.
+        `max_wait`: seconds after which its caller has no use for it. `continues`: it is a further
+        step of what was accepted before, so the limits of the queue do not count. `entry`: of
+        whoever is charged for it.
 
         Raises:
             RequestError: it is invalid, or a limit is reached; nothing was queued.
@@ -232,8 +257,10 @@ class FrontEnd:
                 cache_salt=cache_salt,
                 client=client,
             )
-            if self.queue is not None:
+            if self.queue is not None and not continues:
                 now = self.config.scheduler
+                if entry is not None and self.meters is not None:
+                    self.meters.check(entry, processed.requests, now, self._wait)
                 self.queue.check(processed.requests, now, self.output.num_completions)
                 if max_wait is not None:
                     self.queue.check_deadline(max_wait, now, self.output.num_completions)
@@ -243,8 +270,32 @@ class FrontEnd:
         except QuireError as error:
             self._tell.refused(RefusedRequest(request_id, params, trace_headers, arrival, error))
             raise
-        self._announce(AcceptedRequest(request_id, processed, params, trace_headers), send)
+        accepted = AcceptedRequest(
+            request_id, processed, params, trace_headers, entry, continues=continues
+        )
+        self._announce(accepted, send)
         return processed
+
+    def check_room(self, meter: Meter | None = None) -> None:
+        """Refuse a request before it costs anything, if not even the smallest could be queued.
+
+        Args:
+            meter: Of whoever would be charged for it.
+
+        Raises:
+            TooManyRequests: the queue, or the party's share of it, is full.
+        """
+        if self.queue is not None:
+            now = self.config.scheduler
+            if meter is not None and self.meters is not None:
+                self.meters.check_room(meter, now, self._wait)
+            self.queue.check_count(1, now, self.output.num_completions)
+
+    def _wait(self) -> float | None:
+        """Seconds until the turn of a request that came now, if they can be estimated."""
+        if self.queue is None:
+            return None
+        return self.queue.wait(self.config.scheduler, self.output.num_completions) or None
 
     def resume(
         self,
@@ -256,6 +307,7 @@ class FrontEnd:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        entry: Entry | None = None,
     ) -> tuple[ProcessedInput, list[RequestOutput]]:
         """Go on with a request that another process accepted: what it brought so far is taken in
         as if the core said it now, and the core gets the rest to do. Limits of the queue do not
@@ -295,6 +347,8 @@ class FrontEnd:
                 found += taken.request_outputs
             assert self.journal is not None, "LLM resumes nothing"
             running = self.output.internal_ids(request_id)
+            if entry is not None and self.meters is not None:
+                self.meters.adopt(entry, running)
             if rest := [r for r in self.journal.replay() if r.request_id in running]:
                 self._core.send(AddRequests(self._core.epoch, rest))
         except BaseException:
@@ -404,6 +458,7 @@ class FrontEnd:
 
     def report(self, stats: StepStats | None, iteration: IterationStats) -> None:
         """Hand statistics to all sinks."""
+        self.last_step = stats or self.last_step
         self.sinks.record(stats, iteration)
 
     def replay(self, has_worked: bool) -> tuple[list[EngineCoreRequest], list[EngineCoreOutput]]:
@@ -474,6 +529,8 @@ class FrontEnd:
         if self.queue is not None:
             silent = {c.internal_id: c.num_prompt_tokens for c in active if not c.seen}
             self.queue.check_integrity(silent)
+            assert self.meters is not None, "who limits the queue has meters"
+            self.meters.check_integrity({c.internal_id for c in active}, silent)
         if streams is not None:
             known = {completion.external_id for completion in active}
             assert known == set(streams), f"streams of {set(streams)}, requests {known}"

@@ -10,6 +10,7 @@ Knows nothing of HTTP, scheduling or how outputs are delivered.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from quire.bounds import read_field
@@ -75,7 +76,13 @@ class InputProcessor:
         if tokenizer is not None:
             self.grammars = make_grammars(tokenizer.to_json, shape.vocab_size, ends)
         self._sampling = SamplingChecks(
-            shape.vocab_size, tokenizer, max_model_len, model.max_logprobs, ends, self.grammars
+            shape.vocab_size,
+            tokenizer,
+            max_model_len,
+            model.max_logprobs,
+            ends,
+            self.grammars,
+            bool(model.logits_processors),
         )
 
     def default_params(self) -> SamplingParams:
@@ -94,6 +101,11 @@ class InputProcessor:
         """
         return self._sampling.check(params)
 
+    async def prepare(self, params: SamplingParams) -> None:
+        """Do on a thread what takes long in `check`."""
+        if self._sampling.needs_time(params):
+            await asyncio.to_thread(self._sampling.tokenise_words, params)
+
     def check_prefix(self, ids: list[int], cache_salt: str | None) -> None:
         """See `PromptReader.check_prefix`.
 
@@ -102,6 +114,17 @@ class InputProcessor:
             ContextLengthExceeded: no prompt is that long.
         """
         self._prompts.check_prefix(ids, cache_salt)
+
+    def read_prompt(self, prompt: PromptType) -> ReadPrompt:
+        """The token ids of a prompt, for whoever makes several requests of it.
+
+        Raises:
+            InvalidRequest: it is no prompt.
+            ContextLengthExceeded: it does not fit the context or the KV cache.
+        """
+        read = self._prompts.read(prompt)
+        self._check_length(len(read.ids))
+        return read
 
     def process(
         self,
@@ -139,7 +162,7 @@ class InputProcessor:
         )
         self._check_length(len(read.ids))
         checked = params if isinstance(params, CheckedParams) else self.check(params)
-        final = self._sampling.complete(checked.params, len(read.ids))
+        final = self._sampling.complete(checked.params, read.ids)
         return self._admit(request_id, read, checked, final, arrival_time, priority, client)
 
     def _check_length(self, count: int) -> None:

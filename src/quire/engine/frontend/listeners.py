@@ -13,6 +13,7 @@ from typing import Any
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import StepStats
 from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.meter import Entry
 from quire.engine.frontend.processed_input import ProcessedInput
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import QuireError
@@ -36,6 +37,10 @@ class AcceptedRequest:
     params: AnyParams
     """As the caller gave them."""
     trace_headers: Mapping[str, str] | None
+    entry: Entry | None = None
+    """Of whoever is charged for it, if anybody is."""
+    continues: bool = False
+    """It is a further step of what was accepted before."""
 
     @property
     def requests(self) -> list[EngineCoreRequest]:

@@ -76,7 +76,11 @@ class _Completion:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     delivered: int = 0
-    """Tokens that earlier deltas contained."""
+    """Tokens that earlier outputs contained."""
+    interval: int = 1
+    """Tokens that make an output due."""
+    last_delivery: tuple[_Batch | None, int] = (None, 0)
+    """With an interval: the batch of the last output, and `delivered` before it."""
     seen: bool = False
     """Whether the core has told when it was scheduled."""
     queued_ts: float = 0.0
@@ -119,9 +123,10 @@ class _Request:
     pooled: Pooled | None = None
 
     @property
-    def num_open(self) -> int:
-        """Completions that have not ended."""
-        return sum([c.finish_reason is None for c in self.completions])
+    def is_open(self) -> bool:
+        """Whether a completion has not ended. They mostly end in their order, so the last ones tell
+        soonest: a thousand may end in one step, and each of them asks."""
+        return any(c.finish_reason is None for c in reversed(self.completions))
 
     @property
     def first(self) -> EngineCoreRequest:
@@ -150,12 +155,18 @@ class OutputProcessor:
 
     `tokenizer` may be `None`: then outputs hold ids and no text. `clock` times aborts; all other
     times are given by the caller. `second_tier` is what statistics call the second KV tier: `host`
-    or `disk`.
+    or `disk`. `stream_interval` is the least number of tokens per output of a stream, but for the
+    first one and the last.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, clock: Clock, second_tier: str = "host"
+        self,
+        tokenizer: Tokenizer | None,
+        clock: Clock,
+        second_tier: str = "host",
+        stream_interval: int = 1,
     ) -> None:
+        self._stream_interval = stream_interval
         self._tokenizer = tokenizer
         self._clock = clock
         self._second_tier = second_tier
@@ -204,7 +215,9 @@ class OutputProcessor:
 
         Outputs of ids that are not active (ended by a stop string, aborted) are ignored.
         """
+        before = self._latest
         batch = self._latest = _Batch(list(outputs))
+        self._part(before.ended)
         for output in batch.outputs:
             completion = self._completions.get(output.request_id)
             if completion is not None:
@@ -241,12 +254,18 @@ class OutputProcessor:
 
     def _rewind(self, completion: _Completion, num_tokens: int) -> None:
         fresh = self._completion(completion.request, completion.core_request)
-        fresh.detokenizer.update(completion.detokenizer.token_ids[:num_tokens])
+        known, delivered = completion.detokenizer.token_ids, num_tokens
         kind = completion.request.processed.params.output_kind
-        # Earlier tokens have been delivered, unless the caller only wants the end.
-        completion.delivered = 0 if kind is RequestOutputKind.FINAL_ONLY else num_tokens
+        if kind is RequestOutputKind.FINAL_ONLY:
+            delivered = 0
+        elif completion.interval > 1:
+            batch, before = completion.last_delivery
+            delivered = before if batch is self._latest else completion.delivered
+        fresh.detokenizer.update(known[:delivered])
         if kind is RequestOutputKind.DELTA:
             fresh.detokenizer.take(finished=False, delta=True)
+        fresh.detokenizer.update(known[delivered:num_tokens])
+        completion.delivered = delivered
         if completion.logprobs is not None:
             del completion.logprobs[num_tokens:]
             completion.cumulative_logprob = 0.0
@@ -320,11 +339,11 @@ class OutputProcessor:
         running = {c.internal_id for c in completions if c.finish_reason is None}
         assert set(self._completions) == running, "known completions are not the running ones"
         for external_id, request in self._requests.items():
-            assert request.num_open, f"{external_id} ended, but is still known"
+            assert request.is_open, f"{external_id} ended, but is still known"
 
     def _completion(self, request: _Request, core_request: EngineCoreRequest) -> _Completion:
         params = core_request.sampling_params
-        scored = params.logprobs is not None
+        scored = params.num_logprobs is not None
         return _Completion(
             request=request,
             core_request=core_request,
@@ -333,6 +352,7 @@ class OutputProcessor:
             ),
             logprobs=[] if scored else None,
             cumulative_logprob=0.0 if scored else None,
+            interval=max(params.stream_interval or 1, self._stream_interval),
         )
 
     def _take_in_alone(
@@ -381,7 +401,9 @@ class OutputProcessor:
         if output.new_prompt_logprobs is not None and request.prompt_logprobs is None:
             scores = _join_pieces(completion, output)
             if scores is not None:
-                request.prompt_logprobs = [self._position(p) for p in scores]
+                request.prompt_logprobs = [
+                    None if p is None else self._candidates(p) for p in scores
+                ]
         if output.error is not None:
             request.error = output.error
         if output.pooled is not None:
@@ -405,12 +427,13 @@ class OutputProcessor:
             completion.scheduled_ts = output.scheduled_ts
             completion.num_cached_tokens = output.num_cached_tokens
             completion.num_promoted_tokens = output.num_promoted_tokens
-        completion.num_preemptions = max(completion.num_preemptions, output.num_preemptions)
         request, metrics = completion.request, completion.request.metrics
         if request.num_cached_tokens is None:
             request.num_cached_tokens = output.num_cached_tokens
             metrics.queued_ts, metrics.scheduled_ts = output.queued_ts, output.scheduled_ts
-        metrics.num_preemptions = sum(c.num_preemptions for c in request.completions)
+        if output.num_preemptions:
+            completion.num_preemptions = max(completion.num_preemptions, output.num_preemptions)
+            metrics.num_preemptions = sum(c.num_preemptions for c in request.completions)
 
     def _append_tokens(
         self, completion: _Completion, output: EngineCoreOutput, now: float
@@ -452,21 +475,22 @@ class OutputProcessor:
 
     def _append_logprobs(self, completion: _Completion, new: list[TokenLogprobs]) -> None:
         assert completion.logprobs is not None and completion.cumulative_logprob is not None
+        named = len(completion.core_request.sampling_params.logprob_token_ids or ())
         for position in new:
-            completion.logprobs.append(self._candidates(position))
+            completion.logprobs.append(self._candidates(position, named))
             completion.cumulative_logprob += position.logprobs[0]
 
-    def _position(self, position: TokenLogprobs | None) -> PositionLogprobs | None:
-        return None if position is None else self._candidates(position)
-
-    def _candidates(self, position: TokenLogprobs) -> PositionLogprobs:
-        """The sampled token with its own rank, then the likeliest, ranked 1, 2, ..."""
+    def _candidates(self, position: TokenLogprobs, named: int = 0) -> PositionLogprobs:
+        """The sampled token with its own rank, then the likeliest, ranked 1, 2, ..., then as many
+        as the request named, whose ranks nobody looked up."""
         candidates: PositionLogprobs = {}
+        ranked = len(position.token_ids) - named
         pairs = zip(position.token_ids, position.logprobs, strict=True)
         for rank, (token_id, logprob) in enumerate(pairs):
             if token_id not in candidates:
                 text = self._tokenizer.id_to_text(token_id) if self._tokenizer else None
-                candidates[token_id] = Logprob(logprob, rank or position.rank, text)
+                known = (rank or position.rank) if rank < ranked else None
+                candidates[token_id] = Logprob(logprob, known, text)
         return candidates
 
     def _end(
@@ -478,18 +502,27 @@ class OutputProcessor:
         self._completions.pop(completion.internal_id, None)
         completion.finish_reason, completion.stop_reason = reason, stop_reason
         request = completion.request
-        if not request.num_open:
+        if not request.is_open:
             request.metrics.finished_ts = now
         self._stats.finished.append(_finished_stats(completion, now))
 
     def _forget_if_ended(self, external_id: str) -> None:
-        if not self._requests[external_id].num_open:
+        if not self._requests[external_id].is_open:
             del self._requests[external_id]
+
+    def _part(self, ended: Iterable[_Completion]) -> None:
+        """Separate requests that have ended from their completions, now that no `rewind` can bring
+        them back. Both point to each other, and every request waits while the garbage collector
+        looks for such circles."""
+        for completion in ended:
+            request = completion.request
+            if self._requests.get(request.first.external_id) is not request:
+                request.completions = []
 
     def _deliver(self, request: _Request, news: list[_Completion]) -> RequestOutput | None:
         """The request's next output, if its kind wants one now."""
         kind = request.processed.params.output_kind
-        ended = not request.num_open
+        ended = not request.is_open
         if kind is RequestOutputKind.FINAL_ONLY and not ended:
             return None
         delta = kind is RequestOutputKind.DELTA
@@ -507,7 +540,7 @@ class OutputProcessor:
             request_id=first.external_id,
             prompt=request.processed.prompt_text,
             prompt_token_ids=first.prompt_token_ids,
-            outputs=[_completion_output(c, delta) for c in shown],
+            outputs=[_completion_output(c, delta, self._latest) for c in shown],
             finished=ended,
             prompt_logprobs=scores,
             metrics=_snapshot(request.metrics),
@@ -571,14 +604,19 @@ def _join_pieces(
 
 
 def _has_news(completion: _Completion) -> bool:
-    undelivered = completion.num_tokens > completion.delivered
-    return undelivered or completion.finish_reason is not None
+    """Whether an output is due: for the first token, each interval, and the end."""
+    undelivered = completion.num_tokens - completion.delivered
+    if undelivered < completion.interval and completion.delivered:
+        return completion.finish_reason is not None
+    return undelivered > 0 or completion.finish_reason is not None
 
 
-def _completion_output(completion: _Completion, delta: bool) -> CompletionOutput:
+def _completion_output(completion: _Completion, delta: bool, batch: _Batch) -> CompletionOutput:
     """The completion as its caller sees it: all of it, or what no earlier delta contained."""
     detokenizer = completion.detokenizer
     start = completion.delivered if delta else 0
+    if completion.interval > 1:
+        completion.last_delivery = batch, completion.delivered
     completion.delivered = completion.num_tokens
     logprobs = completion.logprobs
     return CompletionOutput(
@@ -611,7 +649,7 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
         max_tokens=params.max_tokens,
         request_id=completion.internal_id,
         corrupted=request.error == NOT_A_NUMBER,
-        longest=None if request.num_open else max(c.num_tokens for c in request.completions),
+        longest=None if request.is_open else max(c.num_tokens for c in request.completions),
         finished_ts=now,
         first_token_ts=first_token,
     )

@@ -176,7 +176,7 @@ class PromptReader:
         if not ids:
             refuse("prompt", "must hold at least one token, got none.")
         size = self._vocab_size
-        if all(type(i) is int for i in ids) and min(ids) >= 0 and max(ids) < size:
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:
             return
         for position, value in enumerate(ids):
             if type(value) is not int or not 0 <= value < size:

@@ -26,7 +26,7 @@ ENTRY_BYTES: Final = 40
 """Of a token or a list entry: a number and the place that points to it."""
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
     """What requests add to a queue."""
 
     tokens: int
@@ -45,7 +45,7 @@ class QueueLimits(Listener):
         self._count_rejection = count_rejection
         self._clock = clock
         self._rate = DrainRate()
-        self._silent: dict[str, _Load] = {}
+        self._silent: dict[str, Load] = {}
         # the sums over the requests that have no output yet
         self._num_tokens = self._num_bytes = 0
         self._reported = 0
@@ -108,21 +108,36 @@ class QueueLimits(Listener):
         Raises:
             TooManyRequests: naming the limit and what waits now; `retry_after` is `wait`.
         """
-        count = len(requests)
+        self.check_count(len(requests), config, num_unfinished)
+        if self._silent:
+            refusal = self._check_size([load_of(request) for request in requests], config)
+            if refusal is not None:
+                raise self._later(refusal, config, num_unfinished)
+
+    def check_count(self, count: int, config: SchedulerConfig, num_unfinished: int) -> None:
+        """Refuse so many completions if they would be too many, whatever they are.
+
+        Args:
+            count: Of them.
+            config: With the limits.
+            num_unfinished: Completions accepted before that have not ended.
+
+        Raises:
+            TooManyRequests: as `check` raises it.
+        """
         behind_memory = min(self._reported, len(self._silent))
         waiting = max(0, num_unfinished - config.max_num_seqs, behind_memory)
         beyond_seats = num_unfinished + count - config.max_num_seqs
         after = max(beyond_seats, behind_memory + count if behind_memory else 0)
         limit = config.server_limit("max_num_queued_reqs")
-        refusal = None
         if limit is not None and after > limit:
             refusal = self._refuse("max_num_queued_reqs", limit, waiting, count, "requests wait")
-        elif self._silent:
-            refusal = self._check_size([_load(request) for request in requests], config)
-        if refusal is not None:
-            wait = self.wait(config, num_unfinished)
-            when = "later" if wait is None else f"in about {max(1, round(wait))} s"
-            raise TooManyRequests(f"{refusal} Try again {when}.", retry_after=wait)
+            raise self._later(refusal, config, num_unfinished)
+
+    def _later(self, refusal: str, config: SchedulerConfig, num_unfinished: int) -> TooManyRequests:
+        wait = self.wait(config, num_unfinished)
+        when = "later" if wait is None else f"in about {max(1, round(wait))} s"
+        return TooManyRequests(f"{refusal} Try again {when}.", retry_after=wait)
 
     def check_deadline(self, max_wait: float, config: SchedulerConfig, num_unfinished: int) -> None:
         """Refuse a request whose turn would come too late.
@@ -140,7 +155,7 @@ class QueueLimits(Listener):
             self._count_rejection("deadline")
             raise DeadlineUnreachable(wait, max_wait)
 
-    def _check_size(self, loads: Sequence[_Load], config: SchedulerConfig) -> str | None:
+    def _check_size(self, loads: Sequence[Load], config: SchedulerConfig) -> str | None:
         """Why requests of this size are refused, if they are."""
         for name, current, more, what in (
             ("max_num_queued_tokens", self._num_tokens, sum(x.tokens for x in loads), "tokens"),
@@ -164,7 +179,7 @@ class QueueLimits(Listener):
         """Count requests that were accepted."""
         self._rate.busy(self._clock.now())
         for request in requests:
-            self._silent[request.request_id] = load = _load(request)
+            self._silent[request.request_id] = load = load_of(request)
             self._num_tokens += load.tokens
             self._num_bytes += load.bytes
 
@@ -197,9 +212,10 @@ class QueueLimits(Listener):
                 self._num_bytes -= load.bytes
 
 
-def _load(request: EngineCoreRequest) -> _Load:
+def load_of(request: EngineCoreRequest) -> Load:
+    """What a completion adds to a queue: tokens of its prompt, and bytes."""
     params, tokens = request.sampling_params, len(request.prompt_token_ids)
     lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias)
     entries = tokens + sum(len(one) for one in lists if one)
     words = sum(map(len, (*params.stop_strings, *(params.bad_words or ()))))
-    return _Load(tokens, REQUEST_BYTES + ENTRY_BYTES * entries + words)
+    return Load(tokens, REQUEST_BYTES + ENTRY_BYTES * entries + words)

@@ -14,18 +14,25 @@ from quire.config import ModelShape
 from quire.engine.frontend.checked import CheckedParams, filled, unique
 from quire.engine.frontend.refusal import refuse, shown
 from quire.errors import ConfigError, InvalidRequest
-from quire.params import SamplingParams
+from quire.params import NO_PROCESSORS, SamplingParams
 from quire.structured.gate import GrammarGate
 from quire.structured.params import StructuredOutputsParams
 from quire.structured.settle import unforced
+from quire.thinking import PROMPT_END, Thinking
 from quire.tokenizer import Tokenizer
+from quire.tokenizer.thinking import marks_of
 
 MAX_BAD_WORDS_CHARS: Final = 65536
 """Characters of all `bad_words` together: they are tokenised when a request is admitted."""
+FEW_CHARACTERS: Final = 1024
+"""Characters of `bad_words` that are tokenised in a few milliseconds."""
+MAX_READY: Final = 64
+"""Lists of words whose tokens wait for a check; a caller may leave before that."""
 _FILLED: Final = {
     "eos_token_ids": "stop_token_ids",
     "bad_words_token_ids": "bad_words",
     "grammar": "structured_outputs",
+    "thinking": "thinking_token_budget",
 }
 GENERATION_DEFAULTS: Final = {
     # key of generation_config.json: field of SamplingParams
@@ -89,6 +96,7 @@ class SamplingChecks:
         max_logprobs: `--max-logprobs`; -1: no limit.
         eos_token_ids: What ends a sequence.
         grammars: Settles what requests ask of the form of their output; None without a tokenizer.
+        has_processors: Whether there are logits processors, which read `extra_args`.
     """
 
     def __init__(
@@ -99,13 +107,19 @@ class SamplingChecks:
         max_logprobs: int,
         eos_token_ids: Sequence[int],
         grammars: GrammarGate | None = None,
+        has_processors: bool = False,
     ) -> None:
+        self._has_processors = has_processors
         self._grammars = grammars
+        self._bans: dict[tuple[str, ...], list[list[int]]] = {}
+        # tokens of banned words, ready for the next check
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
         self._eos_token_ids = list(eos_token_ids)
+        template = tokenizer.chat_template if tokenizer is not None else None
+        self._marks = None if template is None else marks_of(list(template.templates.values()))
 
     def check(self, params: SamplingParams) -> CheckedParams:
         """Check all that depends on the model and not on a prompt, and fill in what it says.
@@ -113,13 +127,15 @@ class SamplingChecks:
         Raises:
             InvalidRequest: a field is wrong; `param` names it.
         """
-        for name in ("eos_token_ids", "bad_words_token_ids", "grammar"):
+        for name in _FILLED:
             if getattr(params, name):
                 refuse(name, f"is filled in by the engine; use {_FILLED[name]}.")
         for name in ("logprobs", "prompt_logprobs"):
             self._check_logprobs(name, getattr(params, name))
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             self._check_vocabulary(name, getattr(params, name) or ())
+        if params.extra_args and not self._has_processors:
+            refuse("extra_args", f"{NO_PROCESSORS}, got {shown(params.extra_args)}.")
         if self._tokenizer is None and params.stop_strings:
             refuse("stop", "stop strings need a tokenizer, and none is loaded.")
         changes: dict[str, Any] = {
@@ -128,12 +144,66 @@ class SamplingChecks:
             if isinstance(value := getattr(params, name), (list, tuple))
         }
         words = changes.get("bad_words")
-        changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
+        changes["bad_words_token_ids"] = self._bans.pop(tuple(words or ()), None)
+        if words and changes["bad_words_token_ids"] is None:
+            changes["bad_words_token_ids"] = self._bad_words_token_ids(words)
         changes["eos_token_ids"] = list(self._eos_token_ids)
+        if params.thinking_token_budget is not None:
+            changes["thinking"] = self._thinking(params)
         if params.structured_outputs is not None:
             bans = bool(params.allowed_token_ids or params.bad_words)
             changes |= self._settle(params.structured_outputs, bans)
         return CheckedParams(filled(params, **changes))
+
+    def needs_time(self, params: SamplingParams) -> bool:
+        """Whether `tokenise_words` should be called, on a thread, before `check`."""
+        words = params.bad_words
+        return bool(words) and sum(map(len, words or ())) > FEW_CHARACTERS
+
+    def tokenise_words(self, params: SamplingParams) -> None:
+        """Have the tokens of long lists of `bad_words` ready for the next `check`, which says what
+        is wrong with them."""
+        words = unique(params.bad_words or ())
+        try:
+            found = self._bad_words_token_ids(words)
+        except InvalidRequest:
+            return
+        if found is not None:
+            while len(self._bans) >= MAX_READY:
+                self._bans.pop(next(iter(self._bans)))
+            self._bans[tuple(words)] = found
+
+    def _thinking(self, params: SamplingParams) -> Thinking:
+        """The tokens of the marks around the reasoning."""
+        marks, given = params.thinking_marks or self._marks, params.thinking_token_budget
+        if marks is None or self._tokenizer is None:
+            refuse(
+                "thinking_token_budget",
+                "needs a model whose reasoning has known marks, and the chat template of this one "
+                f"shows none, got {given}.",
+            )
+        opening, closing = (
+            self._tokenizer.encode(mark, add_special_tokens=False)
+            for mark in (marks.opening, marks.closing)
+        )
+        for mark, text in ((opening, marks.opening), (closing, marks.closing)):
+            # Plain text has many spellings, and whatever comes before it may change its tokens.
+            if not mark or mark[0] not in self._tokenizer.added_ids:
+                refuse(
+                    "thinking_token_budget",
+                    f"needs a model with a token of its own for {text}, got {given}.",
+                )
+            self._check_vocabulary("thinking_token_budget", mark)
+        return Thinking(opening, closing)
+
+    def _opened(self, params: SamplingParams, prompt: Sequence[int]) -> Thinking | None:
+        """The marks of a request with this prompt, which may end within the reasoning."""
+        marks, thinking = params.thinking_marks or self._marks, params.thinking
+        if thinking is None or marks is None or self._tokenizer is None:
+            return thinking
+        # As text, as the parsers read it; its last tokens are enough.
+        end = self._tokenizer.decode(list(prompt[-PROMPT_END:]), skip_special_tokens=False)
+        return Thinking(thinking.opening, thinking.closing, marks.is_open_after(end))
 
     def _settle(self, wanted: StructuredOutputsParams, bans: bool) -> dict[str, Any]:
         """The grammar that a request asks for. Only the grammar says where such an output may end,
@@ -146,12 +216,13 @@ class SamplingChecks:
             grammar = unforced(grammar)
         return {"grammar": grammar, "structured_outputs": None, "ignore_eos": False}
 
-    def complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
-        """Checked parameters with what a prompt of this many tokens settles.
+    def complete(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
+        """Checked parameters with what a prompt settles.
 
         Raises:
             InvalidRequest: `min_tokens` is more than the context leaves.
         """
+        prompt_length = len(prompt)
         room = self._max_model_len - prompt_length
         if params.min_tokens > room:
             refuse(
@@ -159,7 +230,10 @@ class SamplingChecks:
                 f"must be at most {room}, what the context of {self._max_model_len} tokens leaves "
                 f"after a prompt of {prompt_length}, got {params.min_tokens}.",
             )
-        return filled(params, max_tokens=room) if params.max_tokens is None else params
+        changes: dict[str, Any] = {"max_tokens": room} if params.max_tokens is None else {}
+        if params.thinking is not None:
+            changes["thinking"] = self._opened(params, prompt)
+        return filled(params, **changes) if changes else params
 
     def _check_logprobs(self, name: str, asked: int | None) -> None:
         limit = self._max_logprobs

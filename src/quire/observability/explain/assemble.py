@@ -65,7 +65,7 @@ def _report(story: Story, internal_id: str, num_outputs: int | None) -> Explanat
         id=recording.external(internal_id),
         index=accepted.index if accepted else 0,
         internal_id=internal_id,
-        state="finished" if seen or status else story._state or "accepted",
+        state="finished" if seen or status else story.state or "accepted",
         finish_reason=reason or None,
         seconds=total,
         ttft=None if story.first_token is None else story.first_token - arrival,

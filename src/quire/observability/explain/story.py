@@ -78,9 +78,16 @@ class Story:
         self._evicted = 0
         self._state = ""
         self._lost = 0
+        self._compiles = False
         self._now_waits = (0, False)
         # Why it waits, and whether it is at the head of the queue.
         self._step: Step | None = None
+
+    @property
+    def state(self) -> str:
+        """`waiting`, `compiling` (its grammar), `running`, `preempted` or `finished`; nothing
+        before the core spoke of it."""
+        return "compiling" if self._compiles else self._state
 
     # ---- the cuts ----------------------------------------------------------------------------
 
@@ -144,6 +151,7 @@ class Story:
         cause = Cause.RESTART if self._state else Cause.INTAKE
         self._cut(time, cause)
         self._state, self.life = "waiting", life
+        self._compiles = life is not None and life.compiles
         self._now_waits = (0, False)
 
     def _next_core(self, epoch: int) -> None:
@@ -161,6 +169,8 @@ class Story:
                 begun = True
             elif fact.request == me and fact.kind == FactKind.QUEUED:
                 self._queued(fact.time, _life_of(fact))
+            elif fact.request == me and fact.kind == FactKind.WAITS:
+                self._compile(fact)
             elif fact.request == me and fact.kind == FactKind.FINISHED:
                 ended = fact
                 if not begun:
@@ -172,6 +182,13 @@ class Story:
         if ended is not None:
             self._finish(ended)
 
+    def _compile(self, fact: Fact) -> None:
+        """It waits for its grammar, or no longer does; either is said between steps."""
+        if fact.reason == Wait.COMPILED and self._compiles:
+            self._cut(fact.time, Cause.QUEUED, reason=Wait.GRAMMAR)
+        if fact.reason in (Wait.GRAMMAR, Wait.COMPILED):
+            self._compiles = fact.reason == Wait.GRAMMAR
+
     def _gap(self, step: Step) -> None:
         """The time before the step."""
         start = step.row.start
@@ -181,6 +198,8 @@ class Story:
             if waited >= max(STARVED_SECONDS, STARVED_SHARE * pause):
                 self._cut(start - pause + min(waited, pause), Cause.CORE_WAIT)
             self._cut(start, Cause.BETWEEN_STEPS)
+        elif self._compiles:
+            self._cut(start, Cause.QUEUED, reason=Wait.GRAMMAR)
         elif self._state == "waiting":
             episode = self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
             if not self._now_waits[0] and self._step is not None:
@@ -205,6 +224,8 @@ class Story:
         elif self._state == "running":
             episode = self._cut(end, Cause.STALLED, reason=step.stalled)
             self._note(episode, step)
+        elif self._compiles:
+            self._cut(end, Cause.QUEUED, reason=Wait.GRAMMAR).steps.add(step.row.step)
         elif self._state == "waiting":
             self._wait(step, end)
         else:
@@ -310,7 +331,8 @@ class Story:
         elif self._state == "running":
             self._cut(until, Cause.UNDER_WAY)
         elif self._state == "waiting":
-            self._cut(until, Cause.QUEUED, reason=self._now_waits[0])
+            reason = Wait.GRAMMAR if self._compiles else self._now_waits[0]
+            self._cut(until, Cause.QUEUED, reason=reason)
         elif self._state:
             self._cut(until, Cause.PREEMPTED, self._lost)
         else:

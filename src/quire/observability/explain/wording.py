@@ -48,6 +48,7 @@ _WAITS: Final[dict[str, str]] = {
     "max_num_seqs": "all {available} --max-num-seqs places were taken, by {holders}",
     "preemption": "a running request was being preempted, and a step that preempts admits none",
     "policy": "the scheduling policy or --scheduler-delay-factor held it back",
+    "grammar": "its grammar was being compiled, so it was not in the queue yet",
     "step": "it arrived while a step was running",
 }
 

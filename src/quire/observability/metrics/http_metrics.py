@@ -10,8 +10,8 @@ series.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from quire.observability.metrics.store import Bins, Counter, Gauge, Histogram, Sample, Summary
@@ -120,10 +120,43 @@ JOURNAL_FAILURES: Final = HttpMetric(
     MetricKind.COUNTER,
     "Writes to the journal on disk that failed.",
 )
+KEY_REQUESTS: Final = HttpMetric(
+    "quire:key_requests",
+    MetricKind.COUNTER,
+    "Requests for work by the key's name and what became of them: `completed`, `limited` (by a "
+    "limit of the key), `refused` (no room in the server), `invalid`, `failed`, `disconnected`. "
+    "`other` is for keys of the command line, and those beyond 100.",
+    ("key", "outcome"),
+)
+KEY_LIMITED: Final = HttpMetric(
+    "quire:key_limited",
+    MetricKind.COUNTER,
+    "Requests that a limit of their key refused, by the key's name and the limit.",
+    ("key", "limit"),
+)
+KEY_TOKENS: Final = HttpMetric(
+    "quire:key_tokens",
+    MetricKind.COUNTER,
+    "Tokens by the key's name and kind: those of a `prompt`, of these the `cached` ones, and the "
+    "`generated` ones.",
+    ("key", "kind"),
+)
+KEY_RUNNING: Final = HttpMetric(
+    "quire:key_requests_running",
+    MetricKind.GAUGE,
+    "Requests for work that are being answered, by the key's name.",
+    ("key",),
+)
+KEY_WAITING: Final = HttpMetric(
+    "quire:key_completions_waiting",
+    MetricKind.GAUGE,
+    "Completions without output yet, by the key's name.",
+    ("key",),
+)
 HTTP_METRICS: Final = (
     REQUESTS, REQUEST_SIZE, RESPONSE_SIZE, FINE_DURATION, DURATION, UNAVAILABLE, KEPT_STREAMS,
     KEPT_BYTES, RESUMES, DROPPED_STREAMS, WRITE_TIMEOUTS, JOURNAL_UP, JOURNAL_BYTES,
-    JOURNAL_FAILURES,
+    JOURNAL_FAILURES, KEY_REQUESTS, KEY_LIMITED, KEY_TOKENS, KEY_RUNNING, KEY_WAITING,
 )  # fmt: skip
 
 
@@ -134,6 +167,18 @@ class KeptNow:
     running: int = 0
     ended: int = 0
     num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class KeyNow:
+    """What the keys of one label have used up to a moment."""
+
+    label: str
+    running: int = 0
+    waiting: int = 0
+    requests: dict[str, int] = field(default_factory=dict)
+    limited: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
 
 
 class JournalNow(Protocol):
@@ -164,6 +209,8 @@ class HttpMetrics:
         """Asked for the journal on disk, if there is one."""
         self.kept_now: Callable[[], KeptNow] = KeptNow
         """Asked for what is kept now."""
+        self.keys_now: Callable[[], Iterable[KeyNow]] = tuple
+        """Asked for what keys have used."""
 
     def observe(
         self,
@@ -221,8 +268,8 @@ class HttpMetrics:
             return list(self._samples())
 
     def _samples(self) -> Iterator[Sample]:
-        for key, count in self._requests.items():
-            yield Counter(REQUESTS.name, dict(zip(REQUESTS.labels, key, strict=True)), count)
+        for labelled, count in self._requests.items():
+            yield Counter(REQUESTS.name, dict(zip(REQUESTS.labels, labelled, strict=True)), count)
         for name, sizes in self._sizes.items():
             for handler, (count, total) in sizes.items():
                 yield Summary(name, {"handler": handler}, count, total)
@@ -242,8 +289,20 @@ class HttpMetrics:
             for label, count in counts.items():
                 yield Counter(row.name, {row.labels[0]: label}, count)
         yield Counter(WRITE_TIMEOUTS.name, {}, self._write_timeouts)
+        for key in self.keys_now():
+            yield from _key_samples(key)
         for labels, bins in self._durations.items():
             yield _histogram(DURATION, labels, bins)
+
+
+def _key_samples(key: KeyNow) -> Iterator[Sample]:
+    for row, counts in (
+        (KEY_REQUESTS, key.requests), (KEY_LIMITED, key.limited), (KEY_TOKENS, key.tokens)
+    ):  # fmt: skip
+        for name, count in counts.items():
+            yield Counter(row.name, {"key": key.label, row.labels[1]: name}, count)
+    yield Gauge(KEY_RUNNING.name, {"key": key.label}, key.running)
+    yield Gauge(KEY_WAITING.name, {"key": key.label}, key.waiting)
 
 
 def _histogram(row: HttpMetric, labels: tuple[str, ...], bins: Bins) -> Histogram:

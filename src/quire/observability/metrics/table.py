@@ -155,6 +155,9 @@ METRICS: Final = (
            "Times that the scheduler's books did not agree with themselves and were made anew: "
            "a bug. Nothing is lost; the log says what was wrong.", _STEP,
            lambda s: s.num_integrity_failures),
+    Metric("quire:kv_blocks_shed", _C,
+           "Cached KV blocks that were given up because the machine's memory ran short.", _STEP,
+           lambda s: s.num_shed_blocks),
     # Prefix cache, in tokens.
     Metric("vllm:prefix_cache_queries", _C, "Tokens looked up in the prefix cache.", _STEP,
            lambda s: s.prefix_queries),

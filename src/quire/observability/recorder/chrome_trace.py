@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-from quire.core.facts import FactKind
+from quire.core.facts import FactKind, Wait
 from quire.observability.recorder.lives import wait_name
 from quire.observability.recorder.replay import Replay, Step
 from quire.observability.recorder.ring import Recording
@@ -137,7 +137,7 @@ class _Trace:
                 self._state(fact.request, row.start, name, by=winner)
             elif fact.kind == FactKind.FINISHED:
                 ended.append(fact)
-            elif fact.kind == FactKind.WAITS:
+            elif fact.kind == FactKind.WAITS and fact.reason != Wait.COMPILED:
                 self._track(fact.request).args["wait"] = wait_name(fact.reason)
         self._batch(step)
         for fact in ended:

@@ -24,6 +24,8 @@ class Life:
     priority: int = 0
     state: str = "waiting"
     """`waiting`, `running`, `preempted`, `swapped` or `finished`."""
+    compiles: bool = False
+    """It waits for its grammar, beside the queue."""
     admitted: float | None = None
     """Time of its first admission."""
     num_cached_tokens: int = 0
@@ -38,6 +40,9 @@ class Life:
     """`RequestStatus` it ended with."""
     num_output_tokens: int = 0
     """0 until the end."""
+
+
+_BESIDE_THE_QUEUE: Final = (Wait.GRAMMAR, Wait.COMPILED)
 
 
 class QueueHead(NamedTuple):
@@ -82,7 +87,9 @@ class Lives:
         known = self.lives.get(fact.request)
         if known is None:  # its beginning was lost with an engine core
             return
-        if kind == FactKind.WAITS:
+        if kind == FactKind.WAITS and fact.reason in _BESIDE_THE_QUEUE:
+            known.compiles = fact.reason == Wait.GRAMMAR
+        elif kind == FactKind.WAITS:
             self.head = QueueHead(fact.request, fact.reason, fact.a, fact.b)
         elif kind == FactKind.ADMITTED:
             self._admit(known, fact)

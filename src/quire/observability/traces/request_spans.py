@@ -81,7 +81,7 @@ class CompletionTrace:
         self._open_phase(Phase("recovered", self._mark, fact.time, {"quire.tokens_kept": fact.b}))
 
     def waits(self, fact: Fact) -> None:
-        """It is at the head of the queue and cannot be admitted."""
+        """It is at the head of the queue and cannot be admitted, or waits for its grammar."""
         if self._is_open:
             about: Attributes = {"quire.reason": wait_name(fact.reason)}
             if fact.a:

@@ -28,13 +28,15 @@ from quire.serving.anthropic.schema import (
 from quire.serving.checks import renamed
 from quire.serving.decode import show
 from quire.serving.dialogue import Dialogue
+from quire.serving.field_names import ENGINE, FieldNames
 from quire.serving.model_parsers import ModelParsers
 from quire.serving.tagged import check_object, check_tagged
 from quire.serving.tools import Mode, ToolChoice, ToolSpec, ToolUse, tool_spec, tool_use
 
 ROLES: Final = ("user", "assistant", "system")
-SCHEMA: Final = ("structured_outputs.json", "output_config.format.schema")
-"""The engine's name of a JSON schema, and the caller's."""
+FORM: Final = FieldNames(
+    {ENGINE: "output_config.format", f"{ENGINE}.json": "output_config.format.schema"}
+)
 LEAST_BUDGET: Final = 1024
 """Anthropic's lower limit of `thinking.budget_tokens`."""
 
@@ -58,6 +60,7 @@ def read_dialogue(request: CountTokensRequest, parsers: ModelParsers) -> Dialogu
         _tools(request),
         continues=request.messages[-1].role == "assistant",
         variables=_variables(request, parsers),
+        form=FORM,
     )
 
 
@@ -208,5 +211,5 @@ def read_format(config: dict[str, Any] | None) -> StructuredOutputsParams | None
     if form is None:
         return None
     check_tagged(form, FORMATS, {}, "output_config.format")
-    with renamed(*SCHEMA):
+    with FORM.told():
         return StructuredOutputsParams(json=form["schema"])

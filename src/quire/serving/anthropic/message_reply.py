@@ -71,7 +71,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def _stop(reply: MessageReply, finish: Finish, usage: Usage) -> dict[str, Any]:
     """Why the message ended. A request that is ended at its deadline is told as `max_tokens`: to a
-    client both are a reply that was cut."""
+    client both are a reply that was cut. So is one that ended because it repeated itself."""
     reason, sequence = "max_tokens", None
     if finish.reason == "length" and usage.completion_tokens < reply.max_tokens:
         reason = "model_context_window_exceeded"
@@ -79,7 +79,7 @@ def _stop(reply: MessageReply, finish: Finish, usage: Usage) -> dict[str, Any]:
         reason = "tool_use"
     elif finish.reason == "stop" and isinstance(finish.stop_reason, str):
         reason, sequence = "stop_sequence", finish.stop_reason
-    elif finish.reason != "length" and finish.reason != "abort":
+    elif finish.reason not in ("length", "abort", "repetition"):
         reason = "end_turn"
     return {"stop_reason": reason, "stop_sequence": sequence}
 

@@ -13,7 +13,7 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.params import SamplingParams
-from quire.serving.anthropic.dialogue import SCHEMA, read_dialogue, read_format
+from quire.serving.anthropic.dialogue import read_dialogue, read_format
 from quire.serving.anthropic.message_reply import MessageReply, stream_message, whole_message
 from quire.serving.anthropic.schema import (
     COUNT_UNSUPPORTED,
@@ -22,11 +22,13 @@ from quire.serving.anthropic.schema import (
     CountTokensRequest,
     MessagesRequest,
 )
-from quire.serving.checks import MAX_LABEL, check_priority, make_params, renamed
+from quire.serving.checks import make_params, read_xargs, renamed
 from quire.serving.decode import show
-from quire.serving.dialogue import RequestLabels, prepare, render
+from quire.serving.dialogue import Dialogue, RequestLabels, prepare, render
 from quire.serving.exchange import Exchange
 from quire.serving.generation import generate
+from quire.serving.limits import LABEL
+from quire.serving.prompts import TURN_CHARACTERS, off_loop
 from quire.serving.rendered import rendered
 from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
@@ -34,7 +36,7 @@ from quire.serving.submission import Submission
 from quire.serving.tagged import check_object
 from quire.serving.turn_reader import TurnReader
 
-SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed", "repetition_detection")
 """Fields that have the same name and meaning in `SamplingParams`."""
 _VERSION: Final = re.compile(rb"\d{4}-\d{2}-\d{2}")
 
@@ -45,7 +47,8 @@ async def messages(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid; nothing has been sent yet.
     """
-    request, served = await _record(exchange)
+    request = await _record(exchange)
+    served = exchange.admit(request.model)
     submission, reader = await _prepare(exchange, served, request)
     shows = (request.thinking or {}).get("display") != "omitted"
     reply = MessageReply(submission.request_ids[0], served.name, request.max_tokens, shows)
@@ -57,8 +60,7 @@ async def messages(exchange: Exchange) -> None:
             else:
                 await exchange.reply(await whole_message(reply, generation))
 
-    with renamed(*SCHEMA):  # a schema is compiled when it is submitted
-        await exchange.while_connected(answer())
+    await exchange.while_connected(answer())
 
 
 async def render_message_request(exchange: Exchange) -> None:
@@ -67,27 +69,33 @@ async def render_message_request(exchange: Exchange) -> None:
     Raises:
         RequestError: the request is invalid.
     """
-    request, served = await _record(exchange)
+    request = await _record(exchange)
+    served = exchange.state.model_for(request.model)
     submission, _ = await _prepare(exchange, served, request)
     (one,) = rendered(submission, served, bool(request.stream))
     await exchange.reply(msgspec.json.encode(one))
 
 
-async def _record(exchange: Exchange) -> tuple[MessagesRequest, ServedModel]:
+async def _record(exchange: Exchange) -> MessagesRequest:
     _check_version(exchange)
-    request = await exchange.record(MessagesRequest, MESSAGES_UNSUPPORTED)
-    return request, exchange.state.model_for(request.model)
+    return await exchange.record(MessagesRequest, MESSAGES_UNSUPPORTED)
 
 
 async def _prepare(
     exchange: Exchange, served: ServedModel, request: MessagesRequest
 ) -> tuple[Submission, TurnReader]:
     require_runner(served.engine, "generate")
-    labels = _labels(request, f"msg_{exchange.request_id}")
-    check_priority(labels.priority, served.engine.config.scheduler.scheduling_policy)
-    params = _params(request, served.engine.default_params)
-    dialogue = read_dialogue(request, served.parsers)
+    policy = served.engine.config.scheduler.scheduling_policy
+    priority = exchange.priority(request.priority, policy)
+    labels = _labels(request, f"msg_{exchange.request_id}", priority)
+    params = _params(request, served)
+    dialogue = await _dialogue(request, served)
     return await prepare(exchange, served, dialogue, params, labels)
+
+
+async def _dialogue(request: CountTokensRequest, served: ServedModel) -> Dialogue:
+    size = TURN_CHARACTERS * len(request.messages)
+    return await off_loop(size, lambda: read_dialogue(request, served.parsers))
 
 
 async def count_tokens(exchange: Exchange) -> None:
@@ -99,7 +107,7 @@ async def count_tokens(exchange: Exchange) -> None:
     _check_version(exchange)
     request = await exchange.record(CountTokensRequest, COUNT_UNSUPPORTED)
     served = exchange.state.model_for(request.model)
-    prompt = await render(served, read_dialogue(request, served.parsers))
+    prompt = await render(served, await _dialogue(request, served))
     await exchange.reply(msgspec.json.encode({"input_tokens": len(prompt.ids)}))
 
 
@@ -113,27 +121,30 @@ def _check_version(exchange: Exchange) -> None:
         )
 
 
-def _labels(request: MessagesRequest, request_id: str) -> RequestLabels:
+def _labels(request: MessagesRequest, request_id: str, priority: int) -> RequestLabels:
     user = None
     if request.metadata is not None:
         check_object(request.metadata, METADATA, "metadata")
         user = request.metadata.get("user_id")
     for name, value in (("metadata.user_id", user), ("cache_salt", request.cache_salt)):
-        if value is not None and len(value) > MAX_LABEL:
-            raise InvalidRequest(
-                f"{name} may have at most {MAX_LABEL} characters, got {len(value)}.", param=name
-            )
+        if value is not None:
+            LABEL.check(len(value), name)
     if request.cache_salt == "":
         raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
-    return RequestLabels(request_id, user, request.priority or 0, request.cache_salt)
+    return RequestLabels(request_id, user, priority, request.cache_salt)
 
 
-def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
+def _params(request: MessagesRequest, served: ServedModel) -> SamplingParams:
     given: dict[str, Any] = {
         name: value for name in SAMPLING if (value := getattr(request, name)) is not None
     }
     if request.stop_sequences is not None:
         given["stop"] = request.stop_sequences
+    thinking = request.thinking or {}
+    if thinking.get("type") == "enabled" and served.parsers.can_limit(served.engine.tokenizer):
+        given["thinking_token_budget"] = thinking["budget_tokens"]
     given["structured_outputs"] = read_format(request.output_config)
-    with renamed("stop", "stop_sequences"):
-        return make_params(defaults, given, stream=request.stream)
+    given["extra_args"] = read_xargs(request.vllm_xargs, served.engine.config.model)
+    budget = renamed("thinking_token_budget", "thinking.budget_tokens")
+    with renamed("stop", "stop_sequences"), budget:
+        return make_params(served.engine.default_params, given, stream=request.stream)

@@ -45,7 +45,9 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """Body of `POST /v1/messages`."""
 
-    FREE_FORM: ClassVar[tuple[str, ...]] = (*CountTokensRequest.FREE_FORM, "metadata")
+    FREE_FORM: ClassVar[tuple[str, ...]] = (
+        *CountTokensRequest.FREE_FORM, "metadata", "repetition_detection", "vllm_xargs",
+    )  # fmt: skip
 
     max_tokens: int
     stream: bool | None = None
@@ -54,10 +56,12 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
-    # vLLM's addition, and ours: as on OpenAI's routes.
+    # vLLM's additions, and ours: as on OpenAI's routes.
     cache_salt: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
     seed: int | None = None
     priority: int | None = None
+    repetition_detection: dict[str, Any] | None = None
 
 
 _NO_TOOLS: Final = "the server runs no tools; offer your own"
@@ -78,7 +82,6 @@ MESSAGES_UNSUPPORTED: Final[dict[str, Unsupported]] = COUNT_UNSUPPORTED | {
     "service_tier": refused("there are no tiers", "auto", "standard_only"),
     "kv_transfer_params": refused("KV transfer between servers is not available"),
     "ec_transfer_params": refused("KV transfer between servers is not available"),
-    "vllm_xargs": refused("there are no custom processors", {}),
     "return_mm_kwargs": refused(_TEXT_ONLY, False),
     "watermarking": refused("the output is not marked", False),
 }

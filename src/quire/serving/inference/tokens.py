@@ -13,20 +13,20 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.params import SamplingParams
-from quire.serving.checks import check_labels, check_priority, make_params
+from quire.serving.checks import check_labels, make_params
 from quire.serving.decode import Unsupported, refused
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Generation, generate
 from quire.serving.limits import check_prompts
 from quire.serving.prompts import check_ids
 from quire.serving.rendered import FILLED_IN
-from quire.serving.server_state import require_runner
+from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
 from quire.serving.token_texts import TokenTexts, token_entries
 from quire.serving.turn_reader import TurnReader
 from quire.serving.turns import Batch, ModelTurn
-from quire.spelling import did_you_mean
+from quire.serving.unread_fields import unread_fields
 
 KNOWN: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in FILLED_IN)
 
@@ -60,13 +60,13 @@ async def generate_tokens(exchange: Exchange) -> None:
         RequestError: the request is invalid; nothing has been sent yet.
     """
     request = await exchange.record(TokensRequest, UNSUPPORTED)
-    served = exchange.state.model_for(request.model)
+    served = exchange.admit(request.model)
     engine = served.engine
     require_runner(engine, "generate")
     check_labels(request)
-    check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
+    priority = exchange.priority(request.priority, engine.config.scheduler.scheduling_policy)
     check_ids(request.token_ids, engine.vocab_size, "token_ids")
-    params = _params(request)
+    params = _params(request, served, exchange.state.config.max_n_sequences)
     lengths = [len(request.token_ids)]
     check_prompts(lengths, params.n, params.prompt_logprobs, engine.vocab_size, "token_ids")
     request_id = request.request_id or exchange.request_id
@@ -74,7 +74,7 @@ async def generate_tokens(exchange: Exchange) -> None:
         [request_id],
         [request.token_ids],
         params,
-        request.priority or 0,
+        priority,
         request.cache_salt,
         exchange.client(None),
         exchange.trace_headers(),
@@ -96,24 +96,22 @@ async def generate_tokens(exchange: Exchange) -> None:
     await exchange.while_connected(answer())
 
 
-def _params(request: TokensRequest) -> SamplingParams:
+def _params(request: TokensRequest, served: ServedModel, most: int) -> SamplingParams:
     given = {
         name: value
         for name, value in request.sampling_params.items()
         if value is not None or name == "max_tokens"  # null: up to the end of the context
     }
-    for name in given:
-        if name not in KNOWN:
-            hint = did_you_mean(name[:100], KNOWN)
-            raise InvalidRequest(
-                f"sampling_params has no field `{name[:100]}`{hint or '.'}",
-                param=f"sampling_params.{name[:100]}",
-            )
+    for name in [name for name in given if name not in KNOWN]:
+        unread_fields().unknown(name, KNOWN, "sampling_params")
+        del given[name]
     try:
         # As JSON numbers keys of objects: by their text.
         if isinstance(bias := given.get("logit_bias"), dict):
             given["logit_bias"] = {_number(key): value for key, value in bias.items()}
-        return make_params(SamplingParams(), given, stream=request.stream)
+        params = make_params(SamplingParams(), given, stream=request.stream, most=most)
+        params = served.parsers.in_prompts(params, [request.token_ids], served.engine.tokenizer)
+        return served.parsers.mark_thinking(params)
     except InvalidRequest as error:
         param = error.param and f"sampling_params.{error.param}"
         raise InvalidRequest(error.message, param=param) from None
@@ -141,6 +139,7 @@ def _body(
         "choices": [_choice(turn, texts) for turn in turns],
         "usage": _usage(generation),
         "seed": generation.seed,
+        **generation.metrics,
     }
 
 
@@ -171,6 +170,7 @@ async def _chunks(
         "choices": [],
         "usage": _usage(generation),
         "seed": generation.seed,
+        **generation.metrics,
     }
     yield b"data: %b\n\n" % msgspec.json.encode(last)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.serving.generation import Generation
+from quire.serving.generation import Generation, WholeTurns
 from quire.serving.openai.logprobs import chat_logprobs, num_scored, prompt_logprobs
 from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
 from quire.serving.openai.schema import ChatRequest
@@ -60,16 +60,17 @@ def _prompt_extras(reply: ChatReply, prompt: PromptInfo) -> dict[str, Any]:
 
 
 def _logprobs(reply: ChatReply, tokens: Tokens | ModelTurn) -> dict[str, Any] | None:
-    if tokens.logprobs is None or not reply.request.logprobs:
+    if tokens.logprobs is None:
         return None
-    top = reply.request.top_logprobs or 0
+    named = reply.request.logprob_token_ids
+    top = -1 if named else reply.request.top_logprobs or 0
     return chat_logprobs(tokens.token_ids, tokens.logprobs, top, reply.texts)
 
 
 # ---- whole ---------------------------------------------------------------------------------------
 
 
-async def whole_reply(reply: ChatReply, generation: Generation) -> bytes:
+async def whole_reply(reply: ChatReply, generation: WholeTurns) -> bytes:
     """The reply in one piece."""
     turns = await generation.turns()
 
@@ -80,6 +81,7 @@ async def whole_reply(reply: ChatReply, generation: Generation) -> bytes:
             "choices": [_choice(reply, turn) for turn in turns],
             "usage": usage_object(generation.usage),
             "seed": generation.seed,
+            **generation.metrics,
             **_prompt_extras(reply, prompt),
         }
         return msgspec.json.encode(body)
@@ -151,7 +153,7 @@ async def stream_frames(reply: ChatReply, generation: Generation) -> AsyncGenera
         if frames:
             yield b"".join(frames)
     if stream.chunks.usage_last:
-        yield stream.chunks.usage(generation.usage)
+        yield stream.chunks.usage(generation.usage, generation.metrics)
 
 
 class _Stream:

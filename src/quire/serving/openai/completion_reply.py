@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quire.serving.generation import Generation
+from quire.serving.generation import Generation, WholeTurns
 from quire.serving.openai.logprobs import TextLogprobs, join, num_scored, prompt_logprobs
 from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
 from quire.serving.openai.schema import CompletionRequest
@@ -54,7 +54,7 @@ class CompletionReply:
         return own.follow(self.echoed[prompt.index])
 
 
-async def whole_reply(reply: CompletionReply, generation: Generation) -> bytes:
+async def whole_reply(reply: CompletionReply, generation: WholeTurns) -> bytes:
     """The reply in one piece, choices in the order of the prompts."""
     turns = await generation.turns()
 
@@ -63,6 +63,7 @@ async def whole_reply(reply: CompletionReply, generation: Generation) -> bytes:
             "choices": [_piece(reply, turn) for turn in turns],
             "usage": usage_object(generation.usage),
             "seed": generation.seed,
+            **generation.metrics,
         }
         return msgspec.json.encode(body)
 
@@ -89,7 +90,7 @@ def _piece(reply: CompletionReply, turn: ModelTurn) -> dict[str, Any]:
 
 
 def _logprobs(reply: CompletionReply, turn: ModelTurn) -> dict[str, list[Any]] | None:
-    if reply.request.logprobs is None:
+    if reply.request.logprobs is None and not reply.request.logprob_token_ids:
         return None
     own = reply.logprobs.setdefault(turn.choice, TextLogprobs(reply.texts))
     pieces = []
@@ -116,4 +117,4 @@ async def stream_frames(reply: CompletionReply, generation: Generation) -> Async
         if frames:
             yield b"".join(frames)
     if chunks.usage_last:
-        yield chunks.usage(generation.usage)
+        yield chunks.usage(generation.usage, generation.metrics)

@@ -11,10 +11,17 @@ from typing import Any
 
 import msgspec
 
-from quire.serving.openai.schema import GenerateRequest
+from quire.serving.openai.schema import GenerateRequest, StreamOptions
 from quire.serving.turns import Usage
 
 encode = msgspec.json.encode
+
+
+def include_usage(request: GenerateRequest) -> None:
+    """Have a stream end with the usage, as if the client had asked for it."""
+    if request.stream:
+        request.stream_options = request.stream_options or StreamOptions()
+        request.stream_options.include_usage = True
 
 
 def usage_each(request: GenerateRequest) -> bool:
@@ -97,6 +104,7 @@ class Chunks:
             parts.append(self._tail)
         return b"".join(parts)
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last chunk, without choices."""
-        return b'%b],"usage":%b}\n\n' % (self._head, encode(usage_object(usage)))
+    def usage(self, usage: Usage, extra: dict[str, Any]) -> bytes:
+        """The last chunk, without choices; `extra` goes to its top level."""
+        last = {"usage": usage_object(usage), **extra}
+        return b"%b],%b\n\n" % (self._head, encode(last)[1:])

@@ -33,6 +33,8 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         "metadata",
         "structured_outputs",
         "guided_json",
+        "repetition_detection",
+        "vllm_xargs",
     )
 
     model: str | None = None
@@ -52,6 +54,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    session_id: str | None = None
     metadata: dict[str, Any] | None = None
     # vLLM's additions.
     structured_outputs: dict[str, Any] | None = None
@@ -72,8 +75,18 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    """Log-probabilities of these tokens at each position of the output; asks for `logprobs`."""
+    vllm_xargs: dict[str, Any] | None = None
+    """For the logits processors that the server was started with."""
+    stream_interval: int | None = None
+    """Tokens per chunk of a stream, but for the first and the last."""
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning; -1: no limit."""
+    repetition_detection: dict[str, Any] | None = None
+    """Ends an output that repeats itself: `max_pattern_size`, `min_pattern_size`, `min_count`."""
     truncate_prompt_tokens: int | None = None
     """Keep only this many prompt tokens; -1: as many as leave room for the output."""
     truncation_side: str | None = None
@@ -85,6 +98,10 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    """Search for the likeliest outputs instead of sampling; `n` is the width."""
+    length_penalty: float | None = None
+    """How beam search ranks outputs of different lengths."""
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
@@ -153,20 +170,10 @@ _TEXT_ONLY: Final = "this server takes and gives text only"
 
 _BOTH: Final[dict[str, Unsupported]] = {
     "service_tier": refused("there are no tiers", "auto", "default"),
-    "store": refused("nothing is stored", False),
-    "prompt_cache_retention": refused("how long prompts stay cached depends on memory alone"),
-    "use_beam_search": refused("beam search is not available", False),
-    "length_penalty": refused("it belongs to beam search, which is not available", 1.0, 1),
-    "logprob_token_ids": refused("use logprobs, which gives the likeliest tokens", []),
     "kv_transfer_params": refused("KV transfer between servers is not available"),
     "ec_transfer_params": refused("KV transfer between servers is not available"),
-    "vllm_xargs": refused("there are no custom processors", {}),
-    "repetition_detection": refused("use repetition_penalty or max_tokens"),
-    "stream_interval": refused("every token is streamed at once", 1),
-    "thinking_token_budget": refused("use max_tokens"),
     "watermarking": refused("the output is not marked", False),
-    "early_stopping": refused("it belongs to beam search, which is not available", False),
-    "session_id": refused("every request stands alone"),
+    "early_stopping": refused("a beam search ends when no better output can come", False),
     "mm_payload": refused(_TEXT_ONLY),
     "return_mm_kwargs": refused(_TEXT_ONLY, False),
     "routed_experts_prompt_start": refused("the experts that tokens took are not told", 0),
@@ -183,6 +190,7 @@ CHAT_UNSUPPORTED: Final[dict[str, Unsupported]] = _BOTH | {
     "verbosity": refused("no model here takes it", "medium"),
     "web_search_options": refused("the server does not reach out to the web"),
     "functions": refused("use tools"),
+    "enable_thinking": refused("send it in chat_template_kwargs"),
     "function_call": refused("use tool_choice"),
     "chat_template": refused("a template is code; the operator sets it with --chat-template"),
     "best_of": refused("use n", 1),

@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 from quire.errors import InvalidRequest
 from quire.params import StructuredOutputsParams
 from quire.serving.decode import show
+from quire.serving.field_names import AS_THE_ENGINE, ENGINE, FieldNames
 from quire.serving.openai.schema import GenerateRequest
 
 _GUIDED: Final = {
@@ -17,6 +18,13 @@ _GUIDED: Final = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+_GUIDED_NAMES: Final = {
+    **{f"{ENGINE}.{kind}": name for name, kind in _GUIDED.items()},
+    f"{ENGINE}.whitespace_pattern": "guided_whitespace_pattern",
+}
+_FORMAT_NAMES: Final = FieldNames(
+    {ENGINE: "response_format", f"{ENGINE}.json": "response_format.json_schema.schema"}
+)
 _FORMATS: Final = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS: Final = ("name", "description", "schema", "strict")
 _BACKENDS: Final = ("auto", "guidance")
@@ -28,21 +36,34 @@ def read_structured_outputs(request: GenerateRequest) -> StructuredOutputsParams
     Raises:
         InvalidRequest: a field is wrong, or several ask for something.
     """
-    found = {
-        name: constraint
-        for name, constraint in (
-            ("response_format", _response_format(request.response_format)),
-            ("structured_outputs", StructuredOutputsParams.read(request.structured_outputs)),
-            ("guided_json", _guided(request)),
-        )
-        if constraint is not None
-    }
+    with constraint_names(request).told():
+        found = {
+            name: constraint
+            for name, constraint in (
+                ("response_format", _response_format(request.response_format)),
+                ("structured_outputs", StructuredOutputsParams.read(request.structured_outputs)),
+                ("guided_json", _guided(request)),
+            )
+            if constraint is not None
+        }
     if len(found) > 1:
         raise InvalidRequest(
             f"{' and '.join(found)} both say what form the output has; give one of them.",
             param=list(found)[1],
         )
     return next(iter(found.values()), None)
+
+
+def constraint_names(request: GenerateRequest) -> FieldNames:
+    """Under which fields errors about the constraint are told."""
+    if request.structured_outputs is not None:
+        return AS_THE_ENGINE
+    if request.response_format is not None:
+        return _FORMAT_NAMES
+    given = [name for name in _GUIDED if getattr(request, name) is not None]
+    if not given:
+        return AS_THE_ENGINE
+    return FieldNames({ENGINE: given[0], **_GUIDED_NAMES})
 
 
 def _response_format(given: dict[str, Any] | None) -> StructuredOutputsParams | None:

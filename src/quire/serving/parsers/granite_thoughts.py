@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from quire.serving.parsers.scan import Marks, Scanner
+from quire.serving.parsers.scan import Marks
+from quire.serving.parsers.thoughts import Thoughts
 
 _STARTS: Final = Marks("Here is my thought process:", "Here's my thought process:", "<think>")
-_ENDS: Final = Marks("Here is my response:", "Here's my response:", "</think>")
 _RESPONSE: Final = Marks("<response>")
 _RESPONSE_END: Final = Marks("</response>")
 
 
-class GraniteThoughts(Scanner):
+class GraniteThoughts(Thoughts):
     """See the module. White space at either end of the reasoning is left out."""
 
+    ends = Marks("Here is my response:", "Here's my response:", "</think>")
     special_tokens = ("<think>", "</think>", "<response>", "</response>")
 
     def read_text(self) -> bool:
@@ -30,37 +31,11 @@ class GraniteThoughts(Scanner):
             return False
         self.at += len(mark)
         if mark:
-            self._held: list[str] = []
-            self._thought = False
             self.state = type(self).read_thoughts
         else:
-            self._pass_skipped()
+            self.pass_skipped()
             self.state = type(self).read_rest
         return True
-
-    def _pass_skipped(self) -> None:
-        for space in self.skipped:
-            self.out.text(space)
-        self.skipped = []
-
-    def read_thoughts(self) -> bool:
-        """Reasoning, to the sentence or tag that ends it."""
-        end, mark = _ENDS.find(self.text, self.at, self.final)
-        text = self.text[self.at : end]
-        text = text if self._thought else text.lstrip()
-        kept = text.rstrip()
-        if kept:
-            self._thought = True
-            for space in self._held:
-                self.out.reasoning(space)
-            self._held = []
-            self.out.reasoning(kept)
-        if len(kept) < len(text):
-            self._held.append(text[len(kept) :])
-        self.at = end + len(mark)
-        if mark:
-            self.state = type(self).read_gap
-        return bool(mark)
 
     def read_gap(self) -> bool:
         """Between reasoning and answer."""
@@ -83,14 +58,7 @@ class GraniteThoughts(Scanner):
             self.state = type(self).read_rest
         return bool(mark)
 
-    def read_rest(self) -> bool:
-        """An answer."""
-        if self.at < len(self.text):
-            self.out.text(self.text[self.at :])
-            self.at = len(self.text)
-        return False
-
     def end_of_text(self) -> None:
         """White space that was all."""
         if self.state is type(self).read_text:
-            self._pass_skipped()
+            self.pass_skipped()

@@ -27,6 +27,7 @@ class Harmony(Scanner):
     )  # fmt: skip
 
     thoughts = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+    answer = "<|channel|>final<|message|>"
 
     @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:

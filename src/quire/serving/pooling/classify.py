@@ -17,9 +17,9 @@ async def classify(exchange: Exchange) -> None:
         RequestError: the request is invalid, or the model is no classifier.
     """
     request = await exchange.record(ClassificationRequest, INPUT_UNSUPPORTED)
-    served = exchange.state.model_for(request.model)
+    served = exchange.admit(request.model)
     engine = served.engine
-    pooler = check_base(request, engine)
+    pooler = check_base(exchange, request, engine)
     params = base_params(request, "classify", request.activation)
     prompts = await read_inputs(engine, request, params)
 
@@ -27,7 +27,7 @@ async def classify(exchange: Exchange) -> None:
         results = await pool(exchange, engine, request, prompts, "classify")
         rows = [_row(i, result, pooler.labels) for i, result in enumerate(results)]
         name = f"classify-{request.request_id or exchange.request_id}"
-        await exchange.reply(list_reply(name, served.name, rows, results))
+        await exchange.reply(list_reply(name, exchange.created, served.name, rows, results))
 
     await exchange.while_connected(work())
 

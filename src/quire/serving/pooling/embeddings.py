@@ -38,9 +38,9 @@ async def _answer(
     exchange: Exchange, kind: type[R], prefix: str, object_name: str, field: str
 ) -> None:
     request = await exchange.record(kind, INPUT_UNSUPPORTED)
-    served = exchange.state.model_for(request.model)
+    served = exchange.admit(request.model)
     engine = served.engine
-    pooler = check_base(request, engine)
+    pooler = check_base(exchange, request, engine)
     form = request.encoding_format or "float"
     if form not in FORMATS:
         raise InvalidRequest(
@@ -58,7 +58,7 @@ async def _answer(
             for i, result in enumerate(results)
         ]
         name = f"{prefix}-{request.request_id or exchange.request_id}"
-        await exchange.reply(list_reply(name, served.name, rows, results))
+        await exchange.reply(list_reply(name, exchange.created, served.name, rows, results))
 
     await exchange.while_connected(work())
 

@@ -11,9 +11,10 @@ from quire.bounds import read_field
 from quire.config import PoolerSpec
 from quire.errors import ContextLengthExceeded, InvalidRequest
 from quire.params import PoolingParams
-from quire.serving.checks import check_labels, check_priority
+from quire.serving.checks import check_labels
 from quire.serving.conversation import render_chat
 from quire.serving.engine_protocol import EngineClient
+from quire.serving.exchange import Exchange
 from quire.serving.limits import INPUTS
 from quire.serving.pooling.results import Prompt
 from quire.serving.pooling.schema import InputRequest, PoolingBase
@@ -21,7 +22,7 @@ from quire.serving.prompts import TEXT_MARGIN, check_ids, encode_all, off_loop
 from quire.serving.server_state import require_runner
 
 
-def check_base(request: PoolingBase, engine: EngineClient) -> PoolerSpec:
+def check_base(exchange: Exchange, request: PoolingBase, engine: EngineClient) -> PoolerSpec:
     """How the model pools, after the rules that all pooling endpoints share.
 
     Raises:
@@ -31,7 +32,8 @@ def check_base(request: PoolingBase, engine: EngineClient) -> PoolerSpec:
     pooler = require_runner(engine, "pooling")
     assert pooler is not None, "a pooling model has one"
     check_labels(request)
-    check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
+    policy = engine.config.scheduler.scheduling_policy
+    request.priority = exchange.priority(request.priority, policy)
     return pooler
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +50,7 @@ async def pool(
         exchange.trace_headers(),
         exchange.deadline,
     )
-    async with submitted(exchange.state, engine, submission) as streams:
+    async with submitted(exchange.state, engine, submission, exchange.durable) as streams:
         return [await _last(stream) for stream in streams]
 
 
@@ -71,7 +70,13 @@ def usage(results: Sequence[Result]) -> dict[str, int]:
     return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
 
 
-def list_reply(name: str, model: str, rows: list[dict[str, Any]], results: list[Result]) -> bytes:
-    """The reply that all endpoints but reranking have: a list with a row per prompt."""
-    head = {"id": name, "object": "list", "created": int(time.time()), "model": model}
+def list_reply(
+    name: str, created: int, model: str, rows: list[dict[str, Any]], results: list[Result]
+) -> bytes:
+    """The reply that all endpoints but reranking have: a list with a row per prompt.
+
+    Args:
+        created: When the request came, in seconds since 1970.
+    """
+    head = {"id": name, "object": "list", "created": created, "model": model}
     return msgspec.json.encode(head | {"data": rows, "usage": usage(results)})

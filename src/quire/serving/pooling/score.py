@@ -39,9 +39,9 @@ async def score(exchange: Exchange) -> None:
         RequestError: the request is invalid, or the model cannot score.
     """
     request = await exchange.record(ScoreRequest, PAIR_UNSUPPORTED)
-    served = exchange.state.model_for(request.model)
+    served = exchange.admit(request.model)
     engine = served.engine
-    pooler = check_base(request, engine)
+    pooler = check_base(exchange, request, engine)
     first, second = _sides(request)
 
     async def work() -> None:
@@ -50,7 +50,7 @@ async def score(exchange: Exchange) -> None:
             {"index": i, "object": "score", "score": value} for i, value in enumerate(scores)
         ]
         name = f"score-{request.request_id or exchange.request_id}"
-        await exchange.reply(list_reply(name, served.name, rows, results))
+        await exchange.reply(list_reply(name, exchange.created, served.name, rows, results))
 
     await exchange.while_connected(work())
 
@@ -62,9 +62,9 @@ async def rerank(exchange: Exchange) -> None:
         RequestError: the request is invalid, or the model cannot score.
     """
     request = await exchange.record(RerankRequest, PAIR_UNSUPPORTED)
-    served = exchange.state.model_for(request.model)
+    served = exchange.admit(request.model)
     engine = served.engine
-    pooler = check_base(request, engine)
+    pooler = check_base(exchange, request, engine)
     if request.top_n is not None:
         read_field("top_n", request.top_n)
     documents = [d if isinstance(d, str) else d.text for d in request.documents]

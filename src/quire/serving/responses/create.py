@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.serving.checks import renamed
 from quire.serving.dialogue import render
 from quire.serving.exchange import Exchange
 from quire.serving.generation import generate
 from quire.serving.responses.background import begin_in_background
 from quire.serving.responses.keeping import encode, keep_response
 from quire.serving.responses.request import (
-    SCHEMA,
     PreparedResponse,
     dialogue_for,
     prepare_response,
@@ -44,14 +42,13 @@ async def create_response(exchange: Exchange) -> None:
         RequestError: the request is invalid; nothing has been sent yet.
     """
     request = await exchange.record(ResponsesRequest, RESPONSES_UNSUPPORTED)
-    served = exchange.state.model_for(request.model)
+    served = exchange.admit(request.model)
     require_runner(served.engine, "generate")
     prepared = await prepare_response(exchange, served, request)
-    with renamed(*SCHEMA):  # a schema is compiled when it is submitted
-        if request.background:
-            await begin_in_background(exchange, prepared)
-        else:
-            await exchange.while_connected(_answer(exchange, prepared, bool(request.stream)))
+    if request.background:
+        await begin_in_background(exchange, prepared, bool(request.stream))
+    else:
+        await exchange.while_connected(_answer(exchange, prepared, bool(request.stream)))
 
 
 async def input_tokens(exchange: Exchange) -> None:
@@ -62,7 +59,7 @@ async def input_tokens(exchange: Exchange) -> None:
     """
     request = await exchange.record(InputTokensRequest, INPUT_UNSUPPORTED)
     served = exchange.state.model_for(request.model)
-    conversation = read_conversation(exchange, request, "resp_")
+    conversation = await read_conversation(exchange, request, "resp_")
     prompt = await render(served, dialogue_for(served, request, conversation))
     told = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     await exchange.reply(msgspec.json.encode(told))

@@ -14,6 +14,7 @@ import msgspec
 from quire.errors import NotFound
 from quire.serving.decode import show
 from quire.serving.exchange import Exchange
+from quire.serving.responses.event_log import EventLog
 from quire.serving.responses.items import Item, TurnsOfItems
 from quire.serving.responses.response_reply import ResponseWriter
 
@@ -31,11 +32,13 @@ class KeptResponse:
     """The items of its input."""
     turns: bytes
     """The conversation before its output, without instructions, as turns of a template."""
+    events: bytes | None = None
+    """The events, if it was made as a stream in the background."""
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(self.body) + len(self.items) + len(self.turns)
+        return len(self.body) + len(self.items) + len(self.turns) + len(self.events or b"")
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class BackgroundResponse:
 
     writer: ResponseWriter
     items: bytes
+    log: EventLog | None = None
+    """Its events, if it is made as a stream."""
     task: asyncio.Task[None] | None = None
 
 
@@ -55,14 +60,14 @@ class ConversationInput:
     """What this request adds to it."""
     turns: list[dict[str, Any]]
 
-    def kept(self, writer: ResponseWriter) -> KeptResponse:
+    def kept(self, writer: ResponseWriter, events: bytes | None = None) -> KeptResponse:
         """What to keep of it with the reply."""
-        return KeptResponse(encode(writer.body()), encode(self.items), encode(self.turns))
+        return KeptResponse(encode(writer.body()), encode(self.items), encode(self.turns), events)
 
 
 def owner(exchange: Exchange) -> bytes:
     """To whom a response belongs: the key that the caller has. Without keys all callers are one."""
-    return exchange.state.keys.owner(exchange.scope["headers"])
+    return exchange.caller.owner
 
 
 def keep_response(exchange: Exchange, kept: KeptResponse, name: str) -> None:

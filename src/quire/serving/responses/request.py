@@ -16,10 +16,12 @@ import msgspec
 from quire.bounds import read_field
 from quire.errors import InvalidRequest
 from quire.params import SamplingParams, StructuredOutputsParams
-from quire.serving.checks import check_labels, check_priority, make_params, renamed
+from quire.serving.checks import check_labels, make_params, read_xargs, renamed
 from quire.serving.decode import show
 from quire.serving.dialogue import Dialogue, RequestLabels, prepare
 from quire.serving.exchange import Exchange
+from quire.serving.field_names import ENGINE, FieldNames
+from quire.serving.prompts import TURN_CHARACTERS, off_loop
 from quire.serving.responses.items import (
     Item,
     TurnsOfItems,
@@ -57,11 +59,11 @@ from quire.serving.turn_reader import TurnReader
 SAMPLING: Final = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "include_stop_str_in_output",
-    "ignore_eos", "skip_special_tokens",
+    "ignore_eos", "skip_special_tokens", "repetition_detection",
+    "thinking_token_budget",
 )  # fmt: skip
 """Fields that have the same name and meaning in `SamplingParams`."""
-SCHEMA: Final = ("structured_outputs.json", "text.format.schema")
-"""The engine's name of a JSON schema, and the caller's."""
+FORM: Final = FieldNames({ENGINE: "text.format", f"{ENGINE}.json": "text.format.schema"})
 _HEX: Final = re.compile("[0-9a-f]{32}")
 MAX_KEY, MAX_VALUE = 64, 512
 """Characters of a key and a value of `metadata`."""
@@ -88,16 +90,16 @@ async def prepare_response(
         RequestError: something is wrong or not supported; `param` is its place.
     """
     engine = served.engine
+    priority = exchange.priority(request.priority, engine.config.scheduler.scheduling_policy)
     check_labels(request)
     _check_metadata(request.metadata)
-    check_priority(request.priority or 0, engine.config.scheduler.scheduling_policy)
     store = _store(exchange, request)
     top = _top_logprobs(request, engine.config.model.max_logprobs)
     response_id = _new_id(exchange)
-    conversation = read_conversation(exchange, request, response_id)
+    conversation = await read_conversation(exchange, request, response_id)
     dialogue = dialogue_for(served, request, conversation)
     params = _params(request, served, top)
-    labels = RequestLabels(response_id, request.user, request.priority or 0, request.cache_salt)
+    labels = RequestLabels(response_id, request.user, priority, request.cache_salt)
     submission, reader = await prepare(
         exchange,
         served,
@@ -122,7 +124,7 @@ def _new_id(exchange: Exchange) -> str:
     return f"resp_{uuid.uuid4().hex}" if known else name
 
 
-def read_conversation(
+async def read_conversation(
     exchange: Exchange, request: InputTokensRequest, response_id: str
 ) -> ConversationInput:
     """The conversation, with the one before it.
@@ -145,11 +147,15 @@ def read_conversation(
         given = [{"role": "user", "content": request.input}]
     else:
         given = resolved(request.input, lambda name: _output(exchange, name))
-    turns = TurnsOfItems(before).add(given).turns
-    if not turns:
-        raise InvalidRequest("input must not be empty.", param="input")
-    items = [normalised(item, response_id, i) for i, item in enumerate(given)]
-    return ConversationInput(items, turns)
+
+    def work() -> ConversationInput:
+        turns = TurnsOfItems(before).add(given).turns
+        if not turns:
+            raise InvalidRequest("input must not be empty.", param="input")
+        items = [normalised(item, response_id, i) for i, item in enumerate(given)]
+        return ConversationInput(items, turns)
+
+    return await off_loop(TURN_CHARACTERS * len(given), work)
 
 
 def _output(exchange: Exchange, name: str) -> list[Item] | None:
@@ -173,7 +179,7 @@ def dialogue_for(
         variables = served.parsers.variables(effort, request.chat_template_kwargs)
     read_format(request.text)
     turns = with_instructions(conversation.turns, request.instructions)
-    return Dialogue(turns, _tools(request), variables=variables)
+    return Dialogue(turns, _tools(request), variables=variables, form=FORM)
 
 
 def read_format(text: dict[str, Any] | None) -> StructuredOutputsParams | None:
@@ -188,7 +194,7 @@ def read_format(text: dict[str, Any] | None) -> StructuredOutputsParams | None:
     form = text.get("format")
     match "text" if form is None else check_tagged(form, FORMATS, {}, "text.format"):
         case "json_schema":
-            with renamed(*SCHEMA):
+            with FORM.told():
                 return StructuredOutputsParams(json=form["schema"])  # type: ignore[index]
         case "json_object":
             return StructuredOutputsParams(json_object=True)
@@ -253,11 +259,6 @@ def _store(exchange: Exchange, request: ResponsesRequest) -> bool:
             "background needs store to be true, because the response is retrieved later.",
             param="background",
         )
-    if request.background and request.stream:
-        raise InvalidRequest(
-            "background and stream exclude each other: retrieve the response until it has ended.",
-            param="background",
-        )
     options = request.stream_options
     if options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
@@ -295,6 +296,7 @@ def _params(request: ResponsesRequest, served: ServedModel, top: int | None) -> 
     }
     given |= {"max_tokens": request.max_output_tokens, "logprobs": top}
     given["structured_outputs"] = read_format(request.text)
+    given["extra_args"] = read_xargs(request.vllm_xargs, served.engine.config.model)
     # Token by token also for a whole reply, where it matters which tokens said what: those of
     # reasoning are counted, and only those of text have log-probabilities.
     piecewise = bool(request.stream or served.parsers.kinds or top is not None)

@@ -44,6 +44,8 @@ class ResponseReply:
     created_at: int
 
 
+CUT: Final = {"length": "max_output_tokens", "abort": "deadline", "repetition": "repetition"}
+"""What an incomplete response says, by the finish reasons of outputs that were cut."""
 _SAID: Final = (Text, Reasoning, ToolCallBegin, ToolCallArguments)
 
 
@@ -227,9 +229,9 @@ class ResponseWriter:
     # ---- ends --------------------------------------------------------------------------------
 
     def _finish(self, event: Finish) -> None:
-        if event.reason in ("length", "abort"):
+        if event.reason in CUT:
             self.status = "incomplete"
-            self._incomplete = "max_output_tokens" if event.reason == "length" else "deadline"
+            self._incomplete = CUT[event.reason]
         else:
             self.status = "completed"
         if not self.output:  # clients look for a message

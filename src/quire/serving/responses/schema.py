@@ -43,7 +43,9 @@ class InputTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 class ResponsesRequest(InputTokensRequest, kw_only=True):
     """Body of `POST /v1/responses`."""
 
-    FREE_FORM: ClassVar[tuple[str, ...]] = (*InputTokensRequest.FREE_FORM, "metadata")
+    FREE_FORM: ClassVar[tuple[str, ...]] = (
+        *InputTokensRequest.FREE_FORM, "metadata", "repetition_detection", "vllm_xargs",
+    )  # fmt: skip
 
     stream: bool | None = None
     stream_options: StreamDetails | None = None
@@ -59,6 +61,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    session_id: str | None = None
     # vLLM's additions.
     top_k: int | None = None
     min_p: float | None = None
@@ -74,7 +77,10 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     skip_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    repetition_detection: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
 
 
 _NO_TOOLS: Final = "the server runs no tools; offer your own as functions"
@@ -89,7 +95,6 @@ RESPONSES_UNSUPPORTED: Final[dict[str, Unsupported]] = INPUT_UNSUPPORTED | {
     "service_tier": refused("there are no tiers", "auto", "default"),
     "max_tool_calls": refused("it limits tools that the server runs, and it runs none"),
     "prompt": refused("no prompts are stored; send instructions and input"),
-    "prompt_cache_retention": refused("how long prompts stay cached depends on memory alone"),
     "prompt_cache_options": refused("every prompt's prefixes are cached by themselves"),
     "context_management": refused("the client decides what the conversation holds", []),
     "background_options": refused("what runs in the background runs at once"),
@@ -97,13 +102,11 @@ RESPONSES_UNSUPPORTED: Final[dict[str, Unsupported]] = INPUT_UNSUPPORTED | {
     "access_programs": refused("there are no programs"),
     "image": refused(_TEXT_ONLY),
     "request_id": refused("the id of a response is the server's; send X-Request-Id"),
-    "session_id": refused("every request stands alone; use prompt_cache_key as a label"),
     "structured_outputs": refused("use text.format"),
     "previous_input_messages": refused("send the messages as input"),
     "enable_response_messages": refused("use input_items", False),
     "kv_transfer_params": refused("KV transfer between servers is not available"),
     "ec_transfer_params": refused("KV transfer between servers is not available"),
-    "vllm_xargs": refused("there are no custom processors", {}),
     "mm_payload": refused(_TEXT_ONLY),
     "return_mm_kwargs": refused(_TEXT_ONLY, False),
     "mm_processor_kwargs": refused(_TEXT_ONLY, {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -10,6 +11,7 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.serving.decode import show
 from quire.serving.exchange import Exchange
+from quire.serving.responses.event_log import EventLog, frames_of
 from quire.serving.responses.keeping import (
     BackgroundResponse,
     KeptResponse,
@@ -19,6 +21,7 @@ from quire.serving.responses.keeping import (
     owner,
 )
 from quire.serving.responses.schema import INCLUDED
+from quire.serving.streaming import send_stream
 
 DEFAULT_ITEMS: Final = 20
 MAX_ITEMS: Final = 100
@@ -35,16 +38,58 @@ async def response(exchange: Exchange) -> None:
         await _delete(exchange, name)
         return
     query = _query(exchange, "stream", "starting_after", "include_obfuscation")
-    for key, neutral in (("stream", "false"), ("include_obfuscation", "false")):
-        if query.get(key, neutral) != neutral:
-            raise InvalidRequest(
-                f"{key} must be false: a kept response is retrieved whole, got {show(query[key])}.",
-                param=key,
-            )
-    if "starting_after" in query:
+    if query.get("include_obfuscation", "false") != "false":
+        raise InvalidRequest(
+            "include_obfuscation must be false: events are not padded, got "
+            f"{show(query['include_obfuscation'])}.",
+            param="include_obfuscation",
+        )
+    stream = query.get("stream", "false")
+    if stream not in ("true", "false"):
+        raise InvalidRequest(f"stream must be true or false, got {show(stream)}.", param="stream")
+    if stream == "false" and "starting_after" in query:
         raise InvalidRequest("starting_after needs stream to be true.", param="starting_after")
     found = find(exchange, name)
-    await exchange.reply(_body(found))
+    if stream == "true":
+        frames = _events(found, query.get("starting_after"))
+        await exchange.unless_disconnected(send_stream(exchange, frames))
+    else:
+        await exchange.reply(_body(found))
+
+
+def _events(found: KeptResponse | BackgroundResponse, after: str | None) -> AsyncGenerator[bytes]:
+    """The events of a response after the one of this number, those to come included.
+
+    Raises:
+        InvalidRequest: it was not made as a stream in the background, or has no such event.
+    """
+    log: Sequence[bytes] | EventLog | None
+    if isinstance(found, BackgroundResponse):
+        log = found.log
+    else:
+        log = None if found.events is None else list(frames_of(found.events))
+    if log is None:
+        raise InvalidRequest(
+            "stream must be false: only a response that was created with background and stream is "
+            "retrieved as a stream.",
+            param="stream",
+        )
+    first = 0 if after is None else _number(after, len(log)) + 1
+    return log.read(first) if isinstance(log, EventLog) else _those(log[first:])
+
+
+def _number(after: str, count: int) -> int:
+    if not (after.isascii() and after.isdigit() and len(after) < 10 and int(after) < count):
+        raise InvalidRequest(
+            f"starting_after must be the sequence_number of an event, which are 0 to {count - 1} "
+            f"now, got {show(after)}.",
+            param="starting_after",
+        )
+    return int(after)
+
+
+async def _those(frames: Sequence[bytes]) -> AsyncGenerator[bytes]:
+    yield b"".join(frames)
 
 
 def _body(found: KeptResponse | BackgroundResponse) -> bytes:

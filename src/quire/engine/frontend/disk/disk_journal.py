@@ -36,6 +36,7 @@ from quire.engine.frontend.disk.stored import (
 )
 from quire.engine.frontend.disk.writer import JournalWriter, WriterState
 from quire.engine.frontend.listeners import AcceptedRequest, Listener
+from quire.errors import StartupError
 
 WRITTEN_SECONDS: Final = 1.0
 """Seconds that a stream waits for its beginning to be written."""
@@ -88,6 +89,7 @@ class DiskJournal(Listener):
         # by external request id: stream, and index of the prompt
         self._places: dict[str, tuple[int, int, int]] = {}
         # by internal id of a completion that runs: stream's number, prompt, index
+        self._has_released = False
 
     # ---- what others have left -----------------------------------------------------------------
 
@@ -100,6 +102,17 @@ class DiskJournal(Listener):
         if not self._folder.acquire():
             return []
         return [read_file(path, self._key) for path in self._folder.left_behind()]
+
+    def peek(self) -> list[StoredFile]:
+        """What other processes have written so far and nobody has taken over. To be called on any
+        thread."""
+        own = None if self._writer is None else self._writer.path
+        found = []
+        for path in self._folder.others(own):
+            # One that cannot be read is told of when its process has ended.
+            with contextlib.suppress(StartupError):
+                found.append(read_file(path, self._key, tell_damage=False))
+        return found
 
     @property
     def is_owner(self) -> bool:
@@ -157,12 +170,19 @@ class DiskJournal(Listener):
         if (stream := self._streams.pop(stream_id, None)) and stream.is_open:
             self._put(Record(Kind.FORGET, stream.number, 0, b""))
 
+    def release(self, stream_id: str) -> None:
+        """Leave a stream to the process that comes next: nothing more of it is written."""
+        stream = self._streams.pop(stream_id)
+        self._has_released = True
+        self._places = {i: place for i, place in self._places.items() if place[0] != stream.number}
+        self._put(Record(Kind.RELEASE, stream.number, 0, b""))
+
     def close(self) -> None:
         """Write what is left, and leave the folder. What happens from now on is not written: what
         is unfinished stays so. A file without streams is removed."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close(CLOSE_SECONDS, forget=not self._streams)
+            writer.close(CLOSE_SECONDS, forget=not (self._streams or self._has_released))
         self._folder.close()
 
     def holds(self, stream_id: str) -> bool:

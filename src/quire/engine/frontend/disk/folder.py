@@ -107,6 +107,15 @@ class JournalFolder:
                     path.unlink(missing_ok=True)
         return found
 
+    def others(self, own: Path | None) -> list[Path]:
+        """Files of other processes, the oldest first; also of one that has just ended, because its
+        streams are on their way.
+
+        Args:
+            own: This process's.
+        """
+        return [path for path in sorted(self.path.glob(f"*{SUFFIX}")) if path != own]
+
     def close(self) -> None:
         """Leave the folder to others."""
         os.close(self._lock)

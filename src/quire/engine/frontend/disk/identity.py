@@ -37,6 +37,7 @@ def identity(config: EngineConfig, info: Mapping[str, Any]) -> dict[str, str]:
         "device": f"{info.get('device')}: {info.get('place')}",
         "kernels": f"{envs.KERNELS} on {_processor()}",
         "attention backend": str(model.attention_backend),
+        "logits processors": repr(model.logits_processors),
         "overrides of the model": repr(sorted(model.hf_overrides.items())),
     }
 

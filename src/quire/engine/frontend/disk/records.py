@@ -52,6 +52,9 @@ class Kind(IntEnum):
     """Its reply is complete."""
     FORGET = 5
     """It is not kept any longer."""
+    RELEASE = 6
+    """The process that wrote this goes on with it no more: the next one may, at once. Versions
+    that do not know this record wait until the process has ended."""
 
 
 class Cipher(Protocol):

@@ -89,6 +89,8 @@ class StoredStream:
     ended_at: float | None = None
     """Seconds since 1970, if its reply is complete."""
     num_records: int = 1
+    is_released: bool = False
+    """Whether its process has left it to the next one, though it still lives."""
 
     def steps_of(self, prompt: int) -> list[Step]:
         """What the steps brought for one prompt."""
@@ -133,8 +135,13 @@ def params_digest(params: SamplingParams) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(params), digest_size=16).digest()
 
 
-def read_file(path: Path, key: bytes | None) -> StoredFile:
+def read_file(path: Path, key: bytes | None, tell_damage: bool = True) -> StoredFile:
     """Read a journal file as far as it can be trusted.
+
+    Args:
+        path: Of the file.
+        key: To decrypt it with.
+        tell_damage: Log what cannot be read. A file that is being written may end anywhere.
 
     Raises:
         StartupError: it cannot be read, is of another format, or is encrypted with another key.
@@ -162,7 +169,7 @@ def read_file(path: Path, key: bytes | None) -> StoredFile:
             f"the journal {path} was encrypted with another key: give it with --journal-key-file, "
             + remedy
         )
-    if damage.num_bytes:
+    if damage.num_bytes and tell_damage:
         logger.warning(
             "%d bytes of the journal %s are damaged; what they said is computed again where it "
             "follows from the rest, and lost otherwise",
@@ -202,3 +209,5 @@ def _add(stream: StoredStream, record: Record) -> None:
             stream.steps += _STEPS.decode(record.payload)
         case Kind.END:
             stream.ended_at = _TIME.decode(record.payload)
+        case Kind.RELEASE:
+            stream.is_released = True

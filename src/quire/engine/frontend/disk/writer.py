@@ -106,6 +106,11 @@ class JournalWriter:
 
     # ---- on any thread -----------------------------------------------------------------------
 
+    @property
+    def path(self) -> Path | None:
+        """Of the file, once it has been made."""
+        return self._path
+
     def put(self, work: Work) -> None:
         """Write what `work` makes, soon."""
         self._work.append(work)

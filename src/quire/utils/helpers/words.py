@@ -1,4 +1,4 @@
-"""What a server and its grammar helpers say to each other, over a socket pair: a length of four
+"""What a server and its helper processes say to each other, over a socket pair: a length of four
 bytes, then msgpack. Neither side learns anything of the other but this."""
 
 from __future__ import annotations
@@ -13,23 +13,14 @@ _LENGTH: Final = struct.Struct("!I")
 
 
 class HelperLimits(msgspec.Struct, frozen=True):
-    """What compiling one grammar may take; the kernel enforces it."""
+    """What one piece of work may take; the kernel enforces it."""
 
     cpu_seconds: float = 2.0
-    """Of the processor. Complex grammars take a tenth of a second."""
+    """Of the processor. Complex grammars take a tenth of a second, long conversations less."""
     wall_seconds: float = 8.0
     """On the clock, where the machine is busy with other things."""
     memory: int = 2**30
-    """Address space beyond that of the vocabulary, in bytes."""
-
-
-class HelperSetup(msgspec.Struct):
-    """The first word: what grammars are compiled for, and under which limits."""
-
-    tokenizer: str
-    vocab_size: int
-    eos_token_ids: list[int]
-    limits: HelperLimits
+    """Address space beyond that of the process it begins in, in bytes."""
 
 
 def send(sock: socket.socket, word: object) -> None:

@@ -1,0 +1,148 @@
+"""One server takes the place of another that has streams, with a journal that both use: whoever is
+connected reads on where it is, whoever is not finds its reply at the new one, byte for byte."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from live_server import Server
+from patience import PATIENCE, wait_for
+from test_restart import KINDS, Client, flags, kill, whole
+
+LONG = 1400
+BODY = {"model": "quire-demo", "prompt": "The sea is", "max_tokens": 20, "temperature": 0}
+
+
+class Leaver(Client):
+    """A client that can be told to drop its connection."""
+
+    def __init__(self, url: str, kind: str) -> None:
+        self.leaves = threading.Event()
+        super().__init__(url, kind)
+
+    def _open(self, url: str) -> None:
+        self.body |= {"max_tokens": LONG}
+        super()._open(url)
+
+    def is_enough(self) -> bool:
+        return self.leaves.is_set()
+
+    def leave(self) -> None:
+        self.leaves.set()
+        self.join()
+        self.leaves.clear()
+
+
+class Load:
+    """Asks one question after the other, each on a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.answers: list[Any] = []
+        self._url, self._enough = url, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._enough.is_set():
+            try:
+                reply = httpx.post(f"{self._url}/v1/completions", json=BODY, timeout=PATIENCE)
+                self.answers.append(reply.json()["choices"][0]["text"])
+            except Exception as error:
+                self.answers.append(error)
+
+    def stop(self) -> None:
+        self._enough.set()
+        self._thread.join(PATIENCE)
+        assert len(self.answers) > 5 and len(set(self.answers)) == 1, self.answers[-3:]
+
+
+def rolled(tmp_path: Path, clients: Callable[[str], list[Leaver]]) -> tuple[Any, ...]:
+    """Two servers, the second of which has taken the socket while the first has these clients."""
+    more = (*flags(tmp_path), "--handover-socket", str(tmp_path / "door"))
+    old = Server(*more)
+    load, began = Load(old.url), clients(old.url)
+    for client in began:
+        wait_for(lambda c=client: len(c.events) > 20)
+    new = Server(*more)
+    assert new.url == old.url
+    wait_for(lambda: "has taken the listening socket over" in old.log)
+    return old, new, load, began
+
+
+def check(clients: list[Leaver], url: str) -> None:
+    """They have what the server says to the same requests, asked all at once."""
+    for client in clients:
+        client.join()
+        assert client.is_done, (client.kind, client.status, client.said)
+    seeded = [client.body | {"seed": client.seed()} for client in clients]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        expected = list(pool.map(partial(whole, url), seeded))
+    for client, choices in zip(clients, expected, strict=True):
+        assert client.choices() == choices, client.body
+
+
+def test_old_streams_end_and_new_ones_begin(tmp_path: Path) -> None:
+    kinds = ["greedy", "unseeded", *KINDS]
+    old, new, load, clients = rolled(tmp_path, lambda url: [Leaver(url, kind) for kind in kinds])
+    staying, leaving = clients[:2], clients[2:]
+    assert not any(client.is_done for client in clients)
+
+    # What the old one still reads out to somebody is neither here nor unknown.
+    where = f"{new.url}/v1/streams"
+    asked = httpx.get(f"{where}/{staying[0].stream}", timeout=PATIENCE)
+    assert asked.status_code == 503, (asked.text, new.log)
+    assert asked.json()["error"]["code"] == "streams_returning"
+    assert int(asked.headers["retry-after"]) == 1
+    assert httpx.get(f"{where}/nobody-has-this", timeout=PATIENCE).status_code == 404
+    keyed = httpx.post(
+        f"{new.url}/v1/completions", json=BODY, headers={"Idempotency-Key": "new"}, timeout=PATIENCE
+    )
+    assert keyed.status_code == 200, keyed.text
+    late = Leaver(new.url, "greedy")
+
+    for client in leaving:
+        client.leave()
+        client.status = 0
+        client.start(client.come_back, new.url)
+    for client in leaving:
+        wait_for(lambda c=client: c.status == 200)
+    assert old.process.poll() is None, "they did not have to wait for its end"
+    check([*clients, late], new.url)
+    assert old.process.wait(PATIENCE) == 0 and old.stop() == 0
+    # What the old one had is found at the new one afterwards, too.
+    client = staying[0]
+    said, client.events, client.last = client.choices(), [], ""
+    client.come_back(new.url)
+    assert client.choices() == said
+    load.stop()
+    for server in (old, new):
+        assert "Once upon" not in server.log and "Traceback" not in server.log
+    assert new.stop() == 0
+
+
+def test_an_old_server_that_is_killed_as_it_drains_leaves_everything(tmp_path: Path) -> None:
+    old, new, load, clients = rolled(tmp_path, lambda url: [Leaver(url, kind) for kind in KINDS])
+    early, others = clients[0], clients[1:]
+    early.leave()
+    early.status = 0
+    early.start(early.come_back, new.url)
+    wait_for(lambda: early.status == 200 and len(early.events) > 30)
+    assert not any(client.is_done for client in others)
+    kill(old)
+    for client in others:
+        client.join()
+        assert not client.is_done
+        client.start(client.come_back, new.url)
+    check(clients, new.url)
+    load.stop()
+    assert "Traceback" not in new.log
+    assert new.stop() == 0
+    left = {path.name for path in (tmp_path / "journal").iterdir()}
+    assert len(left) <= 2, "what was taken over is gone"
