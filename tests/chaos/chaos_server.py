@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import psutil
 
-from live_server import QUIRE, Server
+from live_server import QUIRE, Server, title_of
 from patience import PATIENCE
 
 HERE = Path(__file__).resolve().parent
@@ -183,13 +183,6 @@ COMES_AND_GOES = ("quire::Grammars", "structured.helper_process", "quire::Templa
                   "tokenizer.template_process")  # fmt: skip
 """Titles of processes that exist from the first grammar or costly template on, and end when one
 takes too long."""
-
-
-def title_of(process: psutil.Process) -> str:
-    """What `ps` shows of it; nothing of a zombie."""
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
 
 
 def settled(condition: Callable[[], bool], seconds: float) -> bool:

@@ -85,12 +85,12 @@ class Server:
 
     def core(self) -> psutil.Process:
         """The engine core that is at work."""
-        (core,) = (c for c in self.children() if _title(c) == "quire::EngineCore")
+        (core,) = (c for c in self.children() if title_of(c) == "quire::EngineCore")
         return core
 
     def spare(self) -> psutil.Process | None:
         """The spare core, once it is ready."""
-        return next((c for c in self.children() if _title(c) == "quire::SpareCore"), None)
+        return next((c for c in self.children() if title_of(c) == "quire::SpareCore"), None)
 
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""
@@ -122,7 +122,7 @@ class Server:
         return code
 
 
-def _title(process: psutil.Process) -> str:
+def title_of(process: psutil.Process) -> str:
     """As `ps` shows it; empty if it has just ended."""
     try:
         return " ".join(process.cmdline()).strip()

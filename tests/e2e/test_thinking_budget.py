@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from live_server import title_of
 from quire import LLM, AsyncLLM, EngineConfig, SamplingParams
 from quire.config import ServerConfig
 from quire.errors import InvalidRequest
@@ -241,15 +242,14 @@ def test_what_is_refused(model: str, server: Server) -> None:
 
 def core() -> psutil.Process:
     """Of the only engine with a process of its own."""
-    children = psutil.Process().children()
-    return next(c for c in children if "quire::EngineCore" in " ".join(c.cmdline()))
+    return next(c for c in psutil.Process().children() if "quire::EngineCore" in title_of(c))
 
 
 def test_kill_9_of_the_core(server: Server, llm: LLM) -> None:
     """Within the reasoning, at its end, and after it."""
     ids = opened(llm)
     params = SamplingParams(
-        **LONG, seed=9, max_tokens=400, thinking_token_budget=150,
+        **LONG, seed=9, max_tokens=1500, thinking_token_budget=150,
         logit_bias={CLOSE: -100, OPEN: 2},
     )  # fmt: skip
     ((expected, _),) = tokens_of(llm, [ids], [params])[0]

@@ -23,9 +23,7 @@ class RoutesServer:
         server: Of the server.
     """
 
-    def __init__(
-        self, runner: asyncio.Runner, options: dict[str, Any], **server: Any
-    ) -> None:
+    def __init__(self, runner: asyncio.Runner, options: dict[str, Any], **server: Any) -> None:
         self.run = runner.run
         config = EngineConfig.from_options(generation_config="vllm", **options)
         self.engine = self.run(AsyncLLM.start(config))

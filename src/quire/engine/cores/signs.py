@@ -105,7 +105,7 @@ class ProcessSigns:
 
     def _look_at_threads(self) -> tuple[float, bool]:
         before, self._waits = self._waits, {}
-        longest, on_disk = 0, False
+        longest, on_disk, runs = 0, False, False
         for name in self.threads():
             folder = self._folder / "task" / name
             try:
@@ -116,7 +116,11 @@ class ProcessSigns:
             self._waits[name] = waits
             longest = max(longest, waits - before.get(name, waits))
             on_disk |= state == b"D"
-        return longest / 1e9 + self._newly_stolen(bool(before)), on_disk
+            runs |= state == b"R"
+        stolen = self._newly_stolen()
+        # Nothing is stolen from threads that all sleep. On a machine whose hypervisor always takes
+        # some of the time, a deadlock would else never show.
+        return longest / 1e9 + (stolen if runs and before else 0.0), on_disk
 
     def descendants(self) -> dict[str, int]:
         """The processes that it has started, directly or not, and their ticks so far."""
@@ -137,7 +141,7 @@ class ProcessSigns:
                     waiting.append(child)
         return found
 
-    def _newly_stolen(self, counts: bool) -> float:
+    def _newly_stolen(self) -> float:
         """Seconds that a hypervisor took from the machine's cores since the last close look: any
         of them may have been this process's."""
         before = self._stolen
@@ -146,7 +150,7 @@ class ProcessSigns:
                 self._stolen = int(file.readline().split()[8]) / TICKS
         except (OSError, IndexError, ValueError):
             return 0.0
-        return max(0.0, self._stolen - before) if counts else 0.0
+        return max(0.0, self._stolen - before)
 
     def threads(self) -> list[str]:
         """Ids of its threads."""
