@@ -94,6 +94,7 @@ class Ops:
     paged_attention: Callable[..., Tensor]
     pick_tokens: Callable[..., Tensor] | None
     """All of the sampler's picking in one call, or `None`: `quire.sampling.sampler.PICKING`."""
+    prepare_coded: Callable[..., Any]
     prepare_linear: Callable[..., Any]
     relu: Callable[[Tensor], Tensor]
     restore_linear: Callable[[Mapping[str, Any]], Any] | None

@@ -12,7 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import coded_linear, reference
+from quire.kernels.coded import CodedWeight, concat
+from quire.kernels.coded_linear import PreparedCoded
 from quire.kernels.compiled import lib
 from quire.kernels.pages import weight_memory
 from quire.kernels.workspace import workspace
@@ -79,14 +81,34 @@ def prepare_linear(
     return PackedLinear(handle, memory, bias, n, k, kind, gated, leaves)
 
 
+def prepare_coded(
+    parts: CodedWeight | Sequence[CodedWeight],
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    leaves: int = 1,
+    dtype: torch.dtype | None = None,
+) -> PackedLinear | PreparedCoded:
+    """See `coded_linear.prepare_coded`."""
+    coded = concat((parts,) if isinstance(parts, CodedWeight) else tuple(parts))
+    if coded.activations == "float":
+        shift = bias if bias is None or dtype is None else bias.to(dtype).to(torch.float32)
+        return prepare_linear(coded.dequantise(), shift, gated=gated, leaves=leaves)
+    made = coded_linear.prepare_coded(coded, bias, gated=gated, leaves=leaves, dtype=dtype)
+    assert isinstance(made, PreparedCoded)
+    return made
+
+
 def _allocate(size: int) -> Tensor:
     if size < _SMALL and not weight_memory.is_kept:
         return torch.empty(size, dtype=torch.uint8)
     return weight_memory.take(size)
 
 
-def keep_linear(layer: PackedLinear) -> dict[str, Any]:
+def keep_linear(layer: PackedLinear | PreparedCoded) -> dict[str, Any]:
     """See `dispatch.Ops.keep_linear`."""
+    if not isinstance(layer, PackedLinear):
+        return layer.kept()
     return {
         "memory": layer.memory,
         "bias": layer.bias,
@@ -97,8 +119,10 @@ def keep_linear(layer: PackedLinear) -> dict[str, Any]:
     }
 
 
-def restore_linear(kept: Mapping[str, Any]) -> PackedLinear:
+def restore_linear(kept: Mapping[str, Any]) -> PackedLinear | PreparedCoded:
     """See `dispatch.Ops.restore_linear`."""
+    if "coded" in kept:
+        return PreparedCoded.restored(kept)
     memory, bias, code = kept["memory"], kept["bias"], kept["code"]
     (n, k), gated, leaves = kept["size"], kept["gated"], kept["leaves"]
     assert len(memory) == lib.packed_bytes(n, k, code), "packed by another version"
@@ -122,17 +146,26 @@ def _tiled_bias(bias: Tensor, gated: bool) -> Tensor:
 
 
 def linear(
-    x: Tensor, layer: PackedLinear, out_dtype: torch.dtype | None = None, keep: str | None = None
+    x: Tensor,
+    layer: PackedLinear | PreparedCoded,
+    out_dtype: torch.dtype | None = None,
+    keep: str | None = None,
 ) -> Tensor:
     """See `reference.linear`."""
+    if not isinstance(layer, PackedLinear):
+        return reference.linear(x, layer, out_dtype, keep)
     kind = out_dtype or x.dtype
     out = _output(x.shape[0], layer.out_features, kind, keep)
     _multiply(x, layer, 0, out, 0, layer.gated)
     return out
 
 
-def add_leaves(x: Tensor, layer: PackedLinear, total: Tensor, rows: Tensor, shares: Tensor) -> None:
+def add_leaves(
+    x: Tensor, layer: PackedLinear | PreparedCoded, total: Tensor, rows: Tensor, shares: Tensor
+) -> None:
     """See `reference.add_leaves`."""
+    if not isinstance(layer, PackedLinear):
+        return reference.add_leaves(x, layer, total, rows, shares)
     assert not layer.gated and total.is_contiguous() and total.dtype == torch.float32
     assert total.shape[::2] == (layer.leaves, layer.out_features) and len(rows) == len(x)
     if x.stride(1) != 1:
@@ -151,8 +184,10 @@ def add_leaves(x: Tensor, layer: PackedLinear, total: Tensor, rows: Tensor, shar
     )
 
 
-def likeliest(x: Tensor, layer: PackedLinear) -> Tensor:
+def likeliest(x: Tensor, layer: PackedLinear | PreparedCoded) -> Tensor:
     """See `reference.likeliest`. The columns are never all in memory."""
+    if not isinstance(layer, PackedLinear):
+        return reference.likeliest(x, layer)
     assert not layer.gated
     if x.stride(1) != 1:
         x = x.contiguous()
@@ -162,17 +197,24 @@ def likeliest(x: Tensor, layer: PackedLinear) -> Tensor:
     return ids
 
 
-def linear_add(x: Tensor, layer: PackedLinear, residual: Tensor) -> Tensor:
+def linear_add(x: Tensor, layer: PackedLinear | PreparedCoded, residual: Tensor) -> Tensor:
     """See `reference.linear_add`."""
+    if not isinstance(layer, PackedLinear):
+        return reference.linear_add(x, layer, residual)
     assert not layer.gated and residual.is_contiguous(), "the sum is written in place"
     _multiply(x, layer, residual.data_ptr(), residual, 0, False)
     return residual
 
 
 def gated_linear(
-    x: Tensor, layer: PackedLinear, activation: str = "silu", keep: str | None = None
+    x: Tensor,
+    layer: PackedLinear | PreparedCoded | PreparedCoded,
+    activation: str = "silu",
+    keep: str | None = None,
 ) -> Tensor:
     """See `reference.gated_linear`."""
+    if not isinstance(layer, PackedLinear):
+        return reference.gated_linear(x, layer, activation, keep)
     out = _output(x.shape[0], layer.out_features // 2, x.dtype, keep)
     _multiply(x, layer, 0, out, ACTIVATIONS[activation], False)
     return out
@@ -203,8 +245,12 @@ def _output(rows: int, columns: int, dtype: torch.dtype, keep: str | None) -> Te
     return workspace.take(keep, (rows, columns), dtype, _CPU)
 
 
-def embedding_of(input_ids: Tensor, layer: PackedLinear, dtype: torch.dtype) -> Tensor:
+def embedding_of(
+    input_ids: Tensor, layer: PackedLinear | PreparedCoded, dtype: torch.dtype
+) -> Tensor:
     """See `reference.embedding_of`."""
+    if not isinstance(layer, PackedLinear):
+        return reference.embedding_of(input_ids, layer, dtype)
     out = torch.empty(len(input_ids), layer.in_features, dtype=dtype)
     ids = input_ids.contiguous()
     lib.gather(layer.handle, ids.data_ptr(), len(ids), out.data_ptr(), CODES[dtype])
@@ -285,6 +331,7 @@ OPS: Final[dict[str, Callable[..., Any]]] = {
     "likeliest": likeliest,
     "linear": linear,
     "linear_add": linear_add,
+    "prepare_coded": prepare_coded,
     "prepare_linear": prepare_linear,
     "keep_linear": keep_linear,
     "restore_linear": restore_linear,

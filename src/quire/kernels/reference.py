@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import exact
+from quire.kernels.coded_linear import prepare_coded
 from quire.kernels.decoder import fuse_decoder
 from quire.kernels.dispatch import Implementation
 from quire.kernels.encoder import encoder_attention
@@ -20,7 +21,7 @@ from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
 from quire.kernels.rows import finite_rows, keep_allowed, largest_columns
-from quire.kernels.tiles import PreparedLinear, add_leaves, linear, prepare_linear, wide_linear
+from quire.kernels.tiles import Multiplier, add_leaves, linear, prepare_linear, wide_linear
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
     return weight.index_select(0, input_ids)
 
 
-def embedding_of(input_ids: Tensor, layer: PreparedLinear, dtype: torch.dtype) -> Tensor:
+def embedding_of(input_ids: Tensor, layer: Multiplier, dtype: torch.dtype) -> Tensor:
     """Rows of a prepared weight `[V, H]` for ids `[T]`: `[T, H]` of `dtype`.
 
     For an embedding that shares its memory with the head.
@@ -36,7 +37,7 @@ def embedding_of(input_ids: Tensor, layer: PreparedLinear, dtype: torch.dtype) -
     return layer.weight.index_select(0, input_ids).to(dtype)
 
 
-def likeliest(x: Tensor, layer: PreparedLinear) -> Tensor:
+def likeliest(x: Tensor, layer: Multiplier) -> Tensor:
     """Column of the largest number of each row of `linear(x, layer, float32)`: int64 `[T]`.
 
     The lowest one among equals; -1 where some number of the row is not finite.
@@ -44,7 +45,7 @@ def likeliest(x: Tensor, layer: PreparedLinear) -> Tensor:
     return largest_columns(linear(x, layer, torch.float32))
 
 
-def linear_add(x: Tensor, layer: PreparedLinear, residual: Tensor) -> Tensor:
+def linear_add(x: Tensor, layer: Multiplier, residual: Tensor) -> Tensor:
     """`residual + linear(x)`, rounded once: `[T, N]`, in the memory of `residual`.
 
     In this order: the sums of the leaves, their tree, bias, residual.
@@ -53,7 +54,7 @@ def linear_add(x: Tensor, layer: PreparedLinear, residual: Tensor) -> Tensor:
 
 
 def gated_linear(
-    x: Tensor, layer: PreparedLinear, activation: str = "silu", keep: str | None = None
+    x: Tensor, layer: Multiplier, activation: str = "silu", keep: str | None = None
 ) -> Tensor:
     """act(gate) * up for a layer whose rows are gates, then ups: `[T, K] -> [T, N / 2]`.
 
@@ -240,6 +241,7 @@ OPS: Final[dict[str, Callable[..., Any] | None]] = {
     "paged_attention": paged_attention,
     # The sampler's own steps are the plain ones.
     "pick_tokens": None,
+    "prepare_coded": prepare_coded,
     "prepare_linear": prepare_linear,
     "relu": relu,
     "restore_linear": None,

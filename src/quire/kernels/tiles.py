@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +56,30 @@ class PreparedLinear:
         """N."""
         return self.parts[0].shape[0]
 
+    def products(self, x: Tensor) -> list[Tensor]:
+        """Float32 `[T, N]` for each leaf."""
+        multiply = _by_tiles if self.tiled else _by_rows
+        pieces = x.chunk(self.leaves, 1)
+        return [multiply(piece, part) for piece, part in zip(pieces, self.parts, strict=True)]
+
+
+class Multiplier(Protocol):
+    """A prepared weight, as the plain operations see it."""
+
+    @property
+    def weight(self) -> Tensor:
+        """`[N, K]`."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Float32 `[N]`."""
+        ...
+
+    def products(self, x: Tensor) -> list[Tensor]:
+        """Float32 `[T, N]` for each leaf."""
+        ...
+
 
 def prepare_linear(
     weight: Tensor | Sequence[Tensor],
@@ -90,7 +114,7 @@ def _copied(weight: Tensor) -> Tensor:
 
 
 def linear(
-    x: Tensor, layer: PreparedLinear, out_dtype: torch.dtype | None = None, keep: str | None = None
+    x: Tensor, layer: Multiplier, out_dtype: torch.dtype | None = None, keep: str | None = None
 ) -> Tensor:
     """`x @ weight.T + bias` for `[T, K]`, summed in float32, rounded once.
 
@@ -101,30 +125,22 @@ def linear(
     return wide_linear(x, layer).to(out_dtype or x.dtype)
 
 
-def wide_linear(x: Tensor, layer: PreparedLinear) -> Tensor:
+def wide_linear(x: Tensor, layer: Multiplier) -> Tensor:
     """`linear` as float32, not rounded: the leaves' sums as a tree, then the bias."""
-    out = sum_neighbours(_products(x, layer))
+    out = sum_neighbours(layer.products(x))
     if layer.bias is not None:
         out.add_(layer.bias)
     return out
 
 
-def add_leaves(
-    x: Tensor, layer: PreparedLinear, total: Tensor, rows: Tensor, shares: Tensor
-) -> None:
+def add_leaves(x: Tensor, layer: Multiplier, total: Tensor, rows: Tensor, shares: Tensor) -> None:
     """Add the weighed sums of each leaf to the rows that they belong to, without bias.
 
     `total` is float32 `[L, R, N]`; its `rows` `[T]` (int64, each at most once) grow by `shares`
     `[T]` (float32) times the sums for `x` `[T, K]`: a product and a sum, each rounded.
     """
-    for part, piece in zip(total, _products(x, layer), strict=True):
+    for part, piece in zip(total, layer.products(x), strict=True):
         part.index_add_(0, rows, piece.mul_(shares.unsqueeze(1)))
-
-
-def _products(x: Tensor, layer: PreparedLinear) -> list[Tensor]:
-    multiply = _by_tiles if layer.tiled else _by_rows
-    pieces = x.chunk(layer.leaves, 1)
-    return [multiply(piece, part) for piece, part in zip(pieces, layer.parts, strict=True)]
 
 
 def _by_tiles(x: Tensor, weight: Tensor) -> Tensor:

@@ -107,34 +107,15 @@ class LinearMethod:
         return None
 
 
-class PlainMethod(LinearMethod):
-    """A weight `[N, K]` in a float type, prepared for the model's kernels."""
+class PreparedMethod(LinearMethod):
+    """Multiplies with what the model's operations have prepared: whatever it was made of."""
 
     for_experts = True
 
     def __init__(self, spec: LinearSpec) -> None:
         super().__init__(spec)
         self._ops = spec.ops
-        self._weight: tuple[list[Tensor], torch.dtype] | None = None
-        self._bias: Tensor | None = None
         self._prepared: Any = None
-
-    def parameters(self) -> Parameters:
-        """`weight` and perhaps `bias`."""
-        spec = self.spec
-        shape, parts = (spec.out_features, spec.in_features), spec.stacked
-        kept = None
-        if self._ops.keep_linear is not None:
-            kept = KeptForm(self._keep, self._restore)
-        found = {
-            "weight": Parameter(
-                shape, self._load_weight, parts, load_parts=self._load_parts, kept=kept
-            )
-        }
-        if spec.bias:
-            kept = kept and WITH_ANOTHER
-            found["bias"] = Parameter(shape[:1], self._load_bias, parts, kept=kept)
-        return found
 
     def apply(
         self, x: Tensor, out_dtype: torch.dtype | None = None, keep: str | None = None
@@ -160,6 +141,13 @@ class PlainMethod(LinearMethod):
         assert self._prepared is not None, "the weight is not loaded yet"
         return self._prepared
 
+    @property
+    def kept_form(self) -> KeptForm | None:
+        """Of the parameter that the prepared weight is kept with; the others are kept with it."""
+        if self._ops.keep_linear is None:
+            return None
+        return KeptForm(self._keep, self._restore)
+
     def _keep(self) -> Any:
         assert self._ops.keep_linear is not None
         return self._ops.keep_linear(self.prepared)
@@ -167,6 +155,29 @@ class PlainMethod(LinearMethod):
     def _restore(self, kept: Any) -> None:
         assert self._ops.restore_linear is not None, "whoever keeps it restores it"
         self._prepared = self._ops.restore_linear(kept)
+
+
+class PlainMethod(PreparedMethod):
+    """A weight `[N, K]` in a float type, prepared for the model's kernels."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__(spec)
+        self._weight: tuple[list[Tensor], torch.dtype] | None = None
+        self._bias: Tensor | None = None
+
+    def parameters(self) -> Parameters:
+        """`weight` and perhaps `bias`."""
+        spec, kept = self.spec, self.kept_form
+        shape, parts = (spec.out_features, spec.in_features), spec.stacked
+        found = {
+            "weight": Parameter(
+                shape, self._load_weight, parts, load_parts=self._load_parts, kept=kept
+            )
+        }
+        if spec.bias:
+            kept = kept and WITH_ANOTHER
+            found["bias"] = Parameter(shape[:1], self._load_bias, parts, kept=kept)
+        return found
 
     def _load_weight(self, tensor: Tensor) -> None:
         self._load_parts([tensor], tensor.dtype)
@@ -182,14 +193,17 @@ class PlainMethod(LinearMethod):
     def _prepare(self) -> None:
         """Once weight and bias are there. The checkpoint's tensors are let go: they may be large
         or memory-mapped."""
-        spec = self.spec
-        if self._weight is None or (spec.bias and self._bias is None):
+        if self._weight is None or (self.spec.bias and self._bias is None):
             return
-        parts, dtype = self._weight
-        self._prepared = self._ops.prepare_linear(
-            parts, self._bias, gated=spec.gated, dtype=dtype, leaves=spec.leaves
-        )
+        self._prepared = self.made_of(*self._weight, self._bias)
         self._weight = self._bias = None
+
+    def made_of(self, parts: Sequence[Tensor], dtype: torch.dtype, bias: Tensor | None) -> Any:
+        """What is multiplied with, out of the checkpoint's tensors."""
+        spec = self.spec
+        return self._ops.prepare_linear(
+            parts, bias, gated=spec.gated, dtype=dtype, leaves=spec.leaves
+        )
 
 
 class WeightFormat(Protocol):

@@ -49,6 +49,9 @@ class Parameter:
     load_parts: Callable[[Sequence[Tensor], torch.dtype], None] | None = None
     """If there: instead of `load`, takes the checkpoint's tensors as they are, of any float type,
     and rounds them to the type given. Spares a copy of large weights."""
+    part_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shape of each part, where parts are no rows of one tensor of `shape` (packed codes whose
+    outputs lie along another dimension); needs `load_parts`."""
     kept: KeptForm | None = None
     """How another process can have it without loading it. A small parameter needs none: its
     tensors are kept as the checkpoint has them."""

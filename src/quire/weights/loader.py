@@ -57,6 +57,11 @@ class Target(Protocol):
         ...
 
     @property
+    def part_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each part, if they are no rows of one tensor."""
+        ...
+
+    @property
     def dtype(self) -> torch.dtype | None:
         """Type to load it in, if not the model's."""
         ...
@@ -317,6 +322,8 @@ def _parts_of(
     if len(sources) == 1 or merged:
         return {sources[0] if len(sources) == 1 else parameter: target.shape}
     assert len(target.parts) == len(sources), f"{parameter}: {target.parts} for {sources}"
+    if target.part_shapes:
+        return dict(zip(sources, target.part_shapes, strict=True))
     return {s: (n, *target.shape[1:]) for s, n in zip(sources, target.parts, strict=True)}
 
 

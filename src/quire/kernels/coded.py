@@ -1,0 +1,252 @@
+"""A quantised weight as numbers: what every quantised checkpoint becomes before kernels pack it.
+
+`CodedWeight` says what the codes mean; `KINDS` what a code of each kind is worth. Readers of
+checkpoint formats make one; `ops.prepare_coded` takes it. Knows no checkpoint and no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from quire.errors import ModelLoadError
+
+ACTIVATIONS: Final = ("int8", "float")
+"""What the rows of a product are: int8 codes with a scale for each row, or floats as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeKind:
+    """What a code is worth."""
+
+    dtype: torch.dtype
+    """In which codes are kept, one to an element."""
+    lowest: int = 0
+    highest: int = 255
+    """Between which codes are, both included. Of no meaning for float types."""
+    values: tuple[float, ...] = ()
+    """What each code is worth; empty: the number it is."""
+    step: float = 0.0
+    """All values are whole multiples of it, at most 255 apart; 0: they are not. What is not can
+    only be multiplied with activations that are floats."""
+    bits: int = 8
+
+
+KINDS: Final[dict[str, CodeKind]] = {
+    "int8": CodeKind(torch.int8, -128, 127, step=1.0),
+    "int4": CodeKind(torch.uint8, 0, 15, step=1.0, bits=4),
+    "e4m3": CodeKind(torch.float8_e4m3fn),
+    "e5m2": CodeKind(torch.float8_e5m2),
+    "e2m1": CodeKind(
+        torch.uint8, 0, 15, step=0.5, bits=4,
+        # OCP Microscaling Formats 1.0, section 5.3.3: sign, two bits of exponent, one of mantissa
+        values=(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0,
+                -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+    ),
+    "nf4": CodeKind(
+        torch.uint8, 0, 15, bits=4,
+        # QLoRA (Dettmers et al. 2023), appendix E
+        values=(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+                -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+                0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+                0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                0.7229568362236023, 1.0),
+    ),
+    "iq4_nl": CodeKind(
+        torch.uint8, 0, 15, step=1.0, bits=4,
+        # kvalues_iq4nl of ggml
+        values=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    ),
+}  # fmt: skip
+"""By name. `int4` holds 2 and 3 bit codes as well: with zeros, any code from 0 to 15."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedWeight:
+    """A quantised weight [N, K] as numbers, whatever checkpoint it came from.
+
+    weight[n, k] = (value(codes[n, k]) - zeros[n, g]) * scales[n, g] with g = k // group, where k
+    counts in the order in which the codes stand. The difference is exact, the product rounded to
+    float32.
+
+    Raises:
+        ModelLoadError: sizes or types do not fit, a scale is not finite, or a code or a zero is out
+            of range; the message begins with what is wrong, so put the layer's name before it.
+    """
+
+    kind: str
+    """A name in `KINDS`."""
+    codes: Tensor
+    """[N, K], of the kind's type."""
+    scales: Tensor
+    """float32 [N, G], G = ceil(K / group)."""
+    zeros: Tensor | None
+    """Of an integer type, [N, G], in units of codes; `None`: 0. Only for kinds without `values`,
+    and in the range of codes."""
+    group: int
+    """Columns that have one scale; K: one scale for each row. The last group may be shorter."""
+    activations: str
+    """One of `ACTIVATIONS`: part of what the layer is, never chosen by the number of rows."""
+    order: Tensor | None = None
+    """int64 [K]: column k of `codes` is column order[k] of the weight (desc_act); `None`: k."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no weight."""
+        kind = self._kind()
+        if self.codes.dim() != 2 or self.codes.dtype != kind.dtype:
+            raise ModelLoadError(
+                f"codes of kind {self.kind} must be {_name(kind.dtype)} [N, K], got "
+                f"{_name(self.codes.dtype)} {list(self.codes.shape)}"
+            )
+        n, k = self.codes.shape
+        if type(self.group) is not int or not 1 <= self.group <= max(1, k):
+            raise ModelLoadError(f"a group must have 1 to {k} columns (K), got {self.group!r:.40}")
+        if self.activations not in ACTIVATIONS:
+            known = " or ".join(ACTIVATIONS)
+            raise ModelLoadError(f"activations must be {known}, got {self.activations!r:.40}")
+        if self.activations == "int8" and not kind.step:
+            raise ModelLoadError(
+                f"weights of kind {self.kind} are no whole numbers, so activations must be float"
+            )
+        self._check_scales(n, -(-k // self.group))
+        self._check_codes(kind)
+        if self.order is not None:
+            self._check_order(k)
+
+    def _kind(self) -> CodeKind:
+        if self.kind not in KINDS:
+            raise ModelLoadError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r:.40}")
+        return KINDS[self.kind]
+
+    def _check_scales(self, n: int, groups: int) -> None:
+        if tuple(self.scales.shape) != (n, groups) or self.scales.dtype != torch.float32:
+            raise ModelLoadError(
+                f"scales must be float32 [{n}, {groups}] for groups of {self.group}, got "
+                f"{_name(self.scales.dtype)} {list(self.scales.shape)}"
+            )
+        if not bool(self.scales.isfinite().all()):
+            bad = self.scales.isfinite().logical_not().nonzero()[0].tolist()
+            raise ModelLoadError(
+                f"scales must be finite, got {self.scales[bad[0], bad[1]]} for row {bad[0]}, "
+                f"group {bad[1]}"
+            )
+
+    def _check_codes(self, kind: CodeKind) -> None:
+        if kind.dtype.is_floating_point:
+            if self.codes.numel() and bool(self.codes.to(torch.float32).isfinite().all()) is False:
+                raise ModelLoadError(f"codes of kind {self.kind} must be finite numbers")
+        elif kind.bits < 8:
+            _check_range("codes", self.codes, kind)
+        if self.zeros is None:
+            return
+        if kind.values or kind.dtype.is_floating_point:
+            raise ModelLoadError(f"weights of kind {self.kind} have no zeros")
+        if self.zeros.shape != self.scales.shape or self.zeros.dtype.is_floating_point:
+            raise ModelLoadError(
+                f"zeros must be integers {list(self.scales.shape)}, got "
+                f"{_name(self.zeros.dtype)} {list(self.zeros.shape)}"
+            )
+        _check_range("zeros", self.zeros, kind)
+
+    def _check_order(self, k: int) -> None:
+        order = self.order
+        assert order is not None
+        right = order.dtype == torch.int64 and tuple(order.shape) == (k,)
+        if not right or not torch.equal(order.sort().values, torch.arange(k, device=order.device)):
+            raise ModelLoadError(f"order must name each of the {k} columns once")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def values(self) -> Tensor:
+        """value(code) - zero as float32 [N, K], exact, in the order in which codes stand."""
+        kind = KINDS[self.kind]
+        if kind.values:
+            table = torch.tensor(kind.values, dtype=torch.float32, device=self.codes.device)
+            return table[self.codes.to(torch.int64)]
+        numbers = self.codes.to(torch.float32)
+        if self.zeros is None:
+            return numbers
+        return numbers.sub_(self._spread(self.zeros.to(torch.float32)))
+
+    def dequantise(self) -> Tensor:
+        """The weight, float32 [N, K], columns as the activations have them: the definition."""
+        weight = self.values().mul_(self._spread(self.scales))
+        if self.order is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.order, weight)
+
+    def _spread(self, of_groups: Tensor) -> Tensor:
+        """[N, G] for each column."""
+        return of_groups.repeat_interleave(self.group, 1)[:, : self.codes.shape[1]]
+
+    def in_groups_of(self, group: int) -> CodedWeight:
+        """The same weight with smaller groups.
+
+        Raises:
+            ModelLoadError: the groups that it has are no multiples of `group`.
+        """
+        k = self.codes.shape[1]
+        if self.group % group and self.group < k:
+            raise ModelLoadError(f"groups of {self.group} cannot be cut into groups of {group}")
+        first = torch.arange(0, k, group, device=self.scales.device) // self.group
+        zeros = None if self.zeros is None else self.zeros[:, first]
+        return replace(self, scales=self.scales[:, first], zeros=zeros, group=group)
+
+
+def concat(parts: Sequence[CodedWeight]) -> CodedWeight:
+    """Layers whose rows are stacked, as one. Scales of whole tensors are to be expanded to rows
+    before; groups may differ if the larger are multiples of the smallest.
+
+    Raises:
+        ModelLoadError: they differ in what one product cannot do differently.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    group = min(part.group for part in parts)
+    parts = [part if part.group == group else part.in_groups_of(group) for part in parts]
+    first = parts[0]
+    for what in ("kind", "activations"):
+        said = {getattr(part, what) for part in parts}
+        if len(said) > 1:
+            raise ModelLoadError(f"layers stacked in one must have the same {what}, got {said}")
+    if any(part.shape[1] != first.shape[1] or not _same(part.order, first.order) for part in parts):
+        raise ModelLoadError("layers stacked in one must have the same columns in the same order")
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.cat([_zeros_of(part) for part in parts])
+    codes, scales = (
+        torch.cat([getattr(part, what) for part in parts]) for what in ("codes", "scales")
+    )
+    return replace(first, codes=codes, scales=scales, zeros=zeros)
+
+
+def _zeros_of(part: CodedWeight) -> Tensor:
+    if part.zeros is not None:
+        return part.zeros.to(torch.int32)
+    return torch.zeros(part.scales.shape, dtype=torch.int32, device=part.scales.device)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _check_range(what: str, numbers: Tensor, kind: CodeKind) -> None:
+    if not numbers.numel():
+        return
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < kind.lowest or high > kind.highest:
+        worst = low if low < kind.lowest else high
+        raise ModelLoadError(f"{what} must be {kind.lowest} to {kind.highest}, got {worst}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
