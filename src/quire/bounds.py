@@ -188,6 +188,7 @@ FIELDS: Final[dict[str, Bound]] = {
     "thinking_token_budget": _integer(0, INT32, "-1: no limit", also=(-1,)),
     "logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
     "prompt_logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
+    "prompt_logprob_start": _integer(0, INT32),
     "top_logprobs": _integer(0, INT32, "-1: whole vocabulary", also=(-1,)),
     "stream_interval": _integer(1, INT32),
     "logit_bias": _real(-100, 100),

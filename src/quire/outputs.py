@@ -133,13 +133,21 @@ class RequestOutput:
     """Set when `finish_reason` is `error`: what happened to this request."""
     pooled: Pooled | None = None
     """The result of a pooling request; it has no `outputs`."""
+    scored: Pooled | None = None
+    """The numbers of `prompt_token_id_logprobs`."""
     # Of vLLM, for what quire does not do: always empty.
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
     num_cache_creation_tokens: ClassVar[None] = None
-    prompt_token_id_logprobs: ClassVar[None] = None
     kv_transfer_params: ClassVar[None] = None
     ec_transfer_params: ClassVar[None] = None
+
+    @property
+    def prompt_token_id_logprobs(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """Log-probabilities of `prompt_logprob_token_ids`: float32
+        `[prompt tokens - 1 - prompt_logprob_start, candidates of the longest row]`, -inf where a
+        row is padded; `None` if they were not asked for."""
+        return None if self.scored is None else self.scored.array()
 
 
 @dataclass(slots=True)

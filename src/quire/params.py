@@ -179,9 +179,15 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     thinking_token_budget: int | None = None
     """Most tokens of reasoning: then the mark that ends the reasoning is forced. 0: no reasoning;
     -1: no limit. Needs a model whose reasoning has known marks."""
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    """Score these tokens at positions of the prompt: row `i` has the candidates for prompt token
+    `prompt_logprob_start + i + 1`, at most `--max-logprobs` of them, and there is a row for each
+    token from there to the prompt's end. -1 pads a row. May be an integer array of numpy,
+    `[rows, candidates]`. The scores are `RequestOutput.prompt_token_id_logprobs`."""
+    prompt_logprob_start: int | None = None
+    """The position after which `prompt_logprob_token_ids` begin; `None`: the first. What comes
+    before it may be read from the prefix cache."""
     # vLLM's parameters for what quire does not do: values that ask for nothing (`NOT_DONE`).
-    prompt_logprob_token_ids: Any = None
-    prompt_logprob_start: Any = None
     flat_logprobs: Any = False
     skip_clone: Any = False
     output_text_buffer_length: Any = 0
@@ -260,6 +266,14 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
         return self.prompt_logprobs is None
 
     @property
+    def first_scored(self) -> int | None:
+        """The first position of the prompt whose state is needed for scores, whatever the prefix
+        cache has; `None`: none is."""
+        if self.prompt_logprob_token_ids is None:
+            return None
+        return self.prompt_logprob_start or 0
+
+    @property
     def all_stop_token_ids(self) -> frozenset[int]:
         """Ids masked until `min_tokens`: end-of-sequence (unless ignored) and stop ids."""
         eos = () if self.ignore_eos else self.eos_token_ids
@@ -313,8 +327,6 @@ class PoolingParams(Params, kw_only=True, omit_defaults=True):
 
 NOT_DONE: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     # field: what asks for nothing, the default first; what to say of other values
-    "prompt_logprob_token_ids": ((None, []), "use prompt_logprobs, which gives the likeliest"),
-    "prompt_logprob_start": ((None, 0), "prompt_logprobs are those of the whole prompt"),
     "flat_logprobs": ((False, None), "logprobs are one mapping per position"),
     "skip_clone": ((False, True, None), "parameters are copied if need be"),
     "output_text_buffer_length": ((0, None), "the length follows from the stop strings"),
@@ -357,7 +369,7 @@ _set: Final = msgspec.structs.force_setattr
 _NUMBERS: Final = (
     "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p",
     "top_k", "min_p", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs",
-    "thinking_token_budget",
+    "prompt_logprob_start", "thinking_token_budget",
     "stream_interval",
 )  # fmt: skip
 """Fields with a row in `quire.bounds`, in the order a reader would check them."""
@@ -396,6 +408,7 @@ def _check(p: SamplingParams) -> None:
         if (ids := getattr(p, name)) is not None:
             _set(p, name, _token_ids(name, ids))
     _check_token_sets(p)
+    _check_scored(p)
 
 
 def _read_numbers(p: SamplingParams | PoolingParams, names: Sequence[str]) -> None:
@@ -489,6 +502,37 @@ def _check_token_sets(p: SamplingParams) -> None:
         for word in p.bad_words:
             if not word:
                 _fail("bad_words", "made of non-empty strings", word)
+
+
+def _check_scored(p: SamplingParams) -> None:
+    """The candidates to score in the prompt, as a list of rows."""
+    given = p.prompt_logprob_token_ids
+    if given is None:
+        if p.prompt_logprob_start is not None:
+            raise InvalidRequest(
+                "prompt_logprob_start needs prompt_logprob_token_ids, "
+                f"got {p.prompt_logprob_start} without them.",
+                param="prompt_logprob_start",
+            )
+        return
+    name, rule = "prompt_logprob_token_ids", "a non-empty list of lists of token ids (-1 pads)"
+    if not isinstance(given, (list, tuple)):
+        if not hasattr(given, "tolist"):
+            _fail(name, rule, given)
+        given = given.tolist()
+    rows = []
+    for row in given if isinstance(given, (list, tuple)) else ():
+        if not isinstance(row, (list, tuple)):
+            _fail(name, rule, row)
+        ids = row if isinstance(row, list) else list(row)
+        if not set(map(type, ids)) <= {int}:
+            ids = [_token_id(name, rule, value) for value in ids]
+        if min(ids, default=0) < -1:
+            _fail(name, rule, min(ids))
+        rows.append(ids)
+    if not any(rows):
+        _fail(name, rule, given)
+    _set(p, name, rows)
 
 
 def read_extra_args(name: str, given: object) -> dict[str, Any] | None:

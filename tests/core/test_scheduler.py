@@ -143,6 +143,25 @@ def test_prompt_logprobs_do_not_read_the_cache(make: Make) -> None:
     assert bench.scheduled == {"b": 64}
 
 
+@pytest.mark.parametrize(("start", "found"), [(None, 0), (0, 0), (3, 0), (15, 15), (40, 40)])
+def test_scored_prompts_read_the_cache_up_to_the_scores(
+    make: Make, start: int | None, found: int
+) -> None:
+    """The states from there on are needed, and a beginning of fewer than 4 tokens is not
+    copied."""
+    bench = make(block_size=16)
+    bench.add("a", 64, max_tokens=1)
+    bench.step()
+    rows = [[1]] * (63 - (start or 0))
+    scores = {"prompt_logprob_token_ids": rows, "prompt_logprob_start": start}
+    b = bench.add("b", 64, max_tokens=1, **scores)
+    bench.step()
+    assert b.num_cached_tokens == found and bench.scheduled == {"b": 64 - found}
+    c = bench.add("c", 64, max_tokens=1, **scores, skip_reading_prefix_cache=True)
+    bench.step()
+    assert c.num_cached_tokens == 0
+
+
 def test_without_prefix_caching_nothing_is_shared(make: Make) -> None:
     bench = make(caching=False)
     bench.add("a", 64)

@@ -212,11 +212,14 @@ def test_the_record_of_a_swap(make_swap):
     assert (back.reason, back.b) == (2, 32)
 
 
-def test_prompt_scores_are_not_swapped_away(make_swap):
+@pytest.mark.parametrize(
+    "asked", [{"prompt_logprobs": 1}, {"prompt_logprob_token_ids": [[1]] * 39}], ids=str
+)
+def test_prompt_scores_are_not_swapped_away(make_swap, asked):
     """The worker forgets what it has scored of a preempted prompt."""
     bench = make_swap(num_blocks=5, caching=False, budget=20, scheduler_reserve_full_isl=False)
     bench.add("a", [5] * 31, max_tokens=30)
-    b = bench.add("b", [6] * 40, max_tokens=2, prompt_logprobs=1)
+    b = bench.add("b", [6] * 40, max_tokens=2, **asked)
     run_until(bench, lambda: b.num_preemptions)
     assert bench.scheduler.kv.swap.num_swapped == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,6 +225,41 @@ def test_logprobs_limits(name: str) -> None:
     admit(gate=unlimited, **{name: VOCAB})
     refusal(name, f"vocabulary's {VOCAB}", "301", gate=unlimited, **{name: VOCAB + 1})
     refusal(name, "at most 0", "1", gate=make(model={"max_logprobs": 0}), **{name: 1})
+
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    ([], "non-empty"), ([[]], "non-empty"), ([[], []], "non-empty"), (5, "got 5"),
+    ("ab", "got 'ab'"), ([5], "got 5"), ([[1.5]], "got 1.5"), ([["1"]], "got '1'"),
+    ([[True]], "got True"), ([[-2]], "got -2"), (np.zeros(3, np.int64), "got 0"),
+    (np.zeros((2, 2)), "got 0.0"), (np.zeros((2, 2, 2), np.int64), "got [0, 0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "told"), BAD_ROWS, ids=str)
+def test_tokens_to_score_are_rows_of_ids(rows: Any, told: str) -> None:
+    refusal("prompt_logprob_token_ids", told, prompt_logprob_token_ids=rows)
+
+
+def test_tokens_to_score_fit_the_model_and_the_prompt() -> None:
+    name, five = "prompt_logprob_token_ids", [1, 2, 3, 4, 5]
+    refusal(name, "4 rows", "got 5", prompt=five, prompt_logprob_token_ids=[[1]] * 5)
+    refusal(name, "2 rows", "first 3", "got 4", prompt=five, prompt_logprob_token_ids=[[1]] * 4,
+            prompt_logprob_start=2)  # fmt: skip
+    refusal(name, "0 rows", prompt=five, prompt_logprob_token_ids=[[1]], prompt_logprob_start=9)
+    refusal(name, "at most 299", "300", prompt=five, prompt_logprob_token_ids=[[-1], [VOCAB]])
+    refusal(name, "at most 20", "got 21", prompt=five, prompt_logprob_token_ids=[[1] * 21])
+    refusal(name, "at most 63 rows", "got 64", prompt_logprob_token_ids=[[1]] * CONTEXT)
+    refusal("prompt_logprob_start", "needs prompt_logprob_token_ids", prompt_logprob_start=0)
+    for bad in (-1, 1.5, True, "1", 2**40):
+        refusal("prompt_logprob_start", prompt=five, prompt_logprob_token_ids=[[1]] * 4,
+                prompt_logprob_start=bad)  # fmt: skip
+    ids = np.array([[1, 2], [3, -1]], dtype=np.int32)
+    done = admit(five, n=2, prompt_logprob_token_ids=ids, prompt_logprob_start=np.int64(2))
+    first, second = (request.sampling_params for request in done.requests)
+    assert first.prompt_logprob_token_ids == [[1, 2], [3, -1]] and first.first_scored == 2
+    assert first.reads_prefix_cache and second.first_scored is None, "a prompt is scored once"
+    wide = admit(five, make(model={"max_logprobs": -1}), prompt_logprob_token_ids=[[1] * 50] * 4)
+    assert wide.params.first_scored == 0
 
 
 @pytest.mark.parametrize("bad", [VOCAB, VOCAB + 1, 2**31, 2**63, 10**4000])

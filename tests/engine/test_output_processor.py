@@ -20,7 +20,7 @@ from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.frontend.output_processor import OutputProcessor, ProcessedOutputs
 from quire.engine.frontend.processed_input import ProcessedInput
 from quire.errors import InvalidRequest
-from quire.outputs import FinishReason, Logprob, RequestOutput
+from quire.outputs import FinishReason, Logprob, Pooled, RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
 from quire.tokenizer import Tokenizer
 from quire.utils.timing import ManualClock
@@ -250,6 +250,31 @@ def test_prompt_logprobs(kind: RequestOutputKind) -> None:
     assert (
         got == {CUMULATIVE: [expected] * 2, DELTA: [expected, None], FINAL_ONLY: [expected]}[kind]
     )
+
+
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+def test_scores_of_named_tokens(kind: RequestOutputKind) -> None:
+    """As prompt log-probabilities, which may come before them, in pieces."""
+    frontend = Frontend()
+    internal = frontend.add(
+        prompt="ab", prompt_logprobs=0, prompt_logprob_token_ids=[[5, 6]], output_kind=kind
+    ).requests[0].request_id  # fmt: skip
+    scores = [None, TokenLogprobs([ID["b"]], [-2.0], 3)]
+    scored = Pooled((1, 2), b"\x00\x00\x80\xbf\x00\x00\x00\xc0")
+    piece = core(internal, "", new_prompt_logprobs=scores, prompt_logprobs_start=0)
+    first = frontend.step(piece).request_outputs
+    one = frontend.step(core(internal, "x", scored=scored)).request_outputs
+    two = frontend.step(core(internal, "y", end=FinishReason.LENGTH)).request_outputs
+    got = [o.prompt_token_id_logprobs for o in first + one + two]
+    told = [None if found is None else found.tolist() for found in got]
+    numbers = [[-1.0, -2.0]]
+    assert (
+        told
+        == {
+            CUMULATIVE: [None, numbers, numbers], DELTA: [None, numbers, None],
+            FINAL_ONLY: [numbers],
+        }[kind]
+    )  # fmt: skip
 
 
 # --- several completions ------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def test_one_large_output_travels_in_pieces(num_tokens: int) -> None:
         1.5,
         2.5,
         1,
+        scored=Pooled((2, 3), b"\x01" * 24),
     )
     before, after = EngineCoreOutput("b", [1]), EngineCoreOutput("c", [2])
     messages, failed = told([before, output, after], StepStats())
@@ -86,6 +87,7 @@ def test_one_large_output_travels_in_pieces(num_tokens: int) -> None:
             assert piece.prompt_logprobs_start == before_it
             before_it += len(piece.new_prompt_logprobs)
     assert {p.queued_ts for p in pieces} == {1.5} and {p.num_cached_tokens for p in pieces} == {12}
+    assert [p.scored for p in pieces] == [None] * (len(pieces) - 1) + [output.scored]
     assert [p.finish_reason for p in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert (pieces[-1].finish_reason, pieces[-1].stop_reason) == (FinishReason.STOP, "x")
     for piece in pieces:

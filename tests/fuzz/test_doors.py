@@ -263,7 +263,8 @@ def test_rows_hold_all_pairs() -> None:
     of_repetition = {"max_pattern_size", "min_pattern_size", "min_count"}
     of_pooling = {"dimensions", "max_tokens_per_query", "max_tokens_per_doc", "top_n"}
     of_beams = {"beam_width", "length_penalty"}
-    others = {"truncate_prompt_tokens", "steps"} | of_chat | of_pooling | of_beams | of_repetition
+    others = {"truncate_prompt_tokens", "steps", "prompt_logprob_start"} | of_chat | of_pooling
+    others |= of_beams | of_repetition
     assert set(FIELDS) - set(LEGAL) == others
 
 

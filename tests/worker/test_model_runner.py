@@ -76,6 +76,31 @@ def random_params(rng):
     )
 
 
+def scoring(rng, prompt, params):
+    """The same parameters, some of them with tokens to score in the prompt."""
+    start = rng.randrange(len(prompt))
+    rows = [
+        [rng.randrange(-1, VOCAB) for _ in range(rng.randrange(4))] for _ in prompt[start + 1 :]
+    ]
+    if rng.random() < 0.5 or not any(rows):
+        return params
+    return params.replace(prompt_logprob_token_ids=rows, prompt_logprob_start=start or None)
+
+
+def expected_scores(prompt, params):
+    from quire.kernels.dispatch import ops
+
+    rows, start = params.prompt_logprob_token_ids, params.prompt_logprob_start or 0
+    scores = np.full((len(rows), max(map(len, rows))), -np.inf, dtype=np.float32)
+    for i, ids in enumerate(rows):
+        row = torch.from_numpy(logits_of(fold(prompt[: start + i + 1])))[None]
+        logprobs = ops.log_softmax(row)[0]
+        for j, token in enumerate(ids):
+            if token >= 0:
+                scores[i, j] = logprobs[token]
+    return scores
+
+
 class Engine:
     """Scheduler and runner, stepped by hand."""
 
@@ -88,7 +113,7 @@ class Engine:
         kv = KVCacheManager(num_blocks, BLOCK, caching, MAX_LEN)
         self.scheduler = Scheduler(config, kv, max_model_len=MAX_LEN)
         self.runner = runner
-        self.tokens, self.logprobs, self.prompt_logprobs = {}, {}, {}
+        self.tokens, self.logprobs, self.prompt_logprobs, self.scored = {}, {}, {}, {}
         self.errors = {}
         self.preemptions = 0
 
@@ -106,6 +131,9 @@ class Engine:
             if output.new_prompt_logprobs is not None:
                 assert key not in self.prompt_logprobs
                 self.prompt_logprobs[key] = output.new_prompt_logprobs
+            if output.scored is not None:
+                assert key not in self.scored
+                self.scored[key] = output.scored.array()
             if output.error:
                 self.errors[key] = output.error
         return batch, result
@@ -118,7 +146,7 @@ class Engine:
         assert not self.scheduler.requests
         self.scheduler.check_integrity()
         assert len(self.runner.input_batch) == 0
-        assert not self.runner.input_batch.prompt_logprobs
+        assert not self.runner.input_batch.prompt_logprobs and not self.runner.input_batch.scored
 
 
 def check_request(engine, key, prompt, params):
@@ -134,6 +162,12 @@ def check_request(engine, key, prompt, params):
         assert plain(engine.prompt_logprobs[key]) == plain(wanted)
     else:
         assert key not in engine.prompt_logprobs
+    if params.prompt_logprob_token_ids is not None:
+        wanted = expected_scores(prompt, params)
+        assert engine.scored[key].tobytes() == wanted.tobytes()
+        assert engine.scored[key].shape == wanted.shape
+    else:
+        assert key not in engine.scored
     stopped = tokens[-1] == 3 and not params.ignore_eos
     assert stopped or len(tokens) == params.max_tokens or len(prompt) + len(tokens) == MAX_LEN
 
@@ -156,7 +190,7 @@ def test_random_schedules_give_the_twins_tokens(seed):
     for i in range(14):
         head = shared[: rng.choice([0, 8, 16, 24])]
         prompt = head + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 25))]
-        requests[f"r{i}"] = prompt, random_params(rng)
+        requests[f"r{i}"] = prompt, scoring(rng, prompt, random_params(rng))
         engine.add(f"r{i}", *requests[f"r{i}"])
         for _ in range(rng.randint(0, 3)):
             engine.step()
@@ -171,7 +205,8 @@ def test_preemption_happens_and_changes_nothing():
     requests = {}
     for i in range(8):
         params = random_params(rng).replace(max_tokens=20, ignore_eos=True)
-        requests[f"r{i}"] = [rng.randrange(VOCAB) for _ in range(10)], params
+        prompt = [rng.randrange(VOCAB) for _ in range(10)]
+        requests[f"r{i}"] = prompt, scoring(rng, prompt, params)
         engine.add(f"r{i}", *requests[f"r{i}"])
     engine.run()
     assert engine.preemptions > 3
@@ -235,11 +270,14 @@ def test_replayed_outputs_stay_outputs():
     whole, _ = expected_tokens(prompt, SamplingParams(**params), 8)
     for kept in range(8):
         runner = make_runner()
-        new = new_request("a", prompt, [1, 2], output=whole[:kept], prompt_logprobs=1, **params)
+        new = new_request(
+            "a", prompt, [1, 2], output=whole[:kept], prompt_logprobs=1,
+            prompt_logprob_token_ids=[[5], [6]], **params,
+        )  # fmt: skip
         result = runner.execute(batch_of([new], counts={"a": 3 + kept}))
         assert result.sampled_token_ids == {"a": [whole[kept]]}
         # Prompt log-probabilities went out with the first token, before the replay.
-        assert ("a" in result.prompt_logprobs) == (kept == 0)
+        assert ("a" in result.prompt_logprobs) == ("a" in result.scored) == (kept == 0)
 
 
 def test_a_request_that_returns_replaces_what_was_known():
@@ -278,6 +316,11 @@ def test_prompt_logprob_slabs_change_nothing(monkeypatch):
     new = new_request("a", prompt, [1, 2], prompt_logprobs=2)
     result = runner.execute(batch_of([new], counts={"a": 11}))
     assert plain(result.prompt_logprobs["a"]) == plain(expected_prompt_logprobs(prompt, 2))
+    scored = {"prompt_logprob_token_ids": [[i, 9] for i in range(8)], "prompt_logprob_start": 2}
+    new = new_request("b", prompt, [3, 4], **scored)
+    result = runner.execute(batch_of([new], counts={"b": 11}))
+    wanted = expected_scores(prompt, SamplingParams(**scored))
+    assert result.scored["b"].array().tobytes() == wanted.tobytes()
 
 
 class Counting(FakeModel):

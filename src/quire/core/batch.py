@@ -137,6 +137,8 @@ class BatchResult:
     """Parallel to `sampled_token_ids`, for the requests that asked."""
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     """All prompt positions, once the prompt is complete, for the requests that asked."""
+    scored: dict[str, Pooled] = field(default_factory=dict)
+    """Log-probabilities of `prompt_logprob_token_ids`, once the prompt is complete."""
     failed: dict[str, str] = field(default_factory=dict)
     """Requests that failed alone in this step, with the reason."""
     num_forced: dict[str, int] = field(default_factory=dict)

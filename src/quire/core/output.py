@@ -34,6 +34,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs_start: int | None = None
     """Where `new_prompt_logprobs` is a piece of a list too large for one message: its place in it.
     The pieces come in order and end with the prompt."""
+    scored: Pooled | None = None
+    """Log-probabilities of `prompt_logprob_token_ids`, with the first token."""
 
 
 def output_of(
@@ -42,6 +44,7 @@ def output_of(
     logprobs: list[TokenLogprobs] | None = None,
     prompt_logprobs: list[TokenLogprobs | None] | None = None,
     pooled: Pooled | None = None,
+    scored: Pooled | None = None,
 ) -> EngineCoreOutput:
     """New tokens of a request with everything that is known about it. Used for its first output
     and its last; the ones between carry their tokens alone."""
@@ -59,6 +62,7 @@ def output_of(
         error=request.error,
         pooled=pooled,
         num_promoted_tokens=request.num_promoted_tokens,
+        scored=scored,
     )
 
 

@@ -194,6 +194,13 @@ class Request(_EveryStep):
         return len(self.all_token_ids)
 
     @property
+    def num_readable_tokens(self) -> int:
+        """Most tokens that may come from a cache: the last must be computed to get logits, and so
+        must those whose states a score of the prompt is made of, until the first output has it."""
+        most, first = self.num_tokens - 1, self.sampling_params.first_scored
+        return most if first is None or self.num_output_tokens else min(most, first)
+
+    @property
     def num_tokens_with_spec(self) -> int:
         """Prompt, output and draft tokens."""
         return len(self.all_token_ids) + len(self.spec_token_ids)

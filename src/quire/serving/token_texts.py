@@ -48,6 +48,22 @@ def token_entries(
     return entries
 
 
+def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[Any]:
+    """vLLM's `prompt_logprobs`: per position null, or an object by token id."""
+    return [
+        position
+        and {
+            str(token_id): {
+                "logprob": finite(logprob.logprob),
+                "rank": logprob.rank,
+                "decoded_token": logprob.decoded_token,
+            }
+            for token_id, logprob in position.items()
+        }
+        for position in positions
+    ]
+
+
 def _entry(token_id: int, logprob: Logprob, texts: TokenTexts) -> dict[str, Any]:
     text = texts.spell(token_id, logprob)
     return {

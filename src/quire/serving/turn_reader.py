@@ -109,6 +109,7 @@ class TurnReader:
                 output.prompt_token_ids,
                 output.num_cached_tokens,
                 output.prompt_logprobs,
+                output.scored,
             )
             self.usage.prompt_tokens += len(prompt.token_ids)
             self.usage.cached_tokens += prompt.num_cached_tokens

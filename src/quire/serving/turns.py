@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.outputs import PositionLogprobs
+from quire.outputs import Pooled, PositionLogprobs
 
 
 class PromptInfo(msgspec.Struct, gc=False):
@@ -31,6 +31,8 @@ class PromptInfo(msgspec.Struct, gc=False):
     """Prompt tokens whose KV came from the prefix cache."""
     logprobs: list[PositionLogprobs | None] | None
     """If they were asked for; entry 0 is `None`."""
+    scored: Pooled | None = None
+    """Of tokens that the caller named, in prompts that are read as a whole."""
 
 
 class TurnEvent(msgspec.Struct, gc=False):
@@ -181,3 +183,11 @@ class ModelTurn:
     def calls(self) -> list[ToolCall]:
         """All calls of tools."""
         return [part for part in self.parts if isinstance(part, ToolCall)]
+
+
+def num_scored(turns: Iterable[ModelTurn]) -> int:
+    """Positions with log-probabilities in a reply: a measure of the work of building it."""
+    turns = list(turns)
+    prompts = {turn.prompt.index: turn.prompt for turn in turns if turn.prompt is not None}
+    scored = sum(len(prompt.logprobs or ()) for prompt in prompts.values())
+    return scored + sum(len(turn.logprobs or ()) for turn in turns)

@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 
 from quire.core.batch import BlockIds, ScheduledNewRequest, TokenLogprobs
+from quire.outputs import Pooled
+from quire.params import SamplingParams
 from quire.sampling import RequestSampling
 from quire.structured.state import GrammarState
 from quire.utils.math import cdiv
@@ -25,6 +27,31 @@ ROOM: Final = 2**30
 
 PromptLogprobs = list[TokenLogprobs | None]
 _NOTHING: Final = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredIds:
+    """Tokens to score at positions of a prompt, and their log-probabilities so far."""
+
+    start: int
+    """The position that the first row follows."""
+    ids: np.ndarray
+    """int64 `[rows, candidates]`; -1 where there is none."""
+    logprobs: np.ndarray
+    """float32, as `ids`; -inf where nothing is known."""
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> ScoredIds:
+        """What a request asks for, with nothing known."""
+        rows = params.prompt_logprob_token_ids or []
+        ids = np.full((len(rows), max(map(len, rows), default=0)), -1, dtype=np.int64)
+        for own, row in zip(ids, rows, strict=True):
+            own[: len(row)] = row
+        return cls(params.first_scored or 0, ids, np.full(ids.shape, -np.inf, dtype=np.float32))
+
+    def result(self) -> Pooled:
+        """The log-probabilities as they are sent."""
+        return Pooled(self.logprobs.shape, self.logprobs.astype("<f4", copy=False).tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +119,8 @@ class InputBatch:
         self.row_of: dict[str, int] = {}
         self.prompt_logprobs: dict[str, PromptLogprobs] = {}
         """Entries so far of requests that asked and have not got theirs."""
+        self.scored: dict[str, ScoredIds] = {}
+        """The same of requests that named the tokens."""
         self.grammar_states: dict[str, GrammarState] = {}
         """Of the requests that have a grammar."""
         self.budgeted: set[str] = set()
@@ -144,6 +173,9 @@ class InputBatch:
             # Nothing precedes the first token; positions read from the prefix cache (only on
             # explicit wish) have no logits.
             self.prompt_logprobs[new.req_id] = [None] * (1 + new.num_computed_tokens)
+        if new.sampling_params.prompt_logprob_token_ids is not None and not output:
+            scored = self.scored[new.req_id] = ScoredIds.of(new.sampling_params)
+            assert new.num_computed_tokens <= scored.start, "a state that is needed is in the cache"
 
     def advance(self, req_id: str, num_computed: int, new_block_ids: BlockIds) -> None:
         """A known request continues: set its position, and add its new blocks."""
@@ -156,6 +188,7 @@ class InputBatch:
     def remove(self, req_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
         self.prompt_logprobs.pop(req_id, None)
+        self.scored.pop(req_id, None)
         self.grammar_states.pop(req_id, None)
         self.budgeted.discard(req_id)
         row = self.row_of.pop(req_id, None)
@@ -183,6 +216,7 @@ class InputBatch:
         """Forget all requests, even one that was added only halfway."""
         self.row_of.clear()
         self.prompt_logprobs.clear()
+        self.scored.clear()
         self.grammar_states.clear()
         self.budgeted.clear()
         self.sampling = [None] * len(self.num_computed)

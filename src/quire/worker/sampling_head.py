@@ -48,7 +48,7 @@ class SamplingHead:
 
     def wants_every_token(self) -> bool:
         """True while the log-probabilities of a prompt are computed."""
-        return bool(self._input_batch.prompt_logprobs)
+        return bool(self._input_batch.prompt_logprobs or self._input_batch.scored)
 
     def read_every_token(self, inputs: StepInputs, hidden: Tensor, outcome: Outcome) -> Tensor:
         """Score prompts; returns the states to sample from."""
@@ -108,6 +108,10 @@ class SamplingHead:
         for req_id, entries in outcome.prompt_entries.items():
             if req_id not in outcome.failed:
                 pending[req_id].extend(entries)
+        scored = self._input_batch.scored
+        for req_id, (first, rows) in outcome.scored.items():
+            if req_id not in outcome.failed:
+                scored[req_id].logprobs[first : first + len(rows)] = rows
         for req_id, token_ids in outcome.sampled.items():
             self._input_batch.append_tokens(req_id, token_ids)
         if self._input_batch.budgeted:
@@ -117,6 +121,8 @@ class SamplingHead:
         done = [i for i in outcome.sampled if i in pending] if pending else []
         result.logprobs = outcome.logprobs
         result.prompt_logprobs = {i: pending.pop(i) for i in done}
+        done = [i for i in outcome.sampled if i in scored] if scored else []
+        result.scored = {i: scored.pop(i).result() for i in done}
 
     def _end_thinking(self, outcome: Outcome, result: BatchResult) -> None:
         """Append the tokens that end the reasoning of those who have just spent their budget; the

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,9 @@ class Outcome:
     """Parallel to `sampled`, for the requests that asked."""
     prompt_entries: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Of the prompt tokens after the positions of this pass, for the requests that asked."""
+    scored: dict[str, tuple[int, np.ndarray]] = field(default_factory=dict)
+    """Rows of `prompt_logprob_token_ids` that follow positions of this pass: which is the first,
+    and their log-probabilities."""
     failed: dict[str, str] = field(default_factory=dict)
     """Requests that failed alone, with the reason."""
     pooled: dict[str, Pooled] = field(default_factory=dict)

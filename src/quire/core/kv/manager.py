@@ -185,7 +185,7 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> tuple[GroupBlocks, int]:
         """The longest cached prefix: its blocks in each group, and its length in tokens.
 
-        At most `num_tokens - 1` tokens, because the last one must be computed to get logits: an
+        At most `num_readable_tokens`, because the last one must be computed to get logits: an
         aligned prompt that is wholly cached recomputes its last block. The blocks are not held
         yet; nothing changes.
         """
@@ -198,14 +198,14 @@ class KVCacheManager:
 
     def _num_hashes(self, request: Request) -> int:
         """How many blocks of a request may be hit: its last token must be computed in any case."""
-        return (request.num_tokens - 1) // self.block_size
+        return request.num_readable_tokens // self.block_size
 
     def find_partial_block(self, request: Request, num_hit: int) -> tuple[list[KVBlock], int]:
         """The cached block, in each group, that shares most tokens with the block after the hit,
         and how many all of them share.
 
         Those tokens can be copied into the request's own next blocks instead of being computed.
-        In all, at most `num_tokens - 1` tokens of a request are hit or copied.
+        In all, at most `num_readable_tokens` of a request are hit or copied.
 
         Args:
             request: One that `get_computed_blocks` was asked for.
@@ -213,7 +213,7 @@ class KVCacheManager:
         """
         if not self.enable_caching or not request.sampling_params.reads_prefix_cache:
             return [], 0
-        end = min(num_hit + self.block_size, request.num_tokens - 1)
+        end = min(num_hit + self.block_size, request.num_readable_tokens)
         key = parent_key(request, num_hit // self.block_size)
         blocks: list[KVBlock] = []
         for group in range(len(self.windows)):

@@ -261,7 +261,7 @@ class SwapSpace:
             tier. As before, they are not held.
         """
         size = self._tables.block_size
-        limit = (request.num_tokens - 1) // size
+        limit = request.num_readable_tokens // size
         hashes = request.block_hashes[:limit]
         windows = self._tables.windows
         found = find_hits(self._both, windows, hashes, size) if hits else ()

@@ -40,8 +40,8 @@ def land(books: Books, batch: ScheduledBatch, result: BatchResult) -> None:
     books.landed = flight
     books.facts.resume(flight.step, flight.started)
     by_request = (
-        result.sampled_token_ids, result.logprobs, result.prompt_logprobs, result.pooled,
-        result.draft_token_ids,
+        result.sampled_token_ids, result.logprobs, result.prompt_logprobs, result.scored,
+        result.pooled, result.draft_token_ids,
     )  # fmt: skip
     has_failure = bool(result.failed or result.unwritten or result.unread)
     if has_failure and (books.in_flight or flight.dropped):

@@ -64,8 +64,8 @@ def _swap_out(books: Books, request: Request) -> bool:
     swap, params = books.kv.swap, request.sampling_params
     if swap is None:
         return False
-    scores = params.prompt_logprobs is not None and not request.num_output_tokens
-    if scores or request.pooling_params is not None:
+    scored = params.prompt_logprobs is not None or params.first_scored is not None
+    if (scored and not request.num_output_tokens) or request.pooling_params is not None:
         # What the worker has gathered of the prompt (its log-probabilities, or states to pool)
         # is in no KV block and is lost with its place. It has to compute the prompt again.
         return False

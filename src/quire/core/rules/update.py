@@ -102,7 +102,9 @@ def _append_tokens(
             break
     logprobs = result.logprobs.get(request.request_id)
     prompt_logprobs = result.prompt_logprobs.get(request.request_id) if first else None
-    output = output_of(request, tokens[:kept], logprobs and logprobs[:kept], prompt_logprobs)
+    scored = result.scored.get(request.request_id) if first else None
+    logprobs = logprobs and logprobs[:kept]
+    output = output_of(request, tokens[:kept], logprobs, prompt_logprobs, scored=scored)
     if request.status.is_finished:
         books.end(request)
     return output

@@ -96,7 +96,8 @@ def _pieces(output: EngineCoreOutput, failed: list[str]) -> Iterator[EngineCoreO
         yield output
         return
     replace = msgspec.structs.replace
-    silent: dict[str, Any] = dict.fromkeys(("finish_reason", "stop_reason", "error", "pooled"))
+    last = ("finish_reason", "stop_reason", "error", "pooled", "scored")
+    silent: dict[str, Any] = dict.fromkeys(last)
     start = 0
     for some in _runs(output.new_prompt_logprobs or []):
         yield replace(

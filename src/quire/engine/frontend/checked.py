@@ -37,9 +37,12 @@ def child_params(params: SamplingParams, index: int) -> SamplingParams:
     if params.n == 1:
         return params
     assert params.seed is not None
-    prompt_logprobs = params.prompt_logprobs if index == 0 else None
-    seed = choice_seed(params.seed, index)
-    return filled(params, n=1, seed=seed, prompt_logprobs=prompt_logprobs)
+    made = filled(params, n=1, seed=choice_seed(params.seed, index))
+    if index == 0:
+        return made
+    return filled(
+        made, prompt_logprobs=None, prompt_logprob_token_ids=None, prompt_logprob_start=None
+    )
 
 
 def filled(params: SamplingParams, **changes: Any) -> SamplingParams:

@@ -118,6 +118,8 @@ class _Request:
     metrics: RequestMetrics
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     prompt_logprobs_delivered: bool = False
+    scored: Pooled | None = None
+    scored_delivered: bool = False
     num_cached_tokens: int | None = None
     error: str | None = None
     pooled: Pooled | None = None
@@ -404,6 +406,8 @@ class OutputProcessor:
                 request.prompt_logprobs = [
                     None if p is None else self._candidates(p) for p in scores
                 ]
+        if output.scored is not None:
+            request.scored = output.scored
         if output.error is not None:
             request.error = output.error
         if output.pooled is not None:
@@ -535,6 +539,8 @@ class OutputProcessor:
         if not (ended or fresh_scores or any(map(_has_news, news))):
             return None
         request.prompt_logprobs_delivered |= fresh_scores
+        scored = None if delta and request.scored_delivered else request.scored
+        request.scored_delivered |= scored is not None
         first = request.first
         return RequestOutput(
             request_id=first.external_id,
@@ -543,6 +549,7 @@ class OutputProcessor:
             outputs=[_completion_output(c, delta, self._latest) for c in shown],
             finished=ended,
             prompt_logprobs=scores,
+            scored=scored,
             metrics=_snapshot(request.metrics),
             num_cached_tokens=request.num_cached_tokens or 0,
             seed=request.processed.seed,
@@ -583,6 +590,7 @@ def _rewind_request(request: _Request) -> None:
     metrics.num_generation_tokens = sum(c.num_tokens for c in request.completions)
     if not metrics.num_generation_tokens:
         request.prompt_logprobs, request.prompt_logprobs_delivered = None, False
+        request.scored, request.scored_delivered = None, False
         request.num_cached_tokens = None
         metrics.first_token_ts = metrics.last_token_ts = 0.0
 

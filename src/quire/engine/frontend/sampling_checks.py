@@ -134,6 +134,7 @@ class SamplingChecks:
             self._check_logprobs(name, getattr(params, name))
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             self._check_vocabulary(name, getattr(params, name) or ())
+        self._check_scored(params.prompt_logprob_token_ids)
         if params.extra_args and not self._has_processors:
             refuse("extra_args", f"{NO_PROCESSORS}, got {shown(params.extra_args)}.")
         if self._tokenizer is None and params.stop_strings:
@@ -220,9 +221,20 @@ class SamplingChecks:
         """Checked parameters with what a prompt settles.
 
         Raises:
-            InvalidRequest: `min_tokens` is more than the context leaves.
+            InvalidRequest: `min_tokens` is more than the context leaves, or there is not a row of
+                `prompt_logprob_token_ids` for each token to score.
         """
         prompt_length = len(prompt)
+        rows = params.prompt_logprob_token_ids
+        if rows is not None:
+            wanted = max(0, prompt_length - 1 - (params.prompt_logprob_start or 0))
+            if len(rows) != wanted:
+                refuse(
+                    "prompt_logprob_token_ids",
+                    f"must have {wanted} rows, one for each token after the first "
+                    f"{1 + (params.prompt_logprob_start or 0)} of the prompt's {prompt_length}, "
+                    f"got {len(rows)}.",
+                )
         room = self._max_model_len - prompt_length
         if params.min_tokens > room:
             refuse(
@@ -245,6 +257,18 @@ class SamplingChecks:
             refuse(name, f"-1 (whole vocabulary) is more than the limit --max-logprobs {limit}.")
         if asked > limit:
             refuse(name, f"must be at most {limit} (--max-logprobs), got {asked}.")
+
+    def _check_scored(self, rows: Sequence[Sequence[int]] | None) -> None:
+        name, limit = "prompt_logprob_token_ids", self._max_logprobs
+        if rows is None:
+            return
+        width = max(map(len, rows), default=0)
+        if limit != -1 and width > limit:
+            refuse(name, f"must have rows of at most {limit} (--max-logprobs), got {width}.")
+        if len(rows) >= self._max_model_len:
+            most = self._max_model_len - 1
+            refuse(name, f"must have at most {most} rows (the context), got {len(rows)}.")
+        self._check_vocabulary(name, [max(row) for row in rows if row])
 
     def _check_vocabulary(self, name: str, ids: Iterable[int]) -> None:
         """Ids index rows of logits: check against those, not against the tokenizer."""

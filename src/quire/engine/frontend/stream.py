@@ -236,6 +236,8 @@ def merge_deltas(first: RequestOutput, later: RequestOutput) -> None:
             _append(known, completion)
     if later.prompt_logprobs is not None:
         first.prompt_logprobs = later.prompt_logprobs
+    if later.scored is not None:
+        first.scored = later.scored
     first.finished = later.finished
     first.metrics = later.metrics
     first.num_cached_tokens = later.num_cached_tokens
@@ -257,4 +259,5 @@ def _size(output: RequestOutput) -> int:
         size += TOKEN_BYTES * len(completion.token_ids) + 2 * len(completion.text)
         candidates += sum(map(len, completion.logprobs or ()))
     candidates += sum([len(position) for position in output.prompt_logprobs or () if position])
+    size += 0 if output.scored is None else len(output.scored.data)
     return size + LOGPROB_BYTES * candidates

@@ -6,7 +6,10 @@ tokenised or parsed here.
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -17,15 +20,15 @@ from quire.serving.checks import check_labels, make_params
 from quire.serving.decode import Unsupported, refused
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Generation, generate
-from quire.serving.limits import check_prompts
-from quire.serving.prompts import check_ids
+from quire.serving.limits import SCORED, check_prompts
+from quire.serving.prompts import check_ids, off_loop
 from quire.serving.rendered import FILLED_IN
 from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
-from quire.serving.token_texts import TokenTexts, token_entries
+from quire.serving.token_texts import TokenTexts, prompt_logprobs, token_entries
 from quire.serving.turn_reader import TurnReader
-from quire.serving.turns import Batch, ModelTurn
+from quire.serving.turns import Batch, ModelTurn, PromptInfo, num_scored
 from quire.serving.unread_fields import unread_fields
 
 KNOWN: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in FILLED_IN)
@@ -69,6 +72,7 @@ async def generate_tokens(exchange: Exchange) -> None:
     params = _params(request, served, exchange.state.config.max_n_sequences)
     lengths = [len(request.token_ids)]
     check_prompts(lengths, params.n, params.prompt_logprobs, engine.vocab_size, "token_ids")
+    _check_scored(request, params)
     request_id = request.request_id or exchange.request_id
     submission = Submission(
         [request_id],
@@ -89,9 +93,8 @@ async def generate_tokens(exchange: Exchange) -> None:
                 await send_stream(exchange, _chunks(request_id, generation, texts))
             else:
                 turns = await generation.turns()
-                await exchange.reply(
-                    msgspec.json.encode(_body(request_id, turns, generation, texts))
-                )
+                body = partial(_body, request_id, turns, generation, texts)
+                await exchange.reply(await off_loop(num_scored(turns), body))
 
     await exchange.while_connected(answer())
 
@@ -117,6 +120,20 @@ def _params(request: TokensRequest, served: ServedModel, most: int) -> SamplingP
         raise InvalidRequest(error.message, param=param) from None
 
 
+def _check_scored(request: TokensRequest, params: SamplingParams) -> None:
+    rows = params.prompt_logprob_token_ids
+    if rows is None:
+        return
+    if request.stream:
+        raise InvalidRequest(
+            "The scores of prompt_logprob_token_ids come with whole replies only: leave out stream "
+            "or set it to false, got true.",
+            param="stream",
+        )
+    name = "sampling_params.prompt_logprob_token_ids"
+    SCORED.check(len(rows) * max(map(len, rows)), name)
+
+
 def _number(key: str) -> int | str:
     return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else key
 
@@ -133,14 +150,31 @@ def _usage(generation: Generation) -> dict[str, Any]:
 
 def _body(
     request_id: str, turns: list[ModelTurn], generation: Generation, texts: TokenTexts
-) -> dict[str, Any]:
-    return {
+) -> bytes:
+    body = {
         "request_id": request_id,
         "choices": [_choice(turn, texts) for turn in turns],
         "usage": _usage(generation),
         "seed": generation.seed,
+        **_prompt(turns[0].prompt),
         **generation.metrics,
     }
+    return msgspec.json.encode(body)
+
+
+def _prompt(prompt: PromptInfo | None) -> dict[str, Any]:
+    """What was asked of the prompt: log-probabilities as an object by token id for each position,
+    scores of named tokens as base64 of an `.npy` file, float32 `[rows, candidates]`."""
+    told: dict[str, Any] = {}
+    if prompt is not None and prompt.logprobs is not None:
+        told["prompt_logprobs"] = prompt_logprobs(prompt.logprobs)
+    if prompt is not None and prompt.scored is not None:
+        import numpy as np
+
+        with io.BytesIO() as file:
+            np.save(file, prompt.scored.array(), allow_pickle=False)
+            told["prompt_token_id_logprobs"] = base64.b64encode(file.getbuffer()).decode()
+    return told
 
 
 def _choice(turn: ModelTurn, texts: TokenTexts) -> dict[str, Any]:
@@ -178,4 +212,6 @@ async def _chunks(
 def _chunk(request_id: str, batch: Batch, texts: TokenTexts) -> bytes:
     turn = ModelTurn(batch[0].choice).add(batch)
     chunk = {"request_id": request_id, "choices": [_choice(turn, texts)]}
+    if turn.choice == 0:
+        chunk |= _prompt(turn.prompt)
     return b"data: %b\n\n" % msgspec.json.encode(chunk)

@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from quire.serving.generation import Generation, WholeTurns
-from quire.serving.openai.logprobs import chat_logprobs, num_scored, prompt_logprobs
+from quire.serving.openai.logprobs import chat_logprobs
 from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
 from quire.serving.openai.schema import ChatRequest
 from quire.serving.prompts import off_loop
-from quire.serving.token_texts import TokenTexts
+from quire.serving.token_texts import TokenTexts, prompt_logprobs
 from quire.serving.turns import (
     Batch,
     Begin,
@@ -30,6 +30,7 @@ from quire.serving.turns import (
     ToolCallArguments,
     ToolCallBegin,
     TurnEvent,
+    num_scored,
 )
 
 

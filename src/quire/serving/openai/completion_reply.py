@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from quire.serving.generation import Generation, WholeTurns
-from quire.serving.openai.logprobs import TextLogprobs, join, num_scored, prompt_logprobs
+from quire.serving.openai.logprobs import TextLogprobs, join
 from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
 from quire.serving.openai.schema import CompletionRequest
 from quire.serving.prompts import off_loop
-from quire.serving.token_texts import TokenTexts
-from quire.serving.turns import ModelTurn, PromptInfo, Text
+from quire.serving.token_texts import TokenTexts, prompt_logprobs
+from quire.serving.turns import ModelTurn, PromptInfo, Text, num_scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two formats and in vLLM's for prompts."""
+"""Log-probabilities in OpenAI's two formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from quire.outputs import PositionLogprobs
 from quire.serving.token_texts import FLOOR, TokenTexts, finite, token_entries
-from quire.serving.turns import ModelTurn
 
 
 def chat_logprobs(
@@ -65,30 +64,6 @@ class TextLogprobs:
         return top
 
 
-def num_scored(turns: Sequence[ModelTurn]) -> int:
-    """Number of positions with log-probabilities in a reply, as a measure of the work of building
-    it."""
-    prompts = {turn.prompt.index: turn.prompt for turn in turns if turn.prompt is not None}
-    scored = sum(len(prompt.logprobs or ()) for prompt in prompts.values())
-    return scored + sum(len(turn.logprobs or ()) for turn in turns)
-
-
 def join(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     """Successive pieces as one object."""
     return {key: [value for piece in pieces for value in piece[key]] for key in pieces[0]}
-
-
-def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[Any]:
-    """vLLM's `prompt_logprobs`: per position null, or an object by token id."""
-    return [
-        position
-        and {
-            str(token_id): {
-                "logprob": finite(logprob.logprob),
-                "rank": logprob.rank,
-                "decoded_token": logprob.decoded_token,
-            }
-            for token_id, logprob in position.items()
-        }
-        for position in positions
-    ]
