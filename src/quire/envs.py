@@ -292,6 +292,16 @@ LOG_MODEL_INSPECTION: Annotated[
         "`1` logs the tree of the model, with shapes and the kernels chosen, when it is loaded.",
     ),
 ]
+CPU_INT4_W4A8: Annotated[
+    bool,
+    Var(
+        _one_of(_SWITCH),
+        True,
+        "Layers of checkpoints with int2 to int8 weights that say nothing of activations (GPTQ, "
+        "AWQ, GGUF, weight-only compressed-tensors) multiply int8 activations, rounded for each "
+        "token; `0`: the activations as they are, which is more exact and slower.",
+    ),
+]
 ATTENTION_BACKEND: Annotated[
     str | None,
     Var(str, None, "Attention backend, unless `--attention-backend` names one."),

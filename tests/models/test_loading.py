@@ -176,8 +176,8 @@ def test_quantised_weights_are_refused(tmp_path):
 
     message = refused(rewrite(tmp_path, shrink))
     assert "has type I8" in message and "reads BF16, F16, F32" in message
-    random_checkpoint(tmp_path, {"quantization_config": {"quant_method": "gptq"}})
-    assert "quantised (gptq)" in refused(tmp_path)
+    random_checkpoint(tmp_path, {"quantization_config": {"quant_method": "hqq"}})
+    assert "quantised (hqq)" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -158,13 +158,18 @@ def test_a_missing_scale_and_a_wrong_type_are_told(tmp_path):
         load(folder)
 
 
-@pytest.mark.parametrize("said", [{"quant_method": "awq", "bits": 4}, {"bits": 4}, "awq", ["awq"]])
+@pytest.mark.parametrize("said", [{"quant_method": "mine", "bits": 4}, {"bits": 4}])
 def test_an_unknown_format_is_refused(said, tmp_path):
     folder = random_checkpoint(tmp_path, {"quantization_config": said})
-    method = said.get("quant_method", said) if isinstance(said, dict) else said
     with pytest.raises(ModelLoadError) as caught:
         load(folder)
     assert caught.value.message == (
-        f"the checkpoint is quantised ({method}), which quire does not read yet: use a float32, "
-        "bfloat16 or float16 one"
+        f"the checkpoint is quantised ({said.get('quant_method', repr(said))}), which quire does "
+        "not read: use a float32, bfloat16 or float16 one. It reads toy_int8"
     )
+
+
+def test_a_format_that_is_no_object_is_refused(tmp_path):
+    folder = random_checkpoint(tmp_path, {"quantization_config": ["awq"]})
+    with pytest.raises(ModelLoadError, match="quantization_config must be an object, got"):
+        load(folder)

@@ -12,6 +12,13 @@ from typing import Any, Final
 from quire.errors import ModelLoadError
 
 CONFIG_FILE: Final = "config.json"
+QUANTIZATION_FILES: Final = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files that describe a quantised checkpoint whose config.json does not, and the `quant_method`
+that they stand for."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -33,7 +40,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     data = read_json(path)
     if data is None and not path.exists():
         raise ModelLoadError(f"the model folder {str(folder)!r} has no config.json")
-    return as_object(data, path)
+    return _with_quantization(as_object(data, path), folder)
+
+
+def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration, with what a file beside it says of quantisation."""
+    if config.get("quantization_config"):
+        return config
+    for name, method in QUANTIZATION_FILES.items():
+        said = read_json(folder / name)
+        if said is not None:
+            entries = as_object(said, folder / name)
+            return config | {"quantization_config": {"quant_method": method, **entries}}
+    return config
 
 
 def read_json(path: Path) -> Any:

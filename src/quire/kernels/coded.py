@@ -56,6 +56,15 @@ KINDS: Final[dict[str, CodeKind]] = {
                 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
                 0.7229568362236023, 1.0),
     ),
+    "fp4": CodeKind(
+        torch.uint8, 0, 15, bits=4,
+        # bitsandbytes 0.50, functional.get_4bit_type("fp4"): sign, two bits of exponent, one of
+        # mantissa, divided by the largest
+        values=(0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5,
+                0.1666666716337204, 0.25,
+                0.0, -0.0052083334885537624, -0.6666666865348816, -1.0, -0.3333333432674408, -0.5,
+                -0.1666666716337204, -0.25),
+    ),
     "iq4_nl": CodeKind(
         torch.uint8, 0, 15, step=1.0, bits=4,
         # kvalues_iq4nl of ggml

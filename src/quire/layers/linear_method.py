@@ -229,7 +229,22 @@ class PlainFormat:
 PLAIN: Final = PlainFormat()
 
 WEIGHT_FORMATS: Final[Registry[Callable[[Mapping[str, Any]], WeightFormat]]] = Registry(
-    "weight format", error=ModelLoadError, plugins="weight_format"
+    "weight format",
+    {
+        name: f"quire.quantization.{place}:make"
+        for name, place in {
+            "awq": "awq",
+            "bitsandbytes": "bitsandbytes",
+            "compressed-tensors": "compressed_tensors",
+            "fbgemm_fp8": "fp8",
+            "fp8": "fp8",
+            "gptq": "gptq",
+            "modelopt": "modelopt",
+            "mxfp4": "mxfp4",
+        }.items()
+    },
+    error=ModelLoadError,
+    plugins="weight_format",
 )
 """By `quant_method` of the `quantization_config` in `config.json`: makes the format of a checkpoint
 from those entries, and raises `ModelLoadError` for what it does not read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +32,20 @@ WITH_ANOTHER: Final = KeptForm(_nothing, _ignore)
 """Of a parameter that is kept as a part of another: a bias with its weight."""
 
 
+class Bundle(NamedTuple):
+    """A weight that checkpoints may keep as several tensors: codes, scales and what else there is.
+
+    Of a stack, each part has tensors of its own, or the stack has them as a whole.
+    """
+
+    choose: Callable[[Sequence[Any]], Sequence[Collection[str]]]
+    """Told from the headers what the checkpoint has of each part (`quire.weights.bundles.
+    StoredPart`), names the tensors of each that it takes; whatever is left counts as unexpected.
+    Raises `ModelLoadError` for what it cannot read."""
+    load: Callable[[Sequence[Mapping[str, Tensor]]], None]
+    """Takes those tensors, as they are stored. They may be memory-mapped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One tensor a layer waits for."""
@@ -52,6 +66,9 @@ class Parameter:
     part_shapes: tuple[tuple[int, ...], ...] = ()
     """Shape of each part, where parts are no rows of one tensor of `shape` (packed codes whose
     outputs lie along another dimension); needs `load_parts`."""
+    bundle: Bundle | None = None
+    """If there: instead of `load` and `load_parts`, takes whatever tensors the checkpoint has of
+    the layer, the other parameters excepted. The parameter's name ends with `.weight`."""
     kept: KeptForm | None = None
     """How another process can have it without loading it. A small parameter needs none: its
     tensors are kept as the checkpoint has them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ __all__ = [
     "MLPBlock",
     "StepInput",
 ]
+
+
+KV_SCALES: Final = r".*\.((k|v|q|kv|prob)_(scale|zero_point)|(k|v)_cache\.scale)"
+"""Names of scales for keys and values, as checkpoints for an 8-bit KV cache have them."""
 
 
 class DecoderLayer(Module):
@@ -388,11 +392,11 @@ class DecoderForCausalLM(Module):
         return found
 
     def name_rules(self) -> NameRules:
-        """`rules`, and that a tied head's copy in the checkpoint is skipped."""
+        """`rules`, and that scales for a KV cache and a tied head's copy in the checkpoint are
+        skipped."""
         rules = self.rules(self.shape)
-        if not self.is_tied:
-            return rules
-        return replace(rules, ignore=(*rules.ignore, r"lm_head\.weight"))
+        tied = (r"lm_head\..*",) if self.is_tied else ()
+        return replace(rules, ignore=(*rules.ignore, KV_SCALES, *tied))
 
 
 def _check_sizes(shape: ModelShape) -> None:

@@ -25,6 +25,7 @@ from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.inspection import describe
+from quire.quantization.refused import REFUSED
 from quire.registry import Registry
 from quire.weights.loader import load_weights
 
@@ -242,10 +243,13 @@ def weight_format(shape: ModelShape) -> WeightFormat:
     said = shape.raw.get("quantization_config")
     if not said:
         return PLAIN
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    if not isinstance(said, dict):
+        raise ModelLoadError(f"quantization_config must be an object, got {said!r:.80}")
+    method = said.get("quant_method") or said.get("method")
     if method not in WEIGHT_FORMATS:
+        advice = REFUSED.get(str(method).lower(), "use a float32, bfloat16 or float16 one")
         raise ModelLoadError(
-            f"the checkpoint is quantised ({method or said}), which quire does not read "
-            "yet: use a float32, bfloat16 or float16 one"
+            f"the checkpoint is quantised ({method or repr(said)[:80]}), which quire does not "
+            f"read: {advice}. It reads {', '.join(sorted(WEIGHT_FORMATS))}"
         )
     return WEIGHT_FORMATS.get(method)(said)

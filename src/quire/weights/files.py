@@ -102,6 +102,8 @@ class SafetensorsCheckpoint(contextlib.ExitStack):
             raise ModelLoadError(f"{broken(path, str(error))} (tensor {name!r})") from None
         return tensor
 
+    read_stored = read
+
 
 def total_bytes(files: list[Path]) -> int:
     """Sum of the file sizes.

@@ -68,6 +68,14 @@ class Checkpoint(AbstractContextManager["Checkpoint"], Protocol):
         """
         ...
 
+    def read_stored(self, name: str) -> Tensor:
+        """The same without turning numbers into others: packed ones as bytes, `[N, bytes]`.
+
+        Raises:
+            ModelLoadError: the data cannot be read.
+        """
+        ...
+
 
 def open_checkpoint(model: Path, load_format: str = "auto") -> Checkpoint:
     """Open the checkpoint of a model folder or file.

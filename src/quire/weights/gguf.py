@@ -13,7 +13,7 @@ import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -64,6 +64,15 @@ class GGUFCheckpoint(contextlib.ExitStack):
         values = dequantise(raw, entry.dtype).reshape(entry.shape)
         return torch.from_numpy(self._restored(name, values))
 
+    def read_stored(self, name: str) -> Tensor:
+        """The blocks of a matrix as bytes `[N, bytes of a row]`, rows in the original order."""
+        place = self._places[name]
+        entry = place.entry
+        raw = np.frombuffer(place.view, np.uint8, entry.nbytes, entry.begin)
+        rows = self._permuted(name, raw.reshape(entry.shape[0], -1))
+        # A view of a file that cannot be written to; nobody writes to what is stored.
+        return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+
     def _add(self, path: Path, entries: dict[str, TensorEntry]) -> None:
         self.total_bytes += path.stat().st_size
         # The view is closed by the last tensor that lets go of it: numpy arrays may outlive us.
@@ -78,11 +87,15 @@ class GGUFCheckpoint(contextlib.ExitStack):
             self.tensors[name] = Stored(entry.shape, entry.dtype, entry.nbytes, path, entry.begin)
             self._places[name] = _Place(view, entry)
 
-    def _restored(self, name: str, values: Floats) -> Floats:
+    def _permuted(self, name: str, rows: Any) -> Any:
         if self._layout.permuted and ".self_attn." in name:
             for part, heads in zip(("q_proj", "k_proj"), self._heads, strict=True):
                 if f".{part}." in name:
-                    return unpermuted(values, heads)
+                    return unpermuted(rows, heads)
+        return rows
+
+    def _restored(self, name: str, values: Floats) -> Floats:
+        values = self._permuted(name, values)
         if self._layout.norm_offset and name.endswith("norm.weight"):
             return values - np.float32(self._layout.norm_offset)
         return values
@@ -103,7 +116,7 @@ def _heads(metadata: dict[str, object]) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def unpermuted(values: Floats, heads: int) -> Floats:
+def unpermuted(values: NDArray[Any], heads: int) -> NDArray[Any]:
     """Undo the converter's interleaving of each head's rows: `[heads * dim, ...]`.
 
     Row 2i + j of a head in the file is row j * dim / 2 + i of the original.

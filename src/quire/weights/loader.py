@@ -8,7 +8,7 @@ whole problem. Knows no family: it reads names, shapes and rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
+from quire.weights.bundles import LayerTensors, StoredPart, StoredTensor, chosen_names
 from quire.weights.formats import Checkpoint, Stored, open_checkpoint
 from quire.weights.kept import KeptModel, kept_weights, model_key
 from quire.weights.names import NameRules
@@ -25,6 +26,8 @@ from quire.weights.pages import MappedPages
 
 _SHOWN: Final = 5
 """Names per kind of fault in the error message."""
+_STACKS: Final = 4
+"""Tensors that may be cut into pieces at once: a bundle takes a piece of each in turn."""
 _SMALL: Final = 1 << 20
 """Bytes of a parameter up to which it is kept as the checkpoint has it."""
 
@@ -40,6 +43,20 @@ class _KeptForm(Protocol):
     @property
     def restore(self) -> Callable[[Any], None]:
         """Takes that."""
+        ...
+
+
+class _Bundle(Protocol):
+    """See `quire.layers.parameter.Bundle`."""
+
+    @property
+    def choose(self) -> Callable[[Sequence[StoredPart]], Sequence[Collection[str]]]:
+        """Names the tensors of each part that it takes."""
+        ...
+
+    @property
+    def load(self) -> Callable[[Sequence[Mapping[str, Tensor]]], None]:
+        """Takes them."""
         ...
 
 
@@ -82,6 +99,11 @@ class Target(Protocol):
         ...
 
     @property
+    def bundle(self) -> _Bundle | None:
+        """Takes whatever tensors the checkpoint has of the layer."""
+        ...
+
+    @property
     def kept(self) -> _KeptForm | None:
         """How another process can have it without loading it."""
         ...
@@ -94,6 +116,8 @@ class _Found:
     stored: str
     """Name in the checkpoint."""
     shape: tuple[int, ...]
+    as_stored: tuple[int, ...]
+    """The shape before the family's layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +128,10 @@ class _Step:
     target: Target
     sources: tuple[str, ...]
     """Our names of the pieces."""
+    bundles: tuple[tuple[str, ...], ...] = ()
+    """Of a bundle: the names of the pieces, part by part."""
+    stems: tuple[str, ...] = ()
+    """Of a bundle: our names of the parts."""
 
 
 def load_weights(
@@ -199,7 +227,8 @@ class _Reader:
                     here = found[name]
                     stored, count = checkpoint.tensors[here.stored], math.prod(here.shape)
                     done += stored.nbytes * count / max(1, stored.numel)
-                    loaded += count
+                    loaded += count * (not step.bundles)
+                loaded += math.prod(step.target.shape) * bool(step.bundles)
                 self.tell(min(int(done), checkpoint.total_bytes), checkpoint.total_bytes)
             self.tell(checkpoint.total_bytes, checkpoint.total_bytes)
         return loaded
@@ -215,6 +244,9 @@ def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> dict
     Returns:
         A copy of what it got, if that is small and all that there is to keep of it.
     """
+    if step.target.bundle is not None:
+        _fill_bundle(step, step.target.bundle, pieces, device)
+        return None
     stored = [pieces.read(name) for name in step.sources]
     copies = step.target.kept is None and sum(part.nbytes for part in stored) <= _SMALL
     small: dict[str, Any] = {}
@@ -235,6 +267,17 @@ def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> dict
     return small or None
 
 
+def _fill_bundle(step: _Step, bundle: _Bundle, pieces: _Pieces, device: str) -> None:
+    parts, mapped = [], []
+    for stem, names in zip(step.stems, step.bundles, strict=True):
+        tensors = {name.removeprefix(f"{stem}."): pieces.read_stored(name) for name in names}
+        mapped += tensors.values()
+        parts.append({name: tensor.to(device) for name, tensor in tensors.items()})
+    bundle.load(parts)
+    for tensor in mapped:
+        pieces.pages.drop(tensor)
+
+
 class _Pieces:
     """Reads pieces by our names. Neighbouring pieces of one stored tensor are read once."""
 
@@ -243,21 +286,30 @@ class _Pieces:
     ) -> None:
         self._checkpoint, self._rules, self._found = checkpoint, rules, found
         self.pages = MappedPages({stored.path for stored in checkpoint.tensors.values()})
-        self._stored = ""
-        self._left: Iterator[tuple[str, Tensor]] = iter(())
+        self._left: dict[tuple[str, bool], Iterator[tuple[str, Tensor]]] = {}
 
     def read(self, name: str) -> Tensor:
         """The tensor, or the piece of one, that belongs to `name`."""
+        return self._read(name, False)
+
+    def read_stored(self, name: str) -> Tensor:
+        """The same as the checkpoint has it."""
+        return self._read(name, True)
+
+    def _read(self, name: str, as_stored: bool) -> Tensor:
         stored = self._found[name].stored
-        if stored == self._stored:
-            # Pieces come lazily and in the order of the parameters: mostly the next is ours.
-            for other, piece in self._left:
-                if other == name:
-                    return piece
-        self._stored, self._left = stored, iter(())  # let go of the last one first
-        tensor = self._checkpoint.read(stored)
-        self._left = self._rules.pieces(self._rules.renamed(stored), tensor)
-        return next(piece for other, piece in self._left if other == name)
+        # Pieces come lazily and in the order of the parameters: mostly the next is ours.
+        for other, piece in self._left.get((stored, as_stored), ()):
+            if other == name:
+                return piece
+        if not as_stored or len(self._left) >= _STACKS:
+            self._left.clear()  # let go of the last ones first
+        read = self._checkpoint.read_stored if as_stored else self._checkpoint.read
+        renamed = self._rules.renamed(stored)
+        left = self._rules.pieces(renamed, read(stored), not as_stored)
+        if name != renamed:
+            self._left[stored, as_stored] = left
+        return next(piece for other, piece in left if other == name)
 
 
 def _pieces_of(checkpoint: Checkpoint, rules: NameRules) -> dict[str, _Found]:
@@ -271,7 +323,8 @@ def _pieces_of(checkpoint: Checkpoint, rules: NameRules) -> dict[str, _Found]:
         for ours, piece in rules.pieces(rules.renamed(name), blank):
             # The first keeps the name; a second one is reported, as nothing will ask for it.
             key = ours if ours not in found else f"{ours} again, from {name}"
-            found[key] = _Found(name, tuple(piece.shape))
+            own = tuple(piece.shape) if ours != rules.renamed(name) else stored.shape
+            found[key] = _Found(name, tuple(piece.shape), own)
     return found
 
 
@@ -287,9 +340,18 @@ def _matched(
     Raises:
         ModelLoadError: checkpoint and model differ.
     """
-    misshaped, missing, steps = [], [], []
+    misshaped: list[str] = []
+    missing: list[str] = []
+    steps: list[_Step] = []
     used: set[str] = set()
+    layers = _layer_tensors(checkpoint, found, targets, rules)
     for parameter, target in targets.items():
+        if target.bundle is not None and layers is not None:
+            step, lacking = _bundled(parameter, target, target.bundle, layers)
+            missing += lacking
+            used.update(step.sources)
+            steps += [] if lacking else [step]
+            continue
         expected = _parts_of(parameter, target, rules, found)
         used.update(expected)
         for ours, shape in expected.items():
@@ -311,6 +373,39 @@ def _matched(
         return str(stored.path), stored.begin
 
     return sorted(steps, key=place)
+
+
+def _layer_tensors(
+    checkpoint: Checkpoint,
+    found: Mapping[str, _Found],
+    targets: Mapping[str, Target],
+    rules: NameRules,
+) -> LayerTensors | None:
+    """The tensors of layers whose weights are bundles; `None` if there are no such layers."""
+    bundles = [name for name, target in targets.items() if target.bundle is not None]
+    if not bundles:
+        return None
+    others = set(targets) - set(bundles)
+    others |= {source for name in others for source in rules.sources(name)}
+    headers = {
+        name: StoredTensor(here.stored, here.as_stored, checkpoint.tensors[here.stored].dtype)
+        for name, here in found.items()
+        if name not in others
+    }
+    return LayerTensors(headers, bundles, rules)
+
+
+def _bundled(
+    parameter: str, target: Target, bundle: _Bundle, layers: LayerTensors
+) -> tuple[_Step, list[str]]:
+    """What to read for a bundle, and what is missing of it."""
+    parts = layers.parts(parameter, target)
+    lacking = [f"{stem}.weight" for stem, part in parts if not part.tensors]
+    if lacking:
+        return _Step(parameter, target, ()), lacking
+    names = chosen_names(parts, bundle.choose([part for _, part in parts]))
+    flat = tuple(name for part in names for name in part)
+    return _Step(parameter, target, flat, tuple(names), tuple(stem for stem, _ in parts)), []
 
 
 def _parts_of(

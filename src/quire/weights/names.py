@@ -81,8 +81,20 @@ class NameRules:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def pieces(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """A tensor under its (renamed) name, or the slices of a stack, each under its own."""
+    def layout(self, name: str) -> Callable[[Tensor], Tensor] | None:
+        """How the parameter of that name differs from the (renamed) tensor of that name."""
+        for layout in self.layouts:
+            if re.fullmatch(layout.pattern, name):
+                return layout.change
+        return None
+
+    def pieces(
+        self, name: str, tensor: Tensor, laid_out: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """A tensor under its (renamed) name, or the slices of a stack, each under its own.
+
+        `laid_out`: as the parameter is, not as the checkpoint has it; slices are always.
+        """
         for stack in self.stacks:
             if tensor.dim() == stack.dims and name.endswith(f".{stack.source}"):
                 head = name.removesuffix(stack.source)
@@ -90,11 +102,8 @@ class NameRules:
                     piece = part if stack.layout is None else stack.layout(part)
                     yield head + stack.target.format(i), piece
                 return
-        for layout in self.layouts:
-            if re.fullmatch(layout.pattern, name):
-                tensor = layout.change(tensor)
-                break
-        yield name, tensor
+        change = self.layout(name) if laid_out else None
+        yield name, tensor if change is None else change(tensor)
 
     def ignored(self, name: str) -> bool:
         """Whether a (renamed) name may be skipped."""

@@ -19,7 +19,12 @@ from quire.weights.formats import Stored
 
 SINGLE: Final = "pytorch_model.bin"
 INDEX: Final = "pytorch_model.bin.index.json"
-NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+FLOATS: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+NAMES: Final = FLOATS | {
+    torch.int8: "I8", torch.uint8: "U8", torch.int16: "I16", torch.int32: "I32",
+    torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+"""Types under the names that safetensors has for them."""
 
 
 class TorchCheckpoint(contextlib.ExitStack):
@@ -29,7 +34,7 @@ class TorchCheckpoint(contextlib.ExitStack):
         ModelLoadError: there are none, one is broken, or one holds more than tensors.
     """
 
-    types = frozenset(NAMES.values())
+    types = frozenset(FLOATS.values())
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -50,6 +55,8 @@ class TorchCheckpoint(contextlib.ExitStack):
     def read(self, name: str) -> Tensor:
         """One tensor, memory-mapped if the file allows."""
         return self._data[name]
+
+    read_stored = read
 
 
 def bin_files(folder: Path) -> list[Path]:

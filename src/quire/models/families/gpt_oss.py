@@ -1,7 +1,7 @@
 """GPT-OSS: attention sinks, a window in every other layer, mixtures with a clamped activation.
 
 Checkpoints keep the weights of all experts in one tensor, transposed, with columns of gate and up
-alternating. Weights in MXFP4 are refused until quantised ones are read.
+alternating. Those in MXFP4 are blocks and scales, `[E, N, …]`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class GptOssForCausalLM(DecoderForCausalLM):
             ),
             Stack("experts.gate_up_proj_bias", "experts.{}.gate_up_proj.bias", uninterleaved, 2),
             Stack("experts.down_proj", "experts.{}.down_proj.weight", transposed),
+            Stack(
+                "experts.gate_up_proj_blocks", "experts.{}.gate_up_proj.blocks", uninterleaved, 4
+            ),
+            Stack("experts.gate_up_proj_scales", "experts.{}.gate_up_proj.scales", uninterleaved),
+            Stack("experts.down_proj_blocks", "experts.{}.down_proj.blocks", None, 4),
+            Stack("experts.down_proj_scales", "experts.{}.down_proj.scales"),
             Stack("experts.down_proj_bias", "experts.{}.down_proj.bias", None, 2),
         ),
         ignore=(r".*\.rotary_emb\.inv_freq",),

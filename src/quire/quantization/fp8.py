@@ -1,0 +1,57 @@
+"""Checkpoints with `quant_method` fp8 (DeepSeek, Qwen, AutoFP8) or fbgemm_fp8.
+
+`weight` e4m3 with a scale for the tensor or its rows (`weight_scale`), or for blocks
+(`weight_scale_inv`, which codes are multiplied with in spite of its name). After vLLM 0.32
+(`quantization/fp8.py`). Static scales of activations are not used: activations stay floats. Knows
+no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from quire.quantization.checkpoint import QuantisedFormat
+from quire.quantization.entries import entry_error, is_within, names
+from quire.quantization.scheme import Scheme
+from quire.quantization.schemes import Fp8
+from quire.weights.bundles import StoredPart
+
+_UNUSED: Final = ("input_scale", "activation_scale", "input_scale_ub")
+
+
+def make(config: Mapping[str, Any]) -> QuantisedFormat:
+    """The format of a checkpoint by its `quantization_config`.
+
+    Raises:
+        ModelLoadError: an entry is wrong, or asks for what is not read.
+    """
+    return QuantisedFormat(Fp8Checkpoint(config))
+
+
+class Fp8Checkpoint:
+    """A `CheckpointFormat`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        block = config.get("weight_block_size")
+        if block is not None:
+            sizes = block if isinstance(block, list) else []
+            if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+                raise entry_error("weight_block_size", "two positive whole numbers", block)
+            self._block: tuple[int, int] | None = (sizes[0], sizes[1])
+        else:
+            self._block = None
+        form = config.get("fmt") or "e4m3"
+        if form != "e4m3":
+            raise entry_error("fmt", "e4m3 (nearest to it: convert the weights)", form)
+        self._left = names(config, "ignored_layers", "modules_to_not_convert")
+
+    def scheme(self, part: StoredPart, columns: int) -> Scheme | None:
+        """See `CheckpointFormat`."""
+        del columns
+        if is_within(part.name, self._left):
+            return None
+        if self._block is None:
+            return Fp8(unused=_UNUSED)
+        scale = "weight_scale" if "weight_scale" in part.tensors else "weight_scale_inv"
+        return Fp8(scale, self._block, _UNUSED)
