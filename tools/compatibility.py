@@ -159,6 +159,7 @@ def unsupported() -> dict[str, Any]:
 
     return {
         "ChatRequest": openai.CHAT_UNSUPPORTED,
+        "BatchChatRequest": openai.BATCH_CHAT_UNSUPPORTED,
         "CompletionRequest": openai.COMPLETION_UNSUPPORTED,
         "TokenizeRequest": openai.TOKENIZE_UNSUPPORTED,
         "DetokenizeRequest": {},

@@ -16,6 +16,7 @@ USER = {"role": "user", "content": "hi"}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 2, "tools": [
         {"type": "function", "function": {"name": "f", "parameters": {}}}]},
+    "/v1/chat/completions/batch": {"messages": [[USER], [USER, USER]], "max_tokens": 2},
     "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1},
     "/v1/responses": {"input": [USER], "max_output_tokens": 2, "tools": [
         {"type": "function", "name": "f", "parameters": {}}], "text": {"format": {"type": "text"}}},

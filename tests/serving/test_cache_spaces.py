@@ -19,6 +19,10 @@ from quire.serving.server_state import ServerState
 
 BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/v1/chat/completions/batch": {
+        "messages": [[{"role": "user", "content": "hi"}]],
+        "max_tokens": 2,
+    },
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/v1/responses": {"input": "hi", "max_output_tokens": 2},

@@ -32,6 +32,7 @@ from quire.serving.unread_fields import (
 USER = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER]},
+    "/v1/chat/completions/batch": {"messages": [[USER]]},
     "/v1/completions": {"prompt": "hi"},
     "/v1/chat/completions/render": {"messages": [USER]},
     "/v1/completions/render": {"prompt": "hi"},

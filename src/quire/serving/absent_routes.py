@@ -20,7 +20,6 @@ ABSENT_ROUTES: Final[dict[str, str]] = {
     "/v1/unload_lora_adapter": _LORA,
     "/kv_event_sources": "KV blocks stay in their process",
     "/redoc": "see /docs",
-    "/v1/chat/completions/batch": "send each conversation to /v1/chat/completions",
     "/v1/chat/completions/derender": "send the tokens to /detokenize",
     "/v1/completions/derender": "send the tokens to /detokenize",
     "/v1/responses/render": "use /v1/chat/completions/render",

@@ -29,8 +29,9 @@ from quire.serving.inference import tokens
 from quire.serving.inference.tokens import TokensRequest
 from quire.serving.invocations import invocations
 from quire.serving.middleware import Gate
-from quire.serving.openai import chat, completions, models, tokenize
+from quire.serving.openai import chat, chat_batch, completions, models, tokenize
 from quire.serving.openai.schema import (
+    BatchChatRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -88,6 +89,14 @@ ROUTES: Final[Registry[RouteSpec]] = Registry(
             _TEXT,
             body=ChatRequest,
             replies=_STREAMED,
+        ),
+        "/v1/chat/completions/batch": RouteSpec(
+            POST,
+            _USER,
+            chat_batch.batch_chat_completions,
+            "several conversations, get the next turn of each",
+            _TEXT,
+            body=BatchChatRequest,
         ),
         "/v1/completions": RouteSpec(
             POST,

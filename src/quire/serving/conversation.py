@@ -47,15 +47,17 @@ async def render_chat(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     template_kwargs: dict[str, Any] | None,
+    place: str = "messages",
 ) -> str:
-    """The prompt that the model's template renders from a conversation.
+    """The prompt that the model's template renders from a conversation, which errors call
+    `place`.
 
     Raises:
         InvalidRequest: a message or option is wrong, or the template refuses.
     """
 
     def work() -> list[dict[str, Any]]:
-        return [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        return [_turn(message, f"{place}[{i}]") for i, message in enumerate(messages)]
 
     return await render_turns(
         engine,

@@ -52,8 +52,8 @@ class Submission:
     """Made unique on submission if a request of the same id is active."""
     prompts: Sequence[list[int]]
     """Token ids, parallel to `request_ids`."""
-    params: SamplingParams | Sequence[PoolingParams]
-    """One for all prompts, of which each but the first gets a seed of its own; or one each."""
+    params: SamplingParams | Sequence[SamplingParams] | Sequence[PoolingParams]
+    """One for all prompts, or one each. Each prompt but the first gets a seed of its own."""
     priority: int = 0
     cache_salt: str | None = None
     """As given."""
@@ -160,7 +160,8 @@ async def _submit(
 
 
 def _next_params(
-    params: SamplingParams | Sequence[PoolingParams], streams: Sequence[OutputStream]
+    params: SamplingParams | Sequence[SamplingParams] | Sequence[PoolingParams],
+    streams: Sequence[OutputStream],
 ) -> SamplingParams | PoolingParams | CheckedParams:
     """The parameters of the next prompt.
 
@@ -168,11 +169,14 @@ def _next_params(
     made of that and its place, so that one number in the reply is enough to repeat the whole
     request. Shared parameters are checked with the first prompt alone.
     """
-    if not isinstance(params, SamplingParams):
-        return params[len(streams)]
-    if not streams:
-        return params
-    return streams[-1].checked.with_seed(prompt_seed(streams[0].seed, len(streams)))
+    if isinstance(params, SamplingParams):
+        if not streams:
+            return params
+        return streams[-1].checked.with_seed(prompt_seed(streams[0].seed, len(streams)))
+    own = params[len(streams)]
+    if not streams or isinstance(own, PoolingParams):
+        return own
+    return own.replace(seed=prompt_seed(streams[0].seed, len(streams)))
 
 
 def request_failed(output: RequestOutput) -> StepFailed | InvalidRequest:

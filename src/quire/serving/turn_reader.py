@@ -6,6 +6,8 @@ wire format.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from quire.params import SamplingParams
 from quire.serving.parsing import ChoiceParser, Parsing
@@ -20,7 +22,8 @@ class TurnReader:
         params: What the model was asked for.
         tokens: Whether the reply shows sampled tokens or their log-probabilities.
         prompt_only: Only the prompt was wanted: the one token that must be computed is dropped.
-        parsing: How the text is parsed; `None`: it is the answer as it is.
+        parsing: How the text is parsed, one way for all prompts or one for each; `None`: it is the
+            answer as it is.
     """
 
     def __init__(
@@ -29,7 +32,7 @@ class TurnReader:
         *,
         tokens: bool = False,
         prompt_only: bool = False,
-        parsing: Parsing | None = None,
+        parsing: Parsing | Sequence[Parsing] | None = None,
     ) -> None:
         self.usage = Usage()
         """Grows as outputs are read."""
@@ -113,9 +116,10 @@ class TurnReader:
             )
             self.usage.prompt_tokens += len(prompt.token_ids)
             self.usage.cached_tokens += prompt.num_cached_tokens
-        self._parsers[choice] = (
-            None if self._parsing is None else self._parsing.begin(choice, output.request_id)
-        )
+        own = self._parsing
+        if isinstance(own, Sequence):
+            own = own[prompt_index]
+        self._parsers[choice] = None if own is None else own.begin(choice, output.request_id)
         return Begin(choice, prompt)
 
     def _finish(

@@ -5,7 +5,7 @@ Does not know how the events were produced.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,8 +41,9 @@ class ChatReply:
     request: ChatRequest
     head: ReplyHead
     texts: TokenTexts
-    prefix: str
-    """With `echo`: the unfinished assistant turn that the reply continues."""
+    prefixes: Sequence[str]
+    """With `echo`: the unfinished assistant turn of each conversation, which the reply
+    continues."""
 
 
 def _finish_reason(finish: Finish) -> str:
@@ -51,8 +52,10 @@ def _finish_reason(finish: Finish) -> str:
 
 
 def _prompt_extras(reply: ChatReply, prompt: PromptInfo) -> dict[str, Any]:
-    """The information about the prompt that the client asked for."""
+    """The information about the prompt that the client asked for; of several there is none."""
     extras: dict[str, Any] = {}
+    if len(reply.prefixes) > 1:
+        return extras
     if reply.request.return_token_ids:
         extras["prompt_token_ids"] = prompt.token_ids
     if reply.request.prompt_logprobs is not None and prompt.logprobs is not None:
@@ -103,7 +106,12 @@ def _choice(reply: ChatReply, turn: ModelTurn) -> dict[str, Any]:
 
 
 def _message(reply: ChatReply, turn: ModelTurn) -> dict[str, Any]:
-    text, reasoning, calls = reply.prefix + turn.text, turn.reasoning, turn.calls
+    assert turn.prompt is not None, "a turn without a beginning"
+    text, reasoning, calls = (
+        reply.prefixes[turn.prompt.index] + turn.text,
+        turn.reasoning,
+        turn.calls,
+    )
     content = None if calls and not text else text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
@@ -193,7 +201,7 @@ class _Stream:
         if not self._any_begun:
             self._any_begun = True
             extra = {"seed": self._generation.seed, **_prompt_extras(self._reply, event.prompt)}
-        delta = {"role": "assistant", "content": self._reply.prefix}
+        delta = {"role": "assistant", "content": self._reply.prefixes[event.prompt.index]}
         choice = {"index": event.choice, "delta": delta, "logprobs": None, "finish_reason": None}
         return self.chunks.full(choice, self._generation.usage, extra)
 

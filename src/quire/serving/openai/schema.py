@@ -135,6 +135,32 @@ class ChatRequest(GenerateRequest, kw_only=True):
     """For templates that quote sources: title and text of each, by the field names they use."""
 
 
+_ONE_CONVERSATION: Final = frozenset(
+    ("messages", "n", "stream", "stream_options", "stream_interval", "use_beam_search")
+    + ("length_penalty", "prompt_logprobs", "tools", "tool_choice", "parallel_tool_calls")
+)
+
+BatchChatRequest: Final = msgspec.defstruct(
+    "BatchChatRequest",
+    [
+        ("messages", list[list[ChatMessage]]),
+        *(
+            (field.name, field.type, field.default)
+            for field in msgspec.structs.fields(ChatRequest)
+            if field.name not in _ONE_CONVERSATION
+        ),
+    ],
+    namespace={
+        "__doc__": "Body of `POST /v1/chat/completions/batch`: a `ChatRequest` for each list of "
+        "messages, without what it has one of.",
+        "FREE_FORM": tuple(n for n in ChatRequest.FREE_FORM if not n.startswith("tool")),
+    },
+    module=__name__,
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
+
+
 class CompletionRequest(GenerateRequest, kw_only=True):
     """Body of `POST /v1/completions`."""
 
@@ -195,6 +221,22 @@ CHAT_UNSUPPORTED: Final[dict[str, Unsupported]] = _BOTH | {
     "chat_template": refused("a template is code; the operator sets it with --chat-template"),
     "best_of": refused("use n", 1),
     "suffix": refused("it belongs to /v1/completions, and no model here can infill"),
+}
+
+_WHOLE: Final = "replies of a batch are whole; stream a conversation with /v1/chat/completions"
+_NO_TOOLS: Final = "a batch calls no tools; send the conversation to /v1/chat/completions"
+
+BATCH_CHAT_UNSUPPORTED: Final[dict[str, Unsupported]] = CHAT_UNSUPPORTED | {
+    "n": refused("each conversation has one choice", 1),
+    "stream": refused(_WHOLE, False),
+    "stream_options": refused(_WHOLE),
+    "stream_interval": refused(_WHOLE),
+    "use_beam_search": refused("send the conversation to /v1/chat/completions", False),
+    "length_penalty": refused("a batch searches no beams", 1, 1.0),
+    "prompt_logprobs": refused("send the conversation to /v1/chat/completions"),
+    "tools": refused(_NO_TOOLS, []),
+    "tool_choice": refused(_NO_TOOLS, "none"),
+    "parallel_tool_calls": refused(_NO_TOOLS, True, False),
 }
 
 COMPLETION_UNSUPPORTED: Final[dict[str, Unsupported]] = _BOTH | {
