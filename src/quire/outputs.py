@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -120,8 +121,9 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
-    """Entry 0 is `None`: nothing precedes the first token."""
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
+    """Entry 0 is `None`: nothing precedes the first token. From `LLM` a list; from `AsyncLLM` a
+    sequence that makes each entry when it is looked at."""
     metrics: RequestMetrics | None = None
     lora_request: object | None = None
     num_cached_tokens: int = 0

@@ -72,7 +72,7 @@ def new(name: str, *tokens: int) -> EngineCoreOutput:
 @pytest.mark.parametrize("error", KINDS, ids=repr)
 @pytest.mark.parametrize(
     "where",
-    ["_append_tokens", "_append_logprobs", "_note_scheduling", "_deliver", "_candidates"],
+    ["_append_tokens", "_append_logprobs", "_note_scheduling", "_deliver"],
 )
 async def test_one_bad_completion_ends_alone(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from quire.outputs import FinishReason
 from quire.serving.app import build_app
 from quire.serving.http_server import http_server
 from quire.serving.listener import bind
+from quire.serving.server import _loop_factory
 from quire.serving.server_state import ServerState
 from quire.utils.collector import keep_present
 from silent_core import SilentCore
@@ -60,13 +61,20 @@ class CountingCore(SilentCore):
     """Encodes what it is sent as a core in a process of its own would need it, and scores prompts
     where that is asked."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._in_turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
     def prepare(self, message: Any) -> Callable[[], None]:
         encode_to_core(message)
         return partial(self.send, message)
 
     def _end(self, requests: list[EngineCoreRequest]) -> None:
         if any(r.sampling_params.prompt_logprobs is not None for r in requests):
-            self.task = asyncio.ensure_future(self._score(requests))
+            task = asyncio.ensure_future(self._score(requests))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         else:
             super()._end(requests)
 
@@ -74,13 +82,19 @@ class CountingCore(SilentCore):
         """Frames made in another process, which are read here as the real ones are."""
         asked = [(r.request_id, r.prompt_token_ids, r.sampling_params) for r in requests]
         plain = [(i, ids, p.prompt_logprobs, p.logprobs) for i, ids, p in asked]
-        loop, made = asyncio.get_running_loop(), partial(_frames, self.epoch, self._number, plain)
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            frames = await loop.run_in_executor(pool, made)
+        loop = asyncio.get_running_loop()
+        async with self._in_turn:  # messages are numbered
+            made = partial(_frames, self.epoch, self._number, plain)
+            frames = await loop.run_in_executor(_pool(), made)
             self._number += len(frames)
             for frame in frames:
                 self._on_message(_DECODER.decode(memoryview(frame)[wire.HEADER :]))
                 await asyncio.sleep(0)
+
+
+@cache
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, get_context("spawn"))
 
 
 _DECODER: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
@@ -105,19 +119,24 @@ def _scores(token: int, more: int) -> TokenLogprobs:
 class WatchedServer:
     """A server in a thread, and the longest time that its event loop did nothing else.
 
-    Time is CPU time of the process, so what other programs take does not count; and what another
-    thread does while it holds the interpreter counts like work of the loop.
+    Time is CPU time of the loop's thread, so what other programs take does not count. `held` is the
+    same in CPU time of the process: what another thread does while it holds the interpreter counts
+    like work of the loop, but so does what it does meanwhile without holding it.
     """
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._worst = 0.0
+        self._worst = self.held = 0.0
         self._ready = threading.Event()
         self._stop: Callable[[], None] = lambda: None
         self.port = 0
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         assert self._ready.wait(PATIENCE)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         config = EngineConfig.from_options(model=str(self._model))
@@ -141,15 +160,16 @@ class WatchedServer:
 
     async def _tick(self) -> None:
         while True:
-            before = time.process_time()
+            before, process = time.thread_time(), time.process_time()
             await asyncio.sleep(TICK)
-            self._worst = max(self._worst, time.process_time() - before)
+            self._worst = max(self._worst, time.thread_time() - before)
+            self.held = max(self.held, time.process_time() - process)
 
     def send(self, raw: bytes) -> tuple[int, bytes, float]:
         """Status, body and the longest block while a request was answered."""
         time.sleep(4 * TICK)
-        self._worst = 0.0
-        data = b""
+        self._worst = self.held = 0.0
+        data = bytearray()
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
             with contextlib.suppress(ConnectionError):  # it may refuse before all is sent
                 connection.sendall(raw)
@@ -157,7 +177,7 @@ class WatchedServer:
                 while more := connection.recv(1 << 20):
                     data += more
         time.sleep(4 * TICK)
-        head, _, body = data.partition(b"\r\n\r\n")
+        head, _, body = bytes(data).partition(b"\r\n\r\n")
         return int(head.split(b" ", 2)[1]), body, self._worst
 
     def post(self, path: str, body: bytes, *headers: str) -> tuple[int, bytes, float]:

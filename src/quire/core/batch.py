@@ -23,8 +23,9 @@ LayerSpan = tuple[float, float, float, float]
 how much of that attention and MLP."""
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
-    """Log-probabilities at one position."""
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Log-probabilities at one position. A prompt has as many of them as tokens, and every request
+    waits while the garbage collector looks at objects: it may leave these out."""
 
     token_ids: list[int]
     """The sampled (or prompt) token first, then the most likely ones in order, then those that the

@@ -11,7 +11,7 @@ import hashlib
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -36,6 +36,7 @@ from quire.serving.errors import (
 from quire.serving.keep_alive import kept_alive
 from quire.serving.kept_streams import KeptReply, Opening, Reader
 from quire.serving.key_accounts import Place, outcome_of, outcome_of_error
+from quire.serving.large_json import ONE_GO, sendable
 from quire.serving.load_report import TOLD
 from quire.serving.server_state import ServedModel, ServerState
 from quire.serving.stream_headers import Wishes, read_wishes
@@ -110,6 +111,8 @@ class Exchange:
         self._more_body = True
         self._receive = receive
         self._send = send
+        self._whole = asyncio.Lock()
+        # held while a frame is written in parts
 
     @property
     def config(self) -> ServerConfig:
@@ -416,23 +419,27 @@ class Exchange:
 
     async def reply(
         self,
-        body: bytes = b"",
+        body: bytes | Sequence[bytes] = b"",
         status: int = 200,
         content_type: bytes = JSON,
         headers: errors.Headers | None = None,
     ) -> None:
-        """Send a whole reply."""
-        head = [(b"content-length", str(len(body)).encode()), *(headers or ())]
+        """Send a whole reply, of which a large one comes in pieces."""
+        pieces = [body] if isinstance(body, bytes) else body
+        size = sum(map(len, pieces))
+        head = [(b"content-length", str(size).encode()), *(headers or ())]
         head += self.unread.headers
-        if body:
+        if size:
             head.append((b"content-type", content_type))
         if self.kept is not None:
             self.kept.start(status, head)
             self.settle()
-            return self.kept.end(body, failed=status >= 400)
+            for piece in sendable(pieces):
+                self.kept.write(piece)
+                await asyncio.sleep(0)
+            return self.kept.end(b"", failed=status >= 400)
         await self._start(status, head)
-        self.finished = True
-        await self._send_body(body, more=False)
+        await self._send_in_parts(pieces, more=False)
 
     async def fail(self, error: QuireError) -> None:
         """Reply with an error, in the dialect's format."""
@@ -448,12 +455,31 @@ class Exchange:
 
     async def write(self, frames: bytes) -> None:
         """Send finished frames of the stream; waits while the client reads slowly."""
+        if len(frames) > ONE_GO:
+            async with self._whole:
+                return await self._send_in_parts([frames], more=True)
         await self._send_body(frames, more=True)
+
+    async def write_between(self, frames: bytes) -> None:
+        """The same for what others may write at any time: it does not get into a frame."""
+        async with self._whole:
+            await self._send_body(frames, more=True)
 
     async def end_stream(self, frames: bytes = b"") -> None:
         """Send the last frames."""
         self.finished = True
         await self._send_body(frames, more=False)
+
+    async def _send_in_parts(self, pieces: Sequence[bytes], more: bool) -> None:
+        """Send much so that others have their turn in between."""
+        parts = sendable(pieces)
+        part = next(parts, b"")
+        for following in parts:
+            await self._send_body(part, more=True)
+            await asyncio.sleep(0)
+            part = following
+        self.finished = not more
+        await self._send_body(part, more)
 
     async def _send_body(self, data: bytes, more: bool) -> None:
         if self.scope["method"] != "HEAD":  # whose body stays here
@@ -570,8 +596,12 @@ class Exchange:
             more = True
             while more:
                 data, more = await self._next(reader, skip)
-                self.finished = not more
-                await self._send_body(data, more)
+                if len(data) > ONE_GO:
+                    async with self._whole:
+                        await self._send_in_parts([data], more)
+                else:
+                    self.finished = not more
+                    await self._send_body(data, more)
 
     async def _next(self, reader: Reader, skip: Skip | None) -> tuple[bytes, bool]:
         """The next bytes of a kept reply, and whether more will follow."""

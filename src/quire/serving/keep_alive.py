@@ -30,8 +30,8 @@ class Connection(Protocol):
         """The server's."""
         ...
 
-    async def write(self, frames: bytes) -> None:
-        """Write whole frames."""
+    async def write_between(self, frames: bytes) -> None:
+        """Write whole frames, not within others."""
         ...
 
 
@@ -76,7 +76,7 @@ class _Keeper:
         # what was written keeps one comment waiting, not more.
         silent = self._connection.bytes_out == self._written
         if silent and (self._writing is None or self._writing.done()):
-            self._writing = self._loop.create_task(self._connection.write(COMMENT))
+            self._writing = self._loop.create_task(self._connection.write_between(COMMENT))
             self._writing.add_done_callback(_forget)
         self._wait()
 

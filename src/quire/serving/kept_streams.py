@@ -263,7 +263,8 @@ class KeptReply:
             end = self._log.rfind(b"\n\n", start, end) + 2
             end = end if end > 1 else self._log.find(b"\n\n", start) + 2
             end = end if end > 1 else start + PIECE  # it is no stream of events
-        return bytes(self._log[start:end])
+        with memoryview(self._log) as log:  # a copy of a large event less
+            return bytes(log[start:end])
 
     def trim(self) -> int:
         """Drop what every reader has taken, but at most half, because its connection may break;

@@ -7,6 +7,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from quire.errors import QuireError
 from quire.logger import get_logger
@@ -14,6 +15,8 @@ from quire.serving.errors import InternalError, LeftInJournal
 from quire.serving.exchange import Exchange
 from quire.serving.keep_alive import kept_alive
 from quire.serving.kept_streams import KeptReply
+from quire.serving.large_json import ONE_GO
+from quire.serving.prompts import off_loop
 
 logger = get_logger(__name__)
 
@@ -44,7 +47,11 @@ async def _keep_stream(exchange: Exchange, kept: KeptReply, frames: AsyncGenerat
     try:
         async with aclosing(frames):
             async for chunk in frames:
-                kept.write(ids.attach(chunk) if named else chunk)
+                if len(chunk) > ONE_GO and named:
+                    chunk = await off_loop(len(chunk), partial(ids.attach, chunk))
+                    kept.write(chunk)
+                else:
+                    kept.write(ids.attach(chunk) if named else chunk)
         failed = False
     except asyncio.CancelledError:
         if kept.stopped is None:

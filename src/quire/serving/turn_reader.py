@@ -49,7 +49,7 @@ class TurnReader:
         self._parsers: dict[int, ChoiceParser | None] = {}
         """Of the choices that have begun."""
         self._held: dict[int, list[RequestOutput]] = {}
-        self._scores: dict[int, list[PositionLogprobs | None]] = {}
+        self._scores: dict[int, Sequence[PositionLogprobs | None]] = {}
 
     def release(self, prompt_index: int, output: RequestOutput) -> list[RequestOutput]:
         """Outputs that may be read now, each with its prompt's log-probabilities, if these were

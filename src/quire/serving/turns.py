@@ -13,7 +13,7 @@ calls of tools do not overlap. `Usage` is counted alongside: some replies tell i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,7 +29,7 @@ class PromptInfo(msgspec.Struct, gc=False):
     token_ids: list[int]
     num_cached_tokens: int
     """Prompt tokens whose KV came from the prefix cache."""
-    logprobs: list[PositionLogprobs | None] | None
+    logprobs: Sequence[PositionLogprobs | None] | None
     """If they were asked for; entry 0 is `None`."""
     scored: Pooled | None = None
     """Of tokens that the caller named, in prompts that are read as a whole."""
@@ -185,9 +185,14 @@ class ModelTurn:
         return [part for part in self.parts if isinstance(part, ToolCall)]
 
 
+def num_candidates(positions: Sequence[PositionLogprobs | None] | None) -> int:
+    """Log-probabilities in a list, about: all positions have as many as the last."""
+    return len(positions) * len(positions[-1] or ()) if positions else 0
+
+
 def num_scored(turns: Iterable[ModelTurn]) -> int:
-    """Positions with log-probabilities in a reply: a measure of the work of building it."""
+    """Log-probabilities in a reply, about: a measure of the work of building it."""
     turns = list(turns)
     prompts = {turn.prompt.index: turn.prompt for turn in turns if turn.prompt is not None}
-    scored = sum(len(prompt.logprobs or ()) for prompt in prompts.values())
-    return scored + sum(len(turn.logprobs or ()) for turn in turns)
+    scored = sum(num_candidates(prompt.logprobs) for prompt in prompts.values())
+    return scored + sum(num_candidates(turn.logprobs) for turn in turns)

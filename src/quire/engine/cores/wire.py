@@ -15,9 +15,9 @@ import msgspec
 from quire.errors import InvalidRequest
 
 HEADER: Final = 4
-PART_BYTES: Final = 2**24
-"""Messages that can be cut are cut into parts of at most this size (16 MiB), so that neither side
-is busy with one message for long."""
+PART_BYTES: Final = 2**20
+"""Messages that can be cut are cut into parts of at most this size (1 MiB), so that neither side is
+busy with one message for long: numbers of this size are read in some 10 ms."""
 MAX_FRAME: Final = 2**28
 """Bytes (256 MiB). No sender makes larger frames, so a larger length means a broken peer."""
 

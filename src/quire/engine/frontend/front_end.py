@@ -110,9 +110,10 @@ class FrontEnd:
         tokenizer: See `load_tokenizer`.
         core: Where requests go.
         clock: Monotonic time.
-        serves: Keep a journal, limit the queue, and time the waits of this process. `LLM` has none
-            of them: a journal is read when a core is replaced, which a core in the caller's
-            process never is, and `LLM` takes all prompts at once.
+        serves: Keep a journal, limit the queue, time the waits of this process, and convert
+            log-probabilities of prompts when they are read. `LLM` has none of them: a journal is
+            read when a core is replaced, which a core in the caller's process never is, and `LLM`
+            takes all prompts at once.
         options: Further ones of `InputProcessor`.
 
     Raises:
@@ -149,6 +150,7 @@ class FrontEnd:
             clock,
             "disk" if config.cache.swap_dir else "host",
             config.scheduler.stream_interval,
+            lazily=serves,
         )
         self.journal = Journal() if serves else None
         self.queue = QueueLimits(self._count_rejection, clock) if serves else None

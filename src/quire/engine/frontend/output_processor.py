@@ -9,7 +9,7 @@ end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,12 +17,12 @@ from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import FinishedRequestStats, IterationStats
 from quire.engine.frontend.processed_input import ProcessedInput
+from quire.engine.frontend.prompt_logprobs import PromptLogprobs, candidates, pack
 from quire.engine.messages import EngineCoreRequest
 from quire.errors import NOT_A_NUMBER, InvalidRequest
 from quire.outputs import (
     CompletionOutput,
     FinishReason,
-    Logprob,
     Pooled,
     PositionLogprobs,
     RequestMetrics,
@@ -90,7 +90,7 @@ class _Completion:
     num_cached_tokens: int = 0
     num_promoted_tokens: int = 0
     num_preemptions: int = 0
-    prompt_pieces: list[TokenLogprobs | None] | None = None
+    prompt_pieces: list[bytes | None] | None = None
     """Of its prompt log-probabilities, what has come of a list that is sent in pieces."""
 
     @property
@@ -116,7 +116,7 @@ class _Request:
     processed: ProcessedInput
     completions: list[_Completion]
     metrics: RequestMetrics
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     prompt_logprobs_delivered: bool = False
     scored: Pooled | None = None
     scored_delivered: bool = False
@@ -158,7 +158,8 @@ class OutputProcessor:
     `tokenizer` may be `None`: then outputs hold ids and no text. `clock` times aborts; all other
     times are given by the caller. `second_tier` is what statistics call the second KV tier: `host`
     or `disk`. `stream_interval` is the least number of tokens per output of a stream, but for the
-    first one and the last.
+    first one and the last. `lazily`: log-probabilities of prompts are a `PromptLogprobs`, and not a
+    list.
     """
 
     def __init__(
@@ -167,7 +168,11 @@ class OutputProcessor:
         clock: Clock,
         second_tier: str = "host",
         stream_interval: int = 1,
+        *,
+        lazily: bool = False,
     ) -> None:
+        self._lazily = lazily
+        self._spell = None if tokenizer is None else tokenizer.id_to_text
         self._stream_interval = stream_interval
         self._tokenizer = tokenizer
         self._clock = clock
@@ -401,11 +406,11 @@ class OutputProcessor:
         request = completion.request
         self._note_scheduling(completion, output)
         if output.new_prompt_logprobs is not None and request.prompt_logprobs is None:
-            scores = _join_pieces(completion, output)
+            packed = [None if p is None else pack(p) for p in output.new_prompt_logprobs]
+            scores = _join_pieces(completion, packed, output.prompt_logprobs_start)
             if scores is not None:
-                request.prompt_logprobs = [
-                    None if p is None else self._candidates(p) for p in scores
-                ]
+                found = PromptLogprobs(scores, self._spell)
+                request.prompt_logprobs = found if self._lazily else list(found)
         if output.scored is not None:
             request.scored = output.scored
         if output.error is not None:
@@ -481,21 +486,8 @@ class OutputProcessor:
         assert completion.logprobs is not None and completion.cumulative_logprob is not None
         named = len(completion.core_request.sampling_params.logprob_token_ids or ())
         for position in new:
-            completion.logprobs.append(self._candidates(position, named))
+            completion.logprobs.append(candidates(position, self._spell, named))
             completion.cumulative_logprob += position.logprobs[0]
-
-    def _candidates(self, position: TokenLogprobs, named: int = 0) -> PositionLogprobs:
-        """The sampled token with its own rank, then the likeliest, ranked 1, 2, ..., then as many
-        as the request named, whose ranks nobody looked up."""
-        candidates: PositionLogprobs = {}
-        ranked = len(position.token_ids) - named
-        pairs = zip(position.token_ids, position.logprobs, strict=True)
-        for rank, (token_id, logprob) in enumerate(pairs):
-            if token_id not in candidates:
-                text = self._tokenizer.id_to_text(token_id) if self._tokenizer else None
-                known = (rank or position.rank) if rank < ranked else None
-                candidates[token_id] = Logprob(logprob, known, text)
-        return candidates
 
     def _end(
         self, completion: _Completion, reason: str, stop_reason: int | str | None, now: float
@@ -596,11 +588,10 @@ def _rewind_request(request: _Request) -> None:
 
 
 def _join_pieces(
-    completion: _Completion, output: EngineCoreOutput
-) -> list[TokenLogprobs | None] | None:
+    completion: _Completion, new: list[bytes | None], start: int | None
+) -> list[bytes | None] | None:
     """The prompt log-probabilities that an output brings or completes; `None` if there are more to
     come. A core that replaces another sends all of them again, from the first."""
-    new, start = output.new_prompt_logprobs or [], output.prompt_logprobs_start
     if start is None:
         return new
     pieces = completion.prompt_pieces = [*(completion.prompt_pieces or [])[:start], *new]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.prompt_logprobs import PromptLogprobs
 from quire.errors import QuireError, SlowReader
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import RequestOutputKind
@@ -258,6 +259,10 @@ def _size(output: RequestOutput) -> int:
     for completion in output.outputs:
         size += TOKEN_BYTES * len(completion.token_ids) + 2 * len(completion.text)
         candidates += sum(map(len, completion.logprobs or ()))
-    candidates += sum([len(position) for position in output.prompt_logprobs or () if position])
     size += 0 if output.scored is None else len(output.scored.data)
+    scores = output.prompt_logprobs
+    if isinstance(scores, PromptLogprobs):
+        candidates += scores.num_candidates
+    else:
+        candidates += sum([len(position) for position in scores or () if position])
     return size + LOGPROB_BYTES * candidates

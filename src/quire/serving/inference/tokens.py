@@ -20,15 +20,16 @@ from quire.serving.checks import check_labels, make_params
 from quire.serving.decode import Unsupported, refused
 from quire.serving.exchange import Exchange
 from quire.serving.generation import Generation, generate
+from quire.serving.large_json import Splices, glued, made, spliced_entries, spliced_scores
 from quire.serving.limits import SCORED, check_prompts
-from quire.serving.prompts import check_ids, off_loop
+from quire.serving.prompts import check_ids
 from quire.serving.rendered import FILLED_IN
 from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.streaming import send_stream
 from quire.serving.submission import Submission
-from quire.serving.token_texts import TokenTexts, prompt_logprobs, token_entries
+from quire.serving.token_texts import TokenTexts
 from quire.serving.turn_reader import TurnReader
-from quire.serving.turns import Batch, ModelTurn, PromptInfo, num_scored
+from quire.serving.turns import Batch, Begin, ModelTurn, PromptInfo, num_candidates, num_scored
 from quire.serving.unread_fields import unread_fields
 
 KNOWN: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in FILLED_IN)
@@ -92,9 +93,7 @@ async def generate_tokens(exchange: Exchange) -> None:
             if request.stream:
                 await send_stream(exchange, _chunks(request_id, generation, texts))
             else:
-                turns = await generation.turns()
-                body = partial(_body, request_id, turns, generation, texts)
-                await exchange.reply(await off_loop(num_scored(turns), body))
+                await exchange.reply(await _whole(request_id, generation, texts))
 
     await exchange.while_connected(answer())
 
@@ -148,26 +147,32 @@ def _usage(generation: Generation) -> dict[str, Any]:
     }
 
 
-def _body(
-    request_id: str, turns: list[ModelTurn], generation: Generation, texts: TokenTexts
-) -> bytes:
-    body = {
-        "request_id": request_id,
-        "choices": [_choice(turn, texts) for turn in turns],
-        "usage": _usage(generation),
-        "seed": generation.seed,
-        **_prompt(turns[0].prompt),
-        **generation.metrics,
-    }
-    return msgspec.json.encode(body)
+async def _whole(request_id: str, generation: Generation, texts: TokenTexts) -> list[bytes]:
+    """The reply in pieces."""
+    turns = await generation.turns()
+
+    def work() -> list[bytes]:
+        splices = Splices()
+        body = {
+            "request_id": request_id,
+            "choices": [_choice(turn, texts, splices) for turn in turns],
+            "usage": _usage(generation),
+            "seed": generation.seed,
+            **_prompt(turns[0].prompt, splices),
+            **generation.metrics,
+        }
+        return splices.fill(msgspec.json.encode(body))
+
+    pieces: list[bytes] = await made(num_scored(turns), work)
+    return pieces
 
 
-def _prompt(prompt: PromptInfo | None) -> dict[str, Any]:
+def _prompt(prompt: PromptInfo | None, splices: Splices) -> dict[str, Any]:
     """What was asked of the prompt: log-probabilities as an object by token id for each position,
     scores of named tokens as base64 of an `.npy` file, float32 `[rows, candidates]`."""
     told: dict[str, Any] = {}
     if prompt is not None and prompt.logprobs is not None:
-        told["prompt_logprobs"] = prompt_logprobs(prompt.logprobs)
+        told["prompt_logprobs"] = splices.raw(spliced_scores(prompt.logprobs))
     if prompt is not None and prompt.scored is not None:
         import numpy as np
 
@@ -177,10 +182,10 @@ def _prompt(prompt: PromptInfo | None) -> dict[str, Any]:
     return told
 
 
-def _choice(turn: ModelTurn, texts: TokenTexts) -> dict[str, Any]:
+def _choice(turn: ModelTurn, texts: TokenTexts, splices: Splices) -> dict[str, Any]:
     scores = None
     if turn.logprobs is not None:
-        entries = token_entries(turn.token_ids, turn.logprobs, -1, texts)
+        entries = spliced_entries(turn.token_ids, turn.logprobs, -1, texts, splices)
         scores = {"content": entries}
     return {
         "index": turn.choice,
@@ -196,9 +201,13 @@ async def _chunks(
 ) -> AsyncGenerator[bytes]:
     """A chunk for each output of a choice, then one with the usage."""
     async for batches in generation.events():
-        frames = [_chunk(request_id, batch, texts) for batch in batches]
+        frames: list[bytes] = []
+        for batch in batches:
+            event = batch[0]
+            size = num_candidates(event.prompt.logprobs) if type(event) is Begin else 0
+            frames += await made(size, partial(_chunk, request_id, batch, texts))
         if frames:
-            yield b"".join(frames)
+            yield await glued(frames)
     last = {
         "request_id": request_id,
         "choices": [],
@@ -209,9 +218,9 @@ async def _chunks(
     yield b"data: %b\n\n" % msgspec.json.encode(last)
 
 
-def _chunk(request_id: str, batch: Batch, texts: TokenTexts) -> bytes:
-    turn = ModelTurn(batch[0].choice).add(batch)
-    chunk = {"request_id": request_id, "choices": [_choice(turn, texts)]}
+def _chunk(request_id: str, batch: Batch, texts: TokenTexts) -> list[bytes]:
+    turn, splices = ModelTurn(batch[0].choice).add(batch), Splices()
+    chunk = {"request_id": request_id, "choices": [_choice(turn, texts, splices)]}
     if turn.choice == 0:
-        chunk |= _prompt(turn.prompt)
-    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+        chunk |= _prompt(turn.prompt, splices)
+    return [b"data: ", *splices.fill(msgspec.json.encode(chunk)), b"\n\n"]

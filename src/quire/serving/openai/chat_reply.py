@@ -6,17 +6,18 @@ Does not know how the events were produced.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from quire.serving.generation import Generation, WholeTurns
+from quire.serving.large_json import ONE_GO, Splices, glued, made, spliced_scores
 from quire.serving.openai.logprobs import chat_logprobs
 from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
 from quire.serving.openai.schema import ChatRequest
-from quire.serving.prompts import off_loop
-from quire.serving.token_texts import TokenTexts, prompt_logprobs
+from quire.serving.token_texts import TokenTexts
 from quire.serving.turns import (
     Batch,
     Begin,
@@ -30,6 +31,7 @@ from quire.serving.turns import (
     ToolCallArguments,
     ToolCallBegin,
     TurnEvent,
+    num_candidates,
     num_scored,
 )
 
@@ -44,6 +46,8 @@ class ChatReply:
     prefixes: Sequence[str]
     """With `echo`: the unfinished assistant turn of each conversation, which the reply
     continues."""
+    splices: Splices = field(default_factory=Splices)
+    """Holds what is large in the object that is being encoded."""
 
 
 def _finish_reason(finish: Finish) -> str:
@@ -59,7 +63,7 @@ def _prompt_extras(reply: ChatReply, prompt: PromptInfo) -> dict[str, Any]:
     if reply.request.return_token_ids:
         extras["prompt_token_ids"] = prompt.token_ids
     if reply.request.prompt_logprobs is not None and prompt.logprobs is not None:
-        extras["prompt_logprobs"] = prompt_logprobs(prompt.logprobs)
+        extras["prompt_logprobs"] = reply.splices.raw(spliced_scores(prompt.logprobs))
     return extras
 
 
@@ -68,17 +72,17 @@ def _logprobs(reply: ChatReply, tokens: Tokens | ModelTurn) -> dict[str, Any] | 
         return None
     named = reply.request.logprob_token_ids
     top = -1 if named else reply.request.top_logprobs or 0
-    return chat_logprobs(tokens.token_ids, tokens.logprobs, top, reply.texts)
+    return chat_logprobs(tokens.token_ids, tokens.logprobs, top, reply.texts, reply.splices)
 
 
 # ---- whole ---------------------------------------------------------------------------------------
 
 
-async def whole_reply(reply: ChatReply, generation: WholeTurns) -> bytes:
-    """The reply in one piece."""
+async def whole_reply(reply: ChatReply, generation: WholeTurns) -> list[bytes]:
+    """The reply in pieces."""
     turns = await generation.turns()
 
-    def work() -> bytes:
+    def work() -> list[bytes]:
         prompt = turns[0].prompt
         assert prompt is not None, "a turn without a beginning"
         body = reply.head.to_dict("chat.completion") | {
@@ -88,9 +92,10 @@ async def whole_reply(reply: ChatReply, generation: WholeTurns) -> bytes:
             **generation.metrics,
             **_prompt_extras(reply, prompt),
         }
-        return msgspec.json.encode(body)
+        return reply.splices.fill(msgspec.json.encode(body))
 
-    return await off_loop(num_scored(turns), work)
+    pieces: list[bytes] = await made(num_scored(turns), work)
+    return pieces
 
 
 def _choice(reply: ChatReply, turn: ModelTurn) -> dict[str, Any]:
@@ -158,7 +163,15 @@ async def stream_frames(reply: ChatReply, generation: Generation) -> AsyncGenera
     async for batches in generation.events():
         frames: list[bytes] = []
         for batch in batches:
+            event = batch[0]
+            if type(event) is Begin and stream.is_first and event.prompt.logprobs:
+                size = num_candidates(event.prompt.logprobs)
+                frames += await made(size, partial(stream.begin, event))
+                batch = batch[1:]
             stream.add(batch, frames)
+            if len(frames) > 1 and sum(map(len, frames)) > ONE_GO:
+                yield await glued(frames)
+                frames = []
         if frames:
             yield b"".join(frames)
     if stream.chunks.usage_last:
@@ -172,7 +185,8 @@ class _Stream:
         self.chunks = Chunks(reply.head, reply.request, b'"delta":{"content":', b"}")
         self._reply = reply
         self._generation = generation
-        self._any_begun = False
+        self.is_first = True
+        """Whether no choice has begun."""
 
     def add(self, batch: Batch, frames: list[bytes]) -> None:
         """Append the chunks of a batch. Its tokens go into the first chunk with content."""
@@ -182,31 +196,32 @@ class _Stream:
                 frames.append(self.chunks.text(event.choice, event.text))
             elif type(event) in DELTAS:
                 delta = DELTAS[type(event)](event)
-                frames.append(self._delta(event.choice, delta, tokens))
+                frames += self._delta(event.choice, delta, tokens)
                 tokens = None
             elif isinstance(event, Tokens):
                 tokens = event
             elif isinstance(event, Begin):
-                frames.append(self._role(event))
+                frames += self.begin(event)
             elif isinstance(event, Finish):
                 if tokens is not None:
-                    frames.append(self._delta(event.choice, {"content": ""}, tokens))
+                    frames += self._delta(event.choice, {"content": ""}, tokens)
                     tokens = None
                 frames.append(self._finish(event))
         if tokens is not None:
-            frames.append(self._delta(tokens.choice, {"content": ""}, tokens))
+            frames += self._delta(tokens.choice, {"content": ""}, tokens)
 
-    def _role(self, event: Begin) -> bytes:
+    def begin(self, event: Begin) -> list[bytes]:
+        """The role chunk of a choice, in pieces. The first one tells of the prompt."""
         extra: dict[str, Any] = {}
-        if not self._any_begun:
-            self._any_begun = True
+        if self.is_first:
+            self.is_first = False
             extra = {"seed": self._generation.seed, **_prompt_extras(self._reply, event.prompt)}
         delta = {"role": "assistant", "content": self._reply.prefixes[event.prompt.index]}
         choice = {"index": event.choice, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self.chunks.full(choice, self._generation.usage, extra)
+        return self._filled(choice, extra)
 
-    def _delta(self, choice: int, delta: dict[str, Any], tokens: Tokens | None) -> bytes:
-        """A chunk with everything the client asked for."""
+    def _delta(self, choice: int, delta: dict[str, Any], tokens: Tokens | None) -> list[bytes]:
+        """A chunk with everything the client asked for, in pieces."""
         body = {
             "index": choice,
             "delta": delta,
@@ -215,7 +230,10 @@ class _Stream:
         }
         if tokens is not None and self._reply.request.return_token_ids:
             body["token_ids"] = tokens.token_ids
-        return self.chunks.full(body, self._generation.usage)
+        return self._filled(body)
+
+    def _filled(self, choice: dict[str, Any], extra: dict[str, Any] | None = None) -> list[bytes]:
+        return self._reply.splices.fill(self.chunks.full(choice, self._generation.usage, extra))
 
     def _finish(self, event: Finish) -> bytes:
         choice = {

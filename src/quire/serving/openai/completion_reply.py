@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from quire.serving.generation import Generation, WholeTurns
-from quire.serving.openai.logprobs import TextLogprobs, join
+from quire.serving.large_json import ONE_GO, SLICE, Splices, glued, joined, made, spliced_scores
+from quire.serving.openai.logprobs import TextLogprobs
 from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
 from quire.serving.openai.schema import CompletionRequest
-from quire.serving.prompts import off_loop
-from quire.serving.token_texts import TokenTexts, prompt_logprobs
-from quire.serving.turns import ModelTurn, PromptInfo, Text, num_scored
+from quire.serving.token_texts import TokenTexts
+from quire.serving.turns import Begin, ModelTurn, PromptInfo, Text, num_candidates, num_scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +34,62 @@ class CompletionReply:
     """Whether chunks hold more than text."""
     logprobs: dict[int, TextLogprobs] = field(default_factory=dict)
     """Log-probabilities by choice."""
-    scores: dict[int, msgspec.Raw] = field(default_factory=dict)
+    scores: dict[int, list[bytes]] = field(default_factory=dict)
     """The `prompt_logprobs` of each prompt as JSON, which all its choices carry."""
-    echoed: dict[int, TextLogprobs] = field(default_factory=dict)
+    echoed: dict[int, tuple[TextLogprobs, dict[str, list[bytes]]]] = field(default_factory=dict)
     """The echoed `logprobs` of each prompt, with which each of its choices begins."""
+    splices: Splices = field(default_factory=Splices)
+    """Holds what is large in the object that is being encoded."""
 
-    def prompt_scores(self, prompt: PromptInfo) -> msgspec.Raw:
+    def prompt_scores(self, prompt: PromptInfo) -> list[bytes]:
         """`prompt_logprobs` of a prompt that was scored, made once for all choices."""
         if prompt.index not in self.scores:
-            positions = prompt_logprobs(prompt.logprobs or [])
-            self.scores[prompt.index] = msgspec.Raw(msgspec.json.encode(positions))
+            self.scores[prompt.index] = spliced_scores(prompt.logprobs or [])
         return self.scores[prompt.index]
 
-    def echoed_logprobs(self, prompt: PromptInfo, own: TextLogprobs) -> dict[str, list[Any]]:
-        """`logprobs` of an echoed prompt, made once for all choices; `own` goes on after it."""
+    def echoed_logprobs(self, prompt: PromptInfo) -> tuple[TextLogprobs, dict[str, list[bytes]]]:
+        """`logprobs` of an echoed prompt as JSON, made once for all choices."""
         if prompt.index not in self.echoed:
-            made = self.echoed[prompt.index] = TextLogprobs(self.texts)
-            made.piece(prompt.token_ids, prompt.logprobs or [])
-        return own.follow(self.echoed[prompt.index])
+            made = TextLogprobs(self.texts)
+            found = made.items(prompt.token_ids, prompt.logprobs or [])
+            self.echoed[prompt.index] = made, found
+        return self.echoed[prompt.index]
+
+    async def look_at(self, prompt: PromptInfo) -> None:
+        """Make what all choices of a prompt carry, without keeping others waiting."""
+        if not prompt.logprobs:
+            return
+        size = num_candidates(prompt.logprobs)
+        if self.request.prompt_logprobs is not None and prompt.index not in self.scores:
+            await made(size, lambda: self.prompt_scores(prompt))
+        if self._shows_echoed and prompt.index not in self.echoed:
+            await made(size, lambda: self.echoed_logprobs(prompt))
+
+    @property
+    def _shows_echoed(self) -> bool:
+        return bool(self.request.echo) and self.shows_logprobs
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether choices have log-probabilities."""
+        return self.request.logprobs is not None or bool(self.request.logprob_token_ids)
 
 
-async def whole_reply(reply: CompletionReply, generation: WholeTurns) -> bytes:
-    """The reply in one piece, choices in the order of the prompts."""
+async def whole_reply(reply: CompletionReply, generation: WholeTurns) -> list[bytes]:
+    """The reply in pieces, choices in the order of the prompts."""
     turns = await generation.turns()
 
-    def work() -> bytes:
+    def work() -> list[bytes]:
         body = reply.head.to_dict() | {
             "choices": [_piece(reply, turn) for turn in turns],
             "usage": usage_object(generation.usage),
             "seed": generation.seed,
             **generation.metrics,
         }
-        return msgspec.json.encode(body)
+        return reply.splices.fill(msgspec.json.encode(body))
 
-    return await off_loop(num_scored(turns), work)
+    pieces: list[bytes] = await made(num_scored(turns), work)
+    return pieces
 
 
 def _piece(reply: CompletionReply, turn: ModelTurn) -> dict[str, Any]:
@@ -85,19 +107,25 @@ def _piece(reply: CompletionReply, turn: ModelTurn) -> dict[str, Any]:
         if prompt:
             piece["prompt_token_ids"] = prompt.token_ids
     if prompt and prompt.logprobs and reply.request.prompt_logprobs is not None:
-        piece["prompt_logprobs"] = reply.prompt_scores(prompt)
+        piece["prompt_logprobs"] = reply.splices.raw(reply.prompt_scores(prompt))
     return piece
 
 
-def _logprobs(reply: CompletionReply, turn: ModelTurn) -> dict[str, list[Any]] | None:
-    if reply.request.logprobs is None and not reply.request.logprob_token_ids:
+def _logprobs(reply: CompletionReply, turn: ModelTurn) -> dict[str, Any] | None:
+    if not reply.shows_logprobs:
         return None
     own = reply.logprobs.setdefault(turn.choice, TextLogprobs(reply.texts))
-    pieces = []
+    ids, positions = turn.token_ids, turn.logprobs or []
     if turn.prompt and reply.request.echo and turn.prompt.logprobs is not None:
-        pieces.append(reply.echoed_logprobs(turn.prompt, own))
-    pieces.append(own.piece(turn.token_ids, turn.logprobs or []))
-    return join(pieces)
+        before, echoed = reply.echoed_logprobs(turn.prompt)
+        own.follow(before)
+        more = own.items(ids, positions)
+        return {key: reply.splices.raw(joined(echoed[key], more[key])) for key in more}
+    if num_candidates(positions) <= SLICE:
+        return own.piece(ids, positions)
+    return {
+        key: reply.splices.raw(joined(values)) for key, values in own.items(ids, positions).items()
+    }
 
 
 async def stream_frames(reply: CompletionReply, generation: Generation) -> AsyncGenerator[bytes]:
@@ -105,15 +133,20 @@ async def stream_frames(reply: CompletionReply, generation: Generation) -> Async
     chunks = Chunks(reply.head, reply.request, b'"text":', b"")
     extra = {"seed": generation.seed}
     async for batches in generation.events():
-        frames = []
+        frames: list[bytes] = []
         for batch in batches:
             event = batch[0]
+            if type(event) is Begin and event.prompt.logprobs:
+                await reply.look_at(event.prompt)
             if type(event) is Text and len(batch) == 1 and not reply.shows_tokens:
                 frames.append(chunks.text(event.choice, event.text))
             else:
                 piece = _piece(reply, ModelTurn(event.choice).add(batch))
-                frames.append(chunks.full(piece, generation.usage, extra))
+                frames += reply.splices.fill(chunks.full(piece, generation.usage, extra))
                 extra = {}
+            if len(frames) > 1 and sum(map(len, frames)) > ONE_GO:
+                yield await glued(frames)
+                frames = []
         if frames:
             yield b"".join(frames)
     if chunks.usage_last:

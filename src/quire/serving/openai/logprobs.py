@@ -6,14 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.outputs import PositionLogprobs
-from quire.serving.token_texts import FLOOR, TokenTexts, finite, token_entries
+from quire.serving.large_json import (
+    Splices,
+    encode,
+    slices,
+    spliced_entries,
+)
+from quire.serving.token_texts import FLOOR, TokenTexts, finite
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], positions: Sequence[PositionLogprobs], top: int, texts: TokenTexts
+    token_ids: Sequence[int],
+    positions: Sequence[PositionLogprobs],
+    top: int,
+    texts: TokenTexts,
+    splices: Splices,
 ) -> dict[str, Any]:
     """The `logprobs` object of a chat choice. `top` < 0 lists every candidate given."""
-    return {"content": token_entries(token_ids, positions, top, texts), "refusal": None}
+    return {
+        "content": spliced_entries(token_ids, positions, top, texts, splices),
+        "refusal": None,
+    }
 
 
 class TextLogprobs:
@@ -26,12 +39,24 @@ class TextLogprobs:
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._offset = 0
-        self._last: dict[str, list[Any]] = {}
 
-    def follow(self, before: TextLogprobs) -> dict[str, list[Any]]:
-        """Use the last piece of another object as the first of this one."""
+    def follow(self, before: TextLogprobs) -> None:
+        """Go on where another object ended."""
         self._offset = before._offset
-        return before._last
+
+    def items(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
+    ) -> dict[str, list[bytes]]:
+        """The same as `piece`, as JSON of the items of each array."""
+        parts = [
+            {key: encode(values)[1:-1] for key, values in self.piece(ids, some).items()}
+            for at in slices(positions)
+            for ids, some in ((token_ids[at], positions[at]),)
+        ]
+        return {
+            key: [piece for part in parts for piece in (b",", part[key]) if part[key]][1:]
+            for key in (parts[0] if parts else self.piece([], []))
+        }
 
     def piece(
         self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
@@ -51,7 +76,6 @@ class TextLogprobs:
             result["token_logprobs"].append(finite(own.logprob) if own else None)
             result["top_logprobs"].append(self._top(position) if position else None)
             self._offset += len(text)
-        self._last = result
         return result
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
@@ -62,8 +86,3 @@ class TextLogprobs:
             text = self._texts.spell(token_id, logprob)
             top[text] = max(finite(logprob.logprob), top.get(text, FLOOR))
         return top
-
-
-def join(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """Successive pieces as one object."""
-    return {key: [value for piece in pieces for value in piece[key]] for key in pieces[0]}

@@ -6,8 +6,10 @@ between two turns of others is one turn. Knows no reply.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +30,8 @@ ROLES: Final = ("user", "assistant", "system", "developer")
 PREFIXES: Final = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
 }  # fmt: skip
+AT_ONCE: Final = 512
+"""Items that are checked in one go, in a few milliseconds."""
 _OUTPUT_ID: Final = re.compile(r"(?:msg|fc|rs)_([0-9a-f]{32})_(\d{1,6})")
 
 Item = dict[str, Any]
@@ -69,8 +73,9 @@ def normalised(item: Item, response_id: str, place: int) -> Item:
     return found
 
 
-def resolved(items: list[Item], lookup: Lookup) -> list[Item]:
-    """Checked items of an input, references replaced by what they stand for.
+async def resolved(items: list[Item], lookup: Lookup) -> list[Item]:
+    """Checked items of an input, references replaced by what they stand for. Others have their turn
+    in between.
 
     Raises:
         InvalidRequest: an item is wrong, or of a kind that is not supported; `param` is its place.
@@ -79,6 +84,8 @@ def resolved(items: list[Item], lookup: Lookup) -> list[Item]:
     found = []
     for i, item in enumerate(items):
         where = f"input[{i}]"
+        if i % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
         # A reference is the one kind that may come without a type and has no role.
         default = "message" if "role" in item or "id" not in item else "item_reference"
         if check_tagged(item, ITEMS, REFUSED_ITEMS, where, default) == "item_reference":
@@ -182,8 +189,7 @@ def with_instructions(
     """Turns with the instructions before them. System turns at the beginning become one, because
     many templates take no second."""
     leading = [instructions] if instructions else []
-    rest = list(turns)
-    while rest and rest[0]["role"] == "system":
-        leading.append(rest.pop(0)["content"])
+    leading += [turn["content"] for turn in takewhile(lambda turn: turn["role"] == "system", turns)]
+    rest = turns[len(leading) - bool(instructions) :]
     system = {"role": "system", "content": "\n\n".join(leading)}
     return [system, *rest] if leading else rest

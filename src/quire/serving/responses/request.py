@@ -146,7 +146,7 @@ async def read_conversation(
     if isinstance(request.input, str):
         given = [{"role": "user", "content": request.input}]
     else:
-        given = resolved(request.input, lambda name: _output(exchange, name))
+        given = await resolved(request.input, lambda name: _output(exchange, name))
 
     def work() -> ConversationInput:
         turns = TurnsOfItems(before).add(given).turns
