@@ -15,6 +15,8 @@
 // added as a binary tree of neighbours: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). Ranks that hold
 // neighbouring leaves each compute a branch of that tree, so its bits do not depend on their number.
 // Then bias, activation, residual, and one rounding.
+//
+// Weights that are codes (kCodes8, kCodes4) are multiplied with rows that are codes too: coded_tile.h.
 #pragma once
 #include "isa.h"
 #include "scalar.h"
@@ -56,6 +58,22 @@ struct NormArgs {
 };
 QUIRE_KERNEL(normalize, (const NormArgs&))
 
+// Of Linear::dtype only, beside those of tensors. The numbers are known to Python.
+enum CodesType { kCodes8 = 3, kCodes4 = 4 };
+
+// What a weight of codes is besides them. With one group: `scales` and `zeros` are [N], in the order of
+// the packed columns. With more, each group of a tile begins with its own: coded_tile.h.
+struct Coded {
+  const float* scales = nullptr;
+  const int32_t* zeros = nullptr;  // nullptr: all are `zero`
+  const int32_t* order = nullptr;  // nullptr or [k]: column k of the codes is column order[k] of x
+  int64_t group = 0;               // 0: one group
+  int scale_type = 0;              // of the scales of groups
+  bool group_zeros = false;        // int8, after the scales
+  int32_t zero = 0;
+  const uint8_t* table = nullptr;  // nullptr or [16]: the codes of 4 bits are those of 8 bits there
+};
+
 struct Linear {
   const void* weight;  // packed
   const float* bias;   // nullptr or [N]
@@ -65,7 +83,27 @@ struct Linear {
   // A power of two; if more than one, k is a multiple of twice as many, so that none begins between
   // the two of a pair.
   int64_t leaves = 1;
+  Coded coded;
 };
+
+static inline bool is_coded(const Linear& layer) { return layer.dtype >= kCodes8; }
+// Columns of k in packed memory.
+static inline int64_t padded_k(const Linear& layer) {
+  if (!is_coded(layer)) return packed_k(layer.k, layer.dtype);
+  const int64_t unit = layer.coded.group ? layer.coded.group : 16;
+  return (layer.k + unit - 1) / unit * unit;
+}
+// Scales and zeros of a group of 64 columns.
+static inline int64_t group_head(const Linear& layer) {
+  const Coded& c = layer.coded;
+  return kTile * (static_cast<int64_t>(item_size(c.scale_type)) + (c.group_zeros ? 1 : 0));
+}
+// From the beginning of a tile to column k of it, which begins a group if there are some.
+static inline int64_t offset_of(const Linear& layer, int64_t k) {
+  if (!is_coded(layer)) return k * kTile * static_cast<int64_t>(item_size(layer.dtype));
+  const int64_t codes = layer.dtype == kCodes8 ? k * kTile : k * kTile / 2;
+  return layer.coded.group ? k / layer.coded.group * group_head(layer) + codes : codes;
+}
 
 struct GemmArgs {
   const Linear* layer;
@@ -135,9 +173,8 @@ struct PackArgs {
 QUIRE_KERNEL(pack, (const PackArgs&))
 
 struct GatherArgs {
-  const void* packed;  // of a layer without gates
-  int dtype;
-  int64_t k, n, count;
+  const Linear* layer;  // without gates
+  int64_t count;
   const int64_t* ids;  // [count]; outside [0, n): zeros
   void* out;           // [count, k] of out_dtype
   int out_dtype;

@@ -6,6 +6,7 @@
 // bit. No block reaches over the end of a leaf; there its sums join those of the leaves before. While
 // one block is computed the next one is fetched: weights stream from memory during the arithmetic and
 // not before it.
+#include "coded_tile.h"
 #include "gemm.h"
 #include "math.h"
 #include "pool.h"
@@ -31,6 +32,7 @@ struct Work {
   const void* x;  // rows as the kernel reads them: bf16, or float32
   int64_t stride;
   bool direct;  // bf16 rows and weights, vdpbf16ps
+  CodedRows coded = {};
 };
 
 // What is multiplied while its weights are in a cache: some steps of one leaf.
@@ -48,6 +50,8 @@ struct Block {
   const char* next;     // what to fetch meanwhile
   int64_t lines;        // of 64 bytes to fetch per four steps and pass
   float* into;          // nullptr, or what the weighed sums of the leaf are added to, not written to `sums`
+  bool ends = false;    // its leaf
+  int64_t extra = 0;    // lines to fetch per group and pass
 };
 
 // Where row i of the product is added to.
@@ -202,7 +206,195 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums) 
   }
 }
 
+// ---- products of codes: coded_tile.h
+
+constexpr int kCodedVectors = QUIRE_LEVEL >= 2 ? 4 : 1;
+
+// The end of a leaf, whose sums are `y`, before the row's scale.
+template <int R>
+QUIRE_INLINE void end_coded(const Block& b, int64_t row, float* at, int64_t column, Vec (&y)[R][kCodedVectors]) {
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    const Vec scale = splat(b.work.coded.scales[row + r]);
+    QUIRE_UNROLL for (int j = 0; j < kCodedVectors; ++j) y[r][j] = mul(y[r][j], scale);
+  }
+  for (int64_t left = b.joins; left > 0; --left) {
+    at -= b.apart;
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kCodedVectors; ++j)
+      y[r][j] = add(load(at + r * 64 + j * kLanes), y[r][j]);
+  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    float* out = b.into ? added_to(b, row + r) + column : at + r * 64;
+    const Vec share = b.into ? splat(b.work.args.shares[row + r]) : zero();
+    QUIRE_UNROLL for (int j = 0; j < kCodedVectors; ++j) {
+      float* place = out + j * kLanes;
+      store(place, b.into ? add(load(place), mul(y[r][j], share)) : y[r][j]);
+    }
+  }
+}
+
+QUIRE_INLINE int32_t four_codes(const int8_t* p) {
+  int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return x;
+}
+
+// One group: whole numbers wait between blocks.
+template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sums, const char* next) {
+  constexpr int V = kCodedVectors;
+  const Linear& layer = *b.work.args.layer;
+  const int64_t stride = b.work.coded.stride, tile = (b.weights - static_cast<const char*>(layer.weight)) / (stride * kTile);
+  const int8_t* x = b.work.coded.codes + row * stride;
+  for (int64_t column = 0; column < kTile; column += V * kLanes) {
+    float* at = sums + column;
+    const char* w = b.weights + column * 4;
+    IVec acc[R][V];
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+      acc[r][j] = b.fresh ? no_sum() : load_whole(at + r * 64 + j * kLanes);
+    for (int64_t k = b.k0; k < b.k1; k += 16) {
+      if (column == 0) fetch<P>(next);
+      QUIRE_UNROLL for (int s = 0; s < 16; s += 4) {
+        WVec weights[V];
+        QUIRE_UNROLL for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + (k + s) * 64 + j * kLanes * 4);
+        QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+          const int32_t q = four_codes(x + r * stride + k + s);
+          QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
+        }
+      }
+    }
+    if (!b.ends) {
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+        store_whole(at + r * 64 + j * kLanes, acc[r][j]);
+      continue;
+    }
+    const int64_t first = tile * kTile + column;
+    Vec y[R][V];
+    QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+      const Vec scale = load(layer.coded.scales + first + j * kLanes);
+      const IVec zeros = layer.coded.zeros ? less(load_whole(layer.coded.zeros + first + j * kLanes), whole(kBelow))
+                                           : whole(layer.coded.zero - kBelow);
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+        const IVec shift = times(zeros, whole(b.work.coded.sums[row + r]));
+        y[r][j] = add(zero(), mul(rounded(less(acc[r][j], shift)), scale));
+      }
+    }
+    end_coded<R>(b, row, at, column, y);
+  }
+}
+
+// Codes of a group.
+enum { kBytes = 0, kHalves = 1, kTable = 2 };
+
+template <int R, int kind>
+QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
+                             IVec (&acc)[R][kCodedVectors]) {
+  constexpr int V = kCodedVectors;
+  if constexpr (kind == kBytes) {
+    for (int64_t k = 0; k < group; k += 4, w += 256) {
+      WVec weights[V];
+      QUIRE_UNROLL for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + j * kLanes * 4);
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+        const int32_t q = four_codes(x + r * stride + k);
+        QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
+      }
+    }
+  } else {
+    for (int64_t k = 0; k < group; k += 8, w += 256) {
+      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        WVec low, high;
+        if constexpr (kind == kHalves) halves_at(w + j * kLanes * 4, low, high);
+        else halves_at(w + j * kLanes * 4, table, low, high);
+        QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+          const int8_t* q = x + r * stride + k;
+          if constexpr (kind == kHalves) {
+            acc[r][j] = dot4(acc[r][j], low, four_codes(q));
+            acc[r][j] = dot4(acc[r][j], high, four_codes(q + 4));
+          } else {
+            acc[r][j] = dot(acc[r][j], low, four_codes(q));
+            acc[r][j] = dot(acc[r][j], high, four_codes(q + 4));
+          }
+        }
+      }
+    }
+  }
+}
+
+QUIRE_INLINE Vec load_scales(int type, const char* p, int64_t i) {
+  if (type == kF16) return Memory<kF16>::load(p, i);
+  if (type == kBF16) return Memory<kBF16>::load(p, i);
+  return Memory<kF32>::load(p, i);
+}
+
+// Groups: each is added to the float32 sums of its leaf.
+template <int R, int P, int kind>
+void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
+  constexpr int V = kCodedVectors;
+  constexpr int32_t below = kind == kHalves ? kBelow4 : kBelow;
+  const Linear& layer = *b.work.args.layer;
+  const Coded& c = layer.coded;
+  const CodedRows& rows = b.work.coded;
+  const int64_t group = c.group, head = group_head(layer), size = offset_of(layer, group);
+  const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type));
+  const char* w = b.weights + offset_of(layer, b.k0);
+  for (int64_t k = b.k0; k < b.k1; k += group, w += size) {
+    if constexpr (P > 0) {
+      for (int64_t lines = b.extra + (size - head) * P / 1024; lines > 0; --lines) fetch<1>(next);
+    }
+    const int64_t g = k / group;
+    for (int64_t column = 0; column < kTile; column += V * kLanes) {
+      IVec acc[R][V];
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = no_sum();
+      group_sums<R, kind>(w + head + column * 4, rows.codes + row * rows.stride + k, rows.stride, group, c.table, acc);
+      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        const int64_t i = column + j * kLanes;
+        const Vec scale = load_scales(c.scale_type, w, i);
+        const IVec zeros = c.group_zeros ? load_int8(reinterpret_cast<const int8_t*>(w + zeros_at + i)) : whole(c.zero);
+        QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+          const int32_t total = rows.sums[(row + r) * rows.groups + g];
+          const IVec shift = c.group_zeros ? times(less(zeros, whole(below)), whole(total)) : whole((c.zero - below) * total);
+          const Vec y = mul(rounded(less(acc[r][j], shift)), scale);
+          float* at = sums + r * 64 + i;
+          store(at, add(b.fresh && k == b.k0 ? zero() : load(at), y));
+        }
+      }
+    }
+  }
+  if (!b.ends) return;
+  for (int64_t column = 0; column < kTile; column += V * kLanes) {
+    Vec y[R][V];
+    float* at = sums + column;
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+      y[r][j] = load(at + r * 64 + j * kLanes);
+    end_coded<R>(b, row, at, column, y);
+  }
+}
+
+template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums, const char* next) {
+  const Linear& layer = *b.work.args.layer;
+  if (!layer.coded.group) return tile_codes8<R, P>(b, row, sums, next);
+  if (layer.dtype == kCodes8) return tile_groups<R, P, kBytes>(b, row, sums, next);
+  if (layer.coded.table) return tile_groups<R, P, kTable>(b, row, sums, next);
+  return tile_groups<R, P, kHalves>(b, row, sums, next);
+}
+
 template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pass) {
+  if (is_coded(*b.work.args.layer)) {
+    const Linear& layer = *b.work.args.layer;
+    const int64_t bytes = offset_of(layer, b.k1) - offset_of(layer, b.k0);
+    const char* next = b.next + pass * (bytes / 1024) * b.lines * 64;
+    const bool fetched = pass * b.lines >= kLines && b.k1 - b.k0 > kShortBlock * 4;
+#ifdef QUIRE_DEBUG
+    (void)fetched;
+#else
+    switch (fetched ? 0 : b.lines) {
+      case 16: return coded_rows<R, 16>(b, row, sums, next);
+      case 8: return coded_rows<R, 8>(b, row, sums, next);
+      case 4: case 3: return coded_rows<R, 4>(b, row, sums, next);
+      case 2: return coded_rows<R, 2>(b, row, sums, next);
+      case 1: return coded_rows<R, 1>(b, row, sums, next);
+    }
+#endif
+    return coded_rows<R, 0>(b, row, sums, next);
+  }
 #if QUIRE_LEVEL >= 3
   if (b.work.direct) {
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
@@ -404,7 +596,7 @@ int64_t lines_per_pass(int64_t passes) {
 }
 
 const char* tile_at(const Linear& layer, int64_t tile) {
-  return static_cast<const char*>(layer.weight) + packed_bytes(tile * kTile, layer.k, layer.dtype);
+  return static_cast<const char*>(layer.weight) + tile * offset_of(layer, padded_k(layer));
 }
 
 // Steps of a leaf's k that are multiplied at a time.
@@ -414,6 +606,13 @@ int64_t block_length(int64_t rows, int64_t k) {
   const int64_t blocks =
       rows <= kFewRows ? (k + kShortBlock - 1) / kShortBlock : (k + kBlock / 2) / kBlock;
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 7) / 8 * 8;
+}
+
+// The same for codes: blocks of about as many bytes, of whole groups.
+int64_t coded_length(const Linear& layer, int64_t rows, int64_t k) {
+  const int64_t times = layer.dtype == kCodes8 ? 2 : 4, unit = layer.coded.group ? layer.coded.group : 16;
+  const int64_t length = block_length(rows, k / times) * times;
+  return (length + unit - 1) / unit * unit;
 }
 
 // All rows of a panel pass by one block of a leaf. `sums` are the oldest ones.
@@ -438,11 +637,13 @@ void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int
 void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const char* after,
               float* sums) {
   const Linear& layer = *work.args.layer;
-  const int64_t k = packed_k(layer.k, layer.dtype), leaf_k = k / layer.leaves;
-  const size_t item = item_size(layer.dtype);
+  const int64_t k = padded_k(layer), leaf_k = k / layer.leaves;
   const char* weights = tile_at(layer, tile);
   const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
-  const int64_t length = block_length(row1 - row0, leaf_k), apart = (row1 - row0) * kTile;
+  const int64_t length = is_coded(layer) ? coded_length(layer, row1 - row0, leaf_k)
+                                         : block_length(row1 - row0, leaf_k);
+  const int64_t apart = (row1 - row0) * kTile;
+  const int64_t head = layer.coded.group ? (group_head(layer) / 64 + passes - 1) / passes : 0;
   for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {
     const int64_t begin = leaf * leaf_k, end = begin + leaf_k;
     for (int64_t k0 = begin; k0 < end; k0 += length) {
@@ -450,13 +651,13 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
       const int64_t joins = k1 == end && !work.args.rows ? branches(leaf) : 0;
       // Steps of one pass read 256 bytes each: alone it fetches 4 KiB ahead of itself, among others
       // its share of the next block.
-      const char* next = passes == 1 ? weights + k0 * kTile * item + 4096
-                         : k1 < k    ? weights + k1 * kTile * item
+      const char* next = passes == 1 ? weights + offset_of(layer, k0) + 4096
+                         : k1 < k    ? weights + offset_of(layer, k1)
                                      : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
       const Block block{work, weights, k0,   k1,  k0 == begin, joins,
-                        apart, next,   lines_per_pass(passes), adds ? into : nullptr};
+                        apart, next,   lines_per_pass(passes), adds ? into : nullptr, k1 == end, head};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }
@@ -518,15 +719,32 @@ void widen_rows(const GemmArgs& a, const void* x, int64_t stride, bool direct, v
   });
 }
 
+// The rows as codes, in scratch memory of the caller.
+Work quantised(const GemmArgs& a) {
+  const Linear& layer = *a.layer;
+  const int64_t k = padded_k(layer), groups = layer.coded.group ? k / layer.coded.group : 1;
+  const int64_t bytes = (a.m * k + 63) / 64 * 64;
+  auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(bytes + a.m * 4 + a.m * groups * 4)));
+  const CodedRows rows{reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + bytes),
+                       reinterpret_cast<int32_t*>(memory + bytes + a.m * 4), k, groups};
+  parallel_for(a.m, 8192 / k + 1, [&](int64_t begin, int64_t end) {
+    auto* line = layer.coded.order ? static_cast<int8_t*>(scratch(5, static_cast<size_t>(k))) : nullptr;
+    for (int64_t row = begin; row < end; ++row)
+      quantise_row(layer, a.x_dtype, a.x, row * a.x_stride, rows, row, line);
+  });
+  return {a, nullptr, 0, false, rows};
+}
+
 // The rows as the register tiles read them; in scratch memory of the caller if they are not so yet.
 Work prepared(const GemmArgs& a) {
   const Linear& layer = *a.layer;
+  if (is_coded(layer)) return quantised(a);
   const int64_t k = packed_k(layer.k, layer.dtype);
   const bool direct = QUIRE_LEVEL >= 3 && a.x_dtype == kBF16 && layer.dtype == kBF16;
-  if (k == layer.k && (direct || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct};
+  if (k == layer.k && (direct || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct, {}};
   void* wide = scratch(2, static_cast<size_t>(a.m * k) * (direct ? 2 : 4));
   widen_rows(a, a.x, a.x_stride, direct, wide, k);
-  return {a, wide, k, direct};
+  return {a, wide, k, direct, {}};
 }
 
 // ---- mixtures ----------------------------------------------------------------------------------
@@ -613,7 +831,12 @@ void add_experts(const TileSums& s, const Work& all, float* sums) {
     args.out_rows = s.count;
     args.tile_from = s.first;
     const int64_t bytes = all.direct ? 2 : 4;
-    const Work work{args, static_cast<const char*>(all.x) + begin * all.stride * bytes, all.stride, all.direct};
+    CodedRows rows = all.coded;
+    rows.codes += begin * rows.stride;
+    rows.scales += begin;
+    rows.sums += begin * rows.groups;
+    const char* x = is_coded(layer) ? nullptr : static_cast<const char*>(all.x) + begin * all.stride * bytes;
+    const Work work{args, x, all.stride, all.direct, rows};
     const char* next_expert = tile_at(*a.layers[e + 1 < a.experts ? e + 1 : 0], s.tile0);
     const Cut cut(layer, m);
     for (int64_t row = 0; row < m; row += cut.height)

@@ -13,7 +13,20 @@ namespace {
 
 Linear make_linear(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64_t k, bool gated,
                    int64_t leaves) {
-  return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated, leaves};
+  return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated, leaves, {}};
+}
+
+Linear make_coded(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64_t k, bool gated,
+                  int64_t leaves, uintptr_t scales, uintptr_t zeros, uintptr_t order, int64_t group,
+                  int scale_type, bool group_zeros, int zero, uintptr_t table) {
+  return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated, leaves,
+                Coded{at<float>(scales), at<int32_t>(zeros), at<int32_t>(order), group, scale_type,
+                      group_zeros, zero, at<uint8_t>(table)}};
+}
+
+// Bytes of a layer's packed weight.
+int64_t linear_bytes(const Linear& layer) {
+  return packed_tiles(layer.n) * offset_of(layer, padded_k(layer));
 }
 
 Norm make_norm(int kind, uintptr_t weight, uintptr_t bias, int dtype, double eps, bool wide) {
@@ -84,8 +97,7 @@ void run_pack(uintptr_t weight, int source_dtype, uintptr_t packed, int dtype, i
 void run_gather(const Linear& layer, uintptr_t ids, int64_t count, uintptr_t out,
                 int out_dtype) {
   nb::gil_scoped_release release;
-  QUIRE_PICK(gather)(GatherArgs{layer.weight, layer.dtype, layer.k, layer.n, count,
-                                at<int64_t>(ids), at<void>(out), out_dtype});
+  QUIRE_PICK(gather)(GatherArgs{&layer, count, at<int64_t>(ids), at<void>(out), out_dtype});
 }
 
 }  // namespace
@@ -95,6 +107,9 @@ void bind_gemm(nb::module_& m) {
   nb::class_<Linear>(m, "Linear", "Constants of a linear layer. Owns no memory.");
   m.def("make_linear", &make_linear, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a,
         "leaves"_a);
+  m.def("make_coded", &make_coded, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a, "leaves"_a,
+        "scales"_a, "zeros"_a, "order"_a, "group"_a, "scale_type"_a, "group_zeros"_a, "zero"_a, "table"_a);
+  m.def("linear_bytes", &linear_bytes, "layer"_a);
   m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "wide"_a);
   m.def("linear", &run_linear, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "residual"_a,
         "out"_a, "out_dtype"_a, "activation"_a, "split"_a);

@@ -92,24 +92,66 @@ void pack(const PackArgs& a) {
   });
 }
 
+namespace {
+
+// Row `id` of a weight of codes as float32, in the order of x.
+void gather_coded(const Linear& layer, int64_t id, float* line) {
+  const Coded& c = layer.coded;
+  const int64_t column = id % kTile;
+  const char* tile = static_cast<const char*>(layer.weight) + id / kTile * offset_of(layer, padded_k(layer));
+  const int64_t group = c.group ? c.group : layer.k;
+  for (int64_t k0 = 0; k0 < layer.k; k0 += group) {
+    const char* codes = tile + offset_of(layer, k0);
+    float scale;
+    int32_t zero = c.zero;
+    if (c.group) {
+      scale = number(c.scale_type, codes, column);
+      if (c.group_zeros) zero = reinterpret_cast<const int8_t*>(codes + kTile * item_size(c.scale_type))[column];
+      codes += group_head(layer);
+    } else {
+      scale = c.scales[id];
+      if (c.zeros) zero = c.zeros[id];
+    }
+    for (int64_t i = 0; i < group && k0 + i < layer.k; ++i) {
+      int32_t code;
+      if (layer.dtype == kCodes8) {
+        code = static_cast<uint8_t>(codes[(i / 4 * kTile + column) * 4 + i % 4]) - 128;
+      } else {
+        const auto byte = static_cast<uint8_t>(codes[(i / 8 * kTile + column) * 4 + i % 4]);
+        code = i % 8 < 4 ? byte & 15 : byte >> 4;
+        if (c.table) code = c.table[code] - 128;
+      }
+      line[c.order ? c.order[k0 + i] : k0 + i] = static_cast<float>(code - zero) * scale;
+    }
+  }
+}
+
+}  // namespace
+
 void gather(const GatherArgs& a) {
-  const int64_t k = packed_k(a.k, a.dtype), group = a.dtype == kBF16 ? 2 : 1;
-  const size_t item = item_size(a.dtype);
+  const Linear& layer = *a.layer;
+  const bool coded = is_coded(layer);
+  const int dtype = coded ? static_cast<int>(kF32) : layer.dtype;
+  const int64_t k = packed_k(layer.k, dtype), group = dtype == kBF16 ? 2 : 1;
+  const size_t item = item_size(dtype);
   parallel_for(a.count, 16, [&](int64_t begin, int64_t end) {
-    const size_t whole = static_cast<size_t>((a.k + 16) / 16 * 16);
+    const size_t whole = static_cast<size_t>((layer.k + 16) / 16 * 16);
     auto* line = static_cast<char*>(scratch(0, whole * 4));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t id = a.ids[i];
-      if (id < 0 || id >= a.n) {
+      if (id < 0 || id >= layer.n) {
         __builtin_memset(line, 0, whole * item);
+      } else if (coded) {
+        gather_coded(layer, id, reinterpret_cast<float*>(line));
       } else {
-        const char* from = static_cast<const char*>(a.packed) +
+        const char* from = static_cast<const char*>(layer.weight) +
                            (id / kTile * k * kTile + id % kTile * group) * item;
         for (int64_t j = 0; j < k; j += group)
           __builtin_memcpy(line + j * item, from + j * kTile * item, group * item);
       }
-      for (int64_t j = 0; j < a.k; j += kLanes)
-        store_any(a.out_dtype, a.out, i * a.k + j, load_any(a.dtype, line, j, a.k - j), a.k - j);
+      for (int64_t j = 0; j < layer.k; j += kLanes)
+        store_any(a.out_dtype, a.out, i * layer.k + j, load_any(dtype, line, j, layer.k - j),
+                  layer.k - j);
     }
   });
 }

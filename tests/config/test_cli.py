@@ -136,7 +136,6 @@ def test_model_by_place_or_by_name():
         (["--port"], "--port"),
         (["--host", "0.0.0.0"], "no key is set"),
         (["-tp", "2"], "--tensor-parallel-size 2 is not supported yet"),
-        (["-q", "awq"], "--quantization awq is not supported yet; nearest: --dtype"),
     ],
 )
 def test_wrong_usage_is_one_sentence(arguments, told):

@@ -18,6 +18,7 @@ WAYS = {
         "max_num_batched_tokens": 64,
     },
 }
+"""How a request is computed."""
 
 
 def requests(count):
@@ -52,25 +53,36 @@ def run(llm, jobs):
     return [facts(o) for o in llm.generate(list(prompts), list(params), use_tqdm=False)]
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def dtype(request):
-    return request.param
+WEIGHTS = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+}
+"""How weights are kept."""
+
+
+@pytest.fixture(scope="module", params=WEIGHTS)
+def weights(request, isa):
+    if request.param.startswith("int") and isa not in (compiled.available_isas()[0], "avx2"):
+        pytest.skip("tests/kernels compares the products of codes on the other ones")
+    return WEIGHTS[request.param]
 
 
 @pytest.fixture(scope="module")
-def alone(isa, dtype):
+def alone(isa, weights):
     jobs = list(requests(12))
-    with LLM(dtype=dtype, enable_prefix_caching=False) as llm:
+    with LLM(**weights, enable_prefix_caching=False) as llm:
         compiled.lib.set_num_threads(1, [])
         return jobs, [run(llm, [job])[0] for job in jobs]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_together_as_alone(isa, dtype, alone, way):
+def test_together_as_alone(isa, weights, alone, way):
     if isa != compiled.available_isas()[0] and way not in ("pieces", "preempted"):
         pytest.skip("all ways are taken on the best instruction set")
     jobs, want = alone
-    with LLM(dtype=dtype, disable_log_stats=False, **WAYS[way]) as llm:
+    with LLM(**weights, disable_log_stats=False, **WAYS[way]) as llm:
         compiled.lib.set_num_threads(2, [])
         assert run(llm, jobs) == want
         # Once more: now prompts are found in the cache.

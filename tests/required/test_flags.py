@@ -45,21 +45,27 @@ def test_c1_c2_c3_c5_c6_c7_c8_c10_c11_c12_c13_c14_the_command_line() -> None:
     "row, flag, remedy",
     [
         ("c9", "--kv-cache-dtype fp8", "--dtype"),
-        ("c16", "--quantization fp8", "--dtype"),
-        ("c16", "-q awq", "--dtype"),
         ("c17", '--speculative-config {"method":"ngram"}', "leave it out"),
         ("c18", "--tensor-parallel-size 2", "leave it out"),
         ("c18", "-tp 2", "leave it out"),
         ("c19", "--enable-lora", "merged"),
     ],
 )
-def test_c9_c16_c17_c18_c19_known_or_refused(row: str, flag: str, remedy: str) -> None:
-    """The flags of 8-bit KV, quantisation, speculation, tensor parallelism and LoRA are refused
+def test_c9_c17_c18_c19_known_or_refused(row: str, flag: str, remedy: str) -> None:
+    """The flags of 8-bit KV, speculation, tensor parallelism and LoRA are refused
     with a sentence on what to do instead, never ignored."""
     given = build_parser().parse(flag.split())
     with pytest.raises(ConfigError, match="not supported yet; ") as refused:
         engine_config(given)
     assert remedy in str(refused.value), row
+
+
+def test_c16_quantization() -> None:
+    """`--quantization` names what is done, or what the checkpoint is; else it is refused."""
+    given = build_parser().parse(["-q", "int8"])
+    assert engine_config(given).model.quantization == "int8"
+    with pytest.raises(ConfigError, match="--quantization must be one of int8, int4"):
+        LLM(quantization="awq")
 
 
 def test_d7_compile_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,7 +344,7 @@ def _add(parser: argparse.ArgumentParser, root: type, without: Sequence[str] = (
             if flag.section == name and flag.field not in without:
                 how = _SPECIAL.get(flag.field) or _KINDS[flag.annotation]
                 group.add_argument(
-                    *flag.spellings,
+                    *(name for name in flag.spellings if name not in without),
                     dest=flag.field,
                     default=argparse.SUPPRESS,
                     help=flag.help_with_default.replace("%", "%%"),

@@ -38,6 +38,8 @@ DEVICES: Final[Registry[Any]] = Registry(
     plugins="device",
 )
 """Where a model can run, and what tells of it: each row makes a `quire.worker.device.Device`."""
+QUANTIZATIONS = ("int8", "int4")
+"""Schemes that quantise an unquantised checkpoint while it is loaded."""
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 TASKS = {
@@ -72,6 +74,10 @@ class ModelConfig:
     dtype: str = "auto"
     """Type of weights and activations: `auto` (the checkpoint's), `float32`, `bfloat16`,
     `float16`."""
+    quantization: str | None = None
+    """How weights are kept: `int8` or `int4` makes codes of an unquantised checkpoint while it is
+    loaded (see docs/quantisation.md). The method that a quantised checkpoint names itself may be
+    repeated here. Default: as the checkpoint has them."""
     device: str = "auto"
     """Where the model runs: `auto` (a GPU if there is one), `cpu`, `cuda`."""
     runner: str = "auto"

@@ -55,6 +55,12 @@ class PreparedCoded:
         """N."""
         return self.coded.shape[0]
 
+    @property
+    def nbytes(self) -> int:
+        """Of codes and scales, and of the codes as floats."""
+        coded = self.coded
+        return coded.codes.nbytes + coded.scales.nbytes + self.whole.nbytes + self.scales.nbytes
+
     def kept(self) -> dict[str, Any]:
         """As tensors and plain values, for another process."""
         names = ("kind", "codes", "scales", "zeros", "group", "activations", "order")
@@ -105,9 +111,11 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     most = wide.abs().amax(1)
     finite = most.isfinite() & wide.isfinite().all(1)
     counts = finite & (most >= LEAST)
-    inverse = torch.where(counts, 127.0 / most, 0.0)
+    # A tensor: torch takes a number over a tensor for the number times an inverse, rounded twice.
+    top = torch.full_like(most, 127.0)
+    inverse = torch.where(counts, top / most, 0.0)
     codes = torch.where(counts.unsqueeze(1), wide * inverse.unsqueeze(1), 0.0).round_()
-    scales = torch.where(counts, most / 127.0, torch.where(finite, 0.0, torch.nan))
+    scales = torch.where(counts, most / top, torch.where(finite, 0.0, torch.nan))
     return codes.to(torch.int8), scales
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from quire.kernels import native_attention
 from quire.kernels.compiled import lib
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, NormParts
-from quire.kernels.native_linear import ACTIVATIONS, CODES, PackedLinear, make_norm
+from quire.kernels.native_linear import ACTIVATIONS, CODES, make_norm
+from quire.kernels.packed import PackedLinear
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata

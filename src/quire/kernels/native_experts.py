@@ -10,7 +10,8 @@ from torch import Tensor
 from quire.kernels import moe
 from quire.kernels.compiled import lib
 from quire.kernels.dispatch import Ops
-from quire.kernels.native_linear import CODES, PackedLinear
+from quire.kernels.native_linear import CODES
+from quire.kernels.packed import PackedLinear
 
 
 def grouped_experts(

@@ -6,7 +6,6 @@ Weights are packed once into the layout of `csrc/gemm.h`, on large pages. Knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,39 +15,23 @@ from quire.kernels import coded_linear, reference
 from quire.kernels.coded import CodedWeight, concat
 from quire.kernels.coded_linear import PreparedCoded
 from quire.kernels.compiled import lib
-from quire.kernels.pages import weight_memory
+from quire.kernels.native_coded import (
+    PackedCoded,
+    can_pack,
+    keep_coded,
+    pack_coded,
+    restore_coded,
+)
+from quire.kernels.packed import ELEMENT_CODES, PackedLinear, allocate, tiled_bias
 from quire.kernels.workspace import workspace
 
-CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Element types as csrc/isa.h numbers them."""
+CODES: Final = ELEMENT_CODES
 ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 """As csrc/gemm.h numbers them."""
 NORMS: Final = {"none": (0, False), "rms": (1, False), "rms_wide": (1, True), "layer": (2, False)}
 """Kind as csrc/gemm.h numbers it, and whether it is not rounded before the weight."""
-_SMALL: Final = 256 << 10
-"""Bytes below which a weight gets no part of a large page."""
 _MOST_NORMS: Final = 4096
 _CPU: Final = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedLinear:
-    """A packed weight `[N, K]` with its bias."""
-
-    handle: Any
-    """The compiled module's view of the layer."""
-    memory: Tensor
-    """The packed weight, bytes."""
-    bias: Tensor | None
-    """float32, filled up to whole tiles."""
-    out_features: int
-    """N."""
-    in_features: int
-    dtype: torch.dtype
-    """Of the packed weight."""
-    gated: bool
-    leaves: int
-    """Equal parts of K that are summed on their own."""
 
 
 def prepare_linear(
@@ -65,7 +48,7 @@ def prepare_linear(
     assert leaves == 1 or k % (2 * leaves) == 0, "leaves are equally long, of whole pairs"
     kind = dtype or parts[0].dtype
     code = CODES[kind]
-    memory = _allocate(lib.packed_bytes(n, k, code))
+    memory = allocate(lib.packed_bytes(n, k, code))
     if n % 64:
         memory[-lib.packed_bytes(1, k, code) :].zero_()
     row = 0
@@ -75,7 +58,7 @@ def prepare_linear(
         lib.pack(*place, len(part), k, row, n, gated)
         row += len(part)
     if bias is not None:
-        bias = _tiled_bias(bias.to(kind), gated)
+        bias = tiled_bias(bias.to(kind), gated)
     shift = 0 if bias is None else bias.data_ptr()
     handle = lib.make_linear(memory.data_ptr(), shift, code, n, k, gated, leaves)
     return PackedLinear(handle, memory, bias, n, k, kind, gated, leaves)
@@ -94,19 +77,19 @@ def prepare_coded(
     if coded.activations == "float":
         shift = bias if bias is None or dtype is None else bias.to(dtype).to(torch.float32)
         return prepare_linear(coded.dequantise(), shift, gated=gated, leaves=leaves)
+    if can_pack(coded):
+        if bias is not None:
+            bias = tiled_bias(bias if dtype is None else bias.to(dtype), gated)
+        return pack_coded(coded, bias, gated, leaves)
     made = coded_linear.prepare_coded(coded, bias, gated=gated, leaves=leaves, dtype=dtype)
     assert isinstance(made, PreparedCoded)
     return made
 
 
-def _allocate(size: int) -> Tensor:
-    if size < _SMALL and not weight_memory.is_kept:
-        return torch.empty(size, dtype=torch.uint8)
-    return weight_memory.take(size)
-
-
 def keep_linear(layer: PackedLinear | PreparedCoded) -> dict[str, Any]:
     """See `dispatch.Ops.keep_linear`."""
+    if isinstance(layer, PackedCoded):
+        return keep_coded(layer)
     if not isinstance(layer, PackedLinear):
         return layer.kept()
     return {
@@ -121,6 +104,8 @@ def keep_linear(layer: PackedLinear | PreparedCoded) -> dict[str, Any]:
 
 def restore_linear(kept: Mapping[str, Any]) -> PackedLinear | PreparedCoded:
     """See `dispatch.Ops.restore_linear`."""
+    if "form" in kept:
+        return restore_coded(kept)
     if "coded" in kept:
         return PreparedCoded.restored(kept)
     memory, bias, code = kept["memory"], kept["bias"], kept["code"]
@@ -130,19 +115,6 @@ def restore_linear(kept: Mapping[str, Any]) -> PackedLinear | PreparedCoded:
     shift = 0 if bias is None else bias.data_ptr()
     handle = lib.make_linear(memory.data_ptr(), shift, code, n, k, gated, leaves)
     return PackedLinear(handle, memory, bias, n, k, dtype, gated, leaves)
-
-
-def _tiled_bias(bias: Tensor, gated: bool) -> Tensor:
-    """Float32 in the order of the packed columns, zeros in those that fill up a tile."""
-    parts = bias.to(torch.float32).chunk(2) if gated else (bias.to(torch.float32),)
-    width = 32 if gated else 64
-    tiles = -(-len(parts[0]) // width)
-    out = torch.zeros(tiles, len(parts), width)
-    for i, part in enumerate(parts):
-        whole = torch.zeros(tiles * width)
-        whole[: len(part)] = part
-        out[:, i] = whole.view(tiles, width)
-    return out.view(-1)
 
 
 def linear(

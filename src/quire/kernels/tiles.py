@@ -56,6 +56,11 @@ class PreparedLinear:
         """N."""
         return self.parts[0].shape[0]
 
+    @property
+    def nbytes(self) -> int:
+        """Of the weight."""
+        return sum(part.nbytes for part in self.parts)
+
     def products(self, x: Tensor) -> list[Tensor]:
         """Float32 `[T, N]` for each leaf."""
         multiply = _by_tiles if self.tiled else _by_rows

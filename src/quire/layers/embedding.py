@@ -40,10 +40,11 @@ class Embedding(Module):
 
 
 class TiedEmbedding(Module):
-    """Ids `[T] -> [T, H]` out of the language-model head's weight: one copy serves both."""
+    """Ids `[T] -> [T, H]` out of a linear layer's weight: the language-model head's, so that one
+    copy serves both, or one that is kept as linear layers are."""
 
     def __init__(self, head: Linear, dtype: torch.dtype) -> None:
-        self._head = head
+        self.head = self._head = head
         self._dtype = dtype
 
     def __call__(self, input_ids: Tensor) -> Tensor:

@@ -101,6 +101,16 @@ class LinearMethod:
         raise NotImplementedError
 
     @property
+    def form(self) -> str:
+        """How the weight is kept, for people and to tell models apart: `bfloat16`, `int8`."""
+        return str(self.spec.dtype).removeprefix("torch.")
+
+    @property
+    def nbytes(self) -> int:
+        """Of the loaded weight; by default as many as in the type of the activations."""
+        return self.spec.out_features * self.spec.in_features * self.spec.dtype.itemsize
+
+    @property
     def prepared(self) -> Any:
         """The loaded weight as `ops.prepare_linear` made it, for operations over several layers;
         `None` if it is kept otherwise: then the layers are computed one by one."""
@@ -140,6 +150,11 @@ class PreparedMethod(LinearMethod):
         """See `LinearMethod.prepared`."""
         assert self._prepared is not None, "the weight is not loaded yet"
         return self._prepared
+
+    @property
+    def nbytes(self) -> int:
+        """See `LinearMethod.nbytes`."""
+        return int(self.prepared.nbytes)
 
     @property
     def kept_form(self) -> KeptForm | None:

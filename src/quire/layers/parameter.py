@@ -69,6 +69,9 @@ class Parameter:
     bundle: Bundle | None = None
     """If there: instead of `load` and `load_parts`, takes whatever tensors the checkpoint has of
     the layer, the other parameters excepted. The parameter's name ends with `.weight`."""
+    form: str = ""
+    """What its layer makes of it, if there is a choice: what is kept for another process is of use
+    only where it becomes the same."""
     kept: KeptForm | None = None
     """How another process can have it without loading it. A small parameter needs none: its
     tensors are kept as the checkpoint has them."""

@@ -337,12 +337,15 @@ class DecoderForCausalLM(Module):
         }
         width = style.embedding_size or shape.hidden_size
         self._lm_head = Linear(context.at("lm_head"), width, shape.vocab_size, style.head_bias)
-        embedding = (
-            TiedEmbedding(self._lm_head, dtype)
-            if self.is_tied
-            else Embedding(context, shape.vocab_size, width)
-        )
         at = context.at("model")
+        embedding: TiedEmbedding | Embedding
+        if self.is_tied:
+            embedding = TiedEmbedding(self._lm_head, dtype)
+        elif getattr(context.weights, "codes_embeddings", False):
+            rows = Linear(at.at("embed_tokens"), width, shape.vocab_size, False)
+            embedding = TiedEmbedding(rows, dtype)
+        else:
+            embedding = Embedding(context, shape.vocab_size, width)
         self._model = DecoderModel(at, shape, style, self.kv_layers(shape), embedding)
 
     @torch.inference_mode()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from quire.layers.embedding import TiedEmbedding
+from quire.layers.linear import Linear
 from quire.layers.module import Module, ModuleList
 from quire.models.decoder import DecoderForCausalLM
 
@@ -45,6 +47,37 @@ def describe(model: DecoderForCausalLM, parameters: Shapes) -> str:
         times = f" x {len(names)}" if len(names) > 1 else ""
         lines.append(f"{'  ' * (depth + 1)}{leaf} {list(shape)}{times}")
     return "\n".join(lines)
+
+
+class FormTotal(NamedTuple):
+    """Of all linear layers that are kept alike."""
+
+    layers: int
+    weights: int
+    nbytes: int
+
+
+def weight_forms(model: Module) -> dict[str, FormTotal]:
+    """How the linear layers of a loaded model are kept, and what they take."""
+    found: dict[str, FormTotal] = {}
+    for linear in _linears(model):
+        method = linear.method
+        old = found.get(method.form, FormTotal(0, 0, 0))
+        count = method.spec.out_features * method.spec.in_features
+        found[method.form] = FormTotal(
+            old.layers + 1, old.weights + count, old.nbytes + method.nbytes
+        )
+    return found
+
+
+def _linears(model: Module) -> list[Linear]:
+    """Each once: an embedding may have a layer, its own or the head's."""
+    found: dict[int, Linear] = {}
+    for _, module in model.modules():
+        linear = module.head if isinstance(module, TiedEmbedding) else module
+        if isinstance(linear, Linear):
+            found[id(linear)] = linear
+    return list(found.values())
 
 
 def _alike(parameters: Shapes) -> dict[tuple[str, tuple[int, ...]], list[str]]:

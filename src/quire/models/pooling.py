@@ -140,6 +140,7 @@ class DecoderForPooling(PoolingModel):
             max_model_len,
             attention_backend,
             context.ops,
+            context.weights,
         )
 
     def forward(
@@ -234,6 +235,7 @@ def load_pooling_model(
     load_format: str = "auto",
     attention_backend: str | None = None,
     ops: Ops | None = None,
+    quantization: str | None = None,
 ) -> EncoderForPooling | DecoderForPooling:
     """Build the model of a folder and load its weights, those of dense layers included.
 
@@ -243,7 +245,9 @@ def load_pooling_model(
             encoder.
     """
     kind = resolve_dtype(shape, dtype)
-    context = LayerContext(ops or default_ops(), torch_dtype(kind), weight_format(shape))
+    context = LayerContext(
+        ops or default_ops(), torch_dtype(kind), weight_format(shape, quantization)
+    )
     common = (
         context,
         spec,

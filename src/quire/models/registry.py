@@ -25,6 +25,7 @@ from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.inspection import describe
+from quire.quantization.online import OnlineFormat
 from quire.quantization.refused import REFUSED
 from quire.registry import Registry
 from quire.weights.loader import load_weights
@@ -98,14 +99,15 @@ def load_model(
     load_format: str = "auto",
     attention_backend: str | None = None,
     ops: Ops | None = None,
+    quantization: str | None = None,
 ) -> CausalLM:
     """Build the model of a folder and load its weights.
 
     `dtype` `auto` is the checkpoint's own type; `device` `auto` a GPU if there is one.
     `progress(done, total)` hears bytes. `max_model_len` is the greatest length served, by which
-    some rotary scalings go; `None` is what the model was made for. `load_format` and
-    `attention_backend` are the options of those names. The model keeps the operations `ops`; by
-    default they are those of the process.
+    some rotary scalings go; `None` is what the model was made for. `load_format`,
+    `attention_backend` and `quantization` are the options of those names. The model keeps the
+    operations `ops`; by default they are those of the process.
 
     Raises:
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
@@ -113,7 +115,8 @@ def load_model(
     """
     device = resolve_device(device)
     kind = resolve_dtype(shape, dtype)
-    model = build_model(shape, kind, device, max_model_len, attention_backend, ops)
+    weights = weight_format(shape, quantization)
+    model = build_model(shape, kind, device, max_model_len, attention_backend, ops, weights)
     parameters = model.parameters()
     tree = describe(model, parameters) if envs.LOG_MODEL_INSPECTION else ""
     model.num_parameters = load_weights(
@@ -131,8 +134,11 @@ def build_model(
     max_model_len: int | None = None,
     attention_backend: str | None = None,
     ops: Ops | None = None,
+    weights: WeightFormat | None = None,
 ) -> DecoderForCausalLM:
     """The model without its weights; `dtype` and `device` are settled.
+
+    `weights` says how linear layers are kept; by default as the checkpoint has them.
 
     Raises:
         ModelLoadError: the architecture or a size is not as it must be.
@@ -140,8 +146,8 @@ def build_model(
     """
     _mention_code(shape)
     family = MODELS.get(shape.architecture)
-    weights = weight_format(shape)
     _check(family, shape)
+    weights = weights or weight_format(shape)
     context = LayerContext(ops or default_ops(), torch_dtype(dtype), weights)
     attention = _attention(family, shape, dtype, device, attention_backend, context.ops)
     return family(shape, torch_dtype(dtype), device, attention, max_model_len, context)
@@ -234,15 +240,16 @@ def _mention_code(shape: ModelShape) -> None:
         )
 
 
-def weight_format(shape: ModelShape) -> WeightFormat:
-    """How the checkpoint keeps linear layers, by its `quantization_config`.
+def weight_format(shape: ModelShape, quantization: str | None = None) -> WeightFormat:
+    """How linear layers are kept: as the checkpoint's `quantization_config` says, or, if it has
+    none, as the option `quantization` does.
 
     Raises:
         ModelLoadError: in a way that nothing here reads.
     """
     said = shape.raw.get("quantization_config")
     if not said:
-        return PLAIN
+        return PLAIN if quantization is None else OnlineFormat(quantization)
     if not isinstance(said, dict):
         raise ModelLoadError(f"quantization_config must be an object, got {said!r:.80}")
     method = said.get("quant_method") or said.get("method")

@@ -79,6 +79,11 @@ class Target(Protocol):
         ...
 
     @property
+    def form(self) -> str:
+        """What its layer makes of it."""
+        ...
+
+    @property
     def dtype(self) -> torch.dtype | None:
         """Type to load it in, if not the model's."""
         ...
@@ -163,7 +168,7 @@ def load_weights(
     here = kept_weights()
     if here is None or device != "cpu" or not any(target.kept for target in targets.values()):
         return reader.read(targets)
-    shapes = {name: (target.shape, target.dtype) for name, target in targets.items()}
+    shapes = {name: (t.shape, t.dtype, t.form) for name, t in targets.items()}
     key = model_key(folder, load_format, dtype, shapes)
     found = here.find(key)
     if found is not None:

@@ -15,12 +15,15 @@ from quire import envs
 from quire.attention.kv_cache import allocate_kv_cache
 from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
+from quire.config.model import QUANTIZATIONS
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.errors import ConfigError, InvalidRequest
-from quire.kernels.dtypes import torch_dtype
+from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
 from quire.kernels.scopes import enable_nvtx
+from quire.layers.module import Module
 from quire.logger import get_logger
 from quire.models.base import CausalLM
+from quire.models.inspection import weight_forms
 from quire.models.layer_times import LayerTimer
 from quire.models.pooling import (
     DecoderForPooling,
@@ -217,7 +220,14 @@ class Worker:
         in."""
         model = self.config.model
         count = count_weights(model.folder, model.load_format, self.shape)
-        return count * torch_dtype(self.dtype).itemsize
+        itemsize = torch_dtype(self.dtype).itemsize
+        if model.quantization not in QUANTIZATIONS:
+            return count * itemsize
+        # With the scales; heads and embeddings have 8 bits in both schemes.
+        ends = self.shape.vocab_size * self.shape.hidden_size
+        ends *= 1 if self.shape.tie_word_embeddings else 2
+        share = 1.03 if model.quantization == "int8" else 0.6
+        return int(1.03 * ends + share * max(0, count - ends))
 
     def _load_model(self, tell: Progress) -> CausalLM | EncoderForPooling | DecoderForPooling:
         given, where = self.config.model, str(self.device.torch_device)
@@ -229,13 +239,14 @@ class Worker:
         common = (
             self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
             given.load_format, given.attention_backend or envs.ATTENTION_BACKEND, self.ops,
+            given.quantization if given.quantization in QUANTIZATIONS else None,
         )  # fmt: skip
         progress(0, 0)  # building the model is part of it
         if self.pooler is None:
             model = load_model(*common)
         else:
             model = load_pooling_model(self.pooler, *common)
-        self.weight_bytes = model.num_parameters * torch_dtype(self.dtype).itemsize
+        self.weight_bytes = _bytes_of(model, torch_dtype(self.dtype).itemsize)
         return model
 
     def _plan(self, facts: MemoryFacts) -> KVCachePlan:
@@ -294,6 +305,21 @@ class Worker:
             return None
         proposer = self._make_proposer(self.config, self.shape)
         return Drafting(proposer, self.shape.vocab_size, self.max_model_len)
+
+
+def _bytes_of(model: CausalLM | EncoderForPooling | DecoderForPooling, itemsize: int) -> int:
+    """Of the weights in memory. Says how they are kept, if that is not the model's type."""
+    forms = weight_forms(model) if isinstance(model, Module) else {}
+    rest = model.num_parameters - sum(form.weights for form in forms.values())
+    total = max(0, rest) * itemsize + sum(form.nbytes for form in forms.values())
+    if not forms.keys() <= TORCH_DTYPES.keys():
+        said = "; ".join(
+            f"{form.layers} linear layers in {name}, {human_bytes(form.nbytes)} "
+            f"({8 * form.nbytes / max(1, form.weights):.2f} bits per weight)"
+            for name, form in forms.items()
+        )
+        logger.info("weights: %s", said)
+    return total
 
 
 def _clocks(model: CausalLM | EncoderForPooling | DecoderForPooling) -> LayerTimer:

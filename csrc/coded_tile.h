@@ -1,0 +1,243 @@
+// Products of codes: quantised weights times rows of int8 codes. For gemm.isa.cpp only.
+//
+// Packed weights [N, K] stand in tiles of 64 columns; K is filled up to whole groups, or to 16:
+//   kCodes8  [N/64][K/4][64][4]  one byte a code, plus 128; one group, whose scales stand elsewhere
+//   kCodes4  [N/64][K/8][64][4]  byte i of the four of a column: code i in the low half, 4 + i in the high
+// With groups, each group of a tile begins with its 64 scales and perhaps 64 zeros (int8); `group`
+// columns of codes follow. The layout is the same on every instruction set.
+//
+// Arithmetic: with q the codes of a row, the sum of q * (code - zero) over a group is a whole number,
+// which all instruction sets compute exactly: 127 * 255 * k < 2**31 for k up to 66,000. It is rounded
+// to float32 and multiplied with the group's scale; groups are added in ascending order from 0 on,
+// each product and sum rounded; then the row's scale. So the bits are the same everywhere.
+#pragma once
+#include "gemm.h"
+#include "math.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+// Rows as codes. Row i: codes + i * stride, row_scales[i], and the sum of each group's codes.
+struct CodedRows {
+  int8_t* codes;
+  float* scales;
+  int32_t* sums;  // [rows][groups]
+  int64_t stride, groups;
+};
+
+// ---- whole numbers -----------------------------------------------------------------------------
+//
+// dot(acc, w, x): per lane, four products of codes more. A weight as the level multiplies it is less than
+// its code by kBelow (kBelow4 for codes of four bits without table), times which the row's sum is added.
+
+#if QUIRE_LEVEL >= 3
+
+struct IVec { __m512i v; };
+struct WVec { __m512i v; };
+constexpr int32_t kBelow = -128, kBelow4 = 0;
+QUIRE_INLINE IVec no_sum() { return {_mm512_setzero_si512()}; }
+QUIRE_INLINE IVec whole(int32_t x) { return {_mm512_set1_epi32(x)}; }
+QUIRE_INLINE WVec bytes_at(const char* p) { return {_mm512_loadu_si512(p)}; }
+QUIRE_INLINE void halves_at(const char* p, WVec& low, WVec& high) {
+  const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  low.v = _mm512_and_si512(both, mask);
+  high.v = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+}
+QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec& high) {
+  const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  halves_at(p, low, high);
+  low.v = _mm512_shuffle_epi8(all, low.v);
+  high.v = _mm512_shuffle_epi8(all, high.v);
+}
+QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
+  return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(x))};
+}
+QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) { return dot(acc, w, x); }
+
+#elif QUIRE_LEVEL == 2
+
+struct IVec { __m512i v; };
+struct WVec { __m512i size; __mmask64 below; };
+constexpr int32_t kBelow = 0, kBelow4 = 0;
+QUIRE_INLINE IVec no_sum() { return {_mm512_setzero_si512()}; }
+QUIRE_INLINE IVec whole(int32_t x) { return {_mm512_set1_epi32(x)}; }
+QUIRE_INLINE WVec signed_bytes(__m512i above) {
+  const __m512i w = _mm512_xor_si512(above, _mm512_set1_epi8(-128));
+  return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
+}
+QUIRE_INLINE WVec bytes_at(const char* p) { return signed_bytes(_mm512_loadu_si512(p)); }
+QUIRE_INLINE void halves_at(const char* p, WVec& low, WVec& high) {
+  const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  low = {_mm512_and_si512(both, mask), 0};
+  high = {_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), 0};
+}
+QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec& high) {
+  const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  halves_at(p, low, high);
+  low = signed_bytes(_mm512_shuffle_epi8(all, low.size));
+  high = signed_bytes(_mm512_shuffle_epi8(all, high.size));
+}
+// Pairs of products are at most 2 * 128 * 127: they fit 16 bits.
+QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) {
+  const __m512i pairs = _mm512_maddubs_epi16(w.size, _mm512_set1_epi32(x));
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+}
+QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
+  const __m512i all = _mm512_set1_epi32(x);
+  const __m512i turned = _mm512_mask_sub_epi8(all, w.below, _mm512_setzero_si512(), all);
+  const __m512i pairs = _mm512_maddubs_epi16(w.size, turned);
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+}
+
+#elif QUIRE_LEVEL == 1
+
+struct IVec { __m256i v; };
+struct WVec { __m256i size, w; };
+constexpr int32_t kBelow = 0, kBelow4 = 0;
+QUIRE_INLINE IVec no_sum() { return {_mm256_setzero_si256()}; }
+QUIRE_INLINE IVec whole(int32_t x) { return {_mm256_set1_epi32(x)}; }
+QUIRE_INLINE __m256i load_bytes(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+QUIRE_INLINE WVec signed_bytes(__m256i above) {
+  const __m256i w = _mm256_xor_si256(above, _mm256_set1_epi8(-128));
+  return {_mm256_abs_epi8(w), w};
+}
+QUIRE_INLINE WVec bytes_at(const char* p) { return signed_bytes(load_bytes(p)); }
+QUIRE_INLINE void halves_at(const char* p, WVec& low, WVec& high) {
+  const __m256i both = load_bytes(p), mask = _mm256_set1_epi8(15);
+  low.size = low.w = _mm256_and_si256(both, mask);
+  high.size = high.w = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+}
+QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec& high) {
+  const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  halves_at(p, low, high);
+  low = signed_bytes(_mm256_shuffle_epi8(all, low.size));
+  high = signed_bytes(_mm256_shuffle_epi8(all, high.size));
+}
+QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) {
+  const __m256i pairs = _mm256_maddubs_epi16(w.size, _mm256_set1_epi32(x));
+  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+}
+// Pairs of products are at most 2 * 128 * 127: they fit 16 bits.
+QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
+  const __m256i turned = _mm256_sign_epi8(_mm256_set1_epi32(x), w.w);
+  const __m256i pairs = _mm256_maddubs_epi16(w.size, turned);
+  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+}
+
+#else
+
+struct IVec { int32_t v[kLanes]; };
+struct WVec { int16_t v[4][kLanes]; };
+constexpr int32_t kBelow = 0, kBelow4 = 0;
+QUIRE_INLINE IVec whole(int32_t x) { IVec r; QUIRE_LANES r.v[i] = x; return r; }
+QUIRE_INLINE IVec no_sum() { return whole(0); }
+QUIRE_INLINE WVec bytes_at(const char* p) {
+  WVec w;
+  for (int s = 0; s < 4; ++s) QUIRE_LANES w.v[s][i] = static_cast<int16_t>(static_cast<uint8_t>(p[4 * i + s]) - 128);
+  return w;
+}
+QUIRE_INLINE void halves_at(const char* p, WVec& low, WVec& high) {
+  for (int s = 0; s < 4; ++s) QUIRE_LANES {
+    const auto both = static_cast<uint8_t>(p[4 * i + s]);
+    low.v[s][i] = both & 15;
+    high.v[s][i] = both >> 4;
+  }
+}
+QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec& high) {
+  halves_at(p, low, high);
+  for (int s = 0; s < 4; ++s) QUIRE_LANES {
+    low.v[s][i] = static_cast<int16_t>(table[low.v[s][i]] - 128);
+    high.v[s][i] = static_cast<int16_t>(table[high.v[s][i]] - 128);
+  }
+}
+QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
+  int8_t q[4];
+  __builtin_memcpy(q, &x, 4);
+  for (int s = 0; s < 4; ++s) QUIRE_LANES acc.v[i] += w.v[s][i] * q[s];
+  return acc;
+}
+QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) { return dot(acc, w, x); }
+
+#endif
+
+#if QUIRE_LEVEL >= 2
+QUIRE_INLINE Vec rounded(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }
+QUIRE_INLINE IVec load_whole(const void* p) { return {_mm512_loadu_si512(p)}; }
+QUIRE_INLINE void store_whole(void* p, IVec a) { _mm512_storeu_si512(p, a.v); }
+QUIRE_INLINE IVec less(IVec a, IVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+QUIRE_INLINE IVec times(IVec a, IVec b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+QUIRE_INLINE IVec load_int8(const int8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+#elif QUIRE_LEVEL == 1
+QUIRE_INLINE Vec rounded(IVec a) { return {_mm256_cvtepi32_ps(a.v)}; }
+QUIRE_INLINE IVec load_whole(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
+QUIRE_INLINE void store_whole(void* p, IVec a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a.v); }
+QUIRE_INLINE IVec less(IVec a, IVec b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+QUIRE_INLINE IVec times(IVec a, IVec b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
+QUIRE_INLINE IVec load_int8(const int8_t* p) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+#else
+QUIRE_INLINE Vec rounded(IVec a) { Vec r; QUIRE_LANES r.v[i] = static_cast<float>(a.v[i]); return r; }
+QUIRE_INLINE IVec load_whole(const void* p) { IVec r; __builtin_memcpy(&r, p, sizeof r); return r; }
+QUIRE_INLINE void store_whole(void* p, IVec a) { __builtin_memcpy(p, &a, sizeof a); }
+QUIRE_INLINE IVec less(IVec a, IVec b) { QUIRE_LANES a.v[i] -= b.v[i]; return a; }
+QUIRE_INLINE IVec times(IVec a, IVec b) { QUIRE_LANES a.v[i] *= b.v[i]; return a; }
+QUIRE_INLINE IVec load_int8(const int8_t* p) { IVec r; QUIRE_LANES r.v[i] = p[i]; return r; }
+#endif
+
+// ---- rows to codes -----------------------------------------------------------------------------
+
+// Codes of y = x * inverse, |y| <= 127.5: rounded to whole numbers, ties to even.
+QUIRE_INLINE void store_codes(int8_t* out, Vec y, int64_t n) {
+  float numbers[kLanes];
+  store(numbers, round_even(y));
+  for (int64_t i = 0; i < kLanes && i < n; ++i) out[i] = static_cast<int8_t>(static_cast<int32_t>(numbers[i]));
+}
+#if QUIRE_LEVEL >= 2
+QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(y.v)));
+}
+#else
+QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) { store_codes(out, y, kLanes); }
+#endif
+
+// One row of `k` numbers; `to.codes` and what belongs to it are those of this row. As
+// kernels/coded_linear.py: quantise_rows.
+static inline void quantise_row(const Linear& layer, int x_dtype, const void* x, int64_t from,
+                                const CodedRows& to, int64_t row, int8_t* unordered) {
+  const int64_t k = layer.k;
+  Vec most = zero(), odd = zero();
+  for (int64_t i = 0; i < k; i += kLanes) {
+    const Vec v = load_any(x_dtype, x, from + i, k - i);
+    most = max(most, copy_sign(v, zero()));
+    odd = add(odd, mul(v, zero()));  // infinity times zero: not a number
+  }
+  const float largest = max_of(most), broken = sum(odd);
+  const bool counts = broken == 0.0f && largest >= 7.888609052210118e-31f;  // 2**-100
+  int8_t* const codes = to.codes + row * to.stride;
+  to.scales[row] = counts ? largest / 127.0f : broken == 0.0f ? 0.0f : bits_to_f32(0x7fc00000u);
+  __builtin_memset(codes, 0, static_cast<size_t>(to.stride));
+  int32_t* const sums = to.sums + row * to.groups;
+  for (int64_t g = 0; g < to.groups; ++g) sums[g] = 0;
+  if (!counts) return;
+  const Vec inverse = splat(127.0f / largest);
+  int8_t* const out = layer.coded.order ? unordered : codes;
+  for (int64_t i = 0; i < k; i += kLanes) {
+    const Vec y = mul(load_any(x_dtype, x, from + i, k - i), inverse);
+    if (k - i >= kLanes) store_codes_whole(out + i, y);
+    else store_codes(out + i, y, k - i);
+  }
+  if (layer.coded.order)
+    for (int64_t i = 0; i < k; ++i) codes[i] = unordered[layer.coded.order[i]];
+  const int64_t group = layer.coded.group ? layer.coded.group : to.stride;
+  for (int64_t g = 0; g < to.groups; ++g) {
+    int32_t total = 0;
+    for (int64_t i = 0; i < group; ++i) total += codes[g * group + i];
+    sums[g] = total;
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,204 @@
+"""Packs quantised weights for the compiled products of codes. Layout: `csrc/coded_tile.h`.
+
+Knows no checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from quire.kernels.coded import KINDS, CodedWeight
+from quire.kernels.coded_linear import settled_leaves
+from quire.kernels.compiled import lib
+from quire.kernels.packed import ELEMENT_CODES, PackedLinear, allocate, tiled_columns
+from quire.utils.math import align_up
+
+_CODES8: Final = 3
+_CODES4: Final = 4
+"""Weights of codes, as csrc/gemm.h numbers them."""
+_UNIT: Final = 16
+"""Columns of codes that are always multiplied together."""
+_TILES: Final = 64
+"""Tiles that are packed at a time: what is needed for it stays small beside the layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the codes of one layer are packed: plain values."""
+
+    code: int
+    n: int
+    k: int
+    gated: bool
+    leaves: int
+    group: int
+    """0: one group."""
+    scale_type: int
+    group_zeros: bool
+    zero: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedCoded(PackedLinear):
+    """A packed quantised weight."""
+
+    form: _Form
+    tensors: dict[str, Tensor | None]
+    """What the handle points to besides memory and bias: scales, zeros, order, table."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of codes, scales and zeros."""
+        others = sum(t.nbytes for t in self.tensors.values() if t is not None)
+        return self.memory.nbytes + others
+
+
+def can_pack(coded: CodedWeight) -> bool:
+    """Whether there are compiled products for it."""
+    k = coded.shape[1]
+    return coded.activations == "int8" and (coded.group % _UNIT == 0 or coded.group >= k) and k > 0
+
+
+def pack_coded(coded: CodedWeight, bias: Tensor | None, gated: bool, leaves: int) -> PackedCoded:
+    """Pack it.
+
+    Raises:
+        ModelLoadError: a group crosses a leaf.
+    """
+    (n, k), kind = coded.shape, KINDS[coded.kind]
+    leaves = settled_leaves(coded, leaves)
+    columns = tiled_columns(n, gated)
+    zeros, zero = _zeros_of(coded)
+    scales = coded.scales * kind.step
+    tensors: dict[str, Tensor | None] = dict.fromkeys(("scales", "zeros", "order", "table"))
+    if coded.order is not None:
+        tensors["order"] = coded.order.to(torch.int32)
+    if kind.values:
+        whole = [round(value / kind.step) + 128 for value in kind.values]
+        tensors["table"] = torch.tensor(whole, dtype=torch.uint8)
+    one = coded.group >= k and kind.bits == 8
+    scale_type = torch.float32 if one else _shortest(scales)
+    form = _Form(
+        _CODES8 if kind.bits == 8 else _CODES4, n, k, gated, leaves,
+        0 if one else align_up(min(coded.group, k), _UNIT),
+        ELEMENT_CODES[scale_type], zeros is not None and not one, zero,
+    )  # fmt: skip
+    if one:
+        tensors["scales"] = _placed(scales[:, 0], columns)
+        tensors["zeros"] = None if zeros is None else _placed(zeros[:, 0].to(torch.int32), columns)
+    memory = allocate(lib.linear_bytes(_handle(form, 0, None, tensors)))
+    per_tile = memory.view(len(columns) // 64, -1)
+    for first in range(0, len(per_tile), _TILES):
+        some = columns[64 * first : 64 * (first + _TILES)]
+        codes = _codes(coded.codes, some, form)
+        if not one:
+            given = None if zeros is None else zeros
+            codes = _with_heads(codes, scales, given, some, scale_type)
+        per_tile[first : first + _TILES].copy_(codes.reshape(len(some) // 64, -1))
+    return _made(form, memory, bias, tensors)
+
+
+def _zeros_of(coded: CodedWeight) -> tuple[Tensor | None, int]:
+    """Zeros, or the one that all are."""
+    if coded.zeros is None or not coded.zeros.numel():
+        return None, 0
+    first = int(coded.zeros[0, 0])
+    if bool((coded.zeros == first).all()):
+        return None, first
+    return coded.zeros, 0
+
+
+def _shortest(scales: Tensor) -> torch.dtype:
+    """The shortest type that has these numbers."""
+    for dtype in (torch.float16, torch.bfloat16):
+        if torch.equal(scales.to(dtype).to(torch.float32), scales):
+            return dtype
+    return torch.float32
+
+
+def _placed(rows: Tensor, columns: Tensor) -> Tensor:
+    """Rows in the order of packed columns, zeros in those that fill up a tile."""
+    found = rows[columns.clamp(min=0)]
+    found[columns < 0] = 0
+    return found
+
+
+def _codes(codes: Tensor, columns: Tensor, form: _Form) -> Tensor:
+    """Bytes [tiles, groups, ...]."""
+    some = _placed(codes, columns)
+    if codes.dtype == torch.int8:
+        some = some.view(torch.uint8) ^ 0x80
+    group = form.group or align_up(form.k, _UNIT)
+    if form.k % group:
+        some = torch.nn.functional.pad(some, (0, -form.k % group))
+    tiles = len(columns) // 64
+    if form.code == _CODES8:
+        four = some.view(torch.int32).view(tiles, 64, -1, group // 4)
+        return four.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
+    eight = some.view(torch.int32).view(tiles, 64, -1, group // 8, 2)
+    four = eight[..., 0] | eight[..., 1] << 4
+    return four.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
+
+
+def _with_heads(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, columns: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Each group's scales and zeros before its codes."""
+    tiles = len(columns) // 64
+    pieces = [_placed(scales.to(dtype), columns)]
+    if zeros is not None:
+        pieces.append(_placed(zeros.to(torch.int8), columns))
+    heads = [
+        piece.view(tiles, 64, -1).transpose(1, 2).contiguous().view(torch.uint8) for piece in pieces
+    ]
+    return torch.cat([*heads, codes], 2)
+
+
+def _handle(
+    form: _Form, memory: int, bias: Tensor | None, tensors: dict[str, Tensor | None]
+) -> Any:
+    place = {name: 0 if t is None else t.data_ptr() for name, t in tensors.items()}
+    return lib.make_coded(
+        memory,
+        0 if bias is None else bias.data_ptr(),
+        form.code,
+        form.n,
+        form.k,
+        form.gated,
+        form.leaves,
+        place["scales"],
+        place["zeros"],
+        place["order"],
+        form.group,
+        form.scale_type,
+        form.group_zeros,
+        form.zero,
+        place["table"],
+    )
+
+
+def _made(
+    form: _Form, memory: Tensor, bias: Tensor | None, tensors: dict[str, Tensor | None]
+) -> PackedCoded:
+    handle = _handle(form, memory.data_ptr(), bias, tensors)
+    return PackedCoded(
+        handle, memory, bias, form.n, form.k, torch.int8, form.gated, form.leaves, form, tensors
+    )
+
+
+def keep_coded(layer: PackedCoded) -> dict[str, Any]:
+    """As tensors and plain values, for another process."""
+    form = {name: getattr(layer.form, name) for name in _Form.__slots__}
+    return {"memory": layer.memory, "bias": layer.bias, "form": form, "tensors": layer.tensors}
+
+
+def restore_coded(kept: Mapping[str, Any]) -> PackedCoded:
+    """The inverse of `keep_coded`. Copies nothing."""
+    made = _made(_Form(**kept["form"]), kept["memory"], kept["bias"], kept["tensors"])
+    assert len(made.memory) == lib.linear_bytes(made.handle), "packed by another version"
+    return made

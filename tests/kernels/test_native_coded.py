@@ -1,0 +1,156 @@
+"""Compiled products of codes against the plain ones: every bit, on every instruction set.
+
+Only what comes after the sums (activation functions) may differ, as it does without codes.
+"""
+
+import pytest
+import torch
+
+from kernel_kit import error, on_every_isa, same
+from quire.kernels import coded_linear, native_linear, reference
+from quire.kernels.dispatch import choose
+from quire.kernels.native_coded import PackedCoded
+from test_coded import made
+
+pytestmark = on_every_isa
+
+CASES = [
+    # kind, group, zeros, N, K, leaves
+    ("int8", 896, False, 200, 896, 8),
+    ("int8", 100, True, 70, 100, 1),
+    ("int8", 32, True, 64, 256, 2),
+    ("int8", 112, False, 65, 896, 4),
+    ("int4", 32, False, 200, 896, 4),
+    ("int4", 32, True, 64, 288, 1),
+    ("int4", 64, True, 130, 512, 8),
+    ("int4", 128, True, 64, 1000, 1),
+    ("int4", 144, True, 64, 144, 1),
+    ("e2m1", 16, False, 96, 128, 2),
+    ("iq4_nl", 32, False, 64, 128, 1),
+]
+"""Groups that end early, columns and rows that fill no tile, one group, one leaf and many."""
+
+
+def both(kind, group, zeros, n, k, leaves, *, bias=True, gated=False, dtype=None, order=False):
+    turned = torch.randperm(k, generator=torch.Generator().manual_seed(3)) if order else None
+    coded = made(kind, group, zeros, n=n, k=k, seed=n + k, order=turned)
+    shift = torch.randn(n) if bias else None
+    how = {"gated": gated, "leaves": leaves, "dtype": dtype}
+    fast = native_linear.prepare_coded(coded, shift, **how)
+    assert isinstance(fast, PackedCoded)
+    return fast, coded_linear.prepare_coded(coded, shift, **how)
+
+
+def rows(count, k, dtype=torch.float32, seed=1):
+    return torch.randn(count, k, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("count", [1, 3, 20, 200])
+def test_every_bit_is_the_twins(case, count):
+    fast, plain = both(*case)
+    x = rows(count, case[4])
+    assert same(native_linear.linear(x, fast), reference.linear(x, plain))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[5]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_other_types_of_rows(case, dtype):
+    fast, plain = both(*case, dtype=dtype)
+    x = rows(9, case[4], dtype)
+    got = native_linear.linear(x, fast)
+    # Numbers that round to denormals become zero where bf16 products take them for zero.
+    assert got.dtype == dtype and torch.equal(got, reference.linear(x, plain))
+    wide = native_linear.linear(x, fast, torch.float32)
+    assert same(wide, reference.linear(x, plain, torch.float32))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[5]], ids=str)
+def test_columns_in_another_order(case):
+    fast, plain = both(*case, order=True)
+    x = rows(7, case[4])
+    assert same(native_linear.linear(x, fast), reference.linear(x, plain))
+    ids = torch.tensor([0, 63, 5, case[3] - 1])
+    got = native_linear.embedding_of(ids, fast, torch.float32)
+    assert same(got, reference.embedding_of(ids, plain, torch.float32))
+
+
+@pytest.mark.parametrize("case", [("int8", 96, True, 140, 96, 1), ("int4", 32, True, 140, 96, 1)])
+def test_gates(case):
+    fast, plain = both(*case, gated=True)
+    x = rows(13, 96)
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        got = native_linear.gated_linear(x, fast, activation)
+        assert error(got, reference.gated_linear(x, plain, activation)) < 1e-6
+    assert same(native_linear.linear(x, fast), reference.linear(x, plain))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_rest_of_what_a_layer_does(case):
+    fast, plain = both(*case)
+    n, k = case[3], case[4]
+    x = rows(5, k)
+    x[2, 3] = torch.inf
+    assert torch.equal(native_linear.likeliest(x, fast), reference.likeliest(x, plain))
+    ids = torch.tensor([0, n - 1, 17])
+    for dtype in (torch.float32, torch.bfloat16):
+        got = native_linear.embedding_of(ids, fast, dtype)
+        assert torch.equal(got, reference.embedding_of(ids, plain, dtype))
+    residual = rows(5, n, seed=2)
+    x[2, 3] = 0
+    got = native_linear.linear_add(x, fast, residual.clone())
+    assert same(got, reference.linear_add(x, plain, residual.clone()))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=str)
+def test_leaves_of_experts(case):
+    fast, plain = both(*case, bias=False)
+    assert fast.leaves == plain.leaves
+    x, shares = rows(6, case[4]), torch.rand(6)
+    at = torch.tensor([4, 0, 9, 1, 3, 2])
+    totals = [torch.ones(fast.leaves, 10, case[3]) for _ in range(2)]
+    native_linear.add_leaves(x, fast, totals[0], at, shares)
+    reference.add_leaves(x, plain, totals[1], at, shares)
+    assert same(*totals)
+
+
+def test_what_is_kept_is_the_same():
+    fast, plain = both(*CASES[5], order=True)
+    again = native_linear.restore_linear(native_linear.keep_linear(fast))
+    x = rows(4, CASES[5][4])
+    assert same(native_linear.linear(x, again), reference.linear(x, plain))
+
+
+def test_rows_do_not_notice_each_other():
+    for case in (CASES[0], CASES[4]):
+        fast, _ = both(*case)
+        x = rows(300, case[4])
+        whole = native_linear.linear(x, fast)
+        for count in (1, 2, 7, 19, 33):
+            assert same(native_linear.linear(x[5 : 5 + count], fast), whole[5 : 5 + count])
+
+
+def test_rows_that_are_no_numbers_or_next_to_nothing():
+    fast, plain = both(*CASES[0])
+    x = rows(4, CASES[0][4])
+    x[0, 5], x[1, 895] = torch.nan, -torch.inf
+    x[2] *= 1e-38
+    got = native_linear.linear(x, fast)
+    assert same(got[2:], reference.linear(x, plain)[2:])
+    assert got[:2].isnan().all()
+
+
+def test_experts_of_codes():
+    ops = choose("native")
+    layers = []
+    from quire.kernels.moe import ExpertWeights, grouped_experts
+    from quire.kernels.native_experts import grouped_experts as fast_experts
+
+    for e in range(3):
+        up = native_linear.prepare_coded(made("int8", 64, False, n=128, k=64, seed=e))
+        down = native_linear.prepare_coded(made("int4", 32, True, n=64, k=64, seed=9 + e), leaves=2)
+        layers.append(ExpertWeights(up, down))
+    x, weights = rows(20, 64), torch.rand(20, 2)
+    experts = torch.tensor([[0, 1], [1, 2]] * 10)
+    parts = (x, weights, experts, layers, ops.silu_and_mul)
+    assert same(fast_experts(*parts, ops=ops), grouped_experts(*parts, ops=ops))
