@@ -107,7 +107,8 @@ class LinearMethod:
 
     @property
     def nbytes(self) -> int:
-        """Of the loaded weight; by default as many as in the type of the activations."""
+        """Of the loaded weight, 0 if it is not loaded; by default as many as in the type of the
+        activations."""
         return self.spec.out_features * self.spec.in_features * self.spec.dtype.itemsize
 
     @property
@@ -154,7 +155,7 @@ class PreparedMethod(LinearMethod):
     @property
     def nbytes(self) -> int:
         """See `LinearMethod.nbytes`."""
-        return int(self.prepared.nbytes)
+        return 0 if self._prepared is None else int(self._prepared.nbytes)
 
     @property
     def kept_form(self) -> KeptForm | None:
