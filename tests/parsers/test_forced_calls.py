@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from parser_kit import TOOLS, kinds_of, read, told
 from quire.config.model import EMBEDDED_FOLDER
@@ -14,7 +15,6 @@ from quire.errors import InvalidRequest
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serving.forced_calls import call_grammar
 from quire.serving.model_parsers import ModelParsers
-from quire.serving.parsers.json_calls import JsonCalls
 from quire.serving.parsing import PARSERS, REASONING_PARSERS, OutputParser, ParserSetup
 from quire.serving.tools import NO_TOOLS, ToolChoice, ToolSpec, ToolUse
 from quire.structured.compiler import Vocabulary
@@ -110,11 +110,118 @@ def test_strict_tools_may_be_called_in_free_text(embedded: Vocabulary, name: str
     assert told(read([text], [parser], ParserSetup("", TOOLS)))[0][1] == "get_weather"
 
 
+AUTO = ToolUse(USE.tools, ToolChoice("auto"))
+
+
+@pytest.fixture(scope="module")
+def marked() -> tuple[Vocabulary, Backend]:
+    """The embedded tokenizer with the special tokens of all syntaxes."""
+    path = Path(EMBEDDED_FOLDER) / "quire-demo" / "tokenizer.json"
+    backend = Backend.from_file(str(path))
+    kinds = [PARSERS.get(name) for name in PARSERS]
+    backend.add_special_tokens(sorted({mark for kind in kinds for mark in kind.special_tokens}))
+    size = backend.get_vocab_size()
+    return Vocabulary(backend.to_str(), size, [2]), backend
+
+
+def writes(marked: tuple[Vocabulary, Backend], grammar: Any, text: str) -> bool:
+    """Whether a model with these special tokens may write this text, and end there."""
+    vocabulary, backend = marked
+    matcher = vocabulary.compile(vocabulary.settle(grammar))
+    tokens = backend.encode(text, add_special_tokens=False).ids
+    return all(matcher.consume_token(token) for token in tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", [name for name, known in SYNTAXES if known])
+def test_strict_tools_where_marks_are_tokens_of_their_own(
+    marked: tuple[Vocabulary, Backend], name: str
+) -> None:
+    """Every syntax that writes JSON: an answer is free, and a call fits its schema."""
+    parser, vocabulary = PARSERS.get(name), marked[0]
+    grammar = call_grammar(AUTO, parser, vocabulary.special)
+    text = written(parser, vocabulary.special, 1)
+    start = parser.answer
+    assert writes(marked, grammar, start + "Plain text (1).\nIt has: {a}, [b] and `c`.")
+    assert writes(marked, grammar, text)
+    assert not writes(marked, grammar, text.replace("Rome", "Bonn"))
+    assert not writes(marked, grammar, text.replace("get_weather", "get_whether"))
+    found = told(read([text], [parser], ParserSetup("", TOOLS)))
+    assert found == [["call", "get_weather", '{"city": "Rome"}']]
+
+
+def test_gpt_oss_may_answer_although_a_tool_is_strict(marked: tuple[Vocabulary, Backend]) -> None:
+    """It writes the header of its final channel, after reasoning, and after a preamble."""
+    harmony = PARSERS.get("openai")
+    grammar = call_grammar(AUTO, harmony, marked[0].special)
+    thought = "<|channel|>analysis<|message|>Rome? Oslo?<|end|><|start|>assistant"
+    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    answer, call = "<|channel|>final<|message|>Hi.", written(harmony, marked[0].special, 1)
+    wrong = call.replace("Rome", "Bonn")
+    thinking = ModelParsers((harmony,))
+    params = thinking.parsing("", AUTO, SamplingParams(), Tokens(marked))[1]
+    whole = params.structured_outputs
+    for form in (grammar, whole):
+        for before in ("", thought, preamble, thought + preamble):
+            assert writes(marked, form, before + answer), before
+            assert writes(marked, form, before + call), before
+            assert not writes(marked, form, before + wrong), before
+    prefilled = f"x{harmony.answer}"
+    params = thinking.parsing(prefilled, AUTO, SamplingParams(), Tokens(marked))[1]
+    assert writes(marked, params.structured_outputs, "Hi.")
+    found = told(read([thought + preamble + call], [harmony], ParserSetup("", TOOLS)))
+    assert [part[0] for part in found] == ["reasoning", "text", "call"]
+
+
+class Tokens:
+    """What `ModelParsers` asks of a tokenizer."""
+
+    def __init__(self, marked: tuple[Vocabulary, Backend]) -> None:
+        self.special_tokens = marked[0].special
+        self._backend = marked[1]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+ANSWERS = [
+    "{", "[", '{"a": 1}', "[1]", '\n {"name": "get_weather"', '{"name": "get_weather"}',
+    '{"name": "get_weather", "parameters": {"city": "Bonn"}}', '{ "name": "now"}',
+    'Well. {"name": "get_weather"}', "It is\n- a [list](x)\n- of {two}", "", " \n", "a\n[1]\nb",
+    '```json\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n```', "`x` is\n`y`",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "json"])
+def test_where_calls_begin_by_their_place(marked: tuple[Vocabulary, Backend], name: str) -> None:
+    """Whatever the grammar lets through as an answer, the parser reads as one."""
+    parser = PARSERS.get(name)
+    grammar = call_grammar(AUTO, parser, marked[0].special)
+    free = 0
+    for answer in ANSWERS:
+        if writes(marked, grammar, answer):
+            free += 1
+            found = told(read(list(answer), [parser], ParserSetup("", TOOLS)))
+            assert [part[0] for part in found] in ([], ["text"]), answer
+    assert free >= 4
+    two = written(parser, marked[0].special)
+    assert writes(marked, grammar, two)
+    if name == "json":
+        assert writes(marked, grammar, "I look.\n\n" + two)
+    else:
+        assert writes(marked, grammar, "<|python_tag|>" + two)
+        assert writes(marked, grammar, "I look. <|python_tag|>" + two)
+        assert not writes(marked, grammar, "I look. <|python_tag|>" + two.replace("Rome", "Bonn"))
+
+
 def test_free_choice_without_strict_tools_is_free() -> None:
     use = ToolUse((ToolSpec("now"),), ToolChoice("auto"))
     assert call_grammar(use, PARSERS.get("hermes"), NONE) is None
-    with pytest.raises(InvalidRequest, match="nothing tells a call"):
-        call_grammar(ToolUse((WEATHER,), ToolChoice("auto")), JsonCalls, NONE)
+    strict = ToolUse((WEATHER,), ToolChoice("auto"))
+    with pytest.raises(InvalidRequest, match="cannot be told from an answer"):
+        call_grammar(strict, PARSERS.get("llama3_json"), NONE)  # its mark is text like any other
+    for name in ("pythonic", "qwen3_xml", "glm45"):
+        with pytest.raises(InvalidRequest, match="no JSON to be held"):
+            form_of(ModelParsers((PARSERS.get(name),)), "", SamplingParams(), strict)
 
 
 THINKERS = [n for n in REASONING_PARSERS if n not in ("granite", "mistral")]

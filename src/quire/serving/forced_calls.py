@@ -8,7 +8,7 @@ Knows no reasoning, which comes before, and no llguidance.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -34,7 +34,7 @@ def call_grammar(
         vocabulary: Texts of the model's special tokens.
 
     Raises:
-        InvalidRequest: a tool is strict, and nothing marks a call in this model's syntax.
+        InvalidRequest: a tool is strict, and nothing tells a call in this model's syntax.
     """
     syntax = parser.call_syntax(vocabulary)
     assert syntax is not None, f"{parser.__name__} writes no JSON"
@@ -42,13 +42,7 @@ def call_grammar(
     if mode == "auto":
         if not any(tool.strict for tool in tools):
             return None
-        if syntax.trigger is None:
-            raise InvalidRequest(
-                'strict tools need tool_choice "required" or a named tool here: in this model\'s '
-                "syntax nothing tells a call from an answer before it ends.",
-                param="tools",
-            )
-        form = _triggered(syntax, syntax.trigger, tools)
+        form = _auto(syntax, parser.answer, tools)
     else:
         once = mode == "named" or not use.choice.parallel or syntax.one_call
         form = _calls(syntax, _chosen(use), once)
@@ -99,11 +93,58 @@ def _tag(syntax: CallSyntax, tool: ToolSpec) -> Format:
     return {"begin": begin, "content": content, "end": syntax.end}
 
 
+def refuse_strict() -> NoReturn:
+    """Refuse strict tools that the model is free to call or not.
+
+    Raises:
+        InvalidRequest: always.
+    """
+    raise InvalidRequest(
+        'strict tools need tool_choice "required" or a named tool here: this model\'s syntax of '
+        "calls cannot be told from an answer before it ends, or has no JSON to be held to a "
+        "schema.",
+        param="tools",
+    )
+
+
+def _auto(syntax: CallSyntax, answer: str, tools: Sequence[ToolSpec]) -> Format:
+    """An answer, or calls. Tools that are not strict take any object."""
+    tools = [tool if tool.strict else ToolSpec(tool.name) for tool in tools]
+    if syntax.asides:
+        return _messages(syntax, answer, tools)
+    if syntax.trigger is not None:
+        return _triggered(syntax, syntax.trigger, tools)
+    if not syntax.free:
+        refuse_strict()
+    calls = _calls(syntax, tools, once=False)
+    ways: list[Format] = [{"type": "regex", "pattern": syntax.free}]
+    for text, mark in syntax.leads:
+        before = [{"type": "regex", "pattern": text}] if text else []
+        before += [_const(mark)] if mark else []
+        ways.append({"type": "sequence", "elements": [*before, calls]})
+    return {"type": "or", "elements": ways}
+
+
 def _triggered(syntax: CallSyntax, trigger: str, tools: Sequence[ToolSpec]) -> Format:
-    """Free text, and one call after each trigger. Tools that are not strict take any object."""
+    """Free text, and one call after each trigger."""
     tags = []
     for tool in tools:
-        tag = _tag(syntax, tool if tool.strict else ToolSpec(tool.name))
+        tag = _tag(syntax, tool)
         whole = {"begin": syntax.before + tag["begin"], "end": tag["end"] + syntax.after}
         tags.append(tag | whole)
     return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+
+
+def _messages(syntax: CallSyntax, answer: str, tools: Sequence[ToolSpec]) -> Format:
+    """Messages with headers: any that come before, then an answer or a call. The prompt may have
+    the header of an answer, so that its text comes alone."""
+    text: Format = {"type": "any_text"}
+    asides: Format = {
+        "type": "tags_with_separator",
+        "tags": [{"begin": begin, "content": text, "end": end} for begin, end in syntax.asides],
+        "separator": "",
+    }
+    told: Format = {"type": "sequence", "elements": [_const(answer), text]}
+    calls = [{"type": "tag", **_tag(syntax, tool)} for tool in tools]
+    last: Format = {"type": "or", "elements": [text, told, *calls]}
+    return {"type": "sequence", "elements": [asides, last]}

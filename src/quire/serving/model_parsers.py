@@ -19,7 +19,7 @@ from quire.errors import InvalidRequest
 from quire.params import SamplingParams
 from quire.serving.decode import show
 from quire.serving.engine_protocol import TokenizerLike
-from quire.serving.forced_calls import call_grammar
+from quire.serving.forced_calls import call_grammar, refuse_strict
 from quire.serving.free_reasoning import marks_of_parser, reasoning_before
 from quire.serving.parsers.json_calls import JsonCalls
 from quire.serving.parsing import (
@@ -249,6 +249,8 @@ class ModelParsers:
         vocabulary = tokenizer.special_tokens
         calls = next((kind for kind in kinds if kind.call_syntax(vocabulary) is not None), None)
         if calls is None:
+            if use.choice.mode == "auto":
+                refuse_strict()
             # The model's own syntax is not JSON, or is not known: a list of JSON objects.
             kinds = [*(kind for kind in kinds if not kind.needs_tools), JsonCalls]
             calls = JsonCalls

@@ -60,6 +60,14 @@ class CallSyntax:
     middle: str = ""
     one_call: bool = False
     """A reply has one call at most."""
+    free: str = ""
+    """Where there is no trigger because calls begin by their place: a regular expression for
+    answers without calls."""
+    leads: tuple[tuple[str, str], ...] = ()
+    """With `free`: what may come before all calls, a regular expression and a mark each."""
+    asides: tuple[tuple[str, str], ...] = ()
+    """Where messages have headers of special tokens: beginnings and ends of those that may come
+    before a call or an answer. The parser's `answer` begins an answer."""
 
 
 class OutputParser(ABC):

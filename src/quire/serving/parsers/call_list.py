@@ -166,8 +166,12 @@ class Llama3Json(CallList):
 
     @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
-        """See `OutputParser`."""
-        return CallSyntax('{"name": "NAME", "parameters": ', "}", "; ")
+        """See `OutputParser`. An answer begins with neither a brace nor a bracket."""
+        begin = '{"name": "NAME", "parameters": '
+        if cls.opening[0] not in vocabulary:  # then it may be anywhere in a text
+            return CallSyntax(begin, "}", "; ")
+        free = r"\s*([^\s\[{](?s:.*))?"
+        return CallSyntax(begin, "}", "; ", free=free, leads=(("", ""), (free, cls.opening[0])))
 
 
 class Granite(CallList):
@@ -226,5 +230,4 @@ class InternLM(CallList):
             '<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ',
             "}<|action_end|>",
             trigger="<|action_start|><|plugin|>",
-            one_call=True,
         )

@@ -31,12 +31,17 @@ class Harmony(Scanner):
 
     @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
-        """See `OutputParser`."""
+        """See `OutputParser`. A reply has one call: `<|call|>` after it ends the output."""
+        end = "<|end|><|start|>assistant"
+        told = "<|channel|>" in vocabulary  # otherwise a header is text like any other
         return CallSyntax(
             "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
             "",
-            trigger="<|channel|>commentary to=functions.",
+            trigger=None if told else "<|channel|>commentary to=functions.",
             one_call=True,
+            asides=(
+                (("<|channel|>commentary<|message|>", end), (cls.thoughts[0], end)) if told else ()
+            ),
         )
 
     def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:

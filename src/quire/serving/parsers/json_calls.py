@@ -16,6 +16,8 @@ from quire.serving.parsing import CallSyntax
 
 _FENCE: Final = Marks("```")
 _LINE: Final = Marks("\n")
+_LEAD: Final = r"[^\S\n]*([^\s\[{`][^\n]*)?"
+"""A line that begins no call."""
 _LANGUAGE: Final = re.compile(r"[A-Za-z_]*")
 
 
@@ -30,8 +32,11 @@ class JsonCalls(CallList):
 
     @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
-        """See `OutputParser`."""
-        return CallSyntax('{"name": "NAME", "arguments": ', "}", ", ", "[", "]")
+        """See `OutputParser`. No line of an answer begins with a brace, a bracket or a fence."""
+        return CallSyntax(
+            '{"name": "NAME", "arguments": ', "}", ", ", "[", "]",
+            free=rf"({_LEAD}\n)*{_LEAD}", leads=((rf"({_LEAD}\n)*", ""),),
+        )  # fmt: skip
 
     def read_start(self) -> bool:
         """The beginning of a line."""
