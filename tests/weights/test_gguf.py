@@ -49,10 +49,13 @@ def random_blocks(dtype: str, count: int, rng: np.random.Generator) -> np.ndarra
             return (floats.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         return (floats if dtype == "F32" else floats.astype(np.float16)).view(np.uint8)
     raw = rng.integers(0, 256, (count, size), dtype=np.uint8)
-    halves = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    halves = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+              "Q2_K": (80, 82), "Q3_K": (108,), "MXFP4": ()}  # fmt: skip
     for at in halves.get(dtype, (0,)):
         scale = rng.standard_normal((count, 1)).astype(np.float16)
         raw[:, at : at + 2] = scale.view(np.uint8)
+    if dtype == "MXFP4":
+        raw[:, 0] = rng.integers(0, 255, count)  # 255 is no number
     return raw.reshape(-1)
 
 

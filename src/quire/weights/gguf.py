@@ -1,8 +1,8 @@
 """Reading the tensors of GGUF files: blocks of quantised weights to float32.
 
 The layouts of blocks are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h);
-each formula is evaluated in float32 in ggml's order, so values agree with its own bit for bit.
-What llama.cpp's converter did to a family's tensors (`GGUFLayout`) is undone, so that names, shapes
+values agree with its own bit for bit (`gguf_blocks.py`). Layers that compute with the blocks take
+them as they are (`read_stored`). What llama.cpp's converter did to a family's tensors (`GGUFLayout`) is undone, so that names, shapes
 and values are those of the original checkpoint. Knows no model class.
 """
 
@@ -25,9 +25,8 @@ from quire.checkpoint.gguf_model import gguf_file, hf_name, layout_of, parts_of
 from quire.checkpoint.safetensors import TensorEntry
 from quire.errors import ModelLoadError
 from quire.weights.formats import Stored
+from quire.weights.gguf_blocks import BLOCK_TYPES, Bytes, Floats
 
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 ROWS_AT_ONCE: Final = 2**15
 """Blocks that are unpacked together, so that intermediate arrays stay in the cache."""
 
@@ -149,22 +148,6 @@ def dequantise(raw: Bytes, dtype: str) -> Floats:
 # ---------------------------------------------------------------- blocks [B, bytes] to [B, values]
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
-    """A float16 of each block as `[B, 1]`."""
-    halves: Floats = np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
-    return halves.astype(np.float32)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """`[B, n]` bytes to `[B, 2, n]`: all low halves, then all high halves."""
-    return np.stack((packed & 15, packed >> 4), axis=1)
-
-
-def _fifth_bits(packed: Bytes) -> Bytes:
-    """4 bytes of each block as 32 bits `[B, 32]`, worth 16."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
-
-
 def _f32(blocks: Bytes) -> Floats:
     return blocks.view(np.float32)
 
@@ -177,81 +160,10 @@ def _bf16(blocks: Bytes) -> Floats:
     return (blocks.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def _q8_0(blocks: Bytes) -> Floats:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
-
-
-def _q4_0(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 2:]).reshape(-1, 32).astype(np.int8) - np.int8(8)
-    return _half(blocks, 0) * quants.astype(np.float32)
-
-
-def _q4_1(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 4:]).reshape(-1, 32).astype(np.float32)
-    return _half(blocks, 0) * quants + _half(blocks, 2)
-
-
-def _q5_0(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 6:]).reshape(-1, 32) | _fifth_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (quants.astype(np.int8) - np.int8(16)).astype(np.float32)
-
-
-def _q5_1(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 8:]).reshape(-1, 32) | _fifth_bits(blocks[:, 4:8])
-    return _half(blocks, 0) * quants.astype(np.float32) + _half(blocks, 2)
-
-
-def _k_scales(packed: Bytes) -> tuple[Floats, Floats]:
-    """12 bytes of each block: eight scales and eight minima of six bits, `[B, 8, 1]` each.
-
-    The first four of each are the low six bits of bytes 0-3 and 4-7; the others have their low
-    four bits in bytes 8-11 and their high two in the top bits of bytes 0-7.
-    """
-    first, second, low = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate((first & 63, (low & 15) | (first >> 6 << 4)), axis=1)
-    minima = np.concatenate((second & 63, (low >> 4) | (second >> 6 << 4)), axis=1)
-    return scales.astype(np.float32)[..., None], minima.astype(np.float32)[..., None]
-
-
-def _k_affine(blocks: Bytes, quants: Bytes) -> Floats:
-    """`[B, 8, 32]` quants of a K block with scales and minima: d * scale * q - dmin * minimum."""
-    scales, minima = _k_scales(blocks[:, 4:16])
-    d, dmin = _half(blocks, 0)[..., None], _half(blocks, 2)[..., None]
-    return d * scales * quants.astype(np.float32) - dmin * minima
-
-
-def _q4_k(blocks: Bytes) -> Floats:
-    packed = blocks[:, 16:].reshape(-1, 32)  # four rows of a block, two sub-blocks in each
-    return _k_affine(blocks, _nibbles(packed).reshape(-1, 8, 32))
-
-
-def _q5_k(blocks: Bytes) -> Floats:
-    low = _nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, 32)
-    shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    high = (blocks[:, 16:48].reshape(-1, 1, 32) >> shifts) & 1
-    return _k_affine(blocks, low | (high << 4))
-
-
-def _q6_k(blocks: Bytes) -> Floats:
-    low = _nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 4, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
-    high = (blocks[:, 128:192].reshape(-1, 1, 32) >> shifts) & 3
-    quants = (low | (high << 4)).astype(np.int8) - np.int8(32)
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)
-    return scales[..., None] * quants.reshape(-1, 16, 16).astype(np.float32)
-
-
 DEQUANTISE: Final[dict[str, Callable[[Bytes], Floats]]] = {
     "F32": _f32,
     "F16": _f16,
     "BF16": _bf16,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+    **{name: kind.floats for name, kind in BLOCK_TYPES.items()},
 }
 """Types that are read, each with its formula."""
