@@ -73,6 +73,7 @@ _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 ROPE_FACTORS: Final = "rope_freqs.weight"
 """Divisors of the rotary frequencies, float32 `[head_dim / 2]` (Llama 3.1)."""
+_FLOATS: Final = ("F64", "F32", "F16", "BF16")
 _LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -189,6 +190,7 @@ def config_of(path: Path) -> dict[str, Any]:
         "dtype": "bfloat16",
         "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _eos(meta),
+        "quantization_config": _quantization(header),
         **layout.config,
         **_OPTIONS.get(layout.model_type, _no_options)(header, get),
     }
@@ -235,6 +237,12 @@ _OPTIONS: Final[dict[str, Callable[[GGUFHeader, _Metadata], dict[str, Any]]]] = 
     "olmo": _olmo,
 }
 """By model type, the entries that only its configuration has."""
+
+
+def _quantization(header: GGUFHeader) -> dict[str, Any] | None:
+    """What stands for quantised weights in a config.json; `None`: there are none."""
+    quantised = any(tensor.dtype not in _FLOATS for tensor in header.tensors.values())
+    return {"quant_method": "gguf"} if quantised else None
 
 
 def _rows(header: GGUFHeader, name: str) -> int | None:

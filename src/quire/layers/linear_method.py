@@ -254,6 +254,7 @@ WEIGHT_FORMATS: Final[Registry[Callable[[Mapping[str, Any]], WeightFormat]]] = R
             "compressed-tensors": "compressed_tensors",
             "fbgemm_fp8": "fp8",
             "fp8": "fp8",
+            "gguf": "gguf",
             "gptq": "gptq",
             "modelopt": "modelopt",
             "mxfp4": "mxfp4",

@@ -21,10 +21,12 @@ from quire.errors import ModelLoadError
 from quire.kernels.coded import CodedWeight
 from quire.layers.linear_method import LinearMethod, LinearSpec, PlainMethod
 from quire.layers.parameter import Bundle, Parameters
+from quire.quantization.parts import PartialProduct, Piece, alike, dense, takes_floats
 from quire.quantization.scheme import (
     FLOATS,
     LayerData,
     Scheme,
+    WithMinima,
     check_headers,
     contradiction,
     missing_of,
@@ -69,9 +71,9 @@ class CheckpointMethod(PlainMethod):
         self._checkpoint = checkpoint
         self._parts: Sequence[StoredPart] = ()
         self._schemes: Sequence[Scheme | None] = ()
-        self._pieces: list[CodedWeight | Tensor] | None = None
-        self._beside: list[Any] = []
-        """Prepared weights of parts that are multiplied one by one; else none."""
+        self._pieces: list[Piece] | None = None
+        self._beside: list[PartialProduct] = []
+        """If the layer is no single prepared weight: what it is instead."""
 
     # ---- loading ------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class CheckpointMethod(PlainMethod):
 
     def _piece(
         self, part: StoredPart, scheme: Scheme | None, tensors: Mapping[str, Tensor]
-    ) -> CodedWeight | Tensor:
+    ) -> Piece:
         if scheme is None:
             weight = tensors["weight"]
             return weight if part.change is None else part.change(weight)
@@ -125,33 +127,44 @@ class CheckpointMethod(PlainMethod):
         pieces, self._pieces = self._pieces, None
         if pieces is None:
             return super().made_of(parts, dtype, bias)
-        coded = [piece for piece in pieces if isinstance(piece, CodedWeight)]
-        if not coded:
-            plain = [piece for piece in pieces if isinstance(piece, Tensor)]
+        plain = [piece for piece in pieces if isinstance(piece, Tensor)]
+        if len(plain) == len(pieces):
             return super().made_of(plain, dtype, bias)
-        if len(coded) == len(pieces) and _alike(coded):
-            return self._coded([_fitting(piece, self.spec) for piece in coded], bias)
-        if _EXPERT.search(self.spec.name):
-            return super().made_of([_dense(piece) for piece in pieces], dtype, bias)
-        rows = [piece.shape[0] for piece in pieces]
+        if alike(pieces) and isinstance(pieces[0], CodedWeight):
+            return self._coded(pieces, bias, self.spec.gated)
+        if all(map(takes_floats, pieces)) or _EXPERT.search(self.spec.name):
+            weights = [dense(piece) for piece in pieces]
+            return super().made_of(weights, torch.float32 if not plain else dtype, bias)
+        together = [pieces] if alike(pieces) else [[piece] for piece in pieces]
+        rows = [sum(piece.shape[0] for piece in some) for some in together]
         biases = [None] * len(rows) if bias is None else list(bias.split(rows))
-        self._beside = [self._alone(*each) for each in zip(pieces, biases, strict=True)]
+        self._beside = [self._part(*each) for each in zip(together, biases, strict=True)]
         return self._beside
 
-    def _coded(self, pieces: list[CodedWeight], bias: Tensor | None, gated: bool = True) -> Any:
+    def _coded(self, pieces: Sequence[Piece], bias: Tensor | None, gated: bool = False) -> Any:
+        """One prepared weight."""
         spec = self.spec
+        coded = [_fitting(piece, spec) for piece in pieces if isinstance(piece, CodedWeight)]
         try:
             return self._ops.prepare_coded(
-                pieces, bias, gated=spec.gated and gated, leaves=spec.leaves, dtype=spec.dtype
+                coded, bias, gated=gated, leaves=spec.leaves, dtype=spec.dtype
             )
         except ModelLoadError as error:
             raise ModelLoadError(f"layer {spec.name}: {error.message}") from None
 
-    def _alone(self, piece: CodedWeight | Tensor, bias: Tensor | None) -> Any:
-        spec = self.spec
-        if isinstance(piece, CodedWeight):
-            return self._coded([_fitting(piece, spec)], bias, gated=False)
-        return self._ops.prepare_linear([piece], bias, dtype=spec.dtype, leaves=spec.leaves)
+    def _part(self, pieces: Sequence[Piece], bias: Tensor | None) -> PartialProduct:
+        first, spec = pieces[0], self.spec
+        if isinstance(first, Tensor):
+            leaves = spec.leaves
+            return PartialProduct(
+                self._ops.prepare_linear([first], bias, dtype=spec.dtype, leaves=leaves)
+            )
+        halves = [piece for piece in pieces if isinstance(piece, WithMinima)]
+        if not halves:
+            return PartialProduct(self._coded(pieces, bias))
+        prepared = self._coded([half.coded for half in halves], bias)
+        minima = self._ops.prepare_linear([half.minima for half in halves])
+        return PartialProduct(prepared, minima, halves[0].group)
 
     # ---- products -----------------------------------------------------------------------------
 
@@ -161,7 +174,8 @@ class CheckpointMethod(PlainMethod):
         """See `LinearMethod.apply`."""
         if not self._beside:
             return super().apply(x, out_dtype, keep)
-        return torch.cat([self._ops.linear(x, part, out_dtype) for part in self._beside], 1)
+        found = [part.apply(x, out_dtype, self._ops) for part in self._beside]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def gated(self, x: Tensor, activation: str, keep: str | None = None) -> Tensor:
         """See `LinearMethod.gated`."""
@@ -173,6 +187,13 @@ class CheckpointMethod(PlainMethod):
         """See `LinearMethod.likeliest`."""
         return LinearMethod.likeliest(self, x) if self._beside else super().likeliest(x)
 
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `LinearMethod.rows`."""
+        if not self._beside:
+            return super().rows(ids, dtype)
+        assert len(self._beside) == 1, "an embedding is no stack"
+        return self._beside[0].rows(ids, dtype, self._ops)
+
     @property
     def prepared(self) -> Any:
         """See `LinearMethod.prepared`."""
@@ -183,15 +204,14 @@ class CheckpointMethod(PlainMethod):
     def _keep(self) -> Any:
         if not self._beside:
             return super()._keep()
-        assert self._ops.keep_linear is not None
-        return [self._ops.keep_linear(part) for part in self._beside]
+        return [part.kept(self._ops) for part in self._beside]
 
     def _restore(self, kept: Any) -> None:
         if not isinstance(kept, list):
             super()._restore(kept)
             return
-        assert self._ops.restore_linear is not None, "whoever keeps it restores it"
-        self._prepared = self._beside = [self._ops.restore_linear(part) for part in kept]
+        self._beside = [PartialProduct.restored(part, self._ops) for part in kept]
+        self._prepared = self._beside
 
 
 def _is_float(part: StoredPart) -> bool:
@@ -216,23 +236,6 @@ def _check_plain(part: StoredPart, columns: int) -> None:
         raise contradiction(part, "not quantised", f"its weight is {list(shape)}, not {want}")
 
 
-def _alike(coded: Sequence[CodedWeight]) -> bool:
-    """Whether one product can do all."""
-    first = coded[0]
-    groups = sorted({piece.group for piece in coded})
-    return (
-        all((p.kind, p.activations) == (first.kind, first.activations) for p in coded)
-        and all(group % groups[0] == 0 for group in groups)
-        and all(_same_order(piece, first) for piece in coded)
-    )
-
-
-def _same_order(one: CodedWeight, other: CodedWeight) -> bool:
-    if one.order is None or other.order is None:
-        return one.order is other.order
-    return torch.equal(one.order, other.order)
-
-
 def _fitting(coded: CodedWeight, spec: LinearSpec) -> CodedWeight:
     """In groups small enough that none crosses from one leaf to the next: the same weight."""
     leaf = spec.in_features // spec.leaves
@@ -241,20 +244,22 @@ def _fitting(coded: CodedWeight, spec: LinearSpec) -> CodedWeight:
     return coded.in_groups_of(math.gcd(coded.group, leaf))
 
 
-def _dense(piece: CodedWeight | Tensor) -> Tensor:
-    return piece.dequantise() if isinstance(piece, CodedWeight) else piece
-
-
 def _taken(part: StoredPart, scheme: Scheme | None, columns: int) -> Collection[str]:
     if scheme is None:
         return {"weight"}
     return {name for name in scheme.tensors(part.rows, columns) if name in part.tensors}
 
 
-def _laid_out(coded: CodedWeight, change: Callable[[Tensor], Tensor]) -> CodedWeight:
+def _laid_out(
+    coded: CodedWeight | WithMinima, change: Callable[[Tensor], Tensor]
+) -> CodedWeight | WithMinima:
     """With the rows in the family's order. Where a family has plain weights the other way round,
     codes are rows of outputs all the same."""
     if change is transposed:
         return coded
+    if isinstance(coded, WithMinima):
+        half = _laid_out(coded.coded, change)
+        assert isinstance(half, CodedWeight)
+        return replace(coded, coded=half, minima=change(coded.minima))
     zeros = None if coded.zeros is None else change(coded.zeros)
     return replace(coded, codes=change(coded.codes), scales=change(coded.scales), zeros=zeros)

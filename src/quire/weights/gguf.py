@@ -2,8 +2,9 @@
 
 The layouts of blocks are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h);
 values agree with its own bit for bit (`gguf_blocks.py`). Layers that compute with the blocks take
-them as they are (`read_stored`). What llama.cpp's converter did to a family's tensors (`GGUFLayout`) is undone, so that names, shapes
-and values are those of the original checkpoint. Knows no model class.
+them as they are (`read_stored`). What llama.cpp's converter did
+to a family's tensors (`GGUFLayout`) is undone, so that names, shapes and values are those of the
+original checkpoint. Knows no model class.
 """
 
 from __future__ import annotations
