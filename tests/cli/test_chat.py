@@ -396,6 +396,8 @@ class FakeEngine:
         self.default_params = SamplingParams(top_p=0.5)
         self.info = {"place": "the CPU"}
         self.tokenizer = self
+        self.chat_template = None
+        self.special_tokens = {}
         self.submitted: list = []
         self.closed: list[str] = []
         self.down = False
@@ -410,7 +412,7 @@ class FakeEngine:
         if self.config.model.dtype == "float16":
             raise StartupError("cannot")
 
-    def apply_chat_template(self, messages, chat_template=None):
+    def apply_chat_template(self, messages, tools=None):
         return "|".join(m["content"] for m in messages)
 
     def encode(self, text, add_special_tokens=True):

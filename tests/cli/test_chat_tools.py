@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from quire.cli import main as cli
 from quire.cli.chat import Chat
 from quire.cli.chat_history import load, save
 from quire.cli.chat_tools import read_file, run_command
+from quire.cli.engine_talker import EngineTalker
+from quire.cli.talkers import Turn
+from quire.config import EngineConfig
 from quire.errors import InvalidRequest
+from thinking_model import CLOSE, make_thinking_model
 
 TOOL = {
     "type": "function",
@@ -128,3 +133,24 @@ def test_the_embedded_model_calls_and_answers(
     out = capsys.readouterr().out
     assert 'get_weather({"city": "Paris"})' in out
     assert "sunny" in out and "21" in out
+
+
+def test_a_form_holds_after_the_reasoning(tmp_path: Path) -> None:
+    """Without tools, too; the reasoning is not the answer."""
+    model = make_thinking_model(tmp_path / "model")
+    path = model / "tokenizer_config.json"
+    opens = "{%- if enable_thinking is defined and enable_thinking -%}"
+    text = path.read_text("utf-8")
+    assert opens in text
+    path.write_text(text.replace(opens, "{%- if true -%}"), "utf-8")
+    talker, turn = EngineTalker(EngineConfig.from_options(model=str(model))), Turn()
+    try:
+        options = {
+            "structured_outputs": {"regex": "[0-9]{4}!"}, "temperature": 1, "seed": 3,
+            "thinking_token_budget": 30, "logit_bias": {CLOSE: -100},
+        }  # fmt: skip
+        said = "".join(talker.reply([{"role": "user", "content": "Is it good?"}], options, turn))
+    finally:
+        talker.close()
+    assert re.fullmatch("[0-9]{4}!", said), said
+    assert turn.num_tokens > 30, "it has reasoned"

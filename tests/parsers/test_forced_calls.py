@@ -224,7 +224,7 @@ def test_free_choice_without_strict_tools_is_free() -> None:
             form_of(ModelParsers((PARSERS.get(name),)), "", SamplingParams(), strict)
 
 
-THINKERS = [n for n in REASONING_PARSERS if n not in ("granite", "mistral")]
+THINKERS = [n for n in REASONING_PARSERS if n != "mistral"]
 
 
 def of_call(reasoning: type[OutputParser], parser: type[OutputParser], prompt: str) -> Any:
@@ -313,6 +313,31 @@ def test_a_form_holds_after_the_reasoning(embedded: Vocabulary, name: str) -> No
             assert not accepts(embedded, never, whole)
         at_once = form_of(ModelParsers((reasoning,), in_reasoning=True), "x", params)
         assert at_once is params.structured_outputs
+
+
+def test_granite_is_told_by_its_template_how_to_reason(embedded: Vocabulary) -> None:
+    granite = REASONING_PARSERS.get("granite")
+    told_so = "Write your thoughts after 'Here is my thought process:' and your response after ..."
+    thought = "Here is my thought process: a or b?\n\nHere is my response:"
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    parsers = ModelParsers((granite,))
+    for prompt, own, other in (
+        (told_so, thought, "<think>a</think>"), ("x", "<think>a</think>", thought)
+    ):  # fmt: skip
+        form = form_of(parsers, prompt, params)
+        for before in (own, own + " "):
+            assert accepts(embedded, form, before + "yes")
+        assert accepts(embedded, form, "no"), "the model need not reason"
+        assert not accepts(embedded, form, own + "maybe")
+        assert not accepts(embedded, form, other + "yes")
+        found = told(read([own + "yes"], [granite], ParserSetup(prompt, ())))
+        assert [part[0] for part in found] == ["reasoning", "text"]
+    inside = form_of(parsers, told_so + " Here is my thought process:", params)
+    assert accepts(embedded, inside, " a\nHere is my response: yes")
+    setup = ParserSetup(told_so + " Here is my thought process:\n", ())
+    assert told(read(list(" a Here is my response: b"), [granite], setup)) == [
+        ["reasoning", "a"], ["text", "b"]
+    ]  # fmt: skip
 
 
 def test_forced_text_may_be_spelled_freely_where_tokens_are_banned(embedded: Vocabulary) -> None:

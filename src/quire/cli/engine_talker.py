@@ -109,19 +109,15 @@ class EngineTalker:
             **{"max_tokens": None, **options}, output_kind=kind
         )
         tokenizer = self._engine.tokenizer
-        parser = None
-        if tools:
-            use, template = read_tools(tools), tokenizer.chat_template
-            sources = list(template.templates.values()) if template else []
-            parsers = choose_parsers(ServerConfig(), sources)
-            parsers.check_tools(use)
-            prompt = tokenizer.apply_chat_template(messages, tools=use.for_template())
-            parsing, chosen = parsers.parsing(prompt, use, chosen, tokenizer)
-            parser = parsing.begin(0, request_id)
-        else:
-            prompt = tokenizer.apply_chat_template(messages)
+        use, template = read_tools(tools), tokenizer.chat_template
+        sources = list(template.templates.values()) if template else []
+        parsers = choose_parsers(ServerConfig(), sources)
+        parsers.check_tools(use)
+        prompt = tokenizer.apply_chat_template(messages, tools=use.for_template())
+        parsing, chosen = parsers.parsing(prompt, use, chosen, tokenizer)
         ids = tokenizer.encode(prompt, add_special_tokens=False)
-        return await self._engine.submit({"prompt_token_ids": ids}, chosen, request_id), parser
+        stream = await self._engine.submit({"prompt_token_ids": ids}, chosen, request_id)
+        return stream, parsing.begin(0, request_id)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop; Ctrl-C here cancels it there."""

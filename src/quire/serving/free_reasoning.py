@@ -9,11 +9,12 @@ from quire.structured.params import FreeReasoning
 from quire.thinking import ThinkingMarks
 
 
-def marks_of_parser(kind: type[OutputParser] | None) -> ThinkingMarks | None:
-    """What is written around the reasoning; `None`: not known."""
-    if kind is None or kind.thoughts is None:
+def marks_of_parser(kind: type[OutputParser] | None, prompt: str = "") -> ThinkingMarks | None:
+    """What is written around the reasoning after a prompt; `None`: not known."""
+    thoughts = None if kind is None else kind.thoughts_after(prompt)
+    if thoughts is None:
         return None
-    return ThinkingMarks(*kind.thoughts, always=getattr(kind, "always", False))
+    return ThinkingMarks(*thoughts, always=getattr(kind, "always", False))
 
 
 def reasoning_before(
@@ -26,7 +27,7 @@ def reasoning_before(
         prompt: As the template rendered it; it may end within the reasoning, or after it.
         may_open: Whether the model may begin to reason: not if the template was told otherwise.
     """
-    marks = marks_of_parser(kind)
+    marks = marks_of_parser(kind, prompt)
     if kind is None or marks is None or prompt.rstrip().endswith(kind.answer or marks.closing):
         return None
     is_open = marks.is_open_after(prompt)

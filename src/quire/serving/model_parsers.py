@@ -209,7 +209,7 @@ class ModelParsers:
         setup = ParserSetup(prompt, use.offered, frozenset(special))
         rules = ReplyRules(reasoning, use.choice.parallel)
         parsing = Parsing(kinds, setup, rules)
-        marks = marks_of_parser(_reasoning_of(kinds))
+        marks = marks_of_parser(_reasoning_of(kinds), prompt)
         if marks is not None:
             ids = tokenizer.encode(marks.closing, add_special_tokens=False)
             parsing.thoughts_end = ids[0] if len(ids) == 1 else None

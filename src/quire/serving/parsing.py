@@ -92,6 +92,15 @@ class OutputParser(ABC):
     """What begins the answer, with or without reasoning before it, if anything does."""
 
     @classmethod
+    def thoughts_after(cls, prompt: str) -> tuple[str, str] | None:
+        """`thoughts`, of models that learn from the prompt which tags to use.
+
+        Args:
+            prompt: As the template rendered it.
+        """
+        return cls.thoughts
+
+    @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax | None:
         """How a call is written, for parsers of calls; `None` if arguments are not JSON.
 

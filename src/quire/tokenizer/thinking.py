@@ -34,6 +34,7 @@ _TAGS: Final = ThinkingMarks("<think>", "</think>")
 MARKS: Final[dict[str, ThinkingMarks]] = {
     "openai_gptoss": ThinkingMarks("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     "mistral": ThinkingMarks("[THINK]", "[/THINK]"),
+    "granite": _TAGS,
     "seed_oss": ThinkingMarks("<seed:think>", "</seed:think>"),
     "glm45": _TAGS,
     "kimi_k2": _TAGS,
@@ -41,7 +42,8 @@ MARKS: Final[dict[str, ThinkingMarks]] = {
     "deepseek_r1": ThinkingMarks("<think>", "</think>", always=True),
     "qwen3": _TAGS,
 }
-"""Of the parsers above, as the parsers themselves have them. Granite writes one of several."""
+"""Of the parsers above, as the parsers themselves have them. Granite 3.2 writes sentences instead,
+which are no tokens."""
 
 
 def first_that_fits(rows: Sequence[tuple[str, tuple[str, ...]]], text: str) -> str:

@@ -1,7 +1,7 @@
 """Granite 3.2 and 3.3: reasoning between two sentences, or between tags.
 
 `Here is my thought process: ... Here is my response: ...`, or since version 3.3
-`<think>...</think><response>...</response>`.
+`<think>...</think><response>...</response>`. The template tells the model which.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Final
 
 from quire.serving.parsers.scan import Marks
 from quire.serving.parsers.thoughts import Thoughts
+from quire.serving.parsing import ParserSetup, TurnWriter
 
+_SENTENCES: Final = ("Here is my thought process:", "Here is my response:")
 _STARTS: Final = Marks("Here is my thought process:", "Here's my thought process:", "<think>")
 _RESPONSE: Final = Marks("<response>")
 _RESPONSE_END: Final = Marks("</response>")
@@ -21,6 +23,16 @@ class GraniteThoughts(Thoughts):
 
     ends = Marks("Here is my response:", "Here's my response:", "</think>")
     special_tokens = ("<think>", "</think>", "<response>", "</response>")
+    thoughts = ("<think>", "</think>")
+
+    @classmethod
+    def thoughts_after(cls, prompt: str) -> tuple[str, str]:
+        """See `OutputParser`."""
+        return _SENTENCES if _SENTENCES[0] in prompt else cls.thoughts
+
+    def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:
+        super().__init__(setup, out)
+        self._reasons = setup.prompt.rstrip().endswith((self.thoughts[0], _SENTENCES[0]))
 
     def read_text(self) -> bool:
         """The beginning: reasoning, or an answer without any."""
@@ -30,7 +42,7 @@ class GraniteThoughts(Thoughts):
         if mark is None:
             return False
         self.at += len(mark)
-        if mark:
+        if mark or self._reasons:
             self.state = type(self).read_thoughts
         else:
             self.pass_skipped()
@@ -60,5 +72,5 @@ class GraniteThoughts(Thoughts):
 
     def end_of_text(self) -> None:
         """White space that was all."""
-        if self.state is type(self).read_text:
+        if self.state is type(self).read_text and not self._reasons:
             self.pass_skipped()
