@@ -17,12 +17,13 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// Rows as codes. Row i: codes + i * stride, row_scales[i], and the sum of each group's codes.
+// Rows as codes. Row i: codes + i * stride, scales[i], and the sum of each group's codes times `times`.
 struct CodedRows {
   int8_t* codes;
   float* scales;
   int32_t* sums;  // [rows][groups]
   int64_t stride, groups;
+  int32_t times;
 };
 
 // ---- whole numbers -----------------------------------------------------------------------------
@@ -199,12 +200,26 @@ QUIRE_INLINE void store_codes(int8_t* out, Vec y, int64_t n) {
 QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(y.v)));
 }
+#elif QUIRE_LEVEL == 1
+QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) {
+  const __m256i all = _mm256_cvtps_epi32(y.v);
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(halves, halves));
+}
 #else
 QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) { store_codes(out, y, kLanes); }
 #endif
 
-// One row of `k` numbers; `to.codes` and what belongs to it are those of this row. As
-// kernels/coded_linear.py: quantise_rows.
+// What the sum of a group's codes is multiplied with before it is added to the products: minus the zero
+// where all are the same; else the tile does the rest.
+static inline int32_t sum_factor(const Linear& layer) {
+  const Coded& c = layer.coded;
+  if (!c.group) return 1;
+  if (c.group_zeros) return -1;
+  return (layer.dtype == kCodes4 && !c.table ? kBelow4 : kBelow) - c.zero;
+}
+
+// Row `row`, of numbers that begin at element `from` of `x`. As quantise_rows in kernels/coded_linear.py.
 static inline void quantise_row(const Linear& layer, int x_dtype, const void* x, int64_t from,
                                 const CodedRows& to, int64_t row, int8_t* unordered) {
   const int64_t k = layer.k;
@@ -235,7 +250,7 @@ static inline void quantise_row(const Linear& layer, int x_dtype, const void* x,
   for (int64_t g = 0; g < to.groups; ++g) {
     int32_t total = 0;
     for (int64_t i = 0; i < group; ++i) total += codes[g * group + i];
-    sums[g] = total;
+    sums[g] = total * to.times;
   }
 }
 

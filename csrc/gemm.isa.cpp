@@ -211,21 +211,21 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums) 
 constexpr int kCodedVectors = QUIRE_LEVEL >= 2 ? 4 : 1;
 
 // The end of a leaf, whose sums are `y`, before the row's scale.
-template <int R>
-QUIRE_INLINE void end_coded(const Block& b, int64_t row, float* at, int64_t column, Vec (&y)[R][kCodedVectors]) {
+template <int R, int V>
+QUIRE_INLINE void end_coded(const Block& b, int64_t row, float* at, int64_t column, Vec (&y)[R][V]) {
   QUIRE_UNROLL for (int r = 0; r < R; ++r) {
     const Vec scale = splat(b.work.coded.scales[row + r]);
-    QUIRE_UNROLL for (int j = 0; j < kCodedVectors; ++j) y[r][j] = mul(y[r][j], scale);
+    QUIRE_UNROLL for (int j = 0; j < V; ++j) y[r][j] = mul(y[r][j], scale);
   }
   for (int64_t left = b.joins; left > 0; --left) {
     at -= b.apart;
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kCodedVectors; ++j)
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       y[r][j] = add(load(at + r * 64 + j * kLanes), y[r][j]);
   }
   QUIRE_UNROLL for (int r = 0; r < R; ++r) {
     float* out = b.into ? added_to(b, row + r) + column : at + r * 64;
     const Vec share = b.into ? splat(b.work.args.shares[row + r]) : zero();
-    QUIRE_UNROLL for (int j = 0; j < kCodedVectors; ++j) {
+    QUIRE_UNROLL for (int j = 0; j < V; ++j) {
       float* place = out + j * kLanes;
       store(place, b.into ? add(load(place), mul(y[r][j], share)) : y[r][j]);
     }
@@ -277,17 +277,16 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
         y[r][j] = add(zero(), mul(rounded(less(acc[r][j], shift)), scale));
       }
     }
-    end_coded<R>(b, row, at, column, y);
+    end_coded<R, V>(b, row, at, column, y);
   }
 }
 
 // Codes of a group.
 enum { kBytes = 0, kHalves = 1, kTable = 2 };
 
-template <int R, int kind>
+template <int R, int V, int kind>
 QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
-                             IVec (&acc)[R][kCodedVectors]) {
-  constexpr int V = kCodedVectors;
+                             IVec (&acc)[R][V]) {
   if constexpr (kind == kBytes) {
     for (int64_t k = 0; k < group; k += 4, w += 256) {
       WVec weights[V];
@@ -324,47 +323,53 @@ QUIRE_INLINE Vec load_scales(int type, const char* p, int64_t i) {
   return Memory<kF32>::load(p, i);
 }
 
-// Groups: each is added to the float32 sums of its leaf.
+// Groups: each is added to the float32 sums of its leaf. With more rows fewer columns pass at a time, so
+// that whole numbers and sums both stay in registers.
 template <int R, int P, int kind>
 void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
-  constexpr int V = kCodedVectors;
+  constexpr int V = QUIRE_LEVEL < 2 ? 1 : R <= 2 ? 4 : 2;
   constexpr int32_t below = kind == kHalves ? kBelow4 : kBelow;
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
   const CodedRows& rows = b.work.coded;
-  const int64_t group = c.group, head = group_head(layer), size = offset_of(layer, group);
+  const int64_t group = c.group, head = group_head(layer), size = offset_of(layer, group), stride = rows.stride;
   const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type));
-  const char* w = b.weights + offset_of(layer, b.k0);
-  for (int64_t k = b.k0; k < b.k1; k += group, w += size) {
-    if constexpr (P > 0) {
-      for (int64_t lines = b.extra + (size - head) * P / 1024; lines > 0; --lines) fetch<1>(next);
-    }
-    const int64_t g = k / group;
-    for (int64_t column = 0; column < kTile; column += V * kLanes) {
+  for (int64_t column = 0; column < kTile; column += V * kLanes) {
+    const char* w = b.weights + offset_of(layer, b.k0);
+    const int8_t* x = rows.codes + row * stride + b.k0;
+    const int32_t* shifts = rows.sums + row * rows.groups + b.k0 / group;
+    float* at = sums + column;
+    Vec y[R][V];
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+      y[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
+    for (int64_t k = b.k0; k < b.k1; k += group, w += size, x += group, ++shifts) {
+      if constexpr (P > 0) {
+        if (column == 0)
+          for (int64_t lines = b.extra + (size - head) * P / 1024; lines > 0; --lines) fetch<1>(next);
+      }
       IVec acc[R][V];
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = no_sum();
-      group_sums<R, kind>(w + head + column * 4, rows.codes + row * rows.stride + k, rows.stride, group, c.table, acc);
-      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
-        const int64_t i = column + j * kLanes;
-        const Vec scale = load_scales(c.scale_type, w, i);
-        const IVec zeros = c.group_zeros ? load_int8(reinterpret_cast<const int8_t*>(w + zeros_at + i)) : whole(c.zero);
-        QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-          const int32_t total = rows.sums[(row + r) * rows.groups + g];
-          const IVec shift = c.group_zeros ? times(less(zeros, whole(below)), whole(total)) : whole((c.zero - below) * total);
-          const Vec y = mul(rounded(less(acc[r][j], shift)), scale);
-          float* at = sums + r * 64 + i;
-          store(at, add(b.fresh && k == b.k0 ? zero() : load(at), y));
+      if (c.group_zeros) {
+        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+          const auto* p = reinterpret_cast<const int8_t*>(w + zeros_at + column + j * kLanes);
+          const IVec zeros = less(load_int8(p), whole(below));
+          QUIRE_UNROLL for (int r = 0; r < R; ++r) acc[r][j] = times(zeros, whole(shifts[r * rows.groups]));
         }
+      } else {
+        QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+          acc[r][j] = whole(shifts[r * rows.groups]);
+      }
+      group_sums<R, V, kind>(w + head + column * 4, x, stride, group, c.table, acc);
+      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
+        QUIRE_UNROLL for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
       }
     }
-  }
-  if (!b.ends) return;
-  for (int64_t column = 0; column < kTile; column += V * kLanes) {
-    Vec y[R][V];
-    float* at = sums + column;
+    if (b.ends) {
+      end_coded<R, V>(b, row, at, column, y);
+      continue;
+    }
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
-      y[r][j] = load(at + r * 64 + j * kLanes);
-    end_coded<R>(b, row, at, column, y);
+      store(at + r * 64 + j * kLanes, y[r][j]);
   }
 }
 
@@ -726,7 +731,7 @@ Work quantised(const GemmArgs& a) {
   const int64_t bytes = (a.m * k + 63) / 64 * 64;
   auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(bytes + a.m * 4 + a.m * groups * 4)));
   const CodedRows rows{reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + bytes),
-                       reinterpret_cast<int32_t*>(memory + bytes + a.m * 4), k, groups};
+                       reinterpret_cast<int32_t*>(memory + bytes + a.m * 4), k, groups, sum_factor(layer)};
   parallel_for(a.m, 8192 / k + 1, [&](int64_t begin, int64_t end) {
     auto* line = layer.coded.order ? static_cast<int8_t*>(scratch(5, static_cast<size_t>(k))) : nullptr;
     for (int64_t row = begin; row < end; ++row)

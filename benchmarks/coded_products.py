@@ -1,0 +1,107 @@
+"""How fast the products of a step are with int8 and int4 weights, bf16 being 1.
+
+    python benchmarks/coded_products.py [--shape qwen2.5-0.5b] [--rounds N] [--json]
+
+Processor time of one thread, all linear layers and the head of a model as in a step, each layer with
+weights of its own; the kinds take turns, and a ratio is the median over rounds. `QUIRE_CPU_ISA`
+chooses the instruction set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+from make_model import SHAPES
+
+from quire.config.leaves import head_leaves, inner_leaves
+from quire.kernels import native_linear
+from quire.kernels.compiled import choose_isa, set_num_threads
+from quire.quantization.online import INT4_GROUP, int4, int8
+
+ROWS = (1, 8, 32, 512)
+KINDS = ("bf16", "int8", "int4")
+
+
+class Layers:
+    """All linear layers of a model, kept in one way."""
+
+    def __init__(self, shape: dict, kind: str) -> None:
+        hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+        heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+        dim = hidden // heads
+        sizes = (
+            (hidden + 2 * dim * kv_heads, hidden, False, 1),
+            (hidden, hidden, False, head_leaves(heads, kv_heads, dim)),
+            (2 * inner, hidden, True, 1),
+            (hidden, inner, False, inner_leaves(inner)),
+        )
+        self._layers = []
+        for _ in range(shape["num_hidden_layers"]):
+            for n, k, gated, leaves in sizes:
+                self._layers.append((_made(kind, n, k, gated, leaves), k, gated))
+        self._head = _made(kind.replace("int4", "int8"), shape["vocab_size"], hidden, False, 1)
+        self._hidden = hidden
+
+    def seconds(self, rows: int) -> float:
+        """Processor time of one step's products; a prompt has one row of the head."""
+        x = {k: torch.randn(rows, k).bfloat16() for k in {k for _, k, _ in self._layers}}
+        start = time.process_time()
+        for layer, k, gated in self._layers:
+            call = native_linear.gated_linear if gated else native_linear.linear
+            call(x[k], layer, keep="bench")
+        native_linear.likeliest(x[self._hidden][: rows if rows < 128 else 1], self._head)
+        return time.process_time() - start
+
+
+def _made(kind: str, n: int, k: int, gated: bool, leaves: int):  # noqa: ANN202
+    weight = torch.empty(n, k).normal_(std=0.02)
+    if kind == "bf16":
+        return native_linear.prepare_linear(weight.bfloat16(), gated=gated, leaves=leaves)
+    coded = int8(weight) if kind == "int8" else int4(weight, INT4_GROUP)
+    return native_linear.prepare_coded(coded, gated=gated, leaves=leaves)
+
+
+def measure(shape: dict, rounds: int) -> list[dict]:
+    """One entry per number of rows."""
+    made = {kind: Layers(shape, kind) for kind in KINDS}
+    found = []
+    for rows in ROWS:
+        taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for _ in range(rounds if rows < 100 else max(3, rounds // 4)):
+            for kind in KINDS:
+                taken[kind].append(made[kind].seconds(rows))
+        plain = statistics.median(taken["bf16"])
+        entry = {"rows": rows, "bf16_ms": 1000 * plain}
+        for kind in KINDS[1:]:
+            ratios = [a / b for a, b in zip(taken["bf16"], taken[kind], strict=True)]
+            entry[kind] = statistics.median(ratios)
+        found.append(entry)
+    return found
+
+
+def main() -> None:
+    """Print a line per number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=SHAPES)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    isa = choose_isa()
+    set_num_threads(1)
+    torch.set_num_threads(1)
+    found = measure(SHAPES[given.shape], given.rounds)
+    if given.json:
+        print(json.dumps({"shape": given.shape, "isa": isa, "rows": found}, indent=2))
+        return
+    print(f"{given.shape}, {isa}, 1 thread; times as fast as bf16\n")
+    print("| rows | bf16, ms | int8 | int4 |\n|---:|---:|---:|---:|")
+    for entry in found:
+        print("| {rows} | {bf16_ms:.1f} | {int8:.2f} | {int4:.2f} |".format(**entry))
+
+
+if __name__ == "__main__":
+    main()
