@@ -2,9 +2,9 @@
 
     python benchmarks/coded_products.py [--shape qwen2.5-0.5b] [--rounds N] [--json]
 
-Processor time of one thread, all linear layers and the head of a model as in a step, each layer with
-weights of its own; the kinds take turns, and a ratio is the median over rounds. `QUIRE_CPU_ISA`
-chooses the instruction set.
+Processor time of one thread, all linear layers and the head of a model as in a step, each layer
+with weights of its own; the kinds take turns, and a ratio is the median over rounds.
+`QUIRE_CPU_ISA` chooses the instruction set.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Layers:
         return time.process_time() - start
 
 
-def _made(kind: str, n: int, k: int, gated: bool, leaves: int):  # noqa: ANN202
+def _made(kind: str, n: int, k: int, gated: bool, leaves: int):
     weight = torch.empty(n, k).normal_(std=0.02)
     if kind == "bf16":
         return native_linear.prepare_linear(weight.bfloat16(), gated=gated, leaves=leaves)
