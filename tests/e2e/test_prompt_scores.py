@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from live_server import title_of
 from quire import LLM, SamplingParams
 from routes_server import RoutesServer
+from thinking_model import core
 
 PATH = "/inference/v1/generate"
 OPTIONS: dict[str, Any] = {"max_model_len": 2048, "block_size": 16}
@@ -160,19 +159,14 @@ def test_kill_9_of_the_core(server: RoutesServer, llm: LLM) -> None:
         )
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0.02)
-        _core().send_signal(signal.SIGKILL)
+        core().send_signal(signal.SIGKILL)
         output, killed = await first, False
         async for output in stream:
             if not killed and len(output.outputs[0].token_ids) > 100:
-                _core().send_signal(signal.SIGKILL)
+                core().send_signal(signal.SIGKILL)
                 killed = True
         return output
 
     output = server.run(run())
     found = output.prompt_token_id_logprobs
     assert (found.shape, found.tobytes(), output.outputs[0].token_ids) == (shape, data, tokens)
-
-
-def _core() -> psutil.Process:
-    """Of the only engine with a process of its own."""
-    return next(c for c in psutil.Process().children() if "quire::EngineCore" in title_of(c))

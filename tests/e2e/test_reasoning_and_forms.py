@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +14,19 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.params import StructuredOutputsParams
-from test_thinking_budget import ASK, TURNS, Server, core, opened, tokens_of
-from thinking_model import CLOSE, OPEN, make_thinking_model
+from routes_server import RoutesServer
+from thinking_model import (
+    ASK,
+    CLOSE,
+    OPEN,
+    TURNS,
+    count_steps,
+    killed_twice,
+    make_thinking_model,
+    opened,
+    same_in_all_company,
+    tokens_of,
+)
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {
@@ -48,6 +57,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_thinking_model(tmp_path_factory.mktemp("thinking") / "model"))
 
 
+def options(model: str) -> dict[str, Any]:
+    return {"model": model, "served_model_name": "m", "max_model_len": 2048}
+
+
 @pytest.fixture(scope="module")
 def llm(model: str) -> Iterator[LLM]:
     with LLM(model, max_model_len=2048) as made:
@@ -55,14 +68,14 @@ def llm(model: str) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def server(model: str) -> Iterator[Server]:
+def server(model: str) -> Iterator[RoutesServer]:
     with asyncio.Runner() as runner:
-        made = Server(runner, model)
+        made = RoutesServer(runner, options(model))
         yield made
         made.close()
 
 
-def reply(server: Server, form: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def reply(server: RoutesServer, form: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The one choice of a chat that reasons for `BUDGET` tokens."""
     body = {
         **ASK, "temperature": 1, "max_tokens": 200, "logit_bias": BANNED,
@@ -73,7 +86,7 @@ def reply(server: Server, form: dict[str, Any], **fields: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize(("form", "pattern"), FORMS)
 def test_a_form_begins_after_the_reasoning(
-    server: Server, form: dict[str, Any], pattern: str
+    server: RoutesServer, form: dict[str, Any], pattern: str
 ) -> None:
     choice = reply(server, form)
     message = choice["message"]
@@ -86,7 +99,7 @@ def test_a_form_begins_after_the_reasoning(
     assert "reasoning" not in hidden["message"]
 
 
-def test_the_model_opens_the_reasoning_or_answers_at_once(server: Server) -> None:
+def test_the_model_opens_the_reasoning_or_answers_at_once(server: RoutesServer) -> None:
     form = {"response_format": BY_SCHEMA, "chat_template_kwargs": {}, "temperature": 0}
     choice = reply(server, form, logit_bias={str(OPEN): 100, str(CLOSE): -100})
     assert choice["token_ids"][0] == OPEN and choice["token_ids"][BUDGET + 1] == CLOSE
@@ -96,7 +109,7 @@ def test_the_model_opens_the_reasoning_or_answers_at_once(server: Server) -> Non
     assert json.loads(choice["message"]["content"])["kind"] == "an extraordinary animal"
 
 
-def test_a_template_that_is_told_not_to_reason(server: Server) -> None:
+def test_a_template_that_is_told_not_to_reason(server: RoutesServer) -> None:
     likes = {str(OPEN): 100}
     for told in (
         {"chat_template_kwargs": {"enable_thinking": False}},
@@ -110,7 +123,7 @@ def test_a_template_that_is_told_not_to_reason(server: Server) -> None:
 
 def test_the_operator_may_have_forms_hold_at_once(model: str) -> None:
     with asyncio.Runner() as runner:
-        server = Server(runner, model, enable_in_reasoning=True)
+        server = RoutesServer(runner, options(model), enable_in_reasoning=True)
         try:
             form = {"response_format": BY_SCHEMA, "chat_template_kwargs": {}}
             choice = reply(server, form, logit_bias={str(OPEN): 100})
@@ -122,7 +135,7 @@ def test_the_operator_may_have_forms_hold_at_once(model: str) -> None:
             server.close()
 
 
-def test_every_front_door(server: Server, llm: LLM) -> None:
+def test_every_front_door(server: RoutesServer, llm: LLM) -> None:
     form = {"json": SCHEMA}
     fields = {
         "structured_outputs": form, "temperature": 1, "seed": 3, "max_tokens": 200,
@@ -181,31 +194,16 @@ def crowd() -> list[SamplingParams]:
 
 
 def test_the_same_tokens_alone_in_a_crowd_in_chunks_and_preempted(model: str, llm: LLM) -> None:
-    params, ids = crowd(), opened(llm)
-    prompts = [[*range(300, 300 + 11 * (i % 5)), *ids] for i in range(len(params))]
-    alone = [tokens_of(llm, [p], [one])[0] for p, one in zip(prompts, params, strict=True)]
+    params = crowd()
+    alone = same_in_all_company(model, llm, params, num_blocks=60, max_model_len=800)
     ended = [tokens.count(CLOSE) for got in alone for tokens, why in got if why == "stop"]
     assert len(ended) > len(params) // 2 and set(ended) == {1}
-    assert tokens_of(llm, prompts, params) == alone
-    for options in (
-        {"max_num_batched_tokens": 16, "max_num_seqs": 16},
-        {"num_gpu_blocks_override": 60, "preemption_mode": "recompute"},
-        {"num_gpu_blocks_override": 60, "swap_space": 0.02, "preemption_mode": "swap"},
-    ):
-        with LLM(model, max_model_len=800, block_size=16, **options) as other:
-            assert tokens_of(other, prompts, params) == alone, options
 
 
-def test_forced_text_after_the_reasoning_costs_no_passes(llm: LLM, monkeypatch: Any) -> None:
-    executor, steps = llm.llm_engine.core.executor, 0
-    submit = executor.submit
-
-    def counted(batch: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        return submit(batch)
-
-    monkeypatch.setattr(executor, "submit", counted)
+def test_forced_text_after_the_reasoning_costs_no_passes(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = count_steps(llm, monkeypatch)
     form = StructuredOutputsParams(
         regex="[ab]ll of it is text that nobody would choose to write", reasoning=REASONING
     )
@@ -216,10 +214,10 @@ def test_forced_text_after_the_reasoning_costs_no_passes(llm: LLM, monkeypatch: 
     ((got, why),) = tokens_of(llm, [opened(llm)], [params])[0]
     assert why == "stop" and len(got) > 22 and got[9] == CLOSE
     # One prompt, nine tokens of reasoning of which the mark follows the last, and few free ones.
-    assert steps <= 9 + 6, (steps, len(got))
+    assert (found := steps()) <= 9 + 6, (found, len(got))
 
 
-def test_kill_9_of_the_core(server: Server, llm: LLM) -> None:
+def test_kill_9_of_the_core(server: RoutesServer, llm: LLM) -> None:
     """Within the reasoning, and within the form."""
     ids = opened(llm)
     params = SamplingParams(
@@ -232,16 +230,4 @@ def test_kill_9_of_the_core(server: Server, llm: LLM) -> None:
     ((expected, why),) = tokens_of(llm, [ids], [params])[0]
     assert expected[150] == CLOSE and len(expected) > 600 and why == "stop"
 
-    async def run() -> list[int]:
-        killed, got = 0, []
-        async for output in server.engine.generate(
-            {"prompt_token_ids": ids}, params, f"killed-{os.getpid()}"
-        ):
-            got = output.outputs[0].token_ids
-            if killed < 2 and len(got) > (60, 200)[killed]:
-                core().send_signal(signal.SIGKILL)
-                killed += 1
-        assert killed == 2
-        return list(got)
-
-    assert server.run(run()) == expected
+    assert killed_twice(server, ids, params, (60, 200)) == expected

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
-from quire import LLM, AsyncLLM, EngineConfig, SamplingParams
-from quire.config import ServerConfig
+from quire import LLM, SamplingParams
 from quire.errors import InvalidRequest
 from quire.params import RepetitionDetectionParams
-from quire.serving.app import build_app
-from quire.serving.server_state import ServerState
+from routes_server import RoutesServer
 
 LOOP = {"max_pattern_size": 4, "min_count": 3}
 ASKED = "Repeat this text: fox fox fox fox fox fox"
@@ -23,38 +19,10 @@ ASKED = "Repeat this text: fox fox fox fox fox fox"
 TURNS = [{"role": "user", "content": ASKED}]
 
 
-class Server:
-    """The embedded model behind all routes."""
-
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self.run = runner.run
-        self.engine = self.run(AsyncLLM.start(EngineConfig.from_options(generation_config="vllm")))
-        self.run(self.engine.wait_ready())
-        app = build_app(ServerState(ServerConfig(max_n_sequences=6), self.engine))
-        self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60
-        )
-
-    def close(self) -> None:
-        self.run(self.client.aclose())
-        self.run(self.engine.shutdown())
-
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return self.run(self.client.post(path, json=body))
-
-    def get(self, path: str) -> str:
-        return self.run(self.client.get(path)).text
-
-    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        reply = self.post(path, body | {"model": "quire-demo"})
-        assert reply.status_code == 200, reply.text
-        return reply.json()
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[RoutesServer]:
     with asyncio.Runner() as runner:
-        made = Server(runner)
+        made = RoutesServer(runner, {}, max_n_sequences=6)
         yield made
         made.close()
 
@@ -72,7 +40,7 @@ def prompt_ids() -> list[int]:
         return output.prompt_token_ids
 
 
-def test_http(server: Server, prompt_ids: list[int]) -> None:
+def test_http(server: RoutesServer, prompt_ids: list[int]) -> None:
     asked = {"temperature": 0, "repetition_detection": LOOP}
     body = server.ask("/v1/chat/completions", {"messages": TURNS, **asked})
     choice = body["choices"][0]
@@ -89,16 +57,15 @@ def test_http(server: Server, prompt_ids: list[int]) -> None:
     assert len(choice["token_ids"]) == 4 and choice["finish_reason"] == "repetition"
 
 
-def test_streams(server: Server) -> None:
-    body = {"messages": TURNS, "temperature": 0, "repetition_detection": LOOP, "stream": True}
-    reply = server.post("/v1/chat/completions", body)
-    frames = [f.removeprefix("data: ") for f in reply.text.split("\n\n") if f]
-    choices = [c for f in frames[:-1] for c in json.loads(f)["choices"]]
+def test_streams(server: RoutesServer) -> None:
+    body = {"messages": TURNS, "temperature": 0, "repetition_detection": LOOP}
+    chunks = server.stream("/v1/chat/completions", body)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert choices[-1]["finish_reason"] == "repetition"
     assert "".join(c["delta"].get("content") or "" for c in choices) == "fox fox fox fox"
 
 
-def test_other_apis_tell_it_as_an_answer_that_was_cut(server: Server) -> None:
+def test_other_apis_tell_it_as_an_answer_that_was_cut(server: RoutesServer) -> None:
     asked = {"temperature": 0, "repetition_detection": LOOP}
     body = server.ask("/v1/messages", {"messages": TURNS, "max_tokens": 40, **asked})
     assert body["stop_reason"] == "max_tokens" and body["content"][0]["text"] == "fox fox fox fox"
@@ -107,7 +74,7 @@ def test_other_apis_tell_it_as_an_answer_that_was_cut(server: Server) -> None:
     assert body["incomplete_details"] == {"reason": "repetition"}
 
 
-def test_metrics_count_it(server: Server) -> None:
+def test_metrics_count_it(server: RoutesServer) -> None:
     def count(text: str) -> float:
         lines = [line for line in text.splitlines() if 'finished_reason="repetition"' in line]
         return float(lines[0].split()[-1])
@@ -128,10 +95,8 @@ def test_metrics_count_it(server: Server) -> None:
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"n": 7}}),
     ],
 )
-def test_a_server_limits_completions(server: Server, path: str, body: dict[str, Any]) -> None:
-    reply = server.post(path, body)
-    message = reply.json()["error"]["message"]
-    assert reply.status_code == 400
+def test_a_server_limits_completions(server: RoutesServer, path: str, body: dict[str, Any]) -> None:
+    message = server.ask(path, body, 400)["error"]["message"]
     assert "at most 6 completions (prompts times n; --max-n-sequences), got" in message
 
 

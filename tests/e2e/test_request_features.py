@@ -4,62 +4,29 @@ whole and as a stream."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
-from quire import LLM, AsyncLLM, EngineConfig, SamplingParams
-from quire.config import ServerConfig
-from quire.serving.app import build_app
-from quire.serving.server_state import ServerState
+from quire import LLM, SamplingParams
+from routes_server import RoutesServer
 
 PROMPT = "The capital of France is"
-OPTIONS: dict[str, Any] = {"generation_config": "vllm", "max_model_len": 2048}
-
-
-class Server:
-    """A server of the embedded model, called without a socket."""
-
-    def __init__(self, runner: asyncio.Runner, **options: Any) -> None:
-        self.run = runner.run
-        self.engine = self.run(AsyncLLM.start(EngineConfig.from_options(**OPTIONS, **options)))
-        self.run(self.engine.wait_ready())
-        transport = httpx.ASGITransport(build_app(ServerState(ServerConfig(), self.engine)))
-        self.client = httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=300
-        )
-
-    def post(self, path: str, **body: Any) -> Any:
-        reply = self.run(self.client.post(path, json=body))
-        assert reply.status_code == 200, reply.text
-        return reply.json()
-
-    def stream(self, path: str, **body: Any) -> list[Any]:
-        """The data of the events, without `[DONE]`."""
-        reply = self.run(self.client.post(path, json=body | {"stream": True}))
-        assert reply.status_code == 200, reply.text
-        lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
-        return [json.loads(line) for line in lines if line != "[DONE]"]
-
-    def close(self) -> None:
-        self.run(self.client.aclose())
-        self.run(self.engine.shutdown())
+OPTIONS: dict[str, Any] = {"max_model_len": 2048}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[RoutesServer]:
     with asyncio.Runner() as runner:
-        made = Server(runner)
+        made = RoutesServer(runner, OPTIONS)
         yield made
         made.close()
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    made = LLM(**OPTIONS)
+    made = LLM(**OPTIONS, generation_config="vllm")
     yield made
     made.shutdown()
 
@@ -71,7 +38,7 @@ SAMPLED: dict[str, Any] = {
 NAMED = [5, 300, 17, 2047, 5]
 
 
-def test_named_log_probabilities_at_every_door(server: Server, llm: LLM) -> None:
+def test_named_log_probabilities_at_every_door(server: RoutesServer, llm: LLM) -> None:
     """A thousand tokens with penalties and two choices: the same numbers everywhere."""
     fields = SAMPLED | {"logprob_token_ids": NAMED, "n": 2}
     (output,) = llm.generate(PROMPT, SamplingParams(**fields), use_tqdm=False)
@@ -80,11 +47,10 @@ def test_named_log_probabilities_at_every_door(server: Server, llm: LLM) -> None
         assert choice.logprobs is not None and len(choice.logprobs) == 1000
         for token, position in zip(choice.token_ids, choice.logprobs, strict=True):
             assert set(position) == distinct | {token} and position[token].rank is not None
-    whole = server.post("/v1/completions", prompt=PROMPT, return_token_ids=True, **fields)
-    ids = server.post(
+    whole = server.ask("/v1/completions", {"prompt": PROMPT, "return_token_ids": True, **fields})
+    ids = server.ask(
         "/inference/v1/generate",
-        token_ids=output.prompt_token_ids,
-        sampling_params=fields,
+        {"token_ids": output.prompt_token_ids, "sampling_params": fields},
     )
     for choice, text, tokens in zip(output.outputs, whole["choices"], ids["choices"], strict=True):
         assert choice.token_ids == text["token_ids"] == tokens["token_ids"]
@@ -95,7 +61,7 @@ def test_named_log_probabilities_at_every_door(server: Server, llm: LLM) -> None
         assert [max(p) for p in expected] == [
             max(p.values()) for p in text["logprobs"]["top_logprobs"]
         ]
-    pieces = server.stream("/v1/completions", prompt=PROMPT, stream_interval=7, **fields)
+    pieces = server.stream("/v1/completions", {"prompt": PROMPT, "stream_interval": 7, **fields})
     for index, text in enumerate(whole["choices"]):
         mine = [
             c["choices"][0] for c in pieces if c["choices"] and c["choices"][0]["index"] == index
@@ -104,7 +70,7 @@ def test_named_log_probabilities_at_every_door(server: Server, llm: LLM) -> None
         assert joined == text["logprobs"]["top_logprobs"]
 
 
-def test_named_log_probabilities_of_chat(server: Server) -> None:
+def test_named_log_probabilities_of_chat(server: RoutesServer) -> None:
     ask = {
         "messages": [{"role": "user", "content": "What is 23 + 45?"}], "max_tokens": 8,
         "temperature": 0, "ignore_eos": True,
@@ -114,29 +80,28 @@ def test_named_log_probabilities_of_chat(server: Server) -> None:
         ({"logprobs": True, "top_logprobs": 6}, 9),
     ):  # fmt: skip
         body = ask | more | {"logprob_token_ids": [70, 71, 72, 73]}
-        (choice,) = server.post("/v1/chat/completions", **body)["choices"]
+        (choice,) = server.ask("/v1/chat/completions", body)["choices"]
         content = choice["logprobs"]["content"]
         assert len(content) == 8
         for entry in content:
             assert count <= len(entry["top_logprobs"]) <= 11
-        chunks = server.stream("/v1/chat/completions", **body)
+        chunks = server.stream("/v1/chat/completions", body)
         told = [c["choices"][0]["logprobs"] for c in chunks if c["choices"]]
         assert [entry for found in told if found for entry in found["content"]] == content
 
 
-def test_named_ids_of_another_vocabulary(server: Server) -> None:
+def test_named_ids_of_another_vocabulary(server: RoutesServer) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": PROMPT}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ):
-        reply = server.run(server.client.post(path, json=body | {"logprob_token_ids": [2048]}))
-        error = reply.json()["error"]
-        assert reply.status_code == 400 and error["param"] == "logprob_token_ids"
+        error = server.ask(path, body | {"logprob_token_ids": [2048]}, 400)["error"]
+        assert error["param"] == "logprob_token_ids"
         assert "at most 2047, got 2048" in error["message"]
 
 
 @pytest.mark.parametrize("interval", [2, 16, 10**6])
-def test_an_interval_changes_no_content(server: Server, interval: int) -> None:
+def test_an_interval_changes_no_content(server: RoutesServer, interval: int) -> None:
     fields = SAMPLED | {"max_tokens": 200, "n": 2}
     for path, ask in (
         ("/v1/completions", {"prompt": PROMPT}),
@@ -145,7 +110,7 @@ def test_an_interval_changes_no_content(server: Server, interval: int) -> None:
         texts: list[list[str]] = []
         for extra in ({}, {"stream_interval": interval}):
             joined = ["", ""]
-            chunks = server.stream(path, **ask, **fields, **extra)
+            chunks = server.stream(path, {**ask, **fields, **extra})
             counts = [0, 0]
             for chunk in chunks:
                 for choice in chunk["choices"]:
@@ -160,12 +125,12 @@ def test_an_interval_changes_no_content(server: Server, interval: int) -> None:
 
 def test_an_interval_of_the_server() -> None:
     with asyncio.Runner() as runner:
-        made = Server(runner, stream_interval=50)
+        made = RoutesServer(runner, OPTIONS | {"stream_interval": 50})
         for own, most in ((1, 6), (100, 4)):
-            chunks = made.stream(
-                "/v1/completions", prompt=PROMPT, stream_interval=own, return_token_ids=True,
-                **SAMPLED | {"max_tokens": 201},
-            )  # fmt: skip
+            chunks = made.stream("/v1/completions", SAMPLED | {
+                "prompt": PROMPT, "stream_interval": own, "return_token_ids": True,
+                "max_tokens": 201,
+            })  # fmt: skip
             sizes = [len(c["choices"][0]["token_ids"]) for c in chunks if c["choices"]]
             sizes = [size for size in sizes if size]
             assert sum(sizes) == 201 and sizes[0] == 1 and len(sizes) <= most
