@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -49,6 +49,8 @@ Scope = MutableMapping[str, Any]
 T = TypeVar("T", bound=msgspec.Struct)
 NO_DESCRIPTORS: Final = "quire.no_descriptors"
 """Key in the scope of a request that came when the process could open hardly any more files."""
+PIPE: Final = "quire.pipe"
+"""Key of the `Pipe` in the scope of a request that came over a socket."""
 KEY: Final = "quire.exchange"
 """Key of the exchange in the ASGI scope."""
 JSON: Final = b"application/json"
@@ -66,6 +68,15 @@ _REPLAYED: Final = (b"idempotent-replayed", b"true")
 _CLOSE: Final = (b"connection", b"close")
 _UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Asks proxies to pass on a stream without buffering."""
+
+
+class Pipe(Protocol):
+    """The connection of a request."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write one chunk of a body that is sent in chunks, or nothing if it is empty; false, and
+        nothing is written, if the client reads slowly or has gone."""
+        ...
 
 
 class Exchange:
@@ -111,6 +122,8 @@ class Exchange:
         self._more_body = True
         self._receive = receive
         self._send = send
+        self._pipe: Pipe | None = None
+        # where chunks of the stream can be written without detours
         self._whole = asyncio.Lock()
         # held while a frame is written in parts
 
@@ -452,6 +465,16 @@ class Exchange:
         if self.kept is not None:
             return self.kept.start(200, head)
         await self._start(200, head)
+        if self.scope["method"] != "HEAD":
+            self._pipe = self.scope.get(PIPE)
+
+    def write_now(self, frames: bytes) -> bool:
+        """Send finished frames of the stream, if that can be done without waiting. With no bytes,
+        tell whether it can."""
+        if self._pipe is None or not self._pipe.write_chunk(frames):
+            return False
+        self.bytes_out += len(frames)
+        return True
 
     async def write(self, frames: bytes) -> None:
         """Send finished frames of the stream; waits while the client reads slowly."""

@@ -6,10 +6,11 @@ Knows nothing of wire formats.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Protocol
 
+from quire.engine.frontend.stream import RequestStream
 from quire.outputs import RequestOutput
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.exchange import Exchange
@@ -57,6 +58,8 @@ class Generation:
         ids: Told what is rendered next, if the reply's events have ids.
         names: What the caller calls the fields that errors name.
         timed: Replies tell timings.
+        write_now: Sends finished frames if that can be done without waiting; with no bytes it only
+            tells whether it can.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class Generation:
         names: FieldNames = AS_THE_ENGINE,
         *,
         timed: bool = False,
+        write_now: Callable[[bytes], bool] | None = None,
     ) -> None:
+        self._write_now = write_now
         self._streams = streams
         self._reader = reader
         self._ids = ids
@@ -91,6 +96,27 @@ class Generation:
     def usage(self) -> Usage:
         """Token counts so far."""
         return self._reader.usage
+
+    def render_with(self, render: Callable[[list[Batch]], bytes]) -> None:
+        """Have outputs rendered and sent as the engine brings them, as long as the client reads,
+        without the detour of waking whoever iterates over `events`: that one gets the rest, in
+        order. Only where one prompt is read as it comes; else nothing changes.
+
+        Args:
+            render: Gives the frames of events.
+        """
+        reader, write_now, stream = self._reader, self._write_now, self._streams[0]
+        if write_now is None or self._ids is not None or len(self._streams) > 1 or reader.scored:
+            return
+
+        def direct(output: RequestOutput) -> bool:
+            if not write_now(b""):
+                return False
+            frames = render(reader.read(0, output))
+            return not frames or write_now(frames) or _lost()
+
+        if isinstance(stream, RequestStream):
+            stream.direct = direct
 
     async def events(self) -> AsyncGenerator[list[Batch]]:
         """The events of all choices as they arrive, those of one engine output at a time. `usage`
@@ -167,6 +193,10 @@ class Generation:
             await asyncio.gather(*pumps, return_exceptions=True)
 
 
+def _lost() -> bool:
+    raise AssertionError("what was free a moment ago is not")
+
+
 def _units(first_choice: int, output: RequestOutput) -> list[tuple[int, int, bool]]:
     """Choice, tokens, and whether it ends, of each completion in an output."""
     return [
@@ -198,4 +228,6 @@ async def generate(
         if (asked := exchange.header(ASKED)) is not None:
             exchange.tell_load = lambda: load_report(asked, engine.last_step)
         timed = exchange.config.enable_per_request_metrics
-        yield Generation(streams, reader, ids, submission.names, timed=timed)
+        yield Generation(
+            streams, reader, ids, submission.names, timed=timed, write_now=exchange.write_now
+        )

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from quire.serving.exchange import NO_DESCRIPTORS
+from quire.serving.exchange import NO_DESCRIPTORS, PIPE
 from quire.serving.limits import HEADER_BYTES
 from quire.serving.unread import HIGH_WATER, Unread
 
@@ -66,6 +66,8 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._unread.release(self.transport)
+        if (scope := getattr(self, "scope", None)) is not None:
+            del scope[PIPE]  # a circle
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -75,6 +77,14 @@ class _Protocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._unread.release(self.transport)
         super().resume_writing()
+
+    def write_chunk(self, data: bytes) -> bool:
+        """See `exchange.Pipe`: as uvicorn writes it, without the messages of ASGI."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        if data:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     @property
     def is_stuck(self) -> bool:
@@ -86,6 +96,7 @@ class _Protocol(HttpToolsProtocol):
         self._in_headers, self._header_bytes, self._unfinished_bytes = True, 0, 0
         self._start_clock()
         super().on_message_begin()
+        self.scope[PIPE] = self  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url) + REQUEST_LINE)

@@ -32,7 +32,8 @@ async def send_stream(exchange: Exchange, frames: AsyncGenerator[bytes]) -> None
         try:
             with kept_alive(exchange, exchange.dialect.stream_type):
                 async for chunk in frames:
-                    await exchange.write(chunk)
+                    if len(chunk) > ONE_GO or not exchange.write_now(chunk):
+                        await exchange.write(chunk)
         except Exception as error:
             exchange.failed(error)
             last = _error_frame(exchange, error) + last

@@ -128,7 +128,11 @@ class _Request:
     def is_open(self) -> bool:
         """Whether a completion has not ended. They mostly end in their order, so the last ones tell
         soonest: a thousand may end in one step, and each of them asks."""
-        return any(c.finish_reason is None for c in reversed(self.completions))
+        # No generator: it is asked for every token.
+        for completion in reversed(self.completions):  # noqa: SIM110
+            if completion.finish_reason is None:
+                return True
+        return False
 
     @property
     def first(self) -> EngineCoreRequest:
@@ -524,12 +528,15 @@ class OutputProcessor:
         delta = kind is RequestOutputKind.DELTA
         scores = request.prompt_logprobs
         fresh_scores = scores is not None and not request.prompt_logprobs_delivered
-        shown = sorted(news, key=lambda c: c.index) if delta else request.completions
-        if delta:
-            shown = [c for c in shown if _has_news(c)]
-            scores = scores if fresh_scores else None
-        if not (ended or fresh_scores or any(map(_has_news, news))):
+        shown = [c for c in news if _has_news(c)]
+        if not (ended or fresh_scores or shown):
             return None
+        if not delta:
+            shown = request.completions
+        elif len(shown) > 1:
+            shown.sort(key=lambda c: c.index)
+        if delta and not fresh_scores:
+            scores = None
         request.prompt_logprobs_delivered |= fresh_scores
         scored = None if delta and request.scored_delivered else request.scored
         request.scored_delivered |= scored is not None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeGuard
 
 from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.prompt_logprobs import PromptLogprobs
@@ -105,12 +105,25 @@ class RequestStream:
         self._done = False
         self._ended_slow = False
         self._merges = True
+        self._fault: Exception | None = None
+        self.direct: Callable[[RequestOutput], bool] | None = None
+        """Takes an output in the reader's place while the reader waits for it, so that the reader
+        need not be woken for every token; false: the reader is to have it. It gets no output that
+        ends the request or has something to say beside one completion's tokens."""
 
     def put(self, item: RequestOutput | QuireError) -> None:
         """Add an output, or the error that ends the stream. Called by the engine."""
         if self._next is None:
+            waits = self._waiter is not None and not self._waiter.done()
+            if waits and self.direct is not None and _is_plain(item):
+                try:
+                    if self.direct(item):
+                        return
+                except Exception as error:  # it is the reader's
+                    self._fault = error
             self._next = item
-            if self._waiter is not None and not self._waiter.done():
+            if waits:
+                assert self._waiter is not None
                 self._waiter.set_result(None)
         elif not self._ended_slow and not self._done:
             self._hold(item)
@@ -175,6 +188,8 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
+        if self._fault is not None:
+            raise self._fault
         self._next = self._take_held() if self._held else None
         if isinstance(item, QuireError):
             self._done = True
@@ -197,6 +212,16 @@ class RequestStream:
             self._held.clear()
             self._buffers.release(self)
             self._abort(self.request_id)
+
+
+def _is_plain(item: RequestOutput | QuireError) -> TypeGuard[RequestOutput]:
+    """Whether it is some tokens of one completion, and nothing else."""
+    return (
+        isinstance(item, RequestOutput)
+        and not item.finished
+        and len(item.outputs) == 1
+        and item.error is None
+    )
 
 
 class _Held:

@@ -239,8 +239,8 @@ class HttpMetrics:
             for row, size in ((REQUEST_SIZE, bytes_in), (RESPONSE_SIZE, bytes_out)):
                 count, total = self._sizes[row.name].get(handler, (0, 0))
                 self._sizes[row.name][handler] = count + 1, total + size
-            self._fine.observe(seconds)
-            self._durations.setdefault((known, handler), Bins(DURATION_BUCKETS)).observe(seconds)
+            self._fine.observe((seconds,))
+            self._durations.setdefault((known, handler), Bins(DURATION_BUCKETS)).observe((seconds,))
 
     def observe_unavailable(self, code: str) -> None:
         """Count a request that was answered 503 with this code. Codes are a closed set."""

@@ -160,11 +160,12 @@ DELTAS: Final[dict[type[TurnEvent], Callable[[Any], dict[str, Any]]]] = {
 async def stream_frames(reply: ChatReply, generation: Generation) -> AsyncGenerator[bytes]:
     """Role chunk, delta chunks and finish chunk of each choice, then the usage chunk."""
     stream = _Stream(reply, generation)
+    generation.render_with(stream.render)
     async for batches in generation.events():
         frames: list[bytes] = []
         for batch in batches:
             event = batch[0]
-            if type(event) is Begin and stream.is_first and event.prompt.logprobs:
+            if stream.is_first and type(event) is Begin and event.prompt.logprobs:
                 size = num_candidates(event.prompt.logprobs)
                 frames += await made(size, partial(stream.begin, event))
                 batch = batch[1:]
@@ -187,6 +188,13 @@ class _Stream:
         self._generation = generation
         self.is_first = True
         """Whether no choice has begun."""
+
+    def render(self, batches: list[Batch]) -> bytes:
+        """The chunks of some batches, when nothing is large."""
+        frames: list[bytes] = []
+        for batch in batches:
+            self.add(batch, frames)
+        return b"".join(frames)
 
     def add(self, batch: Batch, frames: list[bytes]) -> None:
         """Append the chunks of a batch. Its tokens go into the first chunk with content."""

@@ -18,7 +18,15 @@ from quire.serving.openai.logprobs import TextLogprobs
 from quire.serving.openai.reply import Chunks, ReplyHead, usage_object
 from quire.serving.openai.schema import CompletionRequest
 from quire.serving.token_texts import TokenTexts
-from quire.serving.turns import Begin, ModelTurn, PromptInfo, Text, num_candidates, num_scored
+from quire.serving.turns import (
+    Batch,
+    Begin,
+    ModelTurn,
+    PromptInfo,
+    Text,
+    num_candidates,
+    num_scored,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +140,31 @@ async def stream_frames(reply: CompletionReply, generation: Generation) -> Async
     """Chunks of all choices as they arrive, then the usage chunk."""
     chunks = Chunks(reply.head, reply.request, b'"text":', b"")
     extra = {"seed": generation.seed}
+
+    def add(batch: Batch, frames: list[bytes]) -> None:
+        nonlocal extra
+        event = batch[0]
+        if type(event) is Text and len(batch) == 1 and not reply.shows_tokens:
+            frames.append(chunks.text(event.choice, event.text))
+        else:
+            piece = _piece(reply, ModelTurn(event.choice).add(batch))
+            frames += reply.splices.fill(chunks.full(piece, generation.usage, extra))
+            extra = {}
+
+    def render(batches: list[Batch]) -> bytes:
+        frames: list[bytes] = []
+        for batch in batches:
+            add(batch, frames)
+        return b"".join(frames)
+
+    generation.render_with(render)
     async for batches in generation.events():
         frames: list[bytes] = []
         for batch in batches:
             event = batch[0]
             if type(event) is Begin and event.prompt.logprobs:
                 await reply.look_at(event.prompt)
-            if type(event) is Text and len(batch) == 1 and not reply.shows_tokens:
-                frames.append(chunks.text(event.choice, event.text))
-            else:
-                piece = _piece(reply, ModelTurn(event.choice).add(batch))
-                frames += reply.splices.fill(chunks.full(piece, generation.usage, extra))
-                extra = {}
+            add(batch, frames)
             if len(frames) > 1 and sum(map(len, frames)) > ONE_GO:
                 yield await glued(frames)
                 frames = []

@@ -85,11 +85,16 @@ class Chunks:
         self._head = b"data: " + encode(head.to_dict())[:-1] + b',"choices":['
         self._before = self._head + b'{"index":'
         self._open = b"," + text_open
+        self._befores: dict[int, bytes] = {}
+        # all before the text, by choice
         self._close = text_close + b',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def text(self, index: int, text: str) -> bytes:
         """A chunk with nothing but text, which is the hot path."""
-        return b"%b%d%b%b%b" % (self._before, index, self._open, encode(text), self._close)
+        before = self._befores.get(index)
+        if before is None:
+            before = self._befores[index] = b"%b%d%b" % (self._before, index, self._open)
+        return before + encode(text) + self._close
 
     def full(
         self, choice: dict[str, Any], usage: Usage, extra: dict[str, Any] | None = None
