@@ -136,7 +136,7 @@ def prepare_coded(
         gated: See `prepare_linear`.
         leaves: See `prepare_linear`. No group may cross from one leaf to the next, except in a
             layer of one group with int8 activations: its sums are whole numbers, so it has none.
-        dtype: The bias is rounded to this type.
+        dtype: The bias is rounded to this type, and a weight with float activations.
 
     Raises:
         ModelLoadError: the parts cannot be one layer, or a group crosses a leaf.
@@ -145,7 +145,7 @@ def prepare_coded(
     if bias is not None and dtype is not None:
         bias = bias.to(dtype)
     if coded.activations == "float":
-        return prepare_linear(coded.dequantise(), bias, gated=gated, leaves=leaves)
+        return prepare_linear(coded.dequantise(), bias, gated=gated, dtype=dtype, leaves=leaves)
     shift = None if bias is None else bias.to(torch.float32, copy=True)
     return _prepared(coded, shift, settled_leaves(coded, leaves))
 

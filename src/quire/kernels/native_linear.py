@@ -75,8 +75,7 @@ def prepare_coded(
     """See `coded_linear.prepare_coded`."""
     coded = concat((parts,) if isinstance(parts, CodedWeight) else tuple(parts))
     if coded.activations == "float":
-        shift = bias if bias is None or dtype is None else bias.to(dtype).to(torch.float32)
-        return prepare_linear(coded.dequantise(), shift, gated=gated, leaves=leaves)
+        return prepare_linear(coded.dequantise(), bias, gated=gated, dtype=dtype, leaves=leaves)
     if can_pack(coded):
         if bias is not None:
             bias = tiled_bias(bias if dtype is None else bias.to(dtype), gated)

@@ -21,6 +21,7 @@ from quire.errors import ModelLoadError
 from quire.kernels.coded import CodedWeight
 from quire.layers.linear_method import LinearMethod, LinearSpec, PlainMethod
 from quire.layers.parameter import Bundle, Parameters
+from quire.logger import get_logger
 from quire.quantization.parts import PartialProduct, Piece, alike, dense, takes_floats
 from quire.quantization.scheme import (
     FLOATS,
@@ -30,9 +31,12 @@ from quire.quantization.scheme import (
     check_headers,
     contradiction,
     missing_of,
+    of_integers,
 )
 from quire.weights.bundles import StoredPart
 from quire.weights.names import transposed
+
+logger = get_logger(__name__)
 
 _LEFT_OUT: Final = re.compile(r"(.*\.)?(lm_head|output|embed_\w+|gate|router|shared_expert_gate)")
 """Layers that writers leave as they are without a word in the configuration."""
@@ -74,6 +78,7 @@ class CheckpointMethod(PlainMethod):
         self._pieces: list[Piece] | None = None
         self._beside: list[PartialProduct] = []
         """If the layer is no single prepared weight: what it is instead."""
+        self._form = ""
 
     # ---- loading ------------------------------------------------------------------------------
 
@@ -81,7 +86,14 @@ class CheckpointMethod(PlainMethod):
         """`weight`, whatever tensors stand for it, and perhaps `bias`."""
         found = super().parameters()
         bundle = Bundle(self._choose, self._load_bundle)
-        return {**found, "weight": replace(found["weight"], bundle=bundle)}
+        weight = replace(found["weight"], bundle=bundle, form=f"{of_integers()} activations")
+        return {**found, "weight": weight}
+
+    def _load_weight(self, tensor: Tensor) -> None:
+        logger.warning_once(
+            "--load-format dummy: layers of quantised checkpoints are kept in the model's type"
+        )
+        super()._load_weight(tensor)
 
     def _choose(self, parts: Sequence[StoredPart]) -> list[Collection[str]]:
         columns = self.spec.in_features
@@ -130,16 +142,23 @@ class CheckpointMethod(PlainMethod):
         plain = [piece for piece in pieces if isinstance(piece, Tensor)]
         if len(plain) == len(pieces):
             return super().made_of(plain, dtype, bias)
+        self._form = self._said(pieces)
         if alike(pieces) and isinstance(pieces[0], CodedWeight):
             return self._coded(pieces, bias, self.spec.gated)
         if all(map(takes_floats, pieces)) or _EXPERT.search(self.spec.name):
-            weights = [dense(piece) for piece in pieces]
-            return super().made_of(weights, torch.float32 if not plain else dtype, bias)
+            return super().made_of([dense(piece) for piece in pieces], dtype, bias)
         together = [pieces] if alike(pieces) else [[piece] for piece in pieces]
         rows = [sum(piece.shape[0] for piece in some) for some in together]
         biases = [None] * len(rows) if bias is None else list(bias.split(rows))
         self._beside = [self._part(*each) for each in zip(together, biases, strict=True)]
         return self._beside
+
+    def _said(self, pieces: Sequence[Piece]) -> str:
+        """How the layer is kept, for people."""
+        plain = super().form
+        labels = dict.fromkeys(plain if s is None else s.label for s in self._schemes)
+        kinds = {"float" if takes_floats(piece) else "int8" for piece in pieces}
+        return f"{' and '.join(labels)} with {' and '.join(sorted(kinds))} activations"
 
     def _coded(self, pieces: Sequence[Piece], bias: Tensor | None, gated: bool = False) -> Any:
         """One prepared weight."""
@@ -165,6 +184,16 @@ class CheckpointMethod(PlainMethod):
         prepared = self._coded([half.coded for half in halves], bias)
         minima = self._ops.prepare_linear([half.minima for half in halves])
         return PartialProduct(prepared, minima, halves[0].group)
+
+    @property
+    def form(self) -> str:
+        """See `LinearMethod.form`."""
+        return self._form or super().form
+
+    @property
+    def nbytes(self) -> int:
+        """See `LinearMethod.nbytes`."""
+        return sum(part.nbytes for part in self._beside) if self._beside else super().nbytes
 
     # ---- products -----------------------------------------------------------------------------
 
@@ -202,15 +231,16 @@ class CheckpointMethod(PlainMethod):
     # ---- for another process ------------------------------------------------------------------
 
     def _keep(self) -> Any:
-        if not self._beside:
-            return super()._keep()
-        return [part.kept(self._ops) for part in self._beside]
+        beside = [part.kept(self._ops) for part in self._beside]
+        whole = None if beside else super()._keep()
+        return {"form": self._form, "whole": whole, "beside": beside}
 
     def _restore(self, kept: Any) -> None:
-        if not isinstance(kept, list):
-            super()._restore(kept)
+        self._form = kept["form"]
+        if kept["whole"] is not None:
+            super()._restore(kept["whole"])
             return
-        self._beside = [PartialProduct.restored(part, self._ops) for part in kept]
+        self._beside = [PartialProduct.restored(part, self._ops) for part in kept["beside"]]
         self._prepared = self._beside
 
 

@@ -50,6 +50,12 @@ class PartialProduct:
         minima = ops.embedding_of(ids, self.minima, torch.float32)
         return (wide - minima.repeat_interleave(self.group, 1)).to(dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """Of both."""
+        minima = 0 if self.minima is None else int(self.minima.nbytes)
+        return int(self.prepared.nbytes) + minima
+
     def kept(self, ops: Ops) -> dict[str, Any]:
         """As tensors and plain values, for another process."""
         assert ops.keep_linear is not None
