@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,7 +72,7 @@ def inspect(config: EngineConfig) -> dict[str, Any]:
         "parameters": weights["parameters"],
         "weights": weights,
         "dtype": dtype,
-        "weight_bytes": weights["parameters"] * itemsize,
+        "weight_bytes": _weight_bytes(weights, itemsize),
         "sizes": _sizes(shape),
         "kv_cache": {
             "bytes_per_token": per_token,
@@ -118,19 +119,52 @@ def _weights(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
     model = config.model
     if model.load_format == "dummy":
         return {"parameters": estimated_weights(shape), "estimated": True}
+    schemes = _schemes(config, shape)
     with open_checkpoint(model.folder, model.load_format) as checkpoint:
         tensors = list(checkpoint.tensors.values())
         types = Counter[str]()
         for tensor in tensors:
             types[tensor.dtype] += tensor.numel
         return {
-            "parameters": sum(types.values()),
+            "parameters": schemes.pop("parameters", sum(types.values())),
             "estimated": False,
+            **schemes,
             "tensors": len(tensors),
             "types": dict(types.most_common()),
             "files": sorted({tensor.path.name for tensor in tensors}),
             "file_bytes": checkpoint.total_bytes,
         }
+
+
+def _schemes(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
+    """How a quantised checkpoint keeps its layers, by scheme; nothing of others."""
+    from quire.models.inspection import planned_schemes
+    from quire.models.registry import MODELS, build_model
+    from quire.weights.loader import match_headers
+
+    if not shape.raw.get("quantization_config") or shape.architecture not in MODELS:
+        return {}
+    try:
+        model = build_model(shape, _dtype(config, shape), "cpu")
+        targets = model.parameters()
+        match_headers(config.model.folder, targets, model.name_rules(), config.model.load_format)
+    except QuireError as error:
+        return {"problem": error.message}
+    return {
+        "parameters": sum(math.prod(target.shape) for target in targets.values()),
+        "schemes": {
+            label: {**total._asdict(), "bits_per_weight": 8 * total.nbytes / total.weights}
+            for label, total in planned_schemes(model).items()
+        },
+    }
+
+
+def _weight_bytes(weights: dict[str, Any], itemsize: int) -> int:
+    """Of the weights in memory. Codes that are multiplied with float activations are kept in the
+    model's type."""
+    coded = [s for s in weights.get("schemes", {}).values() if s["activations"] != "float"]
+    plain = weights["parameters"] - sum(scheme["weights"] for scheme in coded)
+    return int(plain * itemsize + sum(scheme["nbytes"] for scheme in coded))
 
 
 def _sizes(shape: ModelShape) -> dict[str, int]:
@@ -196,6 +230,11 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     about = " (estimated)" if weights["estimated"] else ""
     types = ", ".join(f"{count:,} {kind}" for kind, count in weights.get("types", {}).items())
     features = [name.replace("_", " ") for name, has in report["features"].items() if has]
+    schemes = [
+        f"{s['layers']} layers {name}, {s['bits_per_weight']:.2f} bits per weight, "
+        f"{s['activations']} activations"
+        for name, s in weights.get("schemes", {}).items()
+    ]
     templates = ", ".join(tokenizer.get("chat_templates", [])) or "no"
     return [
         ("model", report["model"]),
@@ -205,6 +244,8 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{report['parameters']:,}{about}"),
         ("stored as", types and f"{types} in {len(weights['files'])} files, "
          f"{human_bytes(weights['file_bytes'])}"),
+        ("quantised", weights.get("problem", "")),
+        *(("quantised", text) for text in schemes),
         ("weights", f"{human_bytes(report['weight_bytes'])} in {report['dtype']}"),
         ("layers", f"{sizes['num_layers']} of width {sizes['hidden_size']} (MLP "
          f"{sizes['intermediate_size']}), {sizes['num_heads']} heads of {sizes['head_dim']}, "

@@ -15,6 +15,7 @@ from quire.layers.embedding import TiedEmbedding
 from quire.layers.linear import Linear
 from quire.layers.module import Module, ModuleList
 from quire.models.decoder import DecoderForCausalLM
+from quire.quantization.checkpoint import CheckpointMethod
 
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAYER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -69,6 +70,31 @@ def weight_forms(model: Module) -> dict[str, FormTotal]:
         found[method.form] = FormTotal(
             old.layers + 1, old.weights + count, old.nbytes + method.nbytes
         )
+    return found
+
+
+class SchemeTotal(NamedTuple):
+    """Of all layers that a checkpoint keeps alike."""
+
+    layers: int
+    weights: int
+    nbytes: int
+    """In the file."""
+    activations: str
+
+
+def planned_schemes(model: Module) -> dict[str, SchemeTotal]:
+    """How a quantised checkpoint keeps the linear layers of a model whose headers were compared
+    with it, by scheme."""
+    found: dict[str, SchemeTotal] = {}
+    for linear in _linears(model):
+        if not isinstance(linear.method, CheckpointMethod):
+            continue
+        for label, activations, weights, nbytes in linear.method.planned():
+            old = found.get(label, SchemeTotal(0, 0, 0, activations))
+            found[label] = SchemeTotal(
+                old.layers + 1, old.weights + weights, old.nbytes + nbytes, activations
+            )
     return found
 
 

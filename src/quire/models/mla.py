@@ -23,10 +23,12 @@ from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.cache_tensors import KVCache
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
+from quire.layers.linear_method import LinearSpec
 from quire.layers.module import Module
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import KeptForm, Parameter, Parameters
 from quire.models.decoder_style import AttentionBlock, StepInput
+from quire.quantization.checkpoint import read_as_floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class LatentAttention(AttentionBlock):
 
     def __init__(self, context: LayerContext, sizes: MLASizes) -> None:
         self._ops = context.ops
+        self._context = context
         self._sizes = sizes
         hidden, heads, rank = sizes.hidden_size, sizes.num_heads, sizes.kv_lora_rank
         self._spec = AttentionSpec(sizes.scale, latent_dim=rank)
@@ -159,8 +162,10 @@ class LatentAttention(AttentionBlock):
         kept = None
         if self._ops.keep_linear is not None:
             kept = KeptForm(self._keep_kv_b, self._restore_kv_b)
-        shape = (rows, sizes.kv_lora_rank)
-        return {"kv_b_proj.weight": Parameter(shape, self._load_kv_b, kept=kept)}
+        weight = Parameter((rows, sizes.kv_lora_rank), self._load_kv_b, kept=kept)
+        at = self._context.at("kv_b_proj")
+        spec = LinearSpec(at.name, at.ops, at.dtype, sizes.kv_lora_rank, (rows,), False)
+        return {"kv_b_proj.weight": read_as_floats(at.weights, spec, weight)}
 
     def _keep_kv_b(self) -> list[Any]:
         return [self._into_latent.keep(), self._out_of_latent.keep()]

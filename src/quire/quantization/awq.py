@@ -43,7 +43,6 @@ class AwqGemm:
     group: int
     zeros: bool
     activations: str
-    bits: float = 4.0
 
     @property
     def label(self) -> str:
@@ -77,7 +76,6 @@ class AwqGemv:
     group: int
     zeros: bool
     activations: str
-    bits: float = 4.0
 
     @property
     def label(self) -> str:

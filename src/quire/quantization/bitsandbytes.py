@@ -48,7 +48,7 @@ class Bits4:
 
     kind: str
     nested: bool
-    bits: float = 4.0
+    activations: str = "float"
 
     @property
     def label(self) -> str:
@@ -127,7 +127,7 @@ class Bits8:
     """LLM.int8 without outliers: each row of activations gets int8 codes of its own."""
 
     label: str = "int8 (bitsandbytes)"
-    bits: float = 8.0
+    activations: str = "int8"
 
     def tensors(self, rows: int, columns: int) -> Mapping[str, Wanted]:
         """See `Scheme`."""

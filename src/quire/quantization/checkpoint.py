@@ -12,15 +12,15 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
 from quire.kernels.coded import CodedWeight
-from quire.layers.linear_method import LinearMethod, LinearSpec, PlainMethod
-from quire.layers.parameter import Bundle, Parameters
+from quire.layers.linear_method import LinearMethod, LinearSpec, PlainMethod, WeightFormat
+from quire.layers.parameter import Bundle, Parameter, Parameters
 from quire.logger import get_logger
 from quire.quantization.parts import PartialProduct, Piece, alike, dense, takes_floats
 from quire.quantization.scheme import (
@@ -67,6 +67,32 @@ class QuantisedFormat:
         return CheckpointMethod(spec, self.checkpoint)
 
 
+class PlannedWeight(NamedTuple):
+    """What the headers say of one layer."""
+
+    label: str
+    """See `Scheme.label`; of a layer that is not quantised, its type."""
+    activations: str
+    """See `CodedWeight.activations`."""
+    weights: int
+    nbytes: int
+    """In the file, with scales."""
+
+
+def read_as_floats(weights: WeightFormat, spec: LinearSpec, weight: Parameter) -> Parameter:
+    """A parameter that takes a layer's weight as floats, however the checkpoint keeps it: for
+    layers that are multiplied with in a way of their own."""
+    if not isinstance(weights, QuantisedFormat):
+        return weight
+    method = CheckpointMethod(spec, weights.checkpoint)
+
+    def load(tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        pieces = [dense(piece) for piece in method.pieces(tensors)]
+        weight.load(torch.cat(pieces).to(spec.dtype))
+
+    return replace(weight, bundle=Bundle(method.choose, load))
+
+
 class CheckpointMethod(PlainMethod):
     """A layer of such a checkpoint. What it is shows when the checkpoint is opened."""
 
@@ -85,7 +111,7 @@ class CheckpointMethod(PlainMethod):
     def parameters(self) -> Parameters:
         """`weight`, whatever tensors stand for it, and perhaps `bias`."""
         found = super().parameters()
-        bundle = Bundle(self._choose, self._load_bundle)
+        bundle = Bundle(self.choose, self._load_bundle)
         weight = replace(found["weight"], bundle=bundle, form=f"{of_integers()} activations")
         return {**found, "weight": weight}
 
@@ -95,7 +121,8 @@ class CheckpointMethod(PlainMethod):
         )
         super()._load_weight(tensor)
 
-    def _choose(self, parts: Sequence[StoredPart]) -> list[Collection[str]]:
+    def choose(self, parts: Sequence[StoredPart]) -> list[Collection[str]]:
+        """See `Bundle.choose`."""
         columns = self.spec.in_features
         self._parts = parts
         self._schemes = [self._settled(part, columns) for part in parts]
@@ -117,10 +144,31 @@ class CheckpointMethod(PlainMethod):
         check_headers(part, scheme, wanted)
         return scheme
 
+    def planned(self) -> list[PlannedWeight]:
+        """What became of each part, once they were chosen."""
+        columns, plain = self.spec.in_features, super().form
+        return [
+            PlannedWeight(
+                plain if scheme is None else scheme.label,
+                "float" if scheme is None else scheme.activations,
+                part.rows * columns,
+                sum(part.tensors[name].nbytes for name in _taken(part, scheme, columns)),
+            )
+            for part, scheme in zip(self._parts, self._schemes, strict=True)
+        ]
+
     def _load_bundle(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
-        layers = zip(self._parts, self._schemes, tensors, strict=True)
-        self._pieces = [self._piece(*layer) for layer in layers]
+        self._pieces = self.pieces(tensors)
         self._load_parts([], self.spec.dtype)
+
+    def pieces(self, tensors: Sequence[Mapping[str, Tensor]]) -> list[Piece]:
+        """The weights of the parts that were chosen.
+
+        Raises:
+            ModelLoadError: some tensors hold what cannot be.
+        """
+        layers = zip(self._parts, self._schemes, tensors, strict=True)
+        return [self._piece(*layer) for layer in layers]
 
     def _piece(
         self, part: StoredPart, scheme: Scheme | None, tensors: Mapping[str, Tensor]

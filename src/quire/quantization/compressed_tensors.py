@@ -9,7 +9,7 @@ are. Knows no kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -65,10 +65,6 @@ class Packed:
     """`None`: rows or the whole tensor have one scale."""
     symmetric: bool
     activations: str
-    bits: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", float(self.width))
 
     @property
     def label(self) -> str:

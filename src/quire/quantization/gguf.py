@@ -47,10 +47,9 @@ class GgufScheme:
         return f"GGUF {self.dtype}"
 
     @property
-    def bits(self) -> float:
+    def activations(self) -> str:
         """See `Scheme`."""
-        count, size = _SIZES[self.dtype]
-        return 8 * size / count
+        return of_integers()
 
     def tensors(self, rows: int, columns: int) -> Mapping[str, Wanted]:
         """See `Scheme`."""
@@ -69,7 +68,7 @@ class GgufScheme:
         zeros = None
         if kind.zero:
             zeros = torch.full(scales.shape, kind.zero, dtype=torch.uint8)
-        coded = CodedWeight(name, codes, scales, zeros, min(kind.group, columns), of_integers())
+        coded = CodedWeight(name, codes, scales, zeros, min(kind.group, columns), self.activations)
         if minima is None:
             return coded
         return WithMinima(coded, minima.reshape(rows, -1), kind.group)

@@ -51,11 +51,6 @@ class GptqScheme:
         """See `Scheme`."""
         return f"int{self.width} in groups of {self.group} (GPTQ)"
 
-    @property
-    def bits(self) -> float:
-        """See `Scheme`."""
-        return self.width
-
     def tensors(self, rows: int, columns: int) -> Mapping[str, Wanted]:
         """See `Scheme`."""
         width, groups = self.width, ceil_div(columns, self.group)

@@ -67,8 +67,8 @@ class Scheme(Protocol):
         ...
 
     @property
-    def bits(self) -> float:
-        """Of a code."""
+    def activations(self) -> str:
+        """See `CodedWeight.activations`."""
         ...
 
     def tensors(self, rows: int, columns: int) -> Mapping[str, Wanted]:

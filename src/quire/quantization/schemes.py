@@ -40,7 +40,7 @@ class Fp8:
     """Static scales of activations, which are computed as floats here."""
     exponents: bool = False
     """Scales are powers of two, stored as exponents (MXFP8)."""
-    bits: float = field(default=8.0, init=False)
+    activations: str = field(default="float", init=False)
 
     @property
     def label(self) -> str:
@@ -96,7 +96,7 @@ class Fp4:
     unused: tuple[str, ...] = ()
     blocks: bool = False
     """Codes are stored `[N, G, bytes]` (gpt-oss)."""
-    bits: float = field(default=4.0, init=False)
+    activations: str = field(default="float", init=False)
 
     @property
     def label(self) -> str:
@@ -139,7 +139,6 @@ class Int8:
     scale: str = "weight_scale"
     zero: str = "weight_zero_point"
     unused: tuple[str, ...] = ()
-    bits: float = field(default=8.0, init=False)
 
     @property
     def label(self) -> str:

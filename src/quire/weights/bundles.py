@@ -27,6 +27,8 @@ class StoredTensor:
     """Of the layer's piece, if the tensor holds several layers."""
     dtype: str
     """As the checkpoint's format names it: `I32`, `F8_E4M3`, `Q4_K`."""
+    nbytes: int = 0
+    """In the file."""
 
 
 @dataclass(frozen=True, slots=True)

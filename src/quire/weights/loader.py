@@ -200,6 +200,18 @@ def _restore(found: KeptModel, reader: _Reader) -> int:
     return found.num_weights
 
 
+def match_headers(
+    folder: Path, targets: Mapping[str, Target], rules: NameRules, load_format: str = "auto"
+) -> None:
+    """Compare a checkpoint with a model without reading any data. Bundles choose their tensors.
+
+    Raises:
+        ModelLoadError: see `load_weights`.
+    """
+    with open_checkpoint(folder, load_format) as checkpoint:
+        _matched(folder, checkpoint, _pieces_of(checkpoint, rules), targets, rules)
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """What `load_weights` was told, to read all of it or the rest."""
@@ -393,11 +405,16 @@ def _layer_tensors(
     others = set(targets) - set(bundles)
     others |= {source for name in others for source in rules.sources(name)}
     headers = {
-        name: StoredTensor(here.stored, here.as_stored, checkpoint.tensors[here.stored].dtype)
+        name: _header(here, checkpoint.tensors[here.stored])
         for name, here in found.items()
         if name not in others
     }
     return LayerTensors(headers, bundles, rules)
+
+
+def _header(here: _Found, stored: Stored) -> StoredTensor:
+    share = math.prod(here.as_stored) / max(1, stored.numel)
+    return StoredTensor(here.stored, here.as_stored, stored.dtype, int(stored.nbytes * share))
 
 
 def _bundled(
