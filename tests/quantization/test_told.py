@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from quantised_writers import FORMATS, checkpoint
 
+from quantised_writers import FORMATS, checkpoint
 from quire.cli.inspect import as_text, inspect
 from quire.config import EngineConfig, ModelShape
 from quire.models.inspection import weight_forms

@@ -169,7 +169,6 @@ def test_loading_holds_one_parameter_beside_the_model(
 
         def __init__(self, parameter: Any) -> None:
             self.shape, self.parts = parameter.shape, parameter.parts
-            self.part_shapes, self.form = (), ""
             self.dtype = self.stored = self.load_parts = self.kept = self.bundle = None
 
         def load(self, tensor: torch.Tensor) -> None:

@@ -63,9 +63,6 @@ class Parameter:
     load_parts: Callable[[Sequence[Tensor], torch.dtype], None] | None = None
     """If there: instead of `load`, takes the checkpoint's tensors as they are, of any float type,
     and rounds them to the type given. Spares a copy of large weights."""
-    part_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shape of each part, where parts are no rows of one tensor of `shape` (packed codes whose
-    outputs lie along another dimension); needs `load_parts`."""
     bundle: Bundle | None = None
     """If there: instead of `load` and `load_parts`, takes whatever tensors the checkpoint has of
     the layer, the other parameters excepted. The parameter's name ends with `.weight`."""

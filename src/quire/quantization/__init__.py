@@ -1,4 +1,5 @@
 """Quantised linear layers: how checkpoints' codes become weights that the kernels multiply with.
 
-`method.py` is what all formats share. Knows no family.
+`checkpoint.py` is what all formats share; `online.py` makes codes of an unquantised checkpoint.
+Knows no family.
 """

@@ -74,11 +74,6 @@ class Target(Protocol):
         ...
 
     @property
-    def part_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shape of each part, if they are no rows of one tensor."""
-        ...
-
-    @property
     def form(self) -> str:
         """What its layer makes of it."""
         ...
@@ -439,8 +434,6 @@ def _parts_of(
     if len(sources) == 1 or merged:
         return {sources[0] if len(sources) == 1 else parameter: target.shape}
     assert len(target.parts) == len(sources), f"{parameter}: {target.parts} for {sources}"
-    if target.part_shapes:
-        return dict(zip(sources, target.part_shapes, strict=True))
     return {s: (n, *target.shape[1:]) for s, n in zip(sources, target.parts, strict=True)}
 
 
