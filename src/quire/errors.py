@@ -195,6 +195,16 @@ class KeyLimitReached(TooManyRequests):
         self.extra = {"limit": limit, "limit_value": value, "key": key}
 
 
+class KeyShareTooSmall(InvalidRequest):
+    """A request is larger than the share of the queue that the caller's key has ever."""
+
+    code = "key_share_too_small"
+
+    def __init__(self, key: str, share: float, message: str) -> None:
+        super().__init__(message)
+        self.extra = {"limit": "queue_share", "limit_value": share, "key": key}
+
+
 class SlowReader(RequestError):
     """The caller left so much of its reply unread that the request was ended."""
 

@@ -170,6 +170,9 @@ class FakeEngine:
         if self.is_full:
             raise TooManyRequests("The queue is full.", retry_after=2.5)
 
+    def check_fits(self, meter: object, count: int) -> None:
+        pass
+
     async def submit(
         self,
         prompt: list[int],

@@ -39,11 +39,16 @@ class Reply:
 
 
 def ask(
-    port: int, method: str, target: str, key: str | None = None, host: str = "localhost"
+    port: int,
+    method: str,
+    target: str,
+    key: str | None = None,
+    host: str = "localhost",
+    *more: str,
 ) -> Reply:
     """Send a request line as it is, without a client that would tidy the path."""
     lines = [f"{method} {target} HTTP/1.1", f"host: {host}", "connection: close"]
-    lines += ["content-length: 0", "content-type: application/json"]
+    lines += ["content-length: 0", "content-type: application/json", *more]
     lines += [f"authorization: Bearer {key}"] if key else []
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
@@ -118,7 +123,46 @@ def tricks(path: str) -> list[str]:
         f"/api//{path}",
         f"/api/..{path}",
         f"/api/livez/..{path}",
+        path.replace("/", "%252f"),
+        f"/livez/%252e%252e{path}",
+        f"/livez/..;/..{path}",
+        f"/;{path}",
+        path.swapcase(),
+        path.title(),
+        f"{path}.",
+        f"{path}..",
+        f"{path}/.",
+        f"{path}//",
+        f"{path}%2f",
+        f"{path}%5c",
+        f"{path}.json",
+        f"%00{path}",
+        f"/livez%00{path}",
+        f"/livez%0d%0a{path}",
+        f"/livez/%c0%ae%c0%ae{path}",  # dots in UTF-8 that is too long
+        f"/livez/%e3%80%82%e3%80%82{path}",  # ideographic full stops
+        f"/livez/%ef%bc%8e%ef%bc%8e{path}",  # full-width ones
+        path.replace("/", "%ef%bc%8f"),  # full-width solidus
+        f"/livez/\u00b7\u00b7{path}",
+        f"https://localhost{path}",
+        f"HTTP://LOCALHOST{path}",
+        f"http://key@localhost{path}",
+        f"http:{path}",
+        "*",
     ]
+
+
+OVERRIDES = (
+    "x-original-url", "x-rewrite-url", "x-original-uri", "x-forwarded-path", "x-forwarded-uri",
+    "x-forwarded-prefix", "x-script-name",
+)  # fmt: skip
+"""Headers in which some servers look for a path."""
+METHODS = ("x-http-method-override", "x-http-method", "x-method-override")
+UPGRADES = (
+    "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
+    "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__",
+)
 
 
 def test_every_route_has_a_role_and_few_are_open() -> None:
@@ -182,6 +226,45 @@ def test_the_host_header_plays_no_part(filed: Running, host: str) -> None:
 def test_no_method_goes_around_the_role(filed: Running, method: str) -> None:
     assert ask(filed.port, method, "/limits").status == 401
     assert ask(filed.port, method, "/limits", FILE_KEYS["user"]).status in (403, 405)
+
+
+@pytest.mark.parametrize("header", OVERRIDES)
+def test_no_header_names_another_path(filed: Running, header: str) -> None:
+    for method, path, role in table():
+        if role is Role.OPEN:
+            continue
+        to_open = ask(filed.port, method, path, None, "localhost", f"{header}: /livez")
+        assert to_open.status in (400, 401), (method, path)
+        if Role.USER is not role:
+            to_mine = ask(
+                filed.port, method, path, FILE_KEYS["user"], "localhost", f"{header}: /v1/models"
+            )
+            assert to_mine.status == 403, (method, path)
+        from_open = ask(filed.port, "GET", "/livez", None, "localhost", f"{header}: {path}")
+        assert (from_open.status, from_open.text.partition("\r\n\r\n")[2]) == (200, ""), path
+
+
+@pytest.mark.parametrize("header", METHODS)
+def test_no_header_names_another_method(filed: Running, header: str) -> None:
+    for method, path, role in table():
+        for other in {"GET", "HEAD", "POST", "OPTIONS"} - {method}:
+            more = f"{header}: {method}"
+            assert ask(filed.port, other, path, None, "localhost", more).status in (
+                {200, 405} if role is Role.OPEN else {400, 401}
+            ), (other, path)
+    for more in (f"{header}: POST", f"{header}: DELETE"):
+        assert (
+            ask(filed.port, "GET", "/v1/models", FILE_KEYS["user"], "localhost", more).status == 200
+        )
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+def test_no_upgrade_goes_around_the_role(filed: Running, upgrade: str) -> None:
+    for method, path, role in table():
+        nobody = ask(filed.port, method, path, None, "localhost", upgrade).status
+        assert nobody in ({200, 400, 405, 503} if role is Role.OPEN else {400, 401}), (path, nobody)
+        user = ask(filed.port, method, path, FILE_KEYS["user"], "localhost", upgrade).status
+        assert user != 101 and (role in MAY["user"] or user in (400, 403)), (path, user)
 
 
 def test_with_keys_of_the_command_line_metrics_are_open(plain: Running) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from asgi_caller import Caller
 from quire.config import ServerConfig
 from quire.config.key_file import digest_of
+from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.cores.handle import OnExit, OnMessage
@@ -42,6 +43,8 @@ DOORS: dict[str, dict[str, Any]] = {
 }
 BEAMS = {"prompt": [1, 2, 3], "max_tokens": 3, "use_beam_search": True, "n": 2, "temperature": 0}
 
+SCORES = TokenLogprobs([5, 5, 6, 7, 8], [-1.0, -1.0, -2.0, -3.0, -4.0], 1)
+
 
 class HeldCore(SilentCore):
     """Ends completions at once, or when the test lets it."""
@@ -50,6 +53,7 @@ class HeldCore(SilentCore):
         super().__init__(epoch, on_message, on_exit)
         self.is_open = True
         self.reason = FinishReason.LENGTH
+        self.scores = False
         self.held: dict[str, EngineCoreRequest] = {}
 
     def send(self, message: Any) -> None:
@@ -67,7 +71,8 @@ class HeldCore(SilentCore):
         """Give the oldest completions tokens, and their end."""
         names = list(self.held)[:count]
         reason = self.reason if last else None
-        outputs = [EngineCoreOutput(n, [5] * tokens, finish_reason=reason) for n in names]
+        scores = [SCORES] * tokens if self.scores else None
+        outputs = [EngineCoreOutput(n, [5] * tokens, scores, finish_reason=reason) for n in names]
         for name in names if last else ():
             del self.held[name]
         self._number += 1
@@ -248,6 +253,49 @@ async def test_beams_are_one_request_and_every_beam_is_charged(make: Make) -> No
     asked.gone.set()
     await asked.task
     assert world.account("ann").meter.prompt_tokens == 3
+    world.check_idle()
+
+
+async def test_the_later_steps_of_beams_are_charged_and_not_refused(make: Make) -> None:
+    """The prompt once, and a token of each beam in each step: 1, 2 and 2."""
+    world = make({"ann": "tokens_per_minute=4,queue_share=0.01", "bob": ""}, max_num_queued_reqs=8)
+    world.core.scores = True
+    found = await world.ask("ann", **BEAMS)
+    assert found.status == 200, found.data
+    meter = world.account("ann").meter
+    assert (meter.prompt_tokens, meter.generated_tokens) == (3, 5)
+    assert world.account("ann").tokens_used.used == 8, "what runs is not cut"
+    refused = await world.ask("ann")
+    assert refused.status == 429 and refused.json["error"]["limit"] == "tokens_per_minute"
+    assert refused.headers["retry-after-ms"] == "75000", "5 of 4 a minute"
+    assert world.account("bob").meter.generated_tokens == 0
+    world.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (TEXT, {"n": 5, "temperature": 1}),
+        (TEXT, {"prompt": [[1], [2], [3]], "n": 2, "temperature": 1}),
+        ("/v1/chat/completions", {"n": 5, "temperature": 1}),
+        ("/inference/v1/generate", {"sampling_params": {"n": 5, "temperature": 1}}),
+    ],
+)
+async def test_what_no_share_ever_holds_is_wrong_and_not_too_much(
+    make: Make, path: str, fields: dict[str, Any]
+) -> None:
+    world = make({"ann": "queue_share=0.25", "bob": ""}, max_num_queued_reqs=16)
+    refused = await world.ask("ann", path, **fields)
+    assert refused.status == 400, refused.data
+    assert refused.headers["x-should-retry"] == "false" and "retry-after" not in refused.headers
+    error = refused.json["error"]
+    assert error["code"] == "key_share_too_small"
+    assert (error["limit"], error["limit_value"], error["key"]) == ("queue_share", 0.25, "ann")
+    assert "may have 4 waiting" in error["message"] and "of 16" in error["message"]
+    assert not world.core.sent
+    assert (await world.ask("bob", path, **fields)).status == 200
+    assert (await world.ask("ann", path)).status == 200
+    assert world.account("ann").outcomes["invalid"] == 1
     world.check_idle()
 
 

@@ -246,6 +246,14 @@ class AsyncLLM:
         """
         self.frontend.check_room(meter)
 
+    def check_fits(self, meter: Meter, count: int) -> None:
+        """Refuse a request for so many completions if they can never be queued together.
+
+        Raises:
+            KeyShareTooSmall: they are more than the party's share of the queue.
+        """
+        self.frontend.check_fits(meter, count)
+
     async def resume(
         self,
         params: AnyParams,

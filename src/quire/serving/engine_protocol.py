@@ -212,6 +212,14 @@ class EngineClient(Protocol):
         """
         ...
 
+    def check_fits(self, meter: Meter, count: int) -> None:
+        """Refuse a request for so many completions if they can never be queued together.
+
+        Raises:
+            KeyShareTooSmall: they are more than the party's share of the queue.
+        """
+        ...
+
     async def resume(
         self,
         params: SamplingParams | PoolingParams | CheckedParams,

@@ -120,6 +120,11 @@ async def _submit(
     durable: Durable | None,
 ) -> None:
     """Add a stream for every prompt."""
+    entry, asked = submission.client.entry, submission.params
+    accepted = durable is not None and durable.resumption(0) is not None
+    if entry is not None and not submission.continues and not accepted:
+        n = asked.n if isinstance(asked, SamplingParams) else 1
+        engine.check_fits(entry.meter, n * len(request_ids))
     begun_at = time.monotonic()
     for request_id, prompt in zip(request_ids, submission.prompts, strict=True):
         params = _next_params(submission.params, streams)

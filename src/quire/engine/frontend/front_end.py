@@ -293,6 +293,15 @@ class FrontEnd:
                 self.meters.check_room(meter, now, self._wait)
             self.queue.check_count(1, now, self.output.num_completions)
 
+    def check_fits(self, meter: Meter, count: int) -> None:
+        """Refuse so many completions if they can never be queued together.
+
+        Raises:
+            KeyShareTooSmall: they are more than the party's share of the queue.
+        """
+        if self.meters is not None:
+            self.meters.check_fits(meter, count, self.config.scheduler)
+
     def _wait(self) -> float | None:
         """Seconds until the turn of a request that came now, if they can be estimated."""
         if self.queue is None:

@@ -19,7 +19,7 @@ from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.engine.frontend.meter import Entry, Meter
 from quire.engine.frontend.queue_limits import Load, load_of
 from quire.engine.messages import EngineCoreRequest
-from quire.errors import KeyLimitReached, QuireError
+from quire.errors import KeyLimitReached, KeyShareTooSmall, QuireError
 
 QUEUE_SHARE: Final = "queue_share"
 Wait = Callable[[], float | None]
@@ -59,6 +59,28 @@ class Metering(Listener):
         if meter.share is not None:
             self._check_count(meter, meter.num_entering, 1, config, wait)
             self._check_size(meter, [_NOTHING], config, wait)
+
+    def check_fits(self, meter: Meter, count: int, config: SchedulerConfig) -> None:
+        """Refuse an HTTP request whose completions would not fit a party's share if nothing else
+        of it waited: to try again is useless.
+
+        Args:
+            meter: The party's.
+            count: Completions of all prompts.
+            config: With the limits of the queue.
+
+        Raises:
+            KeyShareTooSmall: naming share and limit.
+        """
+        limit = config.server_limit("max_num_queued_reqs")
+        if meter.share is not None and limit is not None and count > _part(meter, limit):
+            raise KeyShareTooSmall(
+                meter.name,
+                meter.share,
+                f"This request asks for {count} completions (prompts times n), and the key "
+                f"{meter.name!r} may have {_part(meter, limit)} waiting: its limit {QUEUE_SHARE}="
+                f"{meter.share} of {limit} (--max-num-queued-reqs). Ask for fewer at a time.",
+            )
 
     def check(
         self,
