@@ -508,12 +508,6 @@ def _check_scored(p: SamplingParams) -> None:
     """The candidates to score in the prompt, as a list of rows."""
     given = p.prompt_logprob_token_ids
     if given is None:
-        if p.prompt_logprob_start is not None:
-            raise InvalidRequest(
-                "prompt_logprob_start needs prompt_logprob_token_ids, "
-                f"got {p.prompt_logprob_start} without them.",
-                param="prompt_logprob_start",
-            )
         return
     name, rule = "prompt_logprob_token_ids", "a non-empty list of lists of token ids (-1 pads)"
     if not isinstance(given, (list, tuple)):

@@ -12,6 +12,7 @@ from typing import Any, Final
 from quire.bounds import check_section
 from quire.checkpoint.hub_cache import is_repo_id, snapshot
 from quire.config.shape import ModelShape
+from quire.config.structured_options import check_structured
 from quire.errors import ConfigError
 from quire.registry import Registry
 
@@ -123,6 +124,11 @@ class ModelConfig:
     logits_processors: list[str] = field(default_factory=list)
     """Classes that change logits before a token is chosen, as `module:Class`, in this order; see
     docs/logits-processors.md. Their code runs in the engine core."""
+    structured_outputs_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object of what holds for the forms of all requests: `disable_any_whitespace` (JSON
+    without whitespace between its tokens), `disable_additional_properties` (objects have only the
+    properties that their schema names), `enable_in_reasoning` (as `--enable-in-reasoning`). The
+    `backend` is always llguidance."""
     enforce_eager: bool = False
     """Never compile or capture graphs. quire's CPU path never does."""
 
@@ -134,6 +140,7 @@ class ModelConfig:
         if isinstance(given, (list, tuple)):  # `LLM` takes classes, too
             object.__setattr__(self, "logits_processors", [_place_of(one) for one in given])
         check_section(self)
+        check_structured(self.structured_outputs_config)
         _one_of("dtype", self.dtype, DTYPES)
         if self.device != "auto" and self.device not in DEVICES:
             _one_of("device", self.device, ("auto", *DEVICES.names()))

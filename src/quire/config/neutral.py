@@ -159,12 +159,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
     },
     "give token ids for another tokenisation": {"tokenizer_pool_size": 0},
     "send text or token ids": {"enable_prompt_embeds": False, "skip_tokenizer_init": False},
-    "leave it out: llguidance follows the grammars, and requests say the rest": {
-        "structured_outputs_config": {
-            "backend": "auto", "disable_any_whitespace": False, "reasoning_parser": "",
-            "disable_additional_properties": False, "reasoning_parser_plugin": "",
-            "enable_in_reasoning": False, "disable_fallback": False,
-        },
+    "leave it out: llguidance follows all grammars": {
         "guided_decoding_backend": TEXT,
     },
     "leave it out: how a model marks its reasoning is found in its chat template": {
@@ -309,8 +304,6 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
     "enable_reasoning": (True,),
     "enable_server_load_tracking": (True,),
     "guided_decoding_backend": ("auto", "guidance"),
-    "structured_outputs_config": ({"backend": "guidance"}, {"disable_fallback": True},
-                                  {"backend": "guidance", "disable_fallback": True}),
     "exclude_tools_when_tool_choice_none": (True,),
     "fingerprint_mode": ("none",),
     "language_model_only": (True,),
@@ -326,21 +319,6 @@ ALSO: Final[dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 """Further values that change nothing here: they turn off what quire does not have, or permit what
 quire never does."""
-
-FIELDS: Final[dict[str, dict[str, str]]] = {
-    "structured_outputs_config": {
-        "backend": "leave it out: llguidance follows all grammars",
-        "disable_any_whitespace": "send structured_outputs.disable_any_whitespace with a request; "
-        "by default whitespace is limited to 8 characters in a row",
-        "disable_additional_properties": "send structured_outputs.disable_additional_properties "
-        "with a request",
-        "reasoning_parser": "nearest: --reasoning-parser",
-        "reasoning_parser_plugin": "leave it out: quire runs no code from a plugin of vLLM",
-        "enable_in_reasoning": "nearest: --enable-in-reasoning",
-        "disable_fallback": "leave it out: there is one backend, and none to fall back to",
-    },
-}
-"""What to say of single entries of options that are JSON objects."""
 
 _SHOWN: Final = 10
 """Largest number of names in the line about options without effect."""
@@ -457,12 +435,6 @@ def check(row: NeutralOption, value: Any) -> None:
         ConfigError: it asks for something that quire does not do.
     """
     if not row.asks_nothing(value):
-        fields = FIELDS.get(row.name, {})
-        for key in value if isinstance(value, Mapping) else ():
-            if key in fields and not row.asks_nothing({key: value[key]}):
-                remedy = fields[key]
-                given = _shown(value[key]) or " true"
-                raise ConfigError(f"{row.flag} {key}:{given} is not supported yet; {remedy}")
         raise ConfigError(f"{row.flag}{_shown(value)} is not supported yet; {row.remedy}")
 
 

@@ -6,6 +6,7 @@ Knows nothing of routes or wire formats.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 import uuid
@@ -143,6 +144,8 @@ class ServerState:
             sources = list(template.templates.values()) if template is not None else []
             chosen = choose_parsers(self.config, sources)
         model = engine.config.model
+        if model.structured_outputs_config.get("enable_in_reasoning"):
+            chosen = dataclasses.replace(chosen, in_reasoning=True)
         digest = hashlib.sha256(f"{__version__} {model}".encode()).hexdigest()
         for name in dict.fromkeys(model.names):
             assert name not in self.models, f"{name} is served already"

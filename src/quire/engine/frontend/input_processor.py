@@ -83,6 +83,7 @@ class InputProcessor:
             ends,
             self.grammars,
             bool(model.logits_processors),
+            model.structured_outputs_config,
         )
 
     def default_params(self) -> SamplingParams:

@@ -8,7 +8,10 @@ length.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import structs
 
 from quire.config import ModelShape
 from quire.engine.frontend.checked import CheckedParams, filled, unique
@@ -28,6 +31,8 @@ FEW_CHARACTERS: Final = 1024
 """Characters of `bad_words` that are tokenised in a few milliseconds."""
 MAX_READY: Final = 64
 """Lists of words whose tokens wait for a check; a caller may leave before that."""
+FORM_SWITCHES: Final = ("disable_any_whitespace", "disable_additional_properties")
+"""Entries of `--structured-outputs-config` that are fields of `StructuredOutputsParams`, too."""
 _FILLED: Final = {
     "eos_token_ids": "stop_token_ids",
     "bad_words_token_ids": "bad_words",
@@ -97,6 +102,7 @@ class SamplingChecks:
         eos_token_ids: What ends a sequence.
         grammars: Settles what requests ask of the form of their output; None without a tokenizer.
         has_processors: Whether there are logits processors, which read `extra_args`.
+        forms: `--structured-outputs-config`.
     """
 
     def __init__(
@@ -108,7 +114,9 @@ class SamplingChecks:
         eos_token_ids: Sequence[int],
         grammars: GrammarGate | None = None,
         has_processors: bool = False,
+        forms: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self._form_switches = {name: True for name in FORM_SWITCHES if forms.get(name)}
         self._has_processors = has_processors
         self._grammars = grammars
         self._bans: dict[tuple[str, ...], list[list[int]]] = {}
@@ -134,7 +142,7 @@ class SamplingChecks:
             self._check_logprobs(name, getattr(params, name))
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             self._check_vocabulary(name, getattr(params, name) or ())
-        self._check_scored(params.prompt_logprob_token_ids)
+        self._check_scored(params.prompt_logprob_token_ids, params.prompt_logprob_start)
         if params.extra_args and not self._has_processors:
             refuse("extra_args", f"{NO_PROCESSORS}, got {shown(params.extra_args)}.")
         if self._tokenizer is None and params.stop_strings:
@@ -212,6 +220,8 @@ class SamplingChecks:
         forces may be spelled with those that are left."""
         if self._grammars is None:
             refuse("structured_outputs", "grammars need a tokenizer, and none is loaded.")
+        if self._form_switches:
+            wanted = structs.replace(wanted, **self._form_switches)
         grammar = self._grammars.settle(wanted)
         if bans:
             grammar = unforced(grammar)
@@ -258,9 +268,11 @@ class SamplingChecks:
         if asked > limit:
             refuse(name, f"must be at most {limit} (--max-logprobs), got {asked}.")
 
-    def _check_scored(self, rows: Sequence[Sequence[int]] | None) -> None:
+    def _check_scored(self, rows: Sequence[Sequence[int]] | None, start: int | None) -> None:
         name, limit = "prompt_logprob_token_ids", self._max_logprobs
         if rows is None:
+            if start is not None:
+                refuse("prompt_logprob_start", f"needs {name}, got {start} without them.")
             return
         width = max(map(len, rows), default=0)
         if limit != -1 and width > limit:
