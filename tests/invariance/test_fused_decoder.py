@@ -38,6 +38,9 @@ KINDS = {
 NO_NORM_WEIGHTS = {"architectures": ["OlmoForCausalLM"], "model_type": "olmo"}
 
 
+CODES = ["int8", "int4"]
+
+
 def checkpoint(folder, config, dtype):
     """A random one; OLMo has no weights of norms."""
     random_checkpoint(folder, config | {"torch_dtype": dtype})
@@ -53,6 +56,22 @@ def test_same_bits_as_layer_by_layer(isa, dtype, kind, tmp_path, monkeypatch):
     model = load(checkpoint(tmp_path, KINDS.get(kind, NO_NORM_WEIGHTS), dtype))
     rng = random.Random(1)
     prompts = [[rng.randrange(51) for _ in range(n)] for n in (1, 40, 70)]
+    fuse, made = ops.fuse_decoder, []
+    monkeypatch.setitem(ops.__dict__, "fuse_decoder", lambda parts: made.append(fuse(parts)))
+    apart = serve(model, prompts, random.Random(2), chunk=lambda: 17)
+    assert len(made) == 1 and made[0] is not None, "these layers were meant to be fused"
+    monkeypatch.setitem(ops.__dict__, "fuse_decoder", fuse)
+    fused = serve(model, prompts, random.Random(2), chunk=lambda: 17)
+    for one, other in zip(apart, fused, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.parametrize("quantization", CODES)
+def test_codes_too(isa, quantization, tmp_path, monkeypatch):
+    """Layers of int4, int8 and floats side by side: 50 columns are no whole groups."""
+    folder = checkpoint(tmp_path, KINDS["odd sizes"] | {"intermediate_size": 512}, "bfloat16")
+    model = load(folder, quantization=quantization)
+    prompts = [[7, 3, 9], [5] * 40]
     fuse, made = ops.fuse_decoder, []
     monkeypatch.setitem(ops.__dict__, "fuse_decoder", lambda parts: made.append(fuse(parts)))
     apart = serve(model, prompts, random.Random(2), chunk=lambda: 17)

@@ -9,7 +9,9 @@ import torch
 from kernel_kit import error, on_every_isa, same
 from quire.kernels import coded_linear, native_linear, reference
 from quire.kernels.dispatch import choose
+from quire.kernels.moe import ExpertWeights, grouped_experts
 from quire.kernels.native_coded import PackedCoded
+from quire.kernels.native_experts import grouped_experts as fast_experts
 from test_coded import made
 
 pytestmark = on_every_isa
@@ -140,16 +142,15 @@ def test_rows_that_are_no_numbers_or_next_to_nothing():
     assert got[:2].isnan().all()
 
 
-def test_experts_of_codes():
-    ops = choose("native")
-    layers = []
-    from quire.kernels.moe import ExpertWeights, grouped_experts
-    from quire.kernels.native_experts import grouped_experts as fast_experts
-
+@pytest.mark.parametrize("orders", [False, True])
+def test_experts_of_codes(orders):
+    """With an order of columns for each expert, too: codes of rows are not the same for all."""
+    ops, layers = choose("native"), []
     for e in range(3):
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(e)) if orders else None
         up = native_linear.prepare_coded(made("int8", 64, False, n=128, k=64, seed=e))
-        down = native_linear.prepare_coded(made("int4", 32, True, n=64, k=64, seed=9 + e), leaves=2)
-        layers.append(ExpertWeights(up, down))
+        coded = made("int4", 32, True, n=64, k=64, seed=9 + e, order=order)
+        layers.append(ExpertWeights(up, native_linear.prepare_coded(coded, leaves=2)))
     x, weights = rows(20, 64), torch.rand(20, 2)
     experts = torch.tensor([[0, 1], [1, 2]] * 10)
     parts = (x, weights, experts, layers, ops.silu_and_mul)

@@ -8,8 +8,8 @@ from quire.kernels.attention_metadata import AttentionMetadata
 from quire.models.registry import load_model
 
 
-def load(folder, dtype="auto"):
-    return load_model(ModelShape.from_folder(folder), folder, dtype, "cpu")
+def load(folder, dtype="auto", **options):
+    return load_model(ModelShape.from_folder(folder), folder, dtype, "cpu", **options)
 
 
 def name_of(model):

@@ -49,9 +49,11 @@ def load(folder: Path, **options: Any) -> CausalLM:
     return load_model(shape, folder, device="cpu", ops=dispatch.choose("native"), **options)
 
 
-def load_kept(monkeypatch: pytest.MonkeyPatch, memory: KeptWeights, folder: Path) -> CausalLM:
+def load_kept(
+    monkeypatch: pytest.MonkeyPatch, memory: KeptWeights, folder: Path, **options: Any
+) -> CausalLM:
     monkeypatch.setattr(kept, "_here", memory)
-    model = load(folder)
+    model = load(folder, **options)
     memory.finish()
     return model
 
@@ -62,7 +64,9 @@ def tensors(model: Any) -> list[torch.Tensor]:
     for _, module in model.modules():
         for value in (*vars(module).values(), getattr(module, "method", None)):
             packed = getattr(value, "_prepared", value)
-            for part in (packed, getattr(packed, "memory", None), getattr(packed, "bias", None)):
+            coded = getattr(packed, "tensors", None) or {}
+            own = (getattr(packed, "memory", None), getattr(packed, "bias", None))
+            for part in (packed, *own, *coded.values()):
                 if isinstance(part, torch.Tensor):
                     found.append(part)
     return found
@@ -80,14 +84,18 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "open_checkpoint", refuse)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_next_process_reads_nothing(monkeypatch, descriptor, tmp_path, tied) -> None:
+def test_the_next_process_reads_nothing(
+    monkeypatch, descriptor, tmp_path, tied, quantization
+) -> None:
     folder = random_checkpoint(tmp_path, {**MANY, "tie_word_embeddings": tied})
-    plain = load(folder)
-    first = load_kept(monkeypatch, KeptWeights(descriptor), folder)
+    how = {"quantization": quantization}
+    plain = load(folder, **how)
+    first = load_kept(monkeypatch, KeptWeights(descriptor), folder, **how)
     assert memory_file.is_sealed(descriptor)
     no_reading(monkeypatch)
-    second = load_kept(monkeypatch, KeptWeights(descriptor), folder)
+    second = load_kept(monkeypatch, KeptWeights(descriptor), folder, **how)
     assert len(tensors(plain)) > 20
     assert equal(plain, first) and equal(plain, second)
     assert first.num_parameters == second.num_parameters == plain.num_parameters
@@ -124,6 +132,12 @@ def test_another_model_is_read(monkeypatch, descriptor, folder, tmp_path) -> Non
     random_checkpoint(folder, {**MANY, "num_hidden_layers": 2}, seed=1)
     other = load(folder)
     assert equal(other, load_kept(monkeypatch, KeptWeights(descriptor), folder))
+
+
+def test_another_way_to_keep_them_is_another_model(monkeypatch, descriptor, folder) -> None:
+    load_kept(monkeypatch, KeptWeights(descriptor), folder, quantization="int8")
+    plain = load(folder)
+    assert equal(plain, load_kept(monkeypatch, KeptWeights(descriptor), folder))
 
 
 def test_another_version_is_not_trusted(monkeypatch, descriptor, folder) -> None:

@@ -16,6 +16,7 @@ from quire.kernels.coded import KINDS, CodedWeight
 from quire.kernels.coded_linear import settled_leaves
 from quire.kernels.compiled import lib
 from quire.kernels.packed import ELEMENT_CODES, PackedLinear, allocate, tiled_columns
+from quire.kernels.pages import weight_memory
 from quire.utils.math import align_up
 
 _CODES8: Final = 3
@@ -43,6 +44,10 @@ class _Form:
     zero: int
 
 
+_forms: Final[dict[_Form, _Form]] = {}
+"""One object for all that are equal."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedCoded(PackedLinear):
     """A packed quantised weight."""
@@ -50,6 +55,11 @@ class PackedCoded(PackedLinear):
     form: _Form
     tensors: dict[str, Tensor | None]
     """What the handle points to besides memory and bias: scales, zeros, order, table."""
+
+    @property
+    def layout(self) -> object:
+        """See `PackedLinear.layout`. With an order of its own, a layer is like no other."""
+        return self if self.tensors["order"] is not None else self.form
 
     @property
     def nbytes(self) -> int:
@@ -91,6 +101,7 @@ def pack_coded(coded: CodedWeight, bias: Tensor | None, gated: bool, leaves: int
     if one:
         tensors["scales"] = _placed(scales[:, 0], columns)
         tensors["zeros"] = None if zeros is None else _placed(zeros[:, 0].to(torch.int32), columns)
+    tensors = {name: None if t is None else weight_memory.copy(t) for name, t in tensors.items()}
     memory = allocate(lib.linear_bytes(_handle(form, 0, None, tensors)))
     per_tile = memory.view(len(columns) // 64, -1)
     for first in range(0, len(per_tile), _TILES):
@@ -185,6 +196,7 @@ def _handle(
 def _made(
     form: _Form, memory: Tensor, bias: Tensor | None, tensors: dict[str, Tensor | None]
 ) -> PackedCoded:
+    form = _forms.setdefault(form, form)
     handle = _handle(form, memory.data_ptr(), bias, tensors)
     return PackedCoded(
         handle, memory, bias, form.n, form.k, torch.int8, form.gated, form.leaves, form, tensors

@@ -30,7 +30,7 @@ def grouped_experts(
     expert, as in the twin, each of them would fetch the sums of all columns from memory and write
     them back.
     """
-    if not isinstance(layers[0].down, PackedLinear):
+    if not _alike([layer.down for layer in layers]):
         return moe.grouped_experts(x, weights, experts, layers, activation, ops=ops)
     tokens, shares, counts = moe.by_expert(weights, experts, len(layers))
     inner, down, ends, begin = [], [], [], 0
@@ -55,3 +55,12 @@ def grouped_experts(
         len(x),
     )
     return out
+
+
+def _alike(downs: Sequence[object]) -> bool:
+    """Whether one call can sum them: codes of rows are made once for all."""
+    first = downs[0]
+    if not isinstance(first, PackedLinear):
+        return False
+    layout = first.layout
+    return all(isinstance(down, PackedLinear) and down.layout is layout for down in downs)

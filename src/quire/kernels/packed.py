@@ -44,6 +44,11 @@ class PackedLinear:
         """Of the weight."""
         return self.memory.nbytes
 
+    @property
+    def layout(self) -> object:
+        """The same object for layers of equal sizes whose rows one kernel can prepare together."""
+        return self.dtype
+
 
 def allocate(size: int) -> Tensor:
     """Memory for a packed weight, undefined bytes."""

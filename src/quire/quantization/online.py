@@ -84,7 +84,7 @@ def int8(weight: Tensor) -> CodedWeight:
     codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), 1, device=weight.device)
     for rows in _some_rows(weight):
-        wide = weight[rows].to(torch.float32)
+        wide = weight[rows].to(torch.float32, copy=True)
         scale = wide.abs().amax(1, keepdim=True).div_(127.0)
         scales[rows] = scale.masked_fill_(scale < _LEAST, 1.0)
         codes[rows] = wide.div_(scale).round_().clamp_(-127, 127).to(torch.int8)
@@ -101,7 +101,7 @@ def int4(weight: Tensor, group: int) -> CodedWeight:
     codes = torch.empty((n, k), dtype=torch.uint8, device=weight.device)
     scales = torch.empty(n, k // group, device=weight.device)
     for rows in _some_rows(weight):
-        wide = weight[rows].to(torch.float32).view(-1, k // group, group)
+        wide = weight[rows].to(torch.float32, copy=True).view(-1, k // group, group)
         largest = wide.gather(2, wide.abs().argmax(2, keepdim=True))
         scale = largest.div_(-8.0).to(torch.bfloat16).to(torch.float32)
         scale.masked_fill_(scale == 0, 1.0)
