@@ -38,13 +38,13 @@ def write_model(
     path: Path,
     config: dict[str, Any],
     arch: str = "llama",
-    dtype: str = "F32",
+    dtype: str | dict[str, str] = "F32",
     tensors: dict[str, torch.Tensor] | None = None,
     **meta: Any,
 ) -> dict[str, torch.Tensor]:
     """`tensors`, or the tiny random model of `config`, as a GGUF file.
 
-    Returns what a reader must find.
+    `dtype` is of all matrices, or by name. Returns what a reader must find.
     """
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config["max_position_embeddings"])
@@ -73,7 +73,8 @@ def write_model(
         stored = permuted(data, config[heads[part]]) if part in heads and arch == "llama" else data
         if arch == "gemma" and name.endswith("norm.weight"):
             stored = stored + np.float32(1)
-        kind = gguf.GGMLQuantizationType[dtype if data.ndim > 1 else "F32"]
+        wanted = dtype if isinstance(dtype, str) else dtype[name]
+        kind = gguf.GGMLQuantizationType[wanted if data.ndim > 1 else "F32"]
         packed = gguf.quants.quantize(np.ascontiguousarray(stored), kind)
         writer.add_tensor(gguf_name(name), packed, raw_dtype=kind)
         values = gguf.quants.dequantize(packed, kind).astype(np.float32)

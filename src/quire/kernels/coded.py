@@ -146,7 +146,7 @@ class CodedWeight:
 
     def _check_codes(self, kind: CodeKind) -> None:
         if kind.dtype.is_floating_point:
-            if self.codes.numel() and bool(self.codes.to(torch.float32).isfinite().all()) is False:
+            if not all_numbers(self.codes):
                 raise ModelLoadError(f"codes of kind {self.kind} must be finite numbers")
         elif kind.bits < 8:
             _check_range("codes", self.codes, kind)
@@ -207,6 +207,17 @@ class CodedWeight:
         first = torch.arange(0, k, group, device=self.scales.device) // self.group
         zeros = None if self.zeros is None else self.zeros[:, first]
         return replace(self, scales=self.scales[:, first], zeros=zeros, group=group)
+
+
+def all_numbers(codes: Tensor) -> bool:
+    """Whether float8 codes are all finite."""
+    raw = codes.view(torch.uint8)
+    if not raw.numel():
+        return True
+    if codes.dtype == torch.float8_e4m3fn:
+        # NaN is 0x7f and 0xff, the largest bytes with a sign and without; there is no infinity.
+        return int(raw.max()) < 255 and int(raw.view(torch.int8).max()) < 127
+    return int((raw & 0x7C).max()) < 0x7C
 
 
 def concat(parts: Sequence[CodedWeight]) -> CodedWeight:

@@ -1,13 +1,13 @@
 """Numbers of a few bits out of machine words, field by field.
 
 Fields lie one after another from the lowest bit up; where the width does not divide 32, a field may
-lie across two words. Nothing is added to packed words: a carry would reach the next field. Knows no
-checkpoint format.
+lie across two words. Words are little-endian, as checkpoints' and processors' are here. Nothing is
+added to packed words: a carry would reach the next field. Knows no checkpoint format.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -27,34 +27,40 @@ def fields(words: Tensor, bits: int, count: int) -> Tensor:
     """The first `count` fields of each row: int32 `[R, words_for(count, bits)]` to uint8
     `[R, count]`."""
     assert 1 <= bits <= 8 and words.dtype == torch.int32, "fields of 1 to 8 bits in int32"
-    period = math.lcm(WORD, bits) // bits
-    per_period = period * bits // WORD
-    whole = -(-words.shape[1] // per_period)
-    out = torch.empty(words.shape[0], whole * period, dtype=torch.uint8)
-    for i in range(period):
-        at, shift = divmod(i * bits, WORD)
-        part = words[:, at::per_period]
-        found = (part >> shift) & _mask(min(bits, WORD - shift))
-        if shift + bits > WORD:
-            rest = shift + bits - WORD
-            upper = words[:, at + 1 :: per_period] & _mask(rest)
-            found = found[:, : upper.shape[1]] | upper << (bits - rest)
-        out[:, i::period][:, : found.shape[1]] = found.to(torch.uint8)
-    return out[:, :count]
+    raw = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return raw[:, :count]
+    if bits == 4:
+        return nibbles(raw)[:, :count]
+    # Eight fields are `bits` bytes, and eight bytes of the result: one number of 64 bits.
+    padded = torch.nn.functional.pad(raw, (0, -raw.shape[1] % bits))
+    groups = padded.unflatten(1, (-1, bits)).unbind(2)
+    packed = groups[0].to(torch.int64)
+    for i, byte in enumerate(groups[1:], 1):
+        packed |= byte.to(torch.int64) << 8 * i
+    return _spread(packed, bits, range(8))[:, :count]
 
 
 def awq_fields(words: Tensor) -> Tensor:
     """Four-bit fields in AutoAWQ's order: int32 `[R, W]` to uint8 `[R, 8 W]`."""
-    out = torch.empty(words.shape[0], 8 * words.shape[1], dtype=torch.uint8)
-    for i, column in enumerate(AWQ_ORDER):
-        out[:, column::8] = ((words >> 4 * i) & 15).to(torch.uint8)
-    return out
+    places = sorted(range(8), key=AWQ_ORDER.__getitem__)
+    return _spread(words.to(torch.int64), 4, places)
 
 
 def nibbles(packed: Tensor, high_first: bool = False) -> Tensor:
     """Two four-bit codes of each byte: uint8 `[..., B]` to uint8 `[..., 2 B]`."""
-    halves = (packed >> 4, packed & 15) if high_first else (packed & 15, packed >> 4)
-    return torch.stack(halves, dim=-1).flatten(-2)
+    wide = packed.to(torch.int16)
+    both = wide >> 4 | (wide & 15) << 8 if high_first else (wide | wide << 4) & 0x0F0F
+    return both.view(torch.uint8)
+
+
+def _spread(packed: Tensor, bits: int, places: Iterable[int]) -> Tensor:
+    """Eight fields of each number `[R, W]` as bytes `[R, 8 W]`, in the order of their places."""
+    found = torch.zeros_like(packed)
+    mask = (1 << bits) - 1
+    for i, place in enumerate(places):
+        found |= (packed >> bits * place & mask) << 8 * i
+    return found.view(torch.uint8)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
@@ -65,7 +71,3 @@ def powers_of_two(exponents: Tensor) -> Tensor:
     wide = exponents.to(torch.int32)
     values = torch.where(wide == 0, 1 << 22, wide << 23).view(torch.float32)
     return torch.where(wide == 255, torch.nan, values)
-
-
-def _mask(bits: int) -> int:
-    return (1 << bits) - 1

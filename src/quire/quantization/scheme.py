@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire import envs
 from quire.errors import ModelLoadError
-from quire.kernels.coded import CodedWeight
+from quire.kernels.coded import CodedWeight, all_numbers
 from quire.quantization.bits import powers_of_two
 from quire.weights.bundles import StoredPart
 
@@ -133,7 +133,7 @@ class LayerData:
             ModelLoadError: some are NaN.
         """
         codes = self.tensors[name]
-        if bool((codes.view(torch.uint8) & 127 == 127).any()):
+        if not all_numbers(codes):
             raise self.refuse(name, "holds codes that are NaN")
         return codes
 
