@@ -3,8 +3,9 @@
 // Arithmetic of one query row (one token, one query head), whatever else is computed beside it:
 //
 // - Its keys are cut by absolute position into segments of kSegment. A score is the sum over the
-//   head's dimensions in ascending order, float32: vdpbf16ps steps of two if queries, keys and
-//   values are bf16 and the machine has it, else fused multiply-adds of exactly widened numbers.
+//   head's dimensions in ascending order, float32: vdpbf16ps steps of two if queries are bf16, keys and
+//   values too or of one byte, and the machine has it, else fused multiply-adds of widened numbers.
+//   Keys and values of one byte: kv_types.h.
 // - Within a segment: maximum of the seen scores; weights 2**(score log2 e - maximum), rounded to
 //   bf16 on the vdpbf16ps path; their sum, in lanes by position and then one tree; weighted values
 //   summed over positions in ascending order. Unseen positions have weight 0 and add zeros.
@@ -40,10 +41,13 @@ struct AttentionStep {
   int64_t table_stride, requests, block_size;
 };
 
-// Strides in elements; dimensions of a head lie side by side.
+// Strides in elements; dimensions of a head lie side by side, behind them its factor, if the type has
+// one.
 struct Cache {
   void* data;
   int64_t block, slot, head;
+  int dtype;
+  float scale;  // of 8-bit floats: what stands there times this is meant
 };
 
 struct AttentionArgs {
@@ -52,8 +56,9 @@ struct AttentionArgs {
   const void* q;
   int64_t q_token, q_head;
   void* out;  // [T, heads, value_dim] of q's type, contiguous
-  int q_dtype, kv_dtype;
-  Cache keys, values;
+  int q_dtype;
+  Cache keys, values;   // of one type
+  int64_t value_tail;   // bytes from a value to its factor: of latents, that of the whole key
 };
 
 // Consecutive tokens of one request, a range of KV heads, and a range of segments.
@@ -83,7 +88,7 @@ QUIRE_KERNEL(attend, (const AttentionArgs&, const AttentionTile&, const Attentio
 QUIRE_KERNEL(merge_parts, (const AttentionArgs&, const AttentionTile&))
 
 struct WriteArgs {
-  const void *k, *v;  // [tokens, kv_heads, dim], of kv_dtype
+  const void *k, *v;  // [tokens, kv_heads, dim], of dtype
   int64_t k_token, k_head, v_token, v_head;
   int64_t tokens, kv_heads, key_dim, value_dim;
   Cache keys, values;

@@ -171,7 +171,7 @@ template <bool pairs> class Attend {
   void locate(const AttentionTile& tile, Unit u, const char** out) const {
     const Range range = seen(tile, u.segment);
     const int32_t* table = step.table + tile.request * step.table_stride;
-    const int64_t item = static_cast<int64_t>(item_size(a.kv_dtype));
+    const int64_t item = static_cast<int64_t>(item_size(a.keys.dtype));
     const char* k = static_cast<const char*>(a.keys.data) + u.kv_head * a.keys.head * item;
     const char* v = static_cast<const char*>(a.values.data) + u.kv_head * a.values.head * item;
     int64_t at = range.begin / kSpan * kSpan;
@@ -191,8 +191,8 @@ template <bool pairs> class Attend {
   }
 
   Lines lines_of(const char* const* lines, Range range, int64_t dim) const {
-    const int64_t item = static_cast<int64_t>(item_size(a.kv_dtype));
-    return {lines + range.begin, lines + range.end - 1, dim * item};
+    const int64_t item = static_cast<int64_t>(item_size(a.keys.dtype));
+    return {lines + range.begin, lines + range.end - 1, dim * item + tail_bytes(a.keys.dtype)};
   }
 
   // Few rows wait for memory: during all of the arithmetic they fetch the keys and values of the next
@@ -234,7 +234,7 @@ template <bool pairs> class Attend {
   void score(Range range, const char* const* lines, Ahead& ahead) {
     for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
-      turn_keys(a.kv_dtype, lines + span, count, layer.key_dim, keys, ahead);
+      turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, layer.key_dim, keys, ahead);
       multiply(Product<T>{q, layer.key_dim, keys, kSpan, layer.key_dim / kStep, scores + span,
                           kSegment, true, &ahead},
                rows, count);
@@ -246,7 +246,7 @@ template <bool pairs> class Attend {
     float* s = scores + row * kSegment;
     T* w = weights + row * kSegment;
     const int64_t begin = range.begin / 32 * 32, end = (range.end + 31) / 32 * 32;
-    float factor = layer.scale * kLog2e;
+    float factor = layer.scale * a.keys.scale * kLog2e;
     if (layer.softcap > 0.0f || layer.slopes || factor <= 0.0f) {
       shape(segment, row, s, begin, end);
       factor = 1.0f;
@@ -270,7 +270,7 @@ template <bool pairs> class Attend {
     float ascending[kLanes];
     for (int i = 0; i < kLanes; ++i) ascending[i] = static_cast<float>(i);
     for (int64_t k = begin; k < end; k += kLanes) {
-      Vec x = mul(load(s + k), splat(layer.scale));
+      Vec x = mul(load(s + k), splat(layer.scale * a.keys.scale));
       if (layer.softcap > 0.0f) {
         const Vec cap = splat(layer.softcap);
         x = mul(cap, tanh_of(div(x, cap)));
@@ -288,7 +288,7 @@ template <bool pairs> class Attend {
     for (int64_t span = first; span < range.end; span += kValueSpan) {
       const int64_t left = range.end - span, even = (left + 1) / 2 * 2;
       const int64_t count = left < kValueSpan ? even : kValueSpan;
-      copy_values(a.kv_dtype, lines + span, count, layer.value_dim, width, values, ahead);
+      copy_values(a.keys.dtype, lines + span, count, layer.value_dim, width, a.value_tail, values, ahead);
       multiply(Product<T>{weights + span, kSegment, values, width, count / kStep, out, width,
                           span == first, &ahead},
                rows, width);
@@ -326,10 +326,10 @@ template <bool pairs> class Attend {
       const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
       const int64_t at = ((t.token + row / group) * layer.heads + head) * layer.value_dim;
       const float* sums = all_acc + i * width;
-      const Vec total = splat(all_sum[i]);
+      const Vec total = splat(all_sum[i]), scale = splat(a.values.scale);
       // Adding 0 turns -0 into 0: which zero a sum of nothing has is the only thing left open.
       for (int64_t d = 0; d < layer.value_dim; d += kLanes)
-        store_any(a.q_dtype, a.out, at + d, add(div(load(sums + d), total), zero()),
+        store_any(a.q_dtype, a.out, at + d, add(mul(div(load(sums + d), total), scale), zero()),
                   layer.value_dim - d);
     }
   }
@@ -337,7 +337,8 @@ template <bool pairs> class Attend {
 
 #if QUIRE_LEVEL >= 3
 bool in_pairs(const AttentionArgs& a) {
-  return a.q_dtype == kBF16 && a.kv_dtype == kBF16 && a.layer->key_dim % 2 == 0;
+  const int kept = a.keys.dtype;
+  return a.q_dtype == kBF16 && (kept == kBF16 || kept > kF16) && a.layer->key_dim % 2 == 0;
 }
 #endif
 

@@ -21,16 +21,17 @@ AttentionStep make_step(uintptr_t query_start, uintptr_t seq_lens, uintptr_t tab
           requests, block_size};
 }
 
-Cache make_cache(uintptr_t data, int64_t block, int64_t slot, int64_t head) {
-  return {at<void>(data), block, slot, head};
+Cache make_cache(uintptr_t data, int64_t block, int64_t slot, int64_t head, int dtype,
+                 double scale) {
+  return {at<void>(data), block, slot, head, dtype, static_cast<float>(scale)};
 }
 
 void run_attention(const AttentionLayer& layer, const AttentionStep& step, uintptr_t q,
                    int64_t q_token, int64_t q_head, int q_dtype, const Cache& keys,
-                   const Cache& values, int kv_dtype, uintptr_t out) {
+                   const Cache& values, int64_t value_tail, uintptr_t out) {
   nb::gil_scoped_release release;
   attention(AttentionArgs{&layer, &step, at<void>(q), q_token, q_head, at<void>(out), q_dtype,
-                          kv_dtype, keys, values});
+                          keys, values, value_tail});
 }
 
 WriteArgs make_write(uintptr_t k, int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token,
@@ -66,9 +67,9 @@ void bind_attention(nb::module_& m) {
         "scale"_a, "softcap"_a, "window"_a, "slopes"_a, "sinks"_a);
   m.def("make_attention_step", &make_step, "query_start"_a, "seq_lens"_a, "table"_a,
         "table_stride"_a, "requests"_a, "block_size"_a);
-  m.def("make_cache", &make_cache, "data"_a, "block"_a, "slot"_a, "head"_a);
+  m.def("make_cache", &make_cache, "data"_a, "block"_a, "slot"_a, "head"_a, "dtype"_a, "scale"_a);
   m.def("attention", &run_attention, "layer"_a, "step"_a, "q"_a, "q_token"_a, "q_head"_a,
-        "q_dtype"_a, "keys"_a, "values"_a, "kv_dtype"_a, "out"_a);
+        "q_dtype"_a, "keys"_a, "values"_a, "value_tail"_a, "out"_a);
   m.def("make_kv_write", &make_write, "k"_a, "k_token"_a, "k_head"_a, "v"_a, "v_token"_a,
         "v_head"_a, "tokens"_a, "kv_heads"_a, "key_dim"_a, "value_dim"_a, "keys"_a, "values"_a,
         "block_size"_a, "slots"_a, "dtype"_a);

@@ -97,8 +97,8 @@ struct Run {
       if (rows == 0) return;
     }
     void* seen = take(kInner, a.heads * a.value_dim);
-    attention(AttentionArgs{&a, seen_by, qkv, width, dim, seen, decoder.dtype,
-                            decoder.dtype, layer.keys, layer.values});
+    attention(AttentionArgs{&a, seen_by, qkv, width, dim, seen, decoder.dtype, layer.keys,
+                            layer.values, a.value_dim});
     linear(layer.out, seen, out, kNone, &layer.gate_up);
   }
 };

@@ -25,7 +25,7 @@ struct Decoder {
   std::vector<DecoderLayer> layers;
   Norm final_norm;
   int64_t size;  // of the residual stream
-  int dtype;     // of activations and cache
+  int dtype;     // of activations
   ~Decoder();
   // Memory of at least `bytes` for purpose `slot`, kept from step to step.
   void* buffer(int slot, size_t bytes);

@@ -51,7 +51,8 @@ template <class F> static inline F pick(F a, F b, F c, F d) {
 #endif
 
 // Element types of tensors. The numbers are known to Python (kernels/native.py).
-enum DType { kF32 = 0, kBF16 = 1, kF16 = 2 };
-static inline size_t item_size(int dtype) { return dtype == kF32 ? 4 : 2; }
+// Those of one byte are only kept, in the KV cache (kv_types.h).
+enum DType { kF32 = 0, kBF16 = 1, kF16 = 2, kE4M3 = 3, kE5M2 = 4, kI8 = 5 };
+static inline size_t item_size(int dtype) { return dtype == kF32 ? 4 : dtype <= kF16 ? 2 : 1; }
 
 }  // namespace quire

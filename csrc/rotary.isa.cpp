@@ -1,6 +1,6 @@
 // Rotary positions, and writing keys and values into the paged cache.
 #include "attention.h"
-#include "math.h"
+#include "kv_store.h"
 #include "pool.h"
 
 namespace quire {
@@ -59,11 +59,10 @@ void store_heads(const WriteArgs& w, const Cache& cache, const void* from, int64
                  int64_t head_stride, int64_t dim, int64_t slot) {
   if (dim == 0) return;  // values that are part of the keys: there is no memory for them
   const int64_t to = slot / w.block_size * cache.block + slot % w.block_size * cache.slot;
-  const size_t item = item_size(w.dtype);
+  const int64_t item = static_cast<int64_t>(item_size(cache.dtype));
   for (int64_t h = 0; h < w.kv_heads; ++h)
-    __builtin_memcpy(static_cast<char*>(cache.data) + (to + h * cache.head) * item,
-                     static_cast<const char*>(from) + (at + h * head_stride) * item,
-                     static_cast<size_t>(dim) * item);
+    store_kept(w.dtype, from, at + h * head_stride, dim, cache.dtype, cache.scale,
+               static_cast<char*>(cache.data) + (to + h * cache.head) * item);
 }
 
 void store_token(const WriteArgs& w, int64_t token) {

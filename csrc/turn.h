@@ -5,7 +5,7 @@
 // their order. For vdpbf16ps two neighbours along the sum stand side by side. Meanwhile about half
 // as many lines as are read are fetched.
 #pragma once
-#include "math.h"
+#include "kv_types.h"
 #include "product.h"
 
 namespace quire {
@@ -74,16 +74,18 @@ QUIRE_INLINE void transpose(Vec (&v)[kLanes]) {
 }
 #endif
 
-template <int D>
-static void turn(const char* const* lines, int64_t count, int64_t units, float* out, Ahead& ahead) {
+// `Row::at(line, tail).load(unit, n)` gives the units of a line from one on, n of them left.
+template <class Row>
+static void turn(const char* const* lines, int64_t count, int64_t units, int64_t tail, float* out,
+                 Ahead& ahead) {
   for (int64_t first = 0; first < count; first += kLanes) {
     for (int64_t unit = 0; unit < units; unit += kLanes) {
       const int64_t some = units - unit < kLanes ? units - unit : kLanes;
       Vec v[kLanes];
       if (some == kLanes)
-        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<D>::load(lines[first + i], unit);
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Row::at(lines[first + i], tail).load(unit, kLanes);
       else
-        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<D>::load_n(lines[first + i], unit, some);
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Row::at(lines[first + i], tail).load(unit, some);
       ahead.pull(kLanes / 2);
       transpose(v);
       float* to = out + unit * kTurned + first;
@@ -95,47 +97,86 @@ static void turn(const char* const* lines, int64_t count, int64_t units, float* 
   }
 }
 
-// Keys of any type as float32; `count` is a multiple of 16, at most 64.
-static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, float* out,
-                      Ahead& ahead) {
-  if (dtype == kBF16) return turn<kBF16>(lines, count, dim, out, ahead);
-  if (dtype == kF16) return turn<kF16>(lines, count, dim, out, ahead);
-  turn<kF32>(lines, count, dim, out, ahead);
+// Keys of any type as float32; `count` is a multiple of 16, at most 64. A type with factors has each
+// `tail` bytes from the beginning of its line.
+static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
+                      float* out, Ahead& ahead) {
+  switch (dtype) {
+    case kBF16: return turn<Kept<kBF16>>(lines, count, dim, tail, out, ahead);
+    case kF16: return turn<Kept<kF16>>(lines, count, dim, tail, out, ahead);
+    case kE4M3: return turn<Kept<kE4M3>>(lines, count, dim, tail, out, ahead);
+    case kE5M2: return turn<Kept<kE5M2>>(lines, count, dim, tail, out, ahead);
+    case kI8: return turn<Kept<kI8>>(lines, count, dim, tail, out, ahead);
+    default: return turn<Kept<kF32>>(lines, count, dim, tail, out, ahead);
+  }
 }
 
 template <int D>
-static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, float* out,
-                  Ahead& ahead) {
+static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, int64_t tail,
+                  float* out, Ahead& ahead) {
   for (int64_t k = 0; k < count; ++k) {
     ahead.pull(k & 1);
-    for (int64_t i = 0; i < width; i += kLanes) {
-      const int64_t left = dim - i;
-      const Vec v = left >= kLanes ? Memory<D>::load(lines[k], i)
-                    : left > 0     ? Memory<D>::load_n(lines[k], i, left)
-                                   : zero();
-      store(out + k * width + i, v);
-    }
+    const Kept<D> kept = Kept<D>::at(lines[k], tail);
+    for (int64_t i = 0; i < width; i += kLanes)
+      store(out + k * width + i, i < dim ? kept.load(i, dim - i) : zero());
   }
 }
 
 // Values of any type as float32 [count][width], zeros from `dim` on.
 static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
-                        int64_t width, float* out, Ahead& ahead) {
-  if (dtype == kBF16) return widen<kBF16>(lines, count, dim, width, out, ahead);
-  if (dtype == kF16) return widen<kF16>(lines, count, dim, width, out, ahead);
-  widen<kF32>(lines, count, dim, width, out, ahead);
+                        int64_t width, int64_t tail, float* out, Ahead& ahead) {
+  switch (dtype) {
+    case kBF16: return widen<kBF16>(lines, count, dim, width, tail, out, ahead);
+    case kF16: return widen<kF16>(lines, count, dim, width, tail, out, ahead);
+    case kE4M3: return widen<kE4M3>(lines, count, dim, width, tail, out, ahead);
+    case kE5M2: return widen<kE5M2>(lines, count, dim, width, tail, out, ahead);
+    case kI8: return widen<kI8>(lines, count, dim, width, tail, out, ahead);
+    default: return widen<kF32>(lines, count, dim, width, tail, out, ahead);
+  }
 }
 
 #if QUIRE_LEVEL >= 3
-// bf16 keys, two dimensions as one unit of 32 bits.
-static void turn_keys(int, const char* const* lines, int64_t count, int64_t dim, bf16* out,
-                      Ahead& ahead) {
-  turn<kF32>(lines, count, dim / 2, reinterpret_cast<float*>(out), ahead);
+// Two neighbours of a line as one unit of 32 bits.
+template <int D> struct Pairs {
+  Kept<D> kept;
+  QUIRE_INLINE Pairs at(const char* line, int64_t tail) { return {Kept<D>::at(line, tail)}; }
+  // 32 numbers from number i on, `left` of them there; zeros after these.
+  inline __attribute__((always_inline)) __m512i numbers(int64_t i, int64_t left) const {
+    const Vec low = kept.load(i, left);
+    const Vec high = left > kLanes ? kept.load(i + kLanes, left - kLanes) : zero();
+    return (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
+  }
+  inline __attribute__((always_inline)) Vec load(int64_t unit, int64_t units) const {
+    return {_mm512_castsi512_ps(numbers(2 * unit, 2 * units))};
+  }
+};
+template <> struct Pairs<kBF16> {
+  const char* line;
+  QUIRE_INLINE Pairs at(const char* line, int64_t) { return {line}; }
+  inline __attribute__((always_inline)) __m512i numbers(int64_t i, int64_t left) const {
+    const __mmask32 some = left < 32 ? (1u << left) - 1u : ~0u;
+    return _mm512_maskz_loadu_epi16(some, reinterpret_cast<const bf16*>(line) + i);
+  }
+  inline __attribute__((always_inline)) Vec load(int64_t unit, int64_t units) const {
+    return Kept<kF32>::at(line, 0).load(unit, units);
+  }
+};
+
+// Keys of bf16, or that become bf16, two dimensions as one unit of 32 bits.
+static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
+                      bf16* out, Ahead& ahead) {
+  float* const to = reinterpret_cast<float*>(out);
+  switch (dtype) {
+    case kE4M3: return turn<Pairs<kE4M3>>(lines, count, dim / 2, tail, to, ahead);
+    case kE5M2: return turn<Pairs<kE5M2>>(lines, count, dim / 2, tail, to, ahead);
+    case kI8: return turn<Pairs<kI8>>(lines, count, dim / 2, tail, to, ahead);
+    default: return turn<Pairs<kBF16>>(lines, count, dim / 2, tail, to, ahead);
+  }
 }
 
-// bf16 values as [count / 2][width][2].
-static void copy_values(int, const char* const* lines, int64_t count, int64_t dim, int64_t width,
-                        bf16* out, Ahead& ahead) {
+template <int D>
+static void pair_values(const char* const* lines, int64_t count, int64_t dim, int64_t width,
+                        int64_t tail, bf16* out, Ahead& ahead) {
   alignas(64) static const uint16_t kOrder[64] = {
       0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
       8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
@@ -143,18 +184,26 @@ static void copy_values(int, const char* const* lines, int64_t count, int64_t di
       24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
   const __m512i low = _mm512_load_si512(kOrder), high = _mm512_load_si512(kOrder + 32);
   for (int64_t k = 0; k < count; k += 2) {
-    const bf16* a = reinterpret_cast<const bf16*>(lines[k]);
-    const bf16* b = reinterpret_cast<const bf16*>(lines[k + 1]);
+    const Pairs<D> a = Pairs<D>::at(lines[k], tail), b = Pairs<D>::at(lines[k + 1], tail);
     bf16* to = out + k * width;
     for (int64_t i = 0; i < dim; i += 32) {
       ahead.pull(1);
-      const __mmask32 some = dim - i < 32 ? (1u << (dim - i)) - 1u : ~0u;
-      const __m512i x = _mm512_maskz_loadu_epi16(some, a + i);
-      const __m512i y = _mm512_maskz_loadu_epi16(some, b + i);
+      const __m512i x = a.numbers(i, dim - i), y = b.numbers(i, dim - i);
       _mm512_storeu_si512(to + 2 * i, _mm512_permutex2var_epi16(x, low, y));
       if (width - i >= 32)
         _mm512_storeu_si512(to + 2 * i + 32, _mm512_permutex2var_epi16(x, high, y));
     }
+  }
+}
+
+// Values of bf16, or that become bf16, as [count / 2][width][2].
+static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
+                        int64_t width, int64_t tail, bf16* out, Ahead& ahead) {
+  switch (dtype) {
+    case kE4M3: return pair_values<kE4M3>(lines, count, dim, width, tail, out, ahead);
+    case kE5M2: return pair_values<kE5M2>(lines, count, dim, width, tail, out, ahead);
+    case kI8: return pair_values<kI8>(lines, count, dim, width, tail, out, ahead);
+    default: return pair_values<kBF16>(lines, count, dim, width, tail, out, ahead);
   }
 }
 #endif

@@ -19,6 +19,7 @@ WAYS = {
     },
 }
 """How a request is computed."""
+SWAPPED = WAYS["preempted"] | {"swap_space": 0.05, "preemption_mode": "swap"}
 
 
 def requests(count):
@@ -62,6 +63,13 @@ WEIGHTS = {
 """How weights are kept."""
 
 
+def run_alone(options):
+    jobs = list(requests(12))
+    with LLM(**options, enable_prefix_caching=False) as llm:
+        compiled.lib.set_num_threads(1, [])
+        return jobs, [run(llm, [job])[0] for job in jobs]
+
+
 @pytest.fixture(scope="module", params=WEIGHTS)
 def weights(request, isa):
     if request.param.startswith("int") and isa not in (compiled.available_isas()[0], "avx2"):
@@ -71,10 +79,7 @@ def weights(request, isa):
 
 @pytest.fixture(scope="module")
 def alone(isa, weights):
-    jobs = list(requests(12))
-    with LLM(**weights, enable_prefix_caching=False) as llm:
-        compiled.lib.set_num_threads(1, [])
-        return jobs, [run(llm, [job])[0] for job in jobs]
+    return run_alone(weights)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -89,3 +94,16 @@ def test_together_as_alone(isa, weights, alone, way):
         assert run(llm, jobs[::-1]) == want[::-1]
         preemptions = next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
     assert (preemptions > 0) == (way == "preempted")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8_e5m2", "int8_per_token_head"])
+def test_with_keys_and_values_of_one_byte(isa, kind):
+    options = {"dtype": "bfloat16", "kv_cache_dtype": kind}
+    jobs, want = run_alone(options)
+    for way in (WAYS["pieces"], WAYS["whole"], SWAPPED):
+        with LLM(**options, **way) as llm:
+            compiled.lib.set_num_threads(2, [])
+            assert run(llm, jobs) == want
+            assert run(llm, jobs[::-1]) == want[::-1]
+        if isa != compiled.available_isas()[0]:
+            return

@@ -1,5 +1,5 @@
-"""A KV cache of its own type, with scales beside it, is allocated, copied, swapped and forgotten
-like any other: nobody on the way knows what is in it."""
+"""A KV cache of its own type, with scales in it, is allocated, copied, swapped and forgotten like
+any other: nobody on the way knows what is in it."""
 
 from dataclasses import replace
 
@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
+from quire.attention.paged import PagedAttention
 from quire.config.kv_groups import form_groups
 from quire.config.shape import KV_DTYPES, LayerKV, ModelShape
 from quire.core.batch import ScheduledBatch, ScheduledCachedRequests
 from quire.errors import ConfigError
 from quire.kernels.dtypes import stored_dtype
+from quire.kernels.kv_types import stored
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.registry import load_model
 from quire.weights.dummy import random_checkpoint
@@ -21,15 +23,10 @@ from quire.worker.kv_transfer import make_transfer
 from quire.worker.poison import poison
 
 BLOCKS, SIZE, SWAPPED = 8, 4, 3
-INT8 = LayerKV(2, 16, 16, dtype="int8", num_scales=2)
-"""A scale for each token's key head, and one for its value head."""
-LAYERS = [replace(INT8, window=8), INT8, replace(INT8, window=8), LayerKV(2, 16, 16)]
-
-
-def quantised(x):
-    """`[..., D]` as int8, and one scale per row."""
-    scale = x.abs().amax(-1, keepdim=True) / 127
-    return (x / scale).round().to(torch.int8), scale
+INT8 = LayerKV(2, 16, 16, dtype="int8")
+"""With a scale behind each token's key head, and one behind its value head."""
+FLOAT8 = LayerKV(2, 16, 16, dtype="float8_e4m3fn")
+LAYERS = [replace(INT8, window=8), INT8, replace(INT8, window=8), LayerKV(2, 16, 16), FLOAT8]
 
 
 def filled(layers, groups=None):
@@ -38,14 +35,8 @@ def filled(layers, groups=None):
     caches = allocate_kv_cache(layers, BLOCKS, SIZE, "bfloat16", "cpu", groups)
     for cache in caches:
         key, value = torch.randn(2, BLOCKS, SIZE, 2, 16, generator=generator)
-        if cache.scales is None:
-            cache.key.copy_(key)
-            cache.value.copy_(value)
-            continue
-        parts = [quantised(key), quantised(value)]
-        cache.key.copy_(parts[0][0])
-        cache.value.copy_(parts[1][0])
-        cache.scales.copy_(torch.cat((parts[0][1], parts[1][1]), -1))
+        cache.key.copy_(stored(key, cache.dtype))
+        cache.value.copy_(stored(value, cache.dtype))
     return caches
 
 
@@ -64,9 +55,10 @@ def alike(one, other):
 
 def test_memory_is_what_the_layout_says():
     caches = filled(LAYERS)
-    assert [cache.dtype for cache in caches] == [torch.int8] * 3 + [torch.bfloat16]
-    assert [cache.scales is None for cache in caches] == [False] * 3 + [True]
-    assert caches[0].scales.shape == (BLOCKS, SIZE, 2, 2)
+    assert [cache.dtype for cache in caches] == [
+        *[torch.int8] * 3, torch.bfloat16, torch.float8_e4m3fn,
+    ]  # fmt: skip
+    assert caches[0].key.shape == (BLOCKS, SIZE, 2, 16 + 4)
     assert INT8.bytes_per_token(2) == 2 * (32 + 8), "its own type, whatever the model's"
     taken = sum(tensor.nbytes for cache in caches for tensor in cache)
     assert taken == kv_cache_bytes(LAYERS, BLOCKS, SIZE, "bfloat16")
@@ -80,7 +72,7 @@ def test_only_layers_of_one_layout_share_pages():
     for tensors in zip(*caches, strict=True):
         assert len({tensor.data_ptr() for tensor in tensors}) == 1
     assert len(form_groups([INT8, replace(INT8, window=8, dtype=None)])) == 1
-    assert len(form_groups([INT8, replace(INT8, window=8, num_scales=0)])) == 1
+    assert len(form_groups([INT8, replace(INT8, window=8, dtype="float8_e4m3fn")])) == 1
 
 
 @pytest.mark.parametrize("in_file", [False, True])
@@ -111,11 +103,13 @@ def test_poison_spares_what_a_request_reads():
     for now, old in zip(contents(caches, 4), before[4], strict=True):
         assert torch.equal(now[:1], old[:1])
         rest = now[1:]
-        assert rest.isnan().all() if rest.is_floating_point() else (rest == 127).all()
+        assert rest.isnan().all() if rest.is_floating_point() else (rest == 255).all()
 
 
 def test_a_backend_that_does_not_read_it_is_not_chosen(tmp_path, monkeypatch):
     folder = random_checkpoint(tmp_path)
     monkeypatch.setattr(LlamaForCausalLM, "kv_layers", lambda shape: (INT8, LayerKV(2, 16, 16)))
+    poor = replace(PagedAttention.capabilities, cache_dtypes=frozenset({"bfloat16"}))
+    monkeypatch.setattr(PagedAttention, "capabilities", poor)
     with pytest.raises(ConfigError, match="paged reads no KV cache in int8"):
         load_model(ModelShape.from_folder(folder), folder, "auto", "cpu")

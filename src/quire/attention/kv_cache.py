@@ -41,8 +41,8 @@ def allocate_kv_cache(
     device: str,
     groups: Sequence[KVGroup] | None = None,
 ) -> list[KVCache]:
-    """Zero-filled cache of each layer; heads, widths, scales and, if it has one, the type are the
-    layer's own. Layers at the same place of several groups share memory: a block belongs to one
+    """Zero-filled cache of each layer; heads, widths and, if it has one, the type are the layer's
+    own. Layers at the same place of several groups share memory: a block belongs to one
     group at a time. Without `groups` no layers do.
 
     Args:
@@ -75,14 +75,11 @@ def allocate_kv_cache(
 
 
 def _tensors_of(layer: LayerKV, dtype: str) -> list[tuple[int, int, torch.dtype]]:
-    """KV heads, width and type of each of a layer's tensors: keys, values, perhaps scales."""
+    """KV heads, width and type of each of a layer's tensors: keys and values."""
     heads, kind = layer.num_kv_heads, torch_dtype(dtype)
     if layer.dtype is not None:
         kind = stored_dtype(layer.dtype)
-    found = [(heads, layer.key_dim, kind), (heads, layer.value_dim, kind)]
-    if layer.num_scales:
-        found.append((heads, layer.num_scales, torch.float32))
-    return found
+    return [(heads, width, kind) for width in layer.widths]
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.attention.base import FEATURES, Capabilities
+from quire.config.shape import KV_DTYPES
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.cache_tensors import KVCache
@@ -23,6 +24,7 @@ class PagedAttention:
         devices=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         features=frozenset(FEATURES),
+        cache_dtypes=frozenset(KV_DTYPES),
     )
 
     def __init__(self, ops: Ops) -> None:
@@ -38,9 +40,9 @@ class PagedAttention:
         spec: AttentionSpec,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
-        assert kv_cache.scales is None, "caches with scales are of types that the capabilities lack"
         key_cache, value_cache = kv_cache.key, kv_cache.value
-        self._ops.write_kv(k, v, key_cache, value_cache, metadata.slot_mapping)
+        slots, scales = metadata.slot_mapping, spec.kv_scales
+        self._ops.write_kv(k, v, key_cache, value_cache, slots, scales)
         if spec.latent_dim is not None:
-            value_cache = key_cache[..., : spec.latent_dim]
+            value_cache = key_cache
         return self._ops.paged_attention(q, key_cache, value_cache, metadata, spec)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from quire.bounds import check_section
+from quire.config.kv_dtypes import KV_CACHE_DTYPES, WINDOWED
 from quire.errors import ConfigError
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -35,6 +37,12 @@ class CacheConfig:
     disable_hybrid_kv_cache_manager: bool = False
     """Keep the KV of all tokens in layers with a sliding window, too, instead of giving back the
     blocks that fell out of it."""
+    kv_cache_dtype: str = "auto"
+    """Type that keys and values are kept in: `auto` (the model's), `bfloat16`, `float16`, `fp8` or
+    `fp8_e4m3`, `fp8_e5m2`, or `int8_per_token_head`, which has a scale for each token and head."""
+    kv_cache_dtype_skip_layers: list[str] = field(default_factory=list)
+    """Layers that keep the model's type: their numbers, or `sliding_window` for all that have
+    one."""
     prefix_caching_hash_algo: str = "sha256"
     """Hash of a block's content: `sha256`."""
 
@@ -47,6 +55,20 @@ class CacheConfig:
             raise ConfigError(
                 f"--swap-dir {self.swap_dir} needs --swap-space, the size of the file in GiB"
             )
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}, "
+                f"got {self.kv_cache_dtype!r}"
+            )
+        given: Any = self.kv_cache_dtype_skip_layers
+        skipped = [str(one) for one in ([given] if isinstance(given, (str, int)) else given)]
+        for one in skipped:
+            if one != WINDOWED and not (one.isascii() and one.isdigit()):
+                raise ConfigError(
+                    "--kv-cache-dtype-skip-layers takes numbers of layers and "
+                    f"{WINDOWED!r}, got {one!r}"
+                )
+        object.__setattr__(self, "kv_cache_dtype_skip_layers", skipped)
         if self.prefix_caching_hash_algo != "sha256":
             raise ConfigError(
                 f"--prefix-caching-hash-algo must be sha256, got {self.prefix_caching_hash_algo!r}"

@@ -56,10 +56,10 @@ def form_groups(layers: Sequence[LayerKV], hybrid: bool = True) -> tuple[KVGroup
     )
 
 
-def _numbers(layer: LayerKV) -> tuple[int, int, int, str | None]:
-    """Numbers a layer stores per token, of keys, of values and of scales, and their type."""
-    heads = layer.num_kv_heads
-    return heads * layer.key_dim, heads * layer.value_dim, heads * layer.num_scales, layer.dtype
+def _numbers(layer: LayerKV) -> tuple[int, int, str | None]:
+    """Elements a layer stores per token, of keys and of values, and their type."""
+    key, value = layer.widths
+    return layer.num_kv_heads * key, layer.num_kv_heads * value, layer.dtype
 
 
 def _depth(counts: list[int]) -> int:

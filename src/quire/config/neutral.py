@@ -88,8 +88,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
     },
     "set CUDA_VISIBLE_DEVICES": {"device_ids": TEXT},
     _NEAREST_DTYPE: {
-        "quantization_config": JSON, "kv_cache_dtype": "auto",
-        "kv_cache_dtype_skip_layers": [],
+        "quantization_config": JSON,
     },
     "leave it out: quantised checkpoints are not served": {"allow_deprecated_quantization": False},
     _MERGED: {

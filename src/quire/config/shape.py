@@ -32,8 +32,13 @@ EXTENDING: Final = frozenset({"linear", "ntk", "dynamic", "yarn"})
 """Rotary scalings that come with the original `max_position_embeddings`, not the extended one."""
 
 
-KV_DTYPES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+KV_DTYPES: Final = {
+    "float32": 4, "bfloat16": 2, "float16": 2,
+    "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
 """Types that keys and values may be kept in, and their bytes."""
+KV_TAILS: Final = {"int8": 4}
+"""Bytes behind the numbers of a head, of the types that keep a scale there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,17 @@ class LayerKV:
     """Positions a token sees, itself included; `None`: all before it."""
     dtype: str | None = None
     """Of `KV_DTYPES`; `None`: the model's."""
-    num_scales: int = 0
-    """Float32 numbers beside each token's head, by which short types are scaled."""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Elements that a head's key and value take, their scales included."""
+        tail = KV_TAILS.get(self.dtype or "", 0)
+        return self.key_dim + tail, self.value_dim + tail if self.value_dim else 0
 
     def bytes_per_token(self, bytes_per_element: int) -> int:
         """Bytes of a token's keys, values and scales, the model's type having that many."""
         size = bytes_per_element if self.dtype is None else KV_DTYPES[self.dtype]
-        return self.num_kv_heads * ((self.key_dim + self.value_dim) * size + self.num_scales * 4)
+        return self.num_kv_heads * sum(self.widths) * size
 
 
 @dataclass(frozen=True, slots=True)

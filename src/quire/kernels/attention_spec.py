@@ -27,3 +27,5 @@ class AttentionSpec:
     """Float32 `[H]`: one more score per head that takes weight but has no value (GPT-OSS)."""
     latent_dim: int | None = None
     """Values are the first `latent_dim` numbers of the keys and are not stored (DeepSeek's MLA)."""
+    kv_scales: tuple[float, float] = (1.0, 1.0)
+    """What keys and what values were divided by before they were kept as 8-bit floats."""

@@ -16,17 +16,14 @@ from torch import Tensor
 class KVCache:
     """What one layer has kept of all tokens, `config.shape.LayerKV` being its layout.
 
-    Iterating gives its tensors. Each begins with `[num_blocks, block_size, ...]`, so blocks are
-    copied, moved and forgotten alike in all of them.
+    Iterating gives its tensors, those of one byte as plain bytes. Each begins with
+    `[num_blocks, block_size, ...]`, so blocks are copied, moved and forgotten alike in all of them.
     """
 
     key: Tensor
-    """`[num_blocks, block_size, KVH, K]`."""
+    """`[num_blocks, block_size, KVH, K]`, of int8 `K + 4`: `quire.kernels.kv_types`."""
     value: Tensor
-    """`[num_blocks, block_size, KVH, V]`; V is 0 where values are part of the keys."""
-    scales: Tensor | None = None
-    """Float32 `[num_blocks, block_size, KVH, S]`: what short types are multiplied with. One block
-    has its own, so that a block means the same wherever it is."""
+    """Likewise with V, which is 0 where values are part of the keys."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -34,7 +31,10 @@ class KVCache:
         return self.key.dtype
 
     def __iter__(self) -> Iterator[Tensor]:
-        yield self.key
-        yield self.value
-        if self.scales is not None:
-            yield self.scales
+        yield raw(self.key)
+        yield raw(self.value)
+
+
+def raw(cache: Tensor) -> Tensor:
+    """The same memory in a type for which torch has every operation that moves numbers."""
+    return cache.view(torch.uint8) if cache.itemsize == 1 else cache

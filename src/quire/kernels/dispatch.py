@@ -110,7 +110,7 @@ class Ops:
     tanh: Callable[[Tensor], Tensor]
     top_logprobs: Callable[..., tuple[list[list[int]], list[list[float]], list[int]]] | None
     """As `quire.sampling.logprobs.top_logprobs`, or `None`."""
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    write_kv: Callable[..., None]
 
 
 OPERATIONS: Final = frozenset(Ops.__annotations__) - {"name"}

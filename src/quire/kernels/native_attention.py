@@ -13,12 +13,15 @@ from torch import Tensor
 
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.compiled import lib
+from quire.kernels.kv_types import head_dim
 from quire.kernels.native_linear import CODES
 from quire.kernels.rope import Rotation
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata
 
+KEPT: Final = CODES | {torch.float8_e4m3fn: 3, torch.float8_e5m2: 4, torch.int8: 5}
+"""Element types of KV caches as csrc/isa.h numbers them."""
 _STEP: Final = "native step"
 _MOST_LAYERS: Final = 4096
 
@@ -32,7 +35,7 @@ def paged_attention(
 ) -> Tensor:
     """See `paged.paged_attention`: `q [T, H, K]` to `[T, H, V]`."""
     tokens, heads, key_dim = q.shape
-    kv_heads, value_dim = value_cache.shape[2:]
+    kv_heads, value_dim = value_cache.shape[2], spec.latent_dim or head_dim(value_cache)
     q = _heads_together(q)
     out = torch.empty(tokens, heads, value_dim, dtype=q.dtype)
     lib.attention(
@@ -41,9 +44,9 @@ def paged_attention(
         q.data_ptr(),
         *q.stride()[:2],
         CODES[q.dtype],
-        cache_of(key_cache),
-        cache_of(value_cache),
-        CODES[key_cache.dtype],
+        cache_of(key_cache, spec.kv_scales[0]),
+        cache_of(value_cache, spec.kv_scales[1]),
+        head_dim(value_cache),
         out.data_ptr(),
     )
     return out
@@ -112,18 +115,23 @@ def _heads_together(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 else x.contiguous()
 
 
-def cache_of(cache: Tensor) -> Any:
-    """The compiled module's view of `[num_blocks, block_size, KVH, D]`."""
+def cache_of(cache: Tensor, scale: float = 1.0) -> Any:
+    """The compiled module's view of `[num_blocks, block_size, KVH, D + tail]`."""
     block, slot, head, _ = cache.stride()
-    return lib.make_cache(cache.data_ptr(), block, slot, head)
+    return lib.make_cache(cache.data_ptr(), block, slot, head, KEPT[cache.dtype], scale)
 
 
 def write_kv(
-    k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    k: Tensor,
+    v: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See `reference.write_kv`; negative slots are skipped, values may have no dimensions."""
     k, v, slots = _heads_together(k), _heads_together(v), slot_mapping.contiguous()
-    lib.write_kv(_write(k, v, key_cache, value_cache, slots))
+    lib.write_kv(_write(k, v, key_cache, value_cache, slots, scales))
 
 
 def rotary_write_kv(
@@ -167,7 +175,7 @@ def rotary_partial(
         q.clone(memory_format=torch.contiguous_format),
         k.clone(memory_format=torch.contiguous_format),
     )
-    places, nowhere = positions.contiguous(), lib.make_cache(0, 0, 0, 0)
+    places, nowhere = positions.contiguous(), lib.make_cache(0, 0, 0, 0, CODES[k.dtype], 1.0)
     shape = (k.shape[0], *k.shape[1:], 0)
     lib.rotary_write(
         lib.make_kv_write(
@@ -185,8 +193,15 @@ def rotary_partial(
     return q, k
 
 
-def _write(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Any:
-    assert k.dtype == v.dtype == key_cache.dtype == value_cache.dtype, "stored as they are"
+def _write(
+    k: Tensor,
+    v: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> Any:
+    assert k.dtype == v.dtype and key_cache.dtype == value_cache.dtype, "of one type each"
     return lib.make_kv_write(
         k.data_ptr(),
         *k.stride()[:2],
@@ -195,8 +210,8 @@ def _write(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: 
         k.shape[0],
         *k.shape[1:],
         v.shape[2],
-        cache_of(key_cache),
-        cache_of(value_cache),
+        cache_of(key_cache, scales[0]),
+        cache_of(value_cache, scales[1]),
         key_cache.shape[1],
         slots.data_ptr(),
         CODES[k.dtype],

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.kernels import native_attention
 from quire.kernels.compiled import lib
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, NormParts
+from quire.kernels.kv_types import head_dim
 from quire.kernels.native_linear import ACTIVATIONS, CODES, make_norm
 from quire.kernels.packed import PackedLinear
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
     """See `decoder.fuse_decoder`; `None` where a layer is not one that csrc/decoder.h has."""
     if not all(_fits(layer, parts.dtype) for layer in parts.layers):
-        return None
-    if any(kv.dtype != parts.dtype or kv.scales is not None for kv in parts.kv_caches):
         return None
     layers = [
         _layer(layer, kv.key, kv.value)
@@ -91,9 +90,9 @@ def _layer(layer: LayerParts, keys: Tensor, values: Tensor) -> Any:
         layer.gate_up.handle,
         layer.down.handle,
         ACTIVATIONS[layer.activation],
-        native_attention.layer_of(attention.spec, heads, kv_heads, dim, values.shape[-1]),
-        native_attention.cache_of(keys),
-        native_attention.cache_of(values),
+        native_attention.layer_of(attention.spec, heads, kv_heads, dim, head_dim(values)),
+        native_attention.cache_of(keys, attention.spec.kv_scales[0]),
+        native_attention.cache_of(values, attention.spec.kv_scales[1]),
         0 if table is None else table.data_ptr(),
         0 if table is None else table.shape[-1],
         attention.interleaved,

@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.cache_tensors import raw
 from quire.kernels.exact import exp_, tanh, tree_sum
+from quire.kernels.kv_types import head_dim, numbers
 from quire.kernels.paged_plan import (
     SPAN,
     TILE_ROWS,
@@ -53,9 +55,10 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of `q [T, H, K]` over each token's own request: `[T, H, V]`.
 
-    Caches are `[num_blocks, block_size, KVH, K]` and `[num_blocks, block_size, KVH, V]` and already
-    hold this step's keys and values. A score is `scale * q.k`, then capped, then biased by the
-    slope times the distance; masked scores are `-inf`; a sink is one more score without a value.
+    Caches are `[num_blocks, block_size, KVH, K]` and `[num_blocks, block_size, KVH, V]`, one cache
+    twice where values are latents, and already hold this step's keys and values (`kv_types`). A
+    score is `scale * q.k`, then capped, then biased by the slope times the distance; masked scores
+    are `-inf`; a sink is one more score without a value.
 
     What lies in a block beyond a request's length, or before the windows of all its rows of this
     step, never matters, NaN included: such a block's number need not be valid either.
@@ -67,13 +70,15 @@ def paged_attention(
     out = torch.empty(*q.shape[:2], sizes.value_dim, dtype=q.dtype, device=q.device)
     for chunk in plan:
         rows = _attend(q, key_cache, value_cache, metadata.positions, spec, chunk, sizes)
+        if spec.kv_scales[1] != 1.0:
+            rows.mul_(spec.kv_scales[1])
         out.index_copy_(0, chunk.tokens, rows.to(q.dtype).view(-1, *out.shape[1:]))
     return out
 
 
 def _geometry(q: Tensor, key_cache: Tensor, value_cache: Tensor, spec: AttentionSpec) -> Geometry:
-    kv_heads, key_dim = key_cache.shape[2:]
-    group, value_dim = q.shape[1] // kv_heads, value_cache.shape[3]
+    kv_heads, key_dim = key_cache.shape[2], head_dim(key_cache)
+    group, value_dim = q.shape[1] // kv_heads, spec.latent_dim or head_dim(value_cache)
     threads = torch.get_num_threads()
     tile = tokens_per_tile(kv_heads, group, key_dim, value_dim, q.device, threads)
     return Geometry(kv_heads, group, key_dim, value_dim, tile, spec.window)
@@ -89,7 +94,7 @@ def _attend(
     sizes: Geometry,
 ) -> Tensor:
     """Rows of one chunk: float32 `[tiles, count, KVH, G, V]`."""
-    queries = _query_tiles(q, spec.scale, chunk, sizes)
+    queries = _query_tiles(q, spec.scale * spec.kv_scales[0], chunk, sizes)
     row_positions = positions.index_select(0, chunk.tokens).view(-1, chunk.count, 1, 1, 1)
     shape = (len(chunk.tiles), chunk.count, sizes.kv_heads, sizes.group)
     top, total = _before_any_key(shape, spec.sinks, q.device)
@@ -159,15 +164,17 @@ def _gather(kind: str, cache: Tensor, segment: Segment, sizes: Geometry) -> Tens
     """
     count = segment.slots.shape[0]
     slots = segment.slots.view(-1)
-    flat = cache.view(-1, *cache.shape[2:])
-    picked = workspace.take("picked", (len(slots), *flat.shape[1:]), cache.dtype, cache.device)
+    flat = raw(cache).flatten(0, 1)
+    picked = workspace.take("picked", (len(slots), *flat.shape[1:]), flat.dtype, cache.device)
     torch.index_select(flat, 0, slots, out=picked)
     if kind == "values":
         for one, used in zip(picked.view(count, -1, *flat.shape[1:]), segment.used, strict=True):
             one[: used.start] = 0
             one[used.stop :] = 0
-    dim = cache.shape[3]
-    width = sizes.key_width if kind == "keys" else sizes.value_width
+    dim, width = sizes.key_dim, sizes.key_width
+    if kind == "values":
+        dim, width = sizes.value_dim, sizes.value_width
+    picked = numbers(picked.view(cache.dtype), dim, head_dim(cache))
     picked = picked.view(count, segment.padded_spans, SPAN, sizes.kv_heads, dim)
     shape = (count, segment.padded_spans, sizes.kv_heads, SPAN, width)
     out = workspace.take(kind, shape, torch.float32, cache.device)

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels import exact
+from quire.kernels.cache_tensors import raw
 from quire.kernels.coded_linear import prepare_coded
 from quire.kernels.decoder import fuse_decoder
 from quire.kernels.dispatch import Implementation
 from quire.kernels.encoder import encoder_attention
 from quire.kernels.exact import erf, exp, log, log_softmax, tree_sum
+from quire.kernels.kv_types import stored
 from quire.kernels.moe import clamped_swiglu, grouped_experts, route_experts
 from quire.kernels.paged import paged_attention
 from quire.kernels.rows import finite_rows, keep_allowed, largest_columns
@@ -205,14 +207,21 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def write_kv(
-    k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    k: Tensor,
+    v: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """Store `k, v [T, KVH, D]` at slots `[T]` (block * block_size + offset, all at least 0).
+    """Store `k, v [T, KVH, D]` at slots `[T]` (block * block_size + offset, all at least 0), as the
+    caches keep them (`kv_types`).
 
     The width of values may differ from that of keys, and be 0: then there are none to store.
     """
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
+    for x, cache, scale in ((k, key_cache, scales[0]), (v, value_cache, scales[1])):
+        kept = raw(stored(x, cache.dtype, scale))
+        raw(cache).flatten(0, 1).index_copy_(0, slot_mapping, kept)
 
 
 OPS: Final[dict[str, Callable[..., Any] | None]] = {

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.kernels.cache_tensors import raw
+from quire.kernels.kv_types import stored
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
@@ -44,8 +47,9 @@ def rotary_write_kv(
     angles = rotation.table.index_select(0, positions).unsqueeze(1)
     for x in (q, k):
         _turn(x, *angles.chunk(2, dim=-1), rotation)
-    key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, slot_mapping, k)
-    value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, slot_mapping, v)
+    for x, cache in ((k, key_cache), (v, value_cache)):
+        kept = raw(stored(x, cache.dtype))
+        raw(cache).flatten(0, 1).index_copy_(0, slot_mapping, kept)
     return q, k
 
 

@@ -128,6 +128,7 @@ class DecoderForPooling(PoolingModel):
         device: str,
         max_model_len: int | None = None,
         attention_backend: str | None = None,
+        kv_dtypes: frozenset[str] = frozenset(),
     ) -> None:
         """Weights are loaded afterwards, through `parameters()`."""
         head = ScoreLayer(context, shape, spec.size) if spec.task == "classify" else None
@@ -141,6 +142,7 @@ class DecoderForPooling(PoolingModel):
             attention_backend,
             context.ops,
             context.weights,
+            kv_dtypes,
         )
 
     def forward(
@@ -236,6 +238,7 @@ def load_pooling_model(
     attention_backend: str | None = None,
     ops: Ops | None = None,
     quantization: str | None = None,
+    kv_dtypes: frozenset[str] = frozenset(),
 ) -> EncoderForPooling | DecoderForPooling:
     """Build the model of a folder and load its weights, those of dense layers included.
 
@@ -258,7 +261,7 @@ def load_pooling_model(
     )
     model: EncoderForPooling | DecoderForPooling
     if not spec.whole_prompts:
-        model = DecoderForPooling(*common, attention_backend)
+        model = DecoderForPooling(*common, attention_backend, kv_dtypes)
     elif attention_backend in (None, "auto"):
         model = EncoderForPooling(*common)
     else:

@@ -100,6 +100,7 @@ def load_model(
     attention_backend: str | None = None,
     ops: Ops | None = None,
     quantization: str | None = None,
+    kv_dtypes: frozenset[str] = frozenset(),
 ) -> CausalLM:
     """Build the model of a folder and load its weights.
 
@@ -107,7 +108,8 @@ def load_model(
     `progress(done, total)` hears bytes. `max_model_len` is the greatest length served, by which
     some rotary scalings go; `None` is what the model was made for. `load_format`,
     `attention_backend` and `quantization` are the options of those names. The model keeps the
-    operations `ops`; by default they are those of the process.
+    operations `ops`; by default they are those of the process. `kv_dtypes`: types of KV
+    caches besides the model's.
 
     Raises:
         ModelLoadError: the architecture, a size, a file or a tensor is not as it must be.
@@ -116,7 +118,9 @@ def load_model(
     device = resolve_device(device)
     kind = resolve_dtype(shape, dtype)
     weights = weight_format(shape, quantization)
-    model = build_model(shape, kind, device, max_model_len, attention_backend, ops, weights)
+    model = build_model(
+        shape, kind, device, max_model_len, attention_backend, ops, weights, kv_dtypes
+    )
     parameters = model.parameters()
     tree = describe(model, parameters) if envs.LOG_MODEL_INSPECTION else ""
     model.num_parameters = load_weights(
@@ -135,6 +139,7 @@ def build_model(
     attention_backend: str | None = None,
     ops: Ops | None = None,
     weights: WeightFormat | None = None,
+    kv_dtypes: frozenset[str] = frozenset(),
 ) -> DecoderForCausalLM:
     """The model without its weights; `dtype` and `device` are settled.
 
@@ -149,7 +154,7 @@ def build_model(
     _check(family, shape)
     weights = weights or weight_format(shape)
     context = LayerContext(ops or default_ops(), torch_dtype(dtype), weights)
-    attention = _attention(family, shape, dtype, device, attention_backend, context.ops)
+    attention = _attention(family, shape, dtype, device, attention_backend, context.ops, kv_dtypes)
     return family(shape, torch_dtype(dtype), device, attention, max_model_len, context)
 
 
@@ -213,6 +218,7 @@ def _attention(
     device: str,
     wanted: str | None,
     ops: Ops,
+    kv_dtypes: frozenset[str],
 ) -> AttentionBackend:
     kind, layers = torch.device(device).type, family.kv_layers(shape)
     need = AttentionNeed(
@@ -222,7 +228,7 @@ def _attention(
         layers[0].num_kv_heads,
         layers[0].key_dim,
         family.attention_features(shape),
-        frozenset(layer.dtype for layer in layers if layer.dtype is not None),
+        kv_dtypes | {layer.dtype for layer in layers if layer.dtype is not None},
     )
     selection = select_backend(need, wanted, ops)
     if wanted is not None:

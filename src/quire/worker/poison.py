@@ -1,7 +1,8 @@
 """Fills KV blocks with NaN before a request gets them, so that a read of old content shows.
 
-For `QUIRE_DEBUG_KV_CACHE`. Types without NaN get their largest number. Blocks that keep a cached
-prefix are left alone: what a request finds there is its own. Knows no requests.
+For `QUIRE_DEBUG_KV_CACHE`. Types of one byte get ones in all bits, which is NaN in them, or in the
+scale behind them. Blocks that keep a cached prefix are left alone: what a request finds there is
+its own. Knows no requests.
 """
 
 from __future__ import annotations

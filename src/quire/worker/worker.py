@@ -15,6 +15,7 @@ from quire import envs
 from quire.attention.kv_cache import allocate_kv_cache
 from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
+from quire.config.kv_dtypes import kept_layers
 from quire.config.model import QUANTIZATIONS
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.errors import ConfigError, InvalidRequest
@@ -88,13 +89,17 @@ class Worker:
         self.config = config
         self.shape = shape
         self.pooler = read_pooler(config.model, shape)
-        self.kv_layers = pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
         self.max_model_len = config.model.max_model_len
         self.device = select_device(config.model.device)
         self.place = place(self.device, config.model.device)
         logger.info("running on %s", self.place)
         self.ops = choose_kernels(self.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
+        own = pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
+        cache = config.cache
+        self.kv_layers = kept_layers(
+            own, self.dtype, cache.kv_cache_dtype, cache.kv_cache_dtype_skip_layers
+        )
         self.weight_bytes = 0
         self.plan: KVCachePlan | None = None
         self.grammars = GrammarStore(
@@ -240,6 +245,7 @@ class Worker:
             self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
             given.load_format, given.attention_backend or envs.ATTENTION_BACKEND, self.ops,
             given.quantization if given.quantization in QUANTIZATIONS else None,
+            frozenset(layer.dtype for layer in self.kv_layers if layer.dtype is not None),
         )  # fmt: skip
         progress(0, 0)  # building the model is part of it
         if self.pooler is None:
@@ -276,12 +282,13 @@ class Worker:
             self.kv_layers, plan.num_blocks, plan.block_size, self.dtype, where, plan.groups
         )
         logger.info(
-            "%s in %s on %s: weights %s, KV cache %s",
+            "%s in %s on %s: weights %s, KV cache %s in %s",
             self.shape.architecture,
             self.dtype,
             self.device.name,
             human_bytes(self.weight_bytes),
             human_bytes(plan.bytes),
+            " and ".join(sorted({layer.dtype or self.dtype for layer in self.kv_layers})) or "none",
         )
         state = InputBatch(
             self.config.scheduler.max_num_seqs,
