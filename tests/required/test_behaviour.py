@@ -320,14 +320,16 @@ def test_b27_swap_in() -> None:
 # ---- memory and load --------------------------------------------------------------------------
 
 
-def test_b18_half_the_width_twice_the_blocks() -> None:
-    """KV entries of half the width double the number of blocks. (8-bit KV is not available yet:
-    test_c9.)"""
+def test_b18_c9_half_the_width_twice_the_blocks() -> None:
+    """KV entries of half the width double the number of blocks, those of `--kv-cache-dtype fp8`
+    too."""
     blocks = {}
-    for dtype in ("float32", "bfloat16"):
-        with LLM(dtype=dtype, kv_cache_memory_bytes=32 << 20) as llm:
-            blocks[dtype] = llm.llm_engine.core.info.num_blocks
-    assert abs(blocks["bfloat16"] - 2 * blocks["float32"]) <= 2
+    for dtype, kept in (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8")):
+        memory = 32 << 20
+        with LLM(dtype=dtype, kv_cache_dtype=kept, kv_cache_memory_bytes=memory) as llm:
+            blocks[dtype, kept] = llm.llm_engine.core.info.num_blocks
+    assert abs(blocks["bfloat16", "auto"] - 2 * blocks["float32", "auto"]) <= 2
+    assert abs(blocks["bfloat16", "fp8"] - 2 * blocks["bfloat16", "auto"]) <= 2
 
 
 def test_b19_many_prompts_at_once(llm: LLM) -> None:

@@ -44,16 +44,15 @@ def test_c1_c2_c3_c5_c6_c7_c8_c10_c11_c12_c13_c14_the_command_line() -> None:
 @pytest.mark.parametrize(
     "row, flag, remedy",
     [
-        ("c9", "--kv-cache-dtype fp8", "--dtype"),
         ("c17", '--speculative-config {"method":"ngram"}', "leave it out"),
         ("c18", "--tensor-parallel-size 2", "leave it out"),
         ("c18", "-tp 2", "leave it out"),
         ("c19", "--enable-lora", "merged"),
     ],
 )
-def test_c9_c17_c18_c19_known_or_refused(row: str, flag: str, remedy: str) -> None:
-    """The flags of 8-bit KV, speculation, tensor parallelism and LoRA are refused
-    with a sentence on what to do instead, never ignored."""
+def test_c17_c18_c19_known_or_refused(row: str, flag: str, remedy: str) -> None:
+    """The flags of speculation, tensor parallelism and LoRA are refused with a sentence on what to
+    do instead, never ignored."""
     given = build_parser().parse(flag.split())
     with pytest.raises(ConfigError, match="not supported yet; ") as refused:
         engine_config(given)

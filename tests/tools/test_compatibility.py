@@ -49,7 +49,7 @@ def test_a_name_that_is_neither_is_found():
 
 FLAG_VALUES = {"--trust-remote-code": [], "--enable-expert-parallel": [], "--enable-lora": [],
                "--async-scheduling": [], "--hf-token": ["x"],
-               "--distributed-executor-backend": ["ray"], "--kv-cache-dtype": ["fp8"],
+               "--distributed-executor-backend": ["ray"],
                "--lora-modules": ["a=b"], "--limit-mm-per-prompt": ['{"image": 2}'],
                "--speculative-config": ['{"method": "ngram"}'],
                "--kv-transfer-config": ['{"kv_connector": "x"}'],

@@ -47,6 +47,10 @@ class CacheConfig:
     """Hash of a block's content: `sha256`."""
 
     def __post_init__(self) -> None:
+        skipped: Any = self.kv_cache_dtype_skip_layers
+        if isinstance(skipped, (list, tuple)):
+            texts = [str(one) if type(one) is int else one for one in skipped]
+            object.__setattr__(self, "kv_cache_dtype_skip_layers", texts)
         check_section(self)
         if self.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
@@ -60,15 +64,12 @@ class CacheConfig:
                 f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}, "
                 f"got {self.kv_cache_dtype!r}"
             )
-        given: Any = self.kv_cache_dtype_skip_layers
-        skipped = [str(one) for one in ([given] if isinstance(given, (str, int)) else given)]
-        for one in skipped:
+        for one in self.kv_cache_dtype_skip_layers:
             if one != WINDOWED and not (one.isascii() and one.isdigit()):
                 raise ConfigError(
                     "--kv-cache-dtype-skip-layers takes numbers of layers and "
                     f"{WINDOWED!r}, got {one!r}"
                 )
-        object.__setattr__(self, "kv_cache_dtype_skip_layers", skipped)
         if self.prefix_caching_hash_algo != "sha256":
             raise ConfigError(
                 f"--prefix-caching-hash-algo must be sha256, got {self.prefix_caching_hash_algo!r}"

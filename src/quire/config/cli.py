@@ -175,7 +175,12 @@ _SPECIAL: Final[dict[str, dict[str, Any]]] = {
     "max_model_len": {"type": _checked(_model_len, "a whole number, or auto"), "metavar": "N"},
     "model": {"action": Once, "metavar": "MODEL"},
     **dict.fromkeys(
-        ("allowed_origins", "allowed_methods", "allowed_headers"),
+        (
+            "allowed_origins",
+            "allowed_methods",
+            "allowed_headers",
+            "kv_cache_dtype_skip_layers",
+        ),
         {"action": Listed, "nargs": "*", "metavar": "TEXT"},
     ),
 }
