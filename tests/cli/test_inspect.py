@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM
 from quire.cli import main as cli
-from quire.cli.inspect import inspect
+from quire.cli.inspect import as_text, inspect
 from quire.config import EngineConfig, ModelConfig
 from quire.weights.dummy import random_checkpoint
 from quire.weights.files import SafetensorsCheckpoint
@@ -99,3 +99,16 @@ def test_the_tree_of_a_model_in_the_log(
         "attention paged",
     ):
         assert line in caplog.text, caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_weights_that_are_quantised_while_they_are_loaded(scheme: str) -> None:
+    told = report(model="quire-demo", quantization=scheme)
+    schemes = told["weights"]["schemes"]
+    assert sum(row["layers"] for row in schemes.values()) == 21
+    assert ("int4 in groups of 32" in schemes) == (scheme == "int4")
+    with LLM("quire-demo", quantization=scheme) as llm:
+        worker = llm.llm_engine.core.executor._worker  # type: ignore[attr-defined]
+        assert told["weight_bytes"] == pytest.approx(worker.weight_bytes, rel=0.02)
+    lines = as_text(told).splitlines()
+    assert any("bits per weight, int8 activations" in line for line in lines)

@@ -137,15 +137,18 @@ def _weights(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
 
 
 def _schemes(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
-    """How a quantised checkpoint keeps its layers, by scheme; nothing of others."""
+    """How a quantised checkpoint keeps its layers, by scheme, or how `--quantization` will; nothing
+    of others."""
     from quire.models.inspection import planned_schemes
-    from quire.models.registry import MODELS, build_model
+    from quire.models.registry import MODELS, build_model, weight_format
     from quire.weights.loader import match_headers
 
-    if not shape.raw.get("quantization_config") or shape.architecture not in MODELS:
+    own = shape.raw.get("quantization_config")
+    if not (own or config.model.quantization) or shape.architecture not in MODELS:
         return {}
     try:
-        model = build_model(shape, _dtype(config, shape), "cpu")
+        weights = weight_format(shape, config.model.quantization)
+        model = build_model(shape, _dtype(config, shape), "cpu", weights=weights)
         targets = model.parameters()
         match_headers(config.model.folder, targets, model.name_rules(), config.model.load_format)
     except QuireError as error:

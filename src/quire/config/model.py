@@ -186,6 +186,15 @@ class ModelConfig:
         """
         return ModelShape.from_folder(self.folder, self.hf_overrides)
 
+    def weight_bytes(self, shape: ModelShape, count: int, itemsize: int) -> int:
+        """About how much memory `count` weights take, `itemsize` bytes each as they are."""
+        if self.quantization not in QUANTIZATIONS:
+            return count * itemsize
+        # With the scales; heads and embeddings have 8 bits in both schemes.
+        ends = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+        share = 1.03 if self.quantization == "int8" else 0.6
+        return int(1.03 * ends + share * max(0, count - ends))
+
     @property
     def names(self) -> list[str]:
         """Names under which the API knows the model."""

@@ -16,6 +16,7 @@ from quire.layers.linear import Linear
 from quire.layers.module import Module, ModuleList
 from quire.models.decoder import DecoderForCausalLM
 from quire.quantization.checkpoint import CheckpointMethod
+from quire.quantization.online import OnlineMethod
 
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAYER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -79,16 +80,16 @@ class SchemeTotal(NamedTuple):
     layers: int
     weights: int
     nbytes: int
-    """In the file."""
+    """In the file; of what is quantised while it is loaded, in memory."""
     activations: str
 
 
 def planned_schemes(model: Module) -> dict[str, SchemeTotal]:
     """How a quantised checkpoint keeps the linear layers of a model whose headers were compared
-    with it, by scheme."""
+    with it, by scheme; or what `--quantization` will make of another."""
     found: dict[str, SchemeTotal] = {}
     for linear in _linears(model):
-        if not isinstance(linear.method, CheckpointMethod):
+        if not isinstance(linear.method, (CheckpointMethod, OnlineMethod)):
             continue
         for label, activations, weights, nbytes in linear.method.planned():
             old = found.get(label, SchemeTotal(0, 0, 0, activations))

@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.kernels.coded import CodedWeight
 from quire.layers.linear_method import PLAIN, LinearMethod, LinearSpec, PlainMethod
 from quire.layers.parameter import Parameters
+from quire.quantization.checkpoint import PlannedWeight
 
 INT4_GROUP: Final = 32
 """Columns of one scale: 4.5 bits for each weight."""
@@ -65,6 +66,13 @@ class OnlineMethod(PlainMethod):
     def form(self) -> str:
         """See `LinearMethod.form`."""
         return f"int4 in groups of {self._group}" if self._group else "int8"
+
+    def planned(self) -> list[PlannedWeight]:
+        """What will become of it; bytes are those in memory."""
+        weights = self.spec.out_features * self.spec.in_features
+        scales = weights // self._group * 2 if self._group else self.spec.out_features * 4
+        codes = weights // 2 if self._group else weights
+        return [PlannedWeight(self.form, "int8", weights, codes + scales)]
 
     def made_of(self, parts: Sequence[Tensor], dtype: torch.dtype, bias: Tensor | None) -> Any:
         """See `PlainMethod.made_of`."""

@@ -225,14 +225,7 @@ class Worker:
         in."""
         model = self.config.model
         count = count_weights(model.folder, model.load_format, self.shape)
-        itemsize = torch_dtype(self.dtype).itemsize
-        if model.quantization not in QUANTIZATIONS:
-            return count * itemsize
-        # With the scales; heads and embeddings have 8 bits in both schemes.
-        ends = self.shape.vocab_size * self.shape.hidden_size
-        ends *= 1 if self.shape.tie_word_embeddings else 2
-        share = 1.03 if model.quantization == "int8" else 0.6
-        return int(1.03 * ends + share * max(0, count - ends))
+        return model.weight_bytes(self.shape, count, torch_dtype(self.dtype).itemsize)
 
     def _load_model(self, tell: Progress) -> CausalLM | EncoderForPooling | DecoderForPooling:
         given, where = self.config.model, str(self.device.torch_device)
