@@ -6,6 +6,7 @@ import random
 import re
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -188,3 +189,32 @@ def test_limits_hold_while_masks_are_made() -> None:
     found = state(demo(), regex=BOMB)
     with pytest.raises(GrammarFailed, match="more work"):
         walk(found, random.Random(0), 3000)
+
+
+def test_sets_of_tokens_that_are_taken_as_a_whole_change_no_mask() -> None:
+    """Long tokens, and strings whose longest length comes near."""
+    rng = random.Random(5)
+    # Spelled as byte-level tokenizers do: space, newline, delete, and the two bytes of é.
+    pieces = ["a", "Ġ", "\\", '"', "Ċ", "ġ", "Ã", "©", "Ã©", "ab", "1", ",", "[", "]", "{", "}"]
+    words = ["a" * n for n in range(1, 160)] + ["Ã©" * n for n in (2, 9, 10, 11, 40, 41, 64)]
+    words += ["".join(rng.choices(pieces, k=rng.choice([2, 3, 9, 30, 41, 60]))) for _ in range(900)]
+    vocabulary = letters([*dict.fromkeys([*pieces, *words])])
+    plain = vocabulary.tokens.with_slices([])
+    string = {"type": "array", "items": {"type": "string", "maxLength": 150}}
+    for asked in ({"json": string}, {"json": {"type": "string"}}, {"regex": '"[^"]{0,90}"'}):
+        grammar = vocabulary.settle(StructuredOutputsParams(**asked))
+        seen = 0
+        for _ in range(6):
+            ours = vocabulary.compile(grammar)
+            theirs = llguidance.LLMatcher(plain, grammar.text, log_level=0)
+            for _ in range(12):
+                mask = ours.compute_bitmask()
+                assert mask == theirs.compute_bitmask(), asked
+                bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+                allowed = [int(i) for i in bits.nonzero()[0] if i != END]
+                if not allowed:
+                    break
+                seen += len(allowed)
+                token = rng.choice(allowed)
+                assert ours.consume_token(token) and theirs.consume_token(token)
+        assert seen > 2000, asked

@@ -34,6 +34,17 @@ LIMITS: Final = {
 """Of llguidance, for compiling and for each mask. The default for lexer states would let one
 request take half a gigabyte; the other values are its defaults. Its verbose errors hold the grammar
 and the output so far."""
+_INSIDE: Final = r'[^"\\\x00-\x1F\x7F]'
+"""What a string of JSON may hold as it is."""
+SLICES: Final = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_INSIDE}{{1,{most}}}" for most in (10, 40, 128)),
+    f"{_INSIDE}+",
+)
+"""Sets of tokens that a mask takes as a whole where the grammar allows all of their texts. They
+change no mask. Where a string has a longest length, no mask can be used twice, and a token in none
+of the bounded sets is walked each time: llguidance's own sets leave out those of more than 30
+bytes, which are few and take as long as all the rest."""
 MAX_MESSAGE: Final = 400
 """Characters of llguidance's message that a caller gets."""
 
@@ -59,7 +70,7 @@ class Vocabulary:
             raise _refused("this model has no end-of-sequence token, which ends such an output")
         try:
             self.tokens = llguidance.LLTokenizer(
-                tokenizer, n_vocab=vocab_size, eos_token=self.eos_token_ids
+                tokenizer, n_vocab=vocab_size, eos_token=self.eos_token_ids, slices=list(SLICES)
             )
         except Exception:
             raise _refused("this model's tokenizer does not spell bytes token by token") from None
