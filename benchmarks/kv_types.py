@@ -1,0 +1,80 @@
+"""How fast attention reads a KV cache of each type: decoding, many requests at a long context.
+
+All types take turns in one run, because the machine's memory is not equally fast all the time; the
+medians of the ratios to the model's own type are what to look at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from quire.kernels import native_attention
+from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.attention_spec import AttentionSpec
+from quire.kernels.cache_tensors import raw
+from quire.kernels.compiled import choose_isa, set_num_threads
+from quire.kernels.kv_types import TAILS
+from quire.utils.host import available_cores
+
+KINDS = {
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8_per_token_head": torch.int8,
+}
+BLOCK = 16
+
+
+def caches(kind: torch.dtype, blocks: int, heads: int, dim: int) -> tuple[torch.Tensor, ...]:
+    """Keys and values that are numbers in every type."""
+    size = (blocks, BLOCK, heads, dim + TAILS.get(kind, 0))
+    if kind.itemsize > 1:
+        return tuple(torch.randn(size).to(kind) for _ in range(2))
+    return tuple(raw(torch.empty(size, dtype=kind)).random_(0, 64).view(kind) for _ in range(2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--heads", type=int, nargs=3, default=[14, 2, 64], metavar="N",
+                        help="query heads, KV heads, dimensions of a head")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=available_cores())
+    options = parser.parse_args()
+    isa = choose_isa()
+    set_num_threads(options.threads)
+    heads, kv_heads, dim = options.heads
+    blocks = -(-options.context // BLOCK)
+    tables = [[1 + r * blocks + i for i in range(blocks)] for r in range(options.requests)]
+    step = AttentionMetadata.build(
+        [1] * options.requests, [options.context] * options.requests, tables, BLOCK
+    )
+    spec = AttentionSpec(dim**-0.5)
+    q = torch.randn(options.requests, heads, dim).bfloat16()
+    made = {
+        name: caches(kind, 1 + options.requests * blocks, kv_heads, dim)
+        for name, kind in KINDS.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in KINDS}
+    for _ in range(options.rounds):
+        for name, (keys, values) in made.items():
+            start = time.perf_counter()
+            native_attention.paged_attention(q, keys, values, step, spec)
+            times[name].append(time.perf_counter() - start)
+    print(f"{options.requests} x {options.context}, {heads}/{kv_heads} heads of {dim}, {isa}")
+    for name, (keys, _) in made.items():
+        ratio = statistics.median(
+            a / b for a, b in zip(times["bfloat16"], times[name], strict=True)
+        )
+        median = statistics.median(times[name])
+        gib = 2 * keys.nbytes / median / 2**30
+        print(f"{name:20} {median * 1e3:8.2f} ms  {gib:6.1f} GiB/s  {ratio:5.2f} x")
+
+
+if __name__ == "__main__":
+    main()
