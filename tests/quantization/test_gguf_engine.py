@@ -8,6 +8,10 @@ from safetensors.torch import load_file
 from gguf_files import write_model
 from quantised_writers import DEMO
 from quire import LLM, SamplingParams
+from quire.config import ModelShape
+from quire.models.inspection import weight_forms
+from quire.models.registry import load_model
+from quire.weights.count import count_weights
 
 PROMPTS = ["The capital of France is", "One, two, three,", "The largest planet is"]
 TYPES = {"v_proj": "Q8_0", "down_proj": "Q5_1", "o_proj": "Q4_0", "embed_tokens": "Q4_1"}
@@ -39,3 +43,10 @@ def test_text_is_sensible_and_the_same_alone_and_together(model):
     assert together[0].text.startswith(" Paris")
     for others in (alone, chunked):
         assert [o.token_ids for o in others] == [o.token_ids for o in together]
+
+
+def test_memory_is_estimated_by_the_types_of_tensors(model):
+    shape = ModelShape.from_folder(model)
+    forms = weight_forms(load_model(shape, model, "bfloat16", "cpu"))
+    taken = sum(form.nbytes for form in forms.values())
+    assert 0.9 < 2 * count_weights(model, "auto", shape) / taken < 1.1

@@ -9,6 +9,7 @@ from quire.cli.inspect import as_text, inspect
 from quire.config import EngineConfig, ModelShape
 from quire.models.inspection import weight_forms
 from quire.models.registry import load_model
+from quire.weights.count import count_weights
 
 
 def test_inspect_tells_schemes_and_bits(tmp_path):
@@ -46,3 +47,15 @@ def test_a_model_knows_what_it_keeps(name, form, bits, tmp_path):
     found = weight_forms(load_model(ModelShape.from_folder(folder), folder, "auto", "cpu"))[form]
     assert found.layers == 4, "two of them stacks"
     assert bits[0] <= 8 * found.nbytes / found.weights <= bits[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq 4", "ct int8", "fp8 block", "ct mxfp4", "bnb nf4", "awq gemm"]
+)
+def test_memory_is_estimated_before_anything_is_read(name, tmp_path):
+    """What is too much is refused at once, and the KV cache gets the rest."""
+    _, folder = checkpoint(tmp_path, FORMATS[name](), layers=5)
+    shape = ModelShape.from_folder(folder)
+    forms = weight_forms(load_model(shape, folder, "auto", "cpu"))
+    taken = sum(form.nbytes for form in forms.values())
+    assert 0.9 < 2 * count_weights(folder, "auto", shape) / taken < 1.1

@@ -90,7 +90,7 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
     _NEAREST_DTYPE: {
         "quantization_config": JSON,
     },
-    "leave it out: quantised checkpoints are not served": {"allow_deprecated_quantization": False},
+    "leave it out: unread formats are refused by name": {"allow_deprecated_quantization": False},
     _MERGED: {
         "enable_lora": False, "max_loras": 1, "max_lora_rank": 16, "lora_dtype": "auto",
         "max_cpu_loras": INT, "fully_sharded_loras": False, "lora_target_modules": LIST,

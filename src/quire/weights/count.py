@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+from quire import envs
 from quire.config.shape import ModelShape
-from quire.weights.formats import open_checkpoint
+from quire.weights.formats import Stored, open_checkpoint
+
+GGUF_BITS: Final = {
+    "Q4_0": 4.5, "Q4_1": 5.5, "Q5_0": 8.5, "Q5_1": 9.5, "Q8_0": 8.5, "Q2_K": 8.0, "Q3_K": 6.0,
+    "Q4_K": 6.0, "Q5_K": 10.0, "Q6_K": 10.0, "IQ4_NL": 4.5, "IQ4_XS": 5.0, "MXFP4": 4.5,
+}  # fmt: skip
+"""Bits in memory of a weight of GGUF's types: codes of 4 or 8, with scales and minima as floats."""
+_USUAL_BITS: Final = 16
+"""Of the types that models compute with."""
+_WORD_CODES: Final = 8
+"""Weights in a word of packed integers, at the usual 4 bits."""
 
 
 def count_weights(model: Path, load_format: str, shape: ModelShape) -> int:
     """Number of weights: of the headers, or of `shape` if there are no files (`dummy`).
+
+    Quantised ones count as the 16-bit numbers that would take as much memory.
 
     Raises:
         ModelLoadError: the checkpoint is missing or broken.
@@ -17,7 +31,24 @@ def count_weights(model: Path, load_format: str, shape: ModelShape) -> int:
     if load_format == "dummy":
         return estimated_weights(shape)
     with open_checkpoint(model, load_format) as checkpoint:
-        return sum(stored.numel for stored in checkpoint.tensors.values())
+        tied = shape.tie_word_embeddings
+        return sum(
+            stored.numel if not tied and "embed_tokens" in name else _usual_numbers(stored)
+            for name, stored in checkpoint.tensors.items()
+        )
+
+
+def _usual_numbers(stored: Stored) -> int:
+    """16-bit numbers that would take as much memory as a loaded tensor."""
+    packed = envs.CPU_INT4_W4A8
+    if stored.dtype in GGUF_BITS and packed:
+        return int(stored.numel * GGUF_BITS[stored.dtype] / _USUAL_BITS)
+    if stored.dtype == "I8":
+        return stored.numel // 2
+    if stored.dtype == "I32":
+        return stored.numel * (2 if packed else _WORD_CODES)
+    # Two codes of a float type in a byte: such weights are kept as floats.
+    return stored.numel * (2 if stored.dtype == "U8" else 1)
 
 
 def estimated_weights(shape: ModelShape) -> int:
