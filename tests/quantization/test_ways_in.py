@@ -1,0 +1,61 @@
+"""Quantised checkpoints by other ways: pickled files, scales for a KV cache, random weights, a head
+that is quantised too."""
+
+import json
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from quantised_writers import FORMATS, checkpoint
+from quire.config import ModelShape
+from quire.models.inspection import weight_forms
+from quire.models.registry import load_model
+
+
+def forms(folder, load_format="auto"):
+    shape = ModelShape.from_folder(folder)
+    return weight_forms(load_model(shape, folder, "auto", "cpu", load_format=load_format))
+
+
+def test_pickled_files(tmp_path):
+    _, folder = checkpoint(tmp_path, FORMATS["gptq 4"](), layers=1)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert forms(folder, "pt")["int4 in groups of 64 (GPTQ) with int8 activations"].layers == 4
+
+
+def test_scales_for_a_kv_cache_are_read_past(tmp_path, caplog):
+    _, folder = checkpoint(tmp_path, FORMATS["ct fp8 tensor"](), layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "attn.q_scale"):
+        tensors[f"model.layers.0.self_attn.{name}"] = torch.tensor([0.5])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert forms(folder)["fp8 (e4m3) with float activations"].layers == 4
+    assert "the checkpoint has a kv_cache_scheme" in caplog.text
+
+
+def test_random_weights_say_that_they_are_not_quantised(tmp_path, caplog):
+    _, folder = checkpoint(tmp_path, FORMATS["gptq 4"](), layers=1)
+    assert set(forms(folder, "dummy")) == {"bfloat16"}
+    assert "layers of quantised checkpoints are kept in the model's type" in caplog.text
+
+
+def test_a_head_that_is_quantised_and_one_that_is_left_out(tmp_path):
+    config, write = FORMATS["gptq 4"]()
+    _, folder = checkpoint(tmp_path, (config | {"lm_head": True}, write), layers=1)
+    said = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(said))
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, folder / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+    assert forms(folder)["bfloat16"].layers == 1, "a plain head is taken as it is"
+    head, _ = write(embedding.float())
+    tensors |= {f"lm_head.{name}": tensor.contiguous() for name, tensor in head.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert {name: form.layers for name, form in forms(folder).items()} == {
+        "int4 in groups of 64 (GPTQ) with int8 activations": 5
+    }
