@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import torch
 
@@ -302,6 +303,9 @@ def main() -> None:
     tokens = Vocabulary(file.read_text("utf-8"), VOCAB_SIZE, [0])
     of_masks("learned tokens", tokens, PERSON)
     of_masks("learned tokens, strings limited", tokens, limited(PERSON))
+    own = Vocabulary(file.read_text("utf-8"), VOCAB_SIZE, [0])
+    own.tokens = own.tokens.with_slices(llguidance.LLTokenizer.general_slices())
+    of_masks("the same with llguidance's own sets of tokens", own, limited(PERSON))
     of_masks("random tokens", large(), PERSON)
 
 

@@ -105,8 +105,6 @@ CHAT_ERRORS = [
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", ["string"]),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
      "tools[0].function.strict", ["true or false", "1"]),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-     "tools", ["required", "nothing tells"]),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message",
      ["exclude"]),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", ["messages"]),
