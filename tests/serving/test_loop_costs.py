@@ -62,6 +62,8 @@ CASES: dict[str, tuple[str, Any, int]] = {
     "every id a stop": (TEXT, ONE | {"stop_token_ids": EVERY_ID}, 200),
     "every id for 27 prompts": (TEXT, ONE | {"prompt": ["hi"] * 27,
                                              "allowed_token_ids": EVERY_ID}, 200),
+    "every id for 6 choices": (TEXT, ONE | {"n": 6, "temperature": 1,
+                                            "allowed_token_ids": EVERY_ID}, 200),
     "every id for 27 choices": (TEXT, ONE | {"n": 27, "temperature": 1,
                                              "allowed_token_ids": EVERY_ID}, 400),
     "1024 prompts with lists": (TEXT, PROMPTS | SHARED, 200),
