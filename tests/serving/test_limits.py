@@ -108,7 +108,7 @@ async def test_scores_of_a_prompt_are_built_once_for_all_choices(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     built, spelt = Counter[str](), Counter[int]()
-    real, spell = completions.prompt_logprobs, completions.TokenTexts.spell
+    real, spell = completions.spliced_scores, completions.TokenTexts.spell
 
     def counted(positions: Any) -> Any:
         built["prompts"] += 1
@@ -118,7 +118,7 @@ async def test_scores_of_a_prompt_are_built_once_for_all_choices(
         spelt[token_id] += 1
         return spell(self, token_id, logprob)
 
-    monkeypatch.setattr(completions, "prompt_logprobs", counted)
+    monkeypatch.setattr(completions, "spliced_scores", counted)
     monkeypatch.setattr(completions.TokenTexts, "spell", counted_spell)
     body = SCORED | {"echo": True, "logprobs": 1, "stream": stream}
     reply = await client.post(TEXT, json=body)
