@@ -156,3 +156,9 @@ def test_float_activations_are_the_plain_product():
     x = torch.randn(3, K)
     plain = reference.prepare_linear(coded.dequantise())
     assert torch.equal(reference.linear(x, prepare_coded(coded)), reference.linear(x, plain))
+
+
+def test_a_group_whose_sums_may_overflow_is_refused():
+    prepare_coded(made("int8", 66_000, zeros=False, n=1, k=66_000))
+    with pytest.raises(ModelLoadError, match="at most 66,000 columns.*got 66,001"):
+        prepare_coded(made("int8", 66_001, zeros=False, n=1, k=66_001))

@@ -27,6 +27,8 @@ from quire.kernels.tiles import PreparedLinear, prepare_linear
 
 LEAST: Final = 2.0**-100
 """Rows whose largest number is below it count as zeros: its inverse is far from overflowing."""
+LONGEST: Final = 66_000
+"""Columns of a group, at most: 66,000 * 127 * 255 < 2**31."""
 _EXACT: Final = 512
 """Columns whose products of codes float32 adds exactly: 512 * 127 * 255 < 2**24."""
 
@@ -160,9 +162,14 @@ def settled_leaves(coded: CodedWeight, leaves: int) -> int:
     """How many sums a layer with int8 activations is made of.
 
     Raises:
-        ModelLoadError: a group crosses a leaf.
+        ModelLoadError: a group crosses a leaf, or is too long.
     """
     k = coded.shape[1]
+    if min(coded.group, k) > LONGEST:
+        raise ModelLoadError(
+            f"a group may have at most {LONGEST:,} columns, whose products of codes 32 bits hold, "
+            f"got {min(coded.group, k):,}"
+        )
     if coded.group >= k:
         return 1
     if k % leaves or (leaves > 1 and k // leaves % coded.group):
