@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = {
     "a hit may cover the last token": (
         "kv/manager.py",
-        "(request.num_tokens - 1) // self.block_size",
+        "request.num_readable_tokens // self.block_size",
         "request.num_tokens // self.block_size",
         "test_scheduler.py",
     ),
     "a copied hit may cover the last token": (
         "kv/manager.py",
-        "min(num_hit + self.block_size, request.num_tokens - 1)",
+        "min(num_hit + self.block_size, request.num_readable_tokens)",
         "min(num_hit + self.block_size, request.num_tokens)",
         "test_scheduler.py",
     ),
