@@ -99,7 +99,8 @@ def test_start_tells_what_became_of_the_configuration(folder):
     assert (info.vocab_size, info.device, info.dtype) == (VOCAB, "cpu", "float32")
     assert info.kv_cache_bytes == 13 * 16 * 2 * 2 * 2 * 16 * 4
     stored = (folder / "model.safetensors").stat().st_size
-    assert 0.9 * stored < info.weight_bytes <= stored
+    # What is kept, not what was read: outputs are filled up to whole tiles of 64.
+    assert 0.9 * stored < info.weight_bytes < 1.25 * stored
     assert ExecutorInfo.from_dict(info.to_dict()) == info
     phases = [phase for phase, _, _ in engine.progress]
     assert list(dict.fromkeys(phases)) == ["Loading weights", "Allocating KV cache"]
