@@ -13,8 +13,10 @@ import pytest
 from quire import LLM, EngineConfig, SamplingParams
 from quire.errors import ConfigError, InvalidRequest, ProcessorRefused
 from quire.outputs import RequestOutput
-from test_request_features import OPTIONS, PROMPT, Server
+from routes_server import RoutesServer
 
+PROMPT = "The capital of France is"
+OPTIONS: dict[str, Any] = {"max_model_len": 2048, "generation_config": "vllm"}
 SUPPORT = str(Path(__file__).parent.parent / "support")
 NAMES = [f"toy_processors:{name}" for name in ("OnlyToken", "Counting", "Sharper", "Wrapped")]
 ALL = [*NAMES, "toy_processors:Harmful"]
@@ -57,10 +59,10 @@ def plain() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[RoutesServer]:
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("PYTHONPATH", SUPPORT, prepend=":")
-        made = Server(runner, logits_processors=ALL)
+        made = RoutesServer(runner, OPTIONS | {"logits_processors": ALL})
         yield made
         made.close()
 
@@ -115,33 +117,30 @@ def body_of(ask: dict[str, Any]) -> dict[str, Any]:
     return body | {"vllm_xargs": ask.get("extra_args"), "max_tokens": 60, "ignore_eos": True}
 
 
-def test_every_door_gives_the_same(server: Server, llm: LLM) -> None:
+def test_every_door_gives_the_same(server: RoutesServer, llm: LLM) -> None:
     for i, ask in enumerate(ASKS):
         prompt = f"{PROMPT} {i}"
         expected = tokens(llm, ASKS)[i]
         ids = llm.get_tokenizer().encode(prompt)
-        (choice,) = server.post(
-            "/v1/completions", prompt=prompt, return_token_ids=True, **body_of(ask)
+        body = {"prompt": prompt, "return_token_ids": True, **body_of(ask)}
+        (choice,) = server.ask("/v1/completions", body)["choices"]
+        assert choice["token_ids"] == expected
+        params = ask | {"max_tokens": 60, "ignore_eos": True}
+        (choice,) = server.ask(
+            "/inference/v1/generate", {"token_ids": ids, "sampling_params": params}
         )["choices"]
         assert choice["token_ids"] == expected
-        (choice,) = server.post(
-            "/inference/v1/generate", token_ids=ids,
-            sampling_params=ask | {"max_tokens": 60, "ignore_eos": True},
-        )["choices"]  # fmt: skip
-        assert choice["token_ids"] == expected
-        pieces = server.stream(
-            "/v1/completions", prompt=prompt, return_token_ids=True, stream_interval=4,
-            **body_of(ask),
-        )  # fmt: skip
+        pieces = server.stream("/v1/completions", body | {"stream_interval": 4})
         assert [t for p in pieces for c in p["choices"] for t in c["token_ids"]] == expected
     say = [{"role": "user", "content": "hi"}]
     only = {"vllm_xargs": {"target_token": 300}, "temperature": 0}
     text = llm.get_tokenizer().decode([300] * 3)
-    found = server.post("/v1/chat/completions", messages=say, max_tokens=3, **only)
+    found = server.ask("/v1/chat/completions", {"messages": say, "max_tokens": 3, **only})
     assert found["choices"][0]["message"]["content"] == text
-    found = server.post("/v1/messages", messages=say, max_tokens=3, model="quire-demo", **only)
+    said = {"messages": say, "max_tokens": 3, "model": "quire-demo"}
+    found = server.ask("/v1/messages", said | only)
     assert found["content"][0]["text"] == text
-    found = server.post("/v1/responses", input="hi", max_output_tokens=16, **only)
+    found = server.ask("/v1/responses", {"input": "hi", "max_output_tokens": 16, **only})
     assert found["output"][0]["content"][0]["text"].startswith(text)
 
 
@@ -154,7 +153,7 @@ DOORS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "body"), DOORS)
-def test_refusals(server: Server, path: str, body: dict[str, Any], stream: bool) -> None:
+def test_refusals(server: RoutesServer, path: str, body: dict[str, Any], stream: bool) -> None:
     body = body | {"max_tokens": 4, "stream": stream}
     for given, said in (
         ({"target_token": "x"}, "logits_processors refuse the request: OnlyToken: what it takes"),
@@ -174,13 +173,13 @@ def test_nobody_would_read_it(plain: LLM) -> None:
         plain.generate("x", SamplingParams(extra_args={"a": 1}))
     assert caught.value.param == "extra_args"
     with asyncio.Runner() as runner:
-        server = Server(runner)
+        server = RoutesServer(runner, OPTIONS)
         for path, body in DOORS:
             for given in ({"a": 1}, {"a": [1, "b"]}):
                 body = body | {"max_tokens": 4, "vllm_xargs": given}
                 reply = server.run(server.client.post(path, json=body))
                 assert reply.status_code == 400 and "vllm_xargs is for logits" in reply.text
-            assert server.post(path, **body | {"vllm_xargs": {}})
+            assert server.ask(path, body | {"vllm_xargs": {}})
         server.close()
 
 
@@ -205,7 +204,9 @@ def test_llm_raises(llm: LLM) -> None:
         ("integers", "Harmful: apply returned torch.int64, not floating-point numbers"),
     ],
 )
-def test_harm_ends_its_own_request_only(llm: LLM, server: Server, harm: str, said: str) -> None:
+def test_harm_ends_its_own_request_only(
+    llm: LLM, server: RoutesServer, harm: str, said: str
+) -> None:
     bad = {"temperature": 1, "seed": 1, "extra_args": {"harm": harm}}
     outputs = outputs_of(llm, [*ASKS, *ASKS, bad])
     (failed,) = [output for output in outputs if output.error is not None]

@@ -25,7 +25,7 @@ class RoutesServer:
 
     def __init__(self, runner: asyncio.Runner, options: dict[str, Any], **server: Any) -> None:
         self.run = runner.run
-        config = EngineConfig.from_options(generation_config="vllm", **options)
+        config = EngineConfig.from_options(**{"generation_config": "vllm"} | options)
         self.engine = self.run(AsyncLLM.start(config))
         self.run(self.engine.wait_ready())
         app = build_app(ServerState(ServerConfig(**server), self.engine))
