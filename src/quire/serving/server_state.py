@@ -146,7 +146,8 @@ class ServerState:
         model = engine.config.model
         if model.structured_outputs_config.get("enable_in_reasoning"):
             chosen = dataclasses.replace(chosen, in_reasoning=True)
-        digest = hashlib.sha256(f"{__version__} {model}".encode()).hexdigest()
+        kept = engine.config.cache.kv_cache_dtype
+        digest = hashlib.sha256(f"{__version__} {model} {kept}".encode()).hexdigest()
         for name in dict.fromkeys(model.names):
             assert name not in self.models, f"{name} is served already"
             self.models[name] = ServedModel(name, engine, f"fp_{digest[:10]}", chosen)

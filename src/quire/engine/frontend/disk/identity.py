@@ -29,13 +29,15 @@ def identity(config: EngineConfig, info: Mapping[str, Any]) -> dict[str, str]:
         config: Of the engine, resolved.
         info: What its executor said of itself.
     """
-    model = config.model
+    model, cache = config.model, config.cache
     return {
         "version of quire": __version__,
         "weights or tokenizer": _digest_of([model.folder, Path(model.tokenizer_folder)]),
         "dtype": str(info.get("dtype")),
         "device": f"{info.get('device')}: {info.get('place')}",
         "kernels": f"{envs.KERNELS} on {_processor()}",
+        "quantisation": f"{model.quantization}, W4A8: {envs.CPU_INT4_W4A8}",
+        "type of keys and values": f"{cache.kv_cache_dtype}, {cache.kv_cache_dtype_skip_layers}",
         "attention backend": str(model.attention_backend),
         "logits processors": repr(model.logits_processors),
         "overrides of the model": repr(sorted(model.hf_overrides.items())),

@@ -1,0 +1,41 @@
+"""What a request from a journal must find again before it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire import EngineConfig, envs
+from quire.engine.frontend.disk.identity import identity
+
+INFO = {"dtype": "bfloat16", "device": "cpu", "place": "here"}
+
+
+def told(**options: Any) -> dict[str, str]:
+    return identity(EngineConfig.from_options(**options), INFO)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"quantization": "int8"}, "quantisation"),
+        ({"kv_cache_dtype": "fp8"}, "type of keys and values"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "type of keys and values"),
+        ({"kv_cache_dtype_skip_layers": ["0"]}, "type of keys and values"),
+        ({"hf_overrides": {"rope_theta": 9.0}}, "overrides of the model"),
+    ],
+)
+def test_options_that_change_tokens_are_told_apart(options: dict[str, Any], what: str) -> None:
+    plain, other = told(), told(**options)
+    assert [name for name in plain if plain[name] != other[name]] == [what]
+
+
+def test_options_that_change_none_are_not() -> None:
+    assert told(max_num_seqs=3, swap_space=0.5, block_size=32) == told()
+
+
+def test_the_activations_of_quantised_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = told()
+    monkeypatch.setattr(envs, "CPU_INT4_W4A8", False)
+    assert told() != plain
