@@ -74,8 +74,8 @@ MUTANTS = {
     ),
     "prompts of one request share a stream": (
         "serving/submission.py",
-        "prompt_seed(streams[0].seed, len(streams))",
-        "streams[0].seed",
+        "with_seed(prompt_seed(streams[0].seed, len(streams)))",
+        "with_seed(streams[0].seed)",
         "test_streams.py::test_equal_prompts_of_one_request_differ",
         0,
     ),

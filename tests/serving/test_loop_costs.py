@@ -15,8 +15,25 @@ import pytest
 from loop_clock import VOCAB_SIZE, WatchedServer, large_model
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+YARD, YARD_SECONDS = json.dumps(list(range(200_000))), 0.02
+"""Work that does not change, and the CPU time it takes on the machine where limits were set."""
+
+
+def slowness() -> float:
+    """How much longer this machine takes right now. CPU time is no constant either: others use the
+    same core's second thread and its caches, and a hypervisor takes time that nobody counts."""
+    times = []
+    for _ in range(3):
+        start = time.thread_time()
+        json.loads(YARD)
+        times.append(time.thread_time() - start)
+    return max(1.0, min(times) / YARD_SECONDS)
+
+
 BLOCKED = 0.05
-"""Seconds of CPU time that the loop may do nothing else."""
+"""Seconds of CPU time that the loop may do nothing else, on a core that nobody disturbs."""
+DISTURBED = 1.5
+"""So many times longer it may take where others come and go."""
 HELD = 3 * BLOCKED
 """The same for all threads together, which may do other things while the loop waits for none of
 them: this bounds how long they can hold the interpreter."""
@@ -120,7 +137,7 @@ def test_the_loop_goes_on(watched: WatchedServer, name: str) -> None:
     body = given if isinstance(given, bytes) else json.dumps(given).encode()
     assert len(body) < 4 << 20
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found, held = [], []
+    found, held, most = [], [], DISTURBED * slowness()
     while len(found) < TRIES and (not found or min(found) > BLOCKED or min(held) > HELD):
         status, reply, blocked = watched.post(path, body)
         assert status == expected, reply[:300]
@@ -128,8 +145,8 @@ def test_the_loop_goes_on(watched: WatchedServer, name: str) -> None:
             assert len(reply) < 1000
         found.append(blocked)
         held.append(watched.held)
-    assert min(found) < BLOCKED, found
-    assert min(held) < HELD, held
+    assert min(found) < BLOCKED * most, (found, most)
+    assert min(held) < HELD * most, (held, most)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
 
 
@@ -151,4 +168,4 @@ def test_a_megabyte_of_headers(watched: WatchedServer) -> None:
     for header in (b"x: " + b"a" * (1 << 20), b"x: a\r\n" * 150_000):
         status, reply, blocked = watched.send(head + header + b"\r\n\r\n")
         assert status == 400 and b"at most 32768 bytes" in reply
-        assert blocked < HELD
+        assert blocked < HELD * DISTURBED * slowness()
