@@ -214,3 +214,20 @@ def test_bytes_and_layers():
     assert [layer.dtype for layer in skipped] == ["float8_e4m3fn", None, None]
     with pytest.raises(ConfigError, match="layers 0 to 2, got 3"):
         kept_layers(own, "bfloat16", "fp8", ["3"])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", [E4M3, E5M2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_code_is_read_as_its_number(kind, dtype):
+    """Attention over a single position gives its value."""
+    codes = torch.arange(256, dtype=torch.int64).to(torch.uint8).view(kind)
+    keys, values = (torch.zeros(1, 8, 1, 256, dtype=kind) for _ in range(2))
+    raw(values)[0, 0, 0] = raw(codes)
+    metadata = AttentionMetadata.build([1], [1], [[0]], 8)
+    q = torch.zeros(1, 1, 256, dtype=dtype)
+    got = native_attention.paged_attention(q, keys, values, metadata, AttentionSpec(1.0))[0, 0]
+    want = kv_types.numbers(codes, 256, 256)
+    number = want.isfinite()
+    assert torch.equal(got.float()[number], want[number])
+    assert not got[~number].isfinite().any()
