@@ -35,7 +35,7 @@ $(VENV)/.torch: $(VENV)/.python constraints.txt
 KERNELS := $(wildcard csrc/*.cpp csrc/*.h) csrc/CMakeLists.txt
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(KERNELS)
-	@echo "installing quire and compiling its kernels (about a minute)"
+	@echo "installing quire and compiling its kernels (some minutes)"
 	@$(PIP) -e .
 	@$(BIN)/python -m quire.kernels.compiled
 	@touch $@
