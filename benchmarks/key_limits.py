@@ -21,17 +21,15 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
-import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import one_server
 
 ANN, GUEST = "key-of-ann", "key-of-guest"
 REQUEST: Final = {"max_tokens": 16, "temperature": 0, "stream": True, "ignore_eos": True}
@@ -51,19 +49,10 @@ def serving(arguments: Sequence[str], options: argparse.Namespace) -> Iterator[i
         ]
         path.write_text("".join(lines))
         path.chmod(0o600)
-        command = [sys.executable, "-m", "quire", "serve", "--port", "0", *arguments]
-        command += ["--api-key-file", str(path), "--max-num-queued-reqs", "64"]
-        with open(os.devnull, "w") as nothing:
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=nothing, text=True)
-        try:
-            assert server.stdout is not None
-            line = next((line for line in server.stdout if "quire is ready at" in line), "")
-            found = re.search(r":(\d+)", line)
-            assert found is not None, "the server did not start"
-            yield int(found.group(1))
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(30)
+        flags = [*arguments]
+        flags += ["--api-key-file", str(path), "--max-num-queued-reqs", "64"]
+        with one_server.serving(*flags) as port:
+            yield port
 
 
 async def ask(port: int, key: str, number: int) -> tuple[int, float]:

@@ -20,18 +20,17 @@ import contextlib
 import hashlib
 import http.client
 import json
-import os
 import random
 import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import one_server
 
 ANN, EVE = "key-of-ann", "key-of-eve"
 FEWEST: Final = 10
@@ -51,19 +50,10 @@ def serving(arguments: Sequence[str]) -> Iterator[int]:
             )
         )
         path.chmod(0o600)
-        command = [sys.executable, "-m", "quire", "serve", "--port", "0", *arguments]
-        command += ["--api-key-file", str(path), "--disable-uvicorn-access-log"]
-        with open(os.devnull, "w") as nothing:
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=nothing, text=True)
-        try:
-            assert server.stdout is not None
-            line = next((line for line in server.stdout if "quire is ready at" in line), "")
-            found = re.search(r":(\d+)", line)
-            assert found is not None, "the server did not start"
-            yield int(found.group(1))
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(30)
+        flags = [*arguments]
+        flags += ["--api-key-file", str(path), "--disable-uvicorn-access-log"]
+        with one_server.serving(*flags) as port:
+            yield port
 
 
 class Caller:

@@ -22,11 +22,8 @@ import datetime
 import hashlib
 import ipaddress
 import json
-import os
 import re
-import signal
 import ssl
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -34,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import one_server
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -113,21 +111,12 @@ class Files:
     @contextlib.contextmanager
     def serving(self, arguments: Sequence[str]) -> Iterator[int]:
         """The port of a `quire serve`."""
-        command = [sys.executable, "-m", "quire", "serve", "--port", "0", *arguments]
-        command += ["--ssl-certfile", str(self.folder / "server.pem"), "--enable-ssl-refresh"]
-        command += ["--ssl-ca-certs", str(self.folder / "authorities.pem"), "--ssl-cert-reqs", "2"]
-        command += ["--api-key-file", str(self.folder / "keys"), "--disable-uvicorn-access-log"]
-        with open(os.devnull, "w") as nothing:
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=nothing, text=True)
-        try:
-            assert server.stdout is not None
-            line = next((line for line in server.stdout if "quire is ready at" in line), "")
-            found = re.search(r":(\d+)", line)
-            assert found is not None, "the server did not start"
-            yield int(found.group(1))
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(30)
+        flags = [*arguments]
+        flags += ["--ssl-certfile", str(self.folder / "server.pem"), "--enable-ssl-refresh"]
+        flags += ["--ssl-ca-certs", str(self.folder / "authorities.pem"), "--ssl-cert-reqs", "2"]
+        flags += ["--api-key-file", str(self.folder / "keys"), "--disable-uvicorn-access-log"]
+        with one_server.serving(*flags) as port:
+            yield port
 
 
 class Connection:
