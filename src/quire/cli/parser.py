@@ -26,6 +26,7 @@ _WITH_FILES: Final[Registry[Callable[[], Parser]]] = Registry(
         "chat": "quire.cli.chat:build_parser",
         "complete": "quire.cli.complete:build_parser",
         "inspect": "quire.cli.inspect:build_parser",
+        "eval": "quire.cli.eval:build_parser",
         "profile": "quire.cli.profile:build_parser",
         "run-batch": "quire.cli.run_batch:build_parser",
     },
