@@ -1,0 +1,209 @@
+"""Datasets: exact lengths with a real tokenizer, sharing, files good and bad."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.tokenizer.tokenizer import Tokenizer
+from quire.workload.datasets import DATASETS, REFUSED, make_requests
+from quire.workload.options import DatasetOptions
+
+
+@pytest.fixture(scope="module")
+def codec() -> Tokenizer:
+    return Tokenizer.from_folder(Path(str(files("quire.assets") / "quire-demo")))
+
+
+def count(codec: Tokenizer, text: object) -> int:
+    assert isinstance(text, str)
+    return len(codec.encode(text, add_special_tokens=False))
+
+
+def made(codec: Any = None, **options: Any) -> list[Any]:
+    return make_requests(DatasetOptions(**options), codec)
+
+
+def test_random_prompts_have_the_lengths_that_were_asked_for(codec):
+    requests = made(
+        codec, num_prompts=150, random_input_len=100, random_output_len=40, random_range_ratio=0.5,
+        random_prefix_len=20,
+    )  # fmt: skip
+    assert len(requests) == 150
+    exact = sum(count(codec, r.prompt) == r.prompt_len for r in requests)
+    assert exact == 150, "prompt_len is what the tokenizer counts"
+    assert all(68 <= r.prompt_len <= 173 for r in requests)
+    assert {r.output_len for r in requests} <= set(range(20, 61))
+    assert len({r.prompt_len for r in requests}) > 30
+    begins = {tuple(codec.encode(r.prompt, add_special_tokens=False)[:15]) for r in requests}
+    assert len(begins) == 1, "all begin with the prefix"
+
+
+def test_nearly_all_prompts_have_exactly_the_length(codec):
+    requests = made(codec, num_prompts=200, random_input_len=128)
+    assert sum(r.prompt_len == 128 for r in requests) > 190
+
+
+def test_equal_options_make_equal_requests(codec):
+    once, again = (made(codec, num_prompts=20, random_input_len=30, seed=4) for _ in range(2))
+    assert once == again
+    assert once != made(codec, num_prompts=20, random_input_len=30, seed=5)
+
+
+def test_without_a_tokenizer_tokens_are_words():
+    requests = made(num_prompts=5, random_input_len=12)
+    assert all(len(r.prompt.split()) == 12 == r.prompt_len for r in requests)
+
+
+def test_batches_for_pooling():
+    requests = made(num_prompts=3, random_input_len=4, random_batch_size=5)
+    assert [len(r.prompt) for r in requests] == [5, 5, 5]
+    assert [r.prompt_len for r in requests] == [20, 20, 20]
+    rerank = made(dataset_name="random-rerank", num_prompts=3, random_batch_size=4)
+    assert [len(r.prompt) for r in rerank] == [5, 5, 5]
+
+
+def test_prefixes_repeat(codec):
+    requests = made(
+        codec, dataset_name="prefix_repetition", num_prompts=30, prefix_repetition_num_prefixes=4,
+        prefix_repetition_prefix_len=64, prefix_repetition_suffix_len=32, seed=1,
+    )  # fmt: skip
+    begins = [tuple(codec.encode(r.prompt, add_special_tokens=False)[:56]) for r in requests]
+    assert sorted(begins.count(b) for b in set(begins)) == [7, 7, 8, 8]
+    assert len({r.prompt for r in requests}) == 30
+    with pytest.raises(ConfigError, match="must be at most --num-prompts .3., got 10"):
+        made(dataset_name="prefix_repetition", num_prompts=3)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def written(path: Path, *lines: Any) -> str:
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return str(path)
+
+
+def test_custom_lines(tmp_path, codec):
+    path = written(
+        tmp_path / "a.jsonl",
+        {"prompt": "one", "output_tokens": 7, "priority": 3},
+        "",
+        {"messages": [{"role": "user", "content": "What is 23 + 45?"}], "output_tokens": 9},
+    )
+    how = {"dataset_name": "custom", "dataset_path": path, "disable_shuffle": True}
+    requests = made(codec, **how, num_prompts=2, custom_output_len=-1)
+    assert [(r.prompt, r.output_len, r.priority) for r in requests] == [
+        ("one", 7, 3), ("What is 23 + 45?", 9, 0),
+    ]  # fmt: skip
+    assert requests[1].messages == [{"role": "user", "content": "What is 23 + 45?"}]
+    assert [r.output_len for r in made(**how, num_prompts=2)] == [256, 256]
+    assert len(made(**how, num_prompts=7)) == 7, "lines are used again"
+    assert len(made(**how, num_prompts=7, no_oversample=True)) == 2
+
+
+def test_bad_lines_are_told_with_their_numbers(tmp_path, caplog):
+    path = written(
+        tmp_path / "a.jsonl", {"prompt": "one"}, "{oops", {"text": "x"}, "", {"prompt": 5}, "[1]",
+        {"prompt": "two"},
+    )  # fmt: skip
+    how = {"dataset_name": "custom", "dataset_path": path, "num_prompts": 2}
+    with pytest.raises(ConfigError) as told:
+        made(**how)
+    for part in (path, "line 2: ", "line 3: 'prompt' is missing", "line 5: prompt must be a text",
+                 "line 6: not a JSON object", "--bad-lines skip"):  # fmt: skip
+        assert part in str(told.value)
+    with caplog.at_level("WARNING"):
+        assert sorted(r.prompt for r in made(**how, bad_lines="skip")) == ["one", "two"]
+    assert "line 6" in caplog.text
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    how = {"dataset_name": "custom"}
+    with pytest.raises(ConfigError, match="cannot read .*nothing"):
+        made(**how, dataset_path=str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="no request in it"):
+        made(**how, dataset_path=written(tmp_path / "e.jsonl", ""))
+    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        made(**how, dataset_path=str(tmp_path / "b.jsonl"))
+    with pytest.raises(ConfigError, match="give --dataset-path"):
+        made(**how)
+    with pytest.raises(ConfigError, match="random reads no file"):
+        made(dataset_path="x")
+
+
+def test_sharegpt(tmp_path, codec):
+    def talk(*turns: str) -> dict[str, Any]:
+        return {"conversations": [{"from": "human", "value": turn} for turn in turns]}
+
+    path = tmp_path / "s.json"
+    good = talk("What is the capital of France, please?", "It is Paris, as everyone knows.")
+    short, alone = talk("a", "The capital of France is Paris."), talk("only one turn")
+    path.write_text(json.dumps([good, short, alone, talk("word " * 3000, "yes it is so")]))
+    how = {"dataset_name": "sharegpt", "dataset_path": str(path), "num_prompts": 4}
+    requests = made(codec, **how)
+    assert {r.prompt for r in requests} == {"What is the capital of France, please?"}
+    assert requests[0].output_len == len(codec.encode("It is Paris, as everyone knows."))
+    assert made(codec, **how, sharegpt_output_len=3)[0].output_len == 3
+    path.write_text(json.dumps([good, {"turns": []}]))
+    with pytest.raises(ConfigError, match="conversation 2: 'conversations' is missing"):
+        made(codec, **how)
+    path.write_text("[")
+    with pytest.raises(ConfigError, match="not a JSON file"):
+        made(codec, **how)
+
+
+def test_burstgpt(tmp_path):
+    path = written(
+        tmp_path / "b.csv", "Timestamp,Model,Request tokens,Response tokens",
+        "100,GPT-4,20,5", "130,ChatGPT,9,9", "145.5,GPT-4,8,2", "150,GPT-4,8,0",
+    )  # fmt: skip
+    how = {"dataset_name": "burstgpt", "dataset_path": path, "num_prompts": 2}
+    found = [(r.arrival, r.prompt_len, r.output_len) for r in made(**how)]
+    assert found == [(0.0, 20, 5), (45.5, 8, 2)]
+    written(tmp_path / "b.csv", "Timestamp,Model,Request tokens,Response tokens", "x,GPT-4,20,5")
+    with pytest.raises(ConfigError, match="line 2: could not convert"):
+        made(**how)
+
+
+def test_spec_bench(tmp_path):
+    path = written(
+        tmp_path / "q.jsonl", {"category": "math", "turns": ["one", "two"]},
+        {"category": "qa", "turns": ["three"]},
+    )  # fmt: skip
+    how = {"dataset_name": "spec_bench", "dataset_path": path, "num_prompts": 1}
+    assert made(**how, spec_bench_category="qa")[0].prompt == "three"
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_datasets_that_quire_lacks_say_what_to_use(name):
+    with pytest.raises(ConfigError, match=f"--dataset-name {name}: .*: .*use"):
+        made(dataset_name=name)
+
+
+def test_unknown_datasets():
+    with pytest.raises(ConfigError, match="did you mean 'random'"):
+        made(dataset_name="randon")
+    assert all(callable(DATASETS.get(name)) for name in DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_prompts", 0), ("random_output_len", 0), ("random_range_ratio", 1),
+        ("random_range_ratio", -0.1), ("prefix_repetition_num_prefixes", 0), ("input_len", 0),
+        ("custom_output_len", -2), ("bad_lines", "drop"), ("synthetic_scale", 0), ("seed", -1),
+        ("timed_trace_sec_multiplier", float("inf")),
+    ],
+)  # fmt: skip
+def test_options_out_of_range_name_the_flag_and_the_value(name, value):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must .*{value}"):
+        DatasetOptions(**{name: value})
