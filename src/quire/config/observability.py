@@ -57,6 +57,12 @@ class ObservabilityConfig:
     until they are used again: the metrics `vllm:kv_block_*_seconds`."""
     kv_cache_metrics_sample: float = 0.01
     """Share of KV blocks that `--kv-cache-metrics` follows, above 0 and at most 1."""
+    record: str | None = None
+    """File into which to record when requests come, their lengths and parameters, which beginnings
+    they share (as salted hashes) and what every step decides, for `quire simulate`, `calibrate`,
+    `tune` and `replay`. No text, unless `--record-text`. See docs/simulator.md."""
+    record_text: bool = False
+    """Write prompts and token ids into the file of `--record`, too."""
     tensorboard_dir: str | None = None
     """Folder into which to write throughput, latency and queue for TensorBoard."""
 
@@ -69,6 +75,8 @@ class ObservabilityConfig:
             )
         if self.kv_cache_metrics and self.disable_log_stats:
             raise ConfigError("--kv-cache-metrics needs statistics: leave --disable-log-stats out")
+        if self.record_text and self.record is None:
+            raise ConfigError("--record-text needs --record FILE, too")
         for name in ("otlp_traces_endpoint", "otlp_metrics_endpoint"):
             _check_endpoint("--" + name.replace("_", "-"), getattr(self, name))
         if unknown := {*self._detailed} - {*DETAILS}:

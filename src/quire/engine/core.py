@@ -15,12 +15,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from quire.config import EngineConfig
 from quire.core.batch import ScheduledBatch
-from quire.core.kv.manager import KVCacheManager
-from quire.core.kv.residency import BlockResidency
+from quire.core.build import build_scheduler
 from quire.core.output import EngineCoreOutput, failed_output
 from quire.core.policy_loader import policy_class
 from quire.core.request import Request, RequestStatus
-from quire.core.scheduler import Scheduler
 from quire.core.stats import StepStats
 from quire.engine.memory_pressure import MemoryPressure
 from quire.engine.messages import EngineCoreRequest
@@ -125,28 +123,13 @@ class EngineCore:
                 executor = make_executor(self.config, shape, executor)
             self.executor = executor
             self.info = self.executor.start(progress)
-        max_model_len = self.config.model.max_model_len
-        assert max_model_len is not None, "resolve() settles it"
-        observed = self.config.observability
-        self.kv = KVCacheManager(
-            self.info.num_blocks,
-            self.config.cache.block_size,
-            self.config.cache.enable_prefix_caching,
-            max_model_len,
-            self.info.kv_windows,
-            self.config.scheduler.max_num_batched_tokens,
-            self.info.num_swap_blocks,
-            BlockResidency(observed.kv_cache_metrics_sample, self.clock)
-            if observed.kv_cache_metrics
-            else None,
-        )
-        self.scheduler = Scheduler(
-            self.config.scheduler,
-            self.kv,
-            max_model_len=max_model_len,
-            clock=self.clock,
+        self.scheduler = build_scheduler(
+            self.config,
+            self.info,
+            self.clock,
             max_in_flight=self.executor.max_concurrent_batches,
         )
+        self.kv = self.scheduler.kv
         self._max_in_flight = self.executor.max_concurrent_batches
         self._in_flight: deque[_Submitted] = deque()
         # batches whose result was not asked for, oldest first

@@ -87,6 +87,10 @@ class TraceStep(msgspec.Struct, gc=False):
     facts: bytes = b""
     """Its records (`quire.core.facts`), which name requests by their `number`; in the file as
     base64."""
+    forward: float = 0.0
+    """The model's part of `seconds`."""
+    swap: float = 0.0
+    """The part in which KV blocks were copied to or from the second tier."""
 
 
 @dataclass(slots=True)

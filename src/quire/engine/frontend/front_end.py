@@ -47,6 +47,7 @@ from quire.engine.frontend.prompts import PromptType
 from quire.engine.frontend.quarantine import Quarantine
 from quire.engine.frontend.questions import Question, RecordListener
 from quire.engine.frontend.queue_limits import QueueLimits
+from quire.engine.frontend.recording import Recorded
 from quire.engine.frontend.reporting import add_log_sinks, cache_facts, make_sinks
 from quire.engine.frontend.request_log import RequestLog
 from quire.engine.frontend.request_tracing import Tracing, make_tracer
@@ -163,12 +164,18 @@ class FrontEnd:
         self.tracing = None if tracer is None else Tracing(tracer, config, clock)
         if tracer is not None:
             self.sinks.add(tracer)
+        self._recording = Recorded(config, clock.now()) if config.observability.record else None
+        if self._recording is not None:
+            self.sinks.add(self._recording)
         log = RequestLog(config.observability, tokenizer.decode)
         self._quarantine = Quarantine()
         suspects = self._quarantine if serves else None
         records = RecordListener(self.records)
         meters = self.meters
-        listeners = (self.journal, suspects, self.queue, meters, records, self.tracing, log)
+        recording = self._recording
+        listeners = (
+            self.journal, suspects, self.queue, meters, records, recording, self.tracing, log,
+        )  # fmt: skip
         self._listeners: list[Listener] = [one for one in listeners if isinstance(one, Listener)]
         self._tell = ListenerTable(self._listeners)
 
@@ -193,6 +200,8 @@ class FrontEnd:
         loading.finish()
         self.prometheus.set_cache_config(cache_facts(self.config, info))
         add_log_sinks(self.sinks, self.config, self.clock, info["device"])
+        if self._recording is not None:
+            self._recording.started(self.config, info)
         if self.tracing is not None:
             self.tracing.started(loading.phases, info)
 

@@ -1,0 +1,121 @@
+"""`--record`: hands what happens to requests, and the decisions of each step, to a recorder.
+
+Nothing is computed here: the recorder's thread does that. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from quire.config import EngineConfig
+from quire.core.output import EngineCoreOutput
+from quire.core.stats import IterationStats, StepStats
+from quire.engine.frontend.listeners import AcceptedRequest, Listener
+from quire.engine.messages import EngineCoreRequest
+from quire.params import SamplingParams
+from quire.version import __version__
+from quire.workload.recorder import OpenRequest, TraceRecorder
+from quire.workload.trace import TraceHeader, TraceStep
+
+KEPT: Final = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs",
+    "skip_reading_prefix_cache", "ignore_eos",
+)  # fmt: skip
+"""Sampling parameters that are recorded, where they are not at their defaults: none can hold text
+or token ids."""
+_DEFAULTS: Final = SamplingParams()
+
+
+class Recorded(Listener):
+    """Listener and sink of a recording.
+
+    Args:
+        config: As given by the user, with `observability.record`.
+        now: Seconds on the engine's clock.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, config: EngineConfig, now: float) -> None:
+        observed = config.observability
+        assert observed.record is not None, "somebody wants a recording"
+        self._with_text = observed.record_text
+        self._path, self._now, self._config = observed.record, now, config
+        self._header = TraceHeader(
+            block_size=config.cache.block_size,
+            source=f"recorded by quire {__version__}",
+            model=config.model.names[0],
+        )
+        self._recorder: TraceRecorder | None = None
+
+    def started(self, config: EngineConfig, info: Mapping[str, Any]) -> None:
+        """The engine is ready, and says of itself how it was resolved."""
+        # Files of the user are no part of what was asked of the engine.
+        quiet = replace(config.observability, record=None, record_text=False)
+        self._header.config = replace(config, observability=quiet).to_dict()
+        self._header.info = dict(info)
+        self._recorder = TraceRecorder(
+            self._path, self._header, self._now, with_text=self._with_text
+        )
+        self._recorder.begin_core()
+
+    def accepted(self, accepted: AcceptedRequest) -> None:
+        """Requests come in."""
+        if self._recorder is not None:
+            for request in accepted.requests:
+                text = accepted.processed.prompt_text if self._with_text else None
+                self._recorder.accept(request.request_id, self._opened(request, text))
+
+    def _opened(self, request: EngineCoreRequest, text: str | None) -> OpenRequest:
+        params = request.sampling_params
+        kept = {n: v for n in KEPT if (v := getattr(params, n)) != getattr(_DEFAULTS, n)}
+        return OpenRequest(
+            request.arrival_time,
+            request.prompt_token_ids,
+            request.priority,
+            request.client,
+            kept,
+            request.cache_salt or "",
+            text,
+        )
+
+    def stepped(self, outputs: Sequence[EngineCoreOutput], stats: StepStats | None) -> None:
+        """A step has produced something."""
+        if self._recorder is None:
+            return
+        step = None
+        if stats is not None:
+            step = TraceStep(
+                stats.step, stats.start, stats.step_seconds, stats.facts, stats.forward_seconds,
+                stats.swap_seconds,
+            )  # fmt: skip
+        self._recorder.step(
+            [(o.request_id, o.new_token_ids) for o in outputs],
+            [(o.request_id, str(o.finish_reason)) for o in outputs if o.finish_reason is not None],
+            step,
+            stats.names if stats is not None else (),
+        )
+
+    def closed(self, internal_ids: Sequence[str]) -> None:
+        """Completions were ended on this side."""
+        if self._recorder is not None:
+            self._recorder.close_requests(list(internal_ids))
+
+    # ---- as a sink ---------------------------------------------------------------------------
+
+    def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
+        """`stepped` has heard all of it."""
+
+    def begin_core(self, epoch: int) -> None:
+        """Another core takes over."""
+        if self._recorder is not None:
+            self._recorder.begin_core()
+
+    def close(self) -> None:
+        """Write what is there."""
+        if self._recorder is not None:
+            self._recorder.close()

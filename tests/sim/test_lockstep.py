@@ -1,0 +1,105 @@
+"""A real engine is recorded, and the simulator decides the same in every step."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config import EngineConfig
+from quire.core.facts import FactKind
+from quire.errors import ConfigError
+from quire.sim.lockstep import Lockstep, Replayed, measured, measured_overheads
+from quire.sim.simulator import Pool
+from quire.sim.step_time import fit
+from quire.workload.trace import Trace, TraceHeader, TraceRequest, read_trace
+
+CASES: dict[str, dict[str, Any]] = {
+    "room": {"num_gpu_blocks_override": 200},
+    "preemptions": {"num_gpu_blocks_override": 40},
+    "swaps": {"num_gpu_blocks_override": 40, "swap_space": 0.02, "preemption_mode": "swap"},
+    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
+    "shortest first": {"scheduling_policy": "sjf", "long_prefill_token_threshold": 40},
+    "no cache": {"enable_prefix_caching": False, "scheduling_policy": "priority"},
+}
+
+
+def drive(llm: LLM, seed: int) -> None:
+    """Requests that share beginnings with each other and with earlier outputs, end by length, by
+    stop strings and by aborts, and come between any two steps."""
+    rng, engine = random.Random(seed), llm.llm_engine
+    base = [rng.randrange(300, 1500) for _ in range(90)]
+    prompts = [
+        base[: rng.choice([0, 20, 33, 64, 90])]
+        + [rng.randrange(300, 1500) for _ in range(rng.randint(1, 200))]
+        for _ in range(60)
+    ]
+    sent = 0
+    while sent < len(prompts) or engine.has_unfinished_requests:
+        for _ in range(rng.choice([0, 0, 1, 1, 5])):
+            if sent < len(prompts):
+                params = SamplingParams(
+                    max_tokens=rng.randint(1, 60),
+                    ignore_eos=rng.random() < 0.7,
+                    stop=["a"] if rng.random() < 0.1 else None,
+                )
+                prompt = {"prompt_token_ids": prompts[sent]}
+                engine.add_request(f"r{sent}", prompt, params, priority=rng.randint(0, 2))
+                sent += 1
+        if sent and rng.random() < 0.02:
+            engine.abort_request([f"r{rng.randrange(sent)}"])
+        for output in engine.step():
+            if output.finished and rng.random() < 0.3 and sent < len(prompts):
+                said = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+                prompts[sent] = (said + prompts[sent])[:400]
+
+
+def recorded(path: Path, seed: int, **options: Any) -> tuple[Trace, EngineConfig, Pool]:
+    settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512} | options
+    llm = LLM(record=str(path), **settings)
+    try:
+        drive(llm, seed)
+    finally:
+        llm.llm_engine.shutdown()
+    trace = read_trace(path)
+    info = trace.header.info
+    pool = Pool(info["num_blocks"], tuple(info["kv_windows"]), info["num_swap_blocks"])
+    return trace, EngineConfig.from_dict(trace.header.config), pool
+
+
+def kinds(steps: list[Replayed]) -> set[int]:
+    return {decision.kind for step in steps for decision in step.expected}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_decision_is_the_engines(case: str, tmp_path: Path) -> None:
+    trace, config, pool = recorded(tmp_path / "t.jsonl", len(case), **CASES[case])
+    steps = list(Lockstep(trace, config, pool))
+    different = [step.recorded.step for step in steps if not step.is_same]
+    assert len(steps) > 100 and not different
+    assert {FactKind.QUEUED, FactKind.ADMITTED, FactKind.FINISHED} <= kinds(steps)
+    if pool.num_blocks == 40:
+        assert FactKind.PREEMPTED in kinds(steps), "the case is to show preemptions"
+    if config.cache.enable_prefix_caching:
+        assert sum(d.b for s in steps for d in s.expected if d.kind == FactKind.ADMITTED) > 500
+
+
+def test_other_settings_decide_otherwise_and_steps_can_be_fitted(tmp_path: Path) -> None:
+    trace, config, pool = recorded(tmp_path / "t.jsonl", 1)
+    smaller = Pool(pool.num_blocks // 20)
+    assert not all(step.is_same for step in Lockstep(trace, config, smaller))
+    shapes, seconds = measured(trace, config, pool)
+    assert sum(shape.tokens for shape in shapes) > sum(r.prompt_len for r in trace.requests) / 2
+    model = fit(shapes, seconds, measured_overheads(trace.steps, shapes))
+    predicted = sum(model.seconds(shape) for shape in shapes if shape.tokens)
+    assert 0.3 < predicted / sum(seconds) < 3
+
+
+def test_a_trace_without_its_beginning_is_refused() -> None:
+    requests = [TraceRequest(0.0, 5, 5)]
+    config, pool = EngineConfig(), Pool(10)
+    with pytest.raises(ConfigError, match="no steps"):
+        Lockstep(Trace(TraceHeader(), requests), config, pool)

@@ -1,0 +1,99 @@
+"""Runs of the simulator: everybody gets their tokens, times add up, and nothing is left over."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.sim.sequences import Sequences
+from quire.sim.simulator import Outcome, Pool, Simulator
+from quire.sim.step_time import Overheads, StepTimeModel
+from quire.workload.trace import TraceRequest
+
+TIMES = StepTimeModel(1e-3, (1e-5,) * 14, overheads=Overheads(1e-4, 0.0, 2e-3, 1e-3))
+
+
+def config(**options: object) -> EngineConfig:
+    given = EngineConfig.from_options(**({"max_model_len": 2048} | options))
+    return given
+
+
+def requests(count: int, rate: float, seed: int = 0) -> Iterator[TraceRequest]:
+    rng, now = random.Random(seed), 0.0
+    for _ in range(count):
+        now += rng.expovariate(rate)
+        yield TraceRequest(now, rng.randint(1, 300), rng.randint(1, 60))
+
+
+def simulate(
+    traced: list[TraceRequest], blocks: int = 500, times: StepTimeModel = TIMES, **options: object
+) -> Outcome:
+    simulator = Simulator(config(**options), Pool(blocks), times, keep_token_times=True)
+    outcome = simulator.run(traced, Sequences(traced, 16))
+    simulator.scheduler.check_integrity()
+    assert not simulator.executor.live and not simulator.scheduler.requests
+    return outcome
+
+
+def test_one_request_takes_what_its_steps_take() -> None:
+    outcome = simulate([TraceRequest(5.0, 100, 3)])
+    first = 5.0 + 2e-3 + 1e-3 + 100e-5 + 1e-3  # known, step, tokens, seen
+    assert outcome.first_tokens[0] == pytest.approx(first)
+    each = 1e-3 + 1e-5 + 1e-4
+    assert outcome.ends[0] == pytest.approx(first + 2 * each)
+    assert outcome.duration == pytest.approx(3 * 1e-4 + 3e-3 + 102e-5, rel=1e-6)
+
+
+def test_everybody_gets_all_tokens_in_order() -> None:
+    traced = list(requests(300, 500.0))
+    outcome = simulate(traced, blocks=130, max_num_seqs=64)
+    assert list(outcome.output_lens) == [r.output_len for r in traced]
+    assert outcome.num_preemptions > 0
+    for i, request in enumerate(traced):
+        times = outcome.token_times[i]
+        assert len(times) == request.output_len and list(times) == sorted(times)
+        assert request.arrival < outcome.first_tokens[i] == times[0] <= outcome.ends[i] == times[-1]
+
+
+def test_a_slower_machine_and_a_higher_rate_take_longer() -> None:
+    def mean_wait(rate: float, times: StepTimeModel) -> float:
+        done = simulate(list(requests(200, rate)), times=times)
+        waits = [f - a for f, a in zip(done.first_tokens, done.arrivals, strict=True)]
+        return sum(waits) / len(waits)
+
+    slow = StepTimeModel(4e-3, (4e-5,) * 14)
+    assert mean_wait(5.0, TIMES) < mean_wait(100.0, TIMES) < mean_wait(100.0, slow)
+
+
+def test_shared_beginnings_are_found_in_the_cache() -> None:
+    traced = [TraceRequest(i * 1.0, 100 + i, 5, number=i) for i in range(1, 6)]
+    for request in traced[1:]:
+        request.shared_with, request.shared_len = 1, 70
+    assert list(simulate(traced).cached_tokens) == [0, 70, 70, 70, 70]
+    hashes = [TraceRequest(i * 1.0, 100, 5, block_hashes=["a", "b", "c"]) for i in range(3)]
+    assert list(simulate(hashes).cached_tokens) == [0, 48, 48]
+    assert list(simulate(hashes, enable_prefix_caching=False).cached_tokens) == [0, 0, 0]
+
+
+def test_prompts_that_no_engine_would_take_are_counted() -> None:
+    outcome = simulate([TraceRequest(0.0, 2048, 1), TraceRequest(0.0, 2047, 9)])
+    assert outcome.num_refused == 1 and list(outcome.output_lens) == [1]
+
+
+def test_a_request_ended_before_its_first_token_does_not_hang() -> None:
+    outcome = simulate([TraceRequest(0.0, 10, 0)])
+    assert outcome.output_lens[0] == 1 and not math.isnan(outcome.first_tokens[0])
+
+
+def test_a_long_run_leaves_nothing_but_its_results() -> None:
+    simulator = Simulator(config(), Pool(3000), TIMES)
+    stream = requests(4000, 500.0)  # a generator: nobody holds all of them
+    outcome = simulator.run(stream, Sequences((), 16))
+    assert len(outcome) == 4000 and not outcome.token_times
+    assert not simulator.executor.live and not simulator.scheduler.requests
+    assert not simulator.scheduler.facts.take()[0]
+    assert len(simulator._params) <= 60

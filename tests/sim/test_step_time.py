@@ -1,0 +1,134 @@
+"""Models of step times: what is fitted predicts, never falls, and comes back from its file."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.sim.step_time import KNOTS, Overheads, StepShape, StepTimeModel, fit, roofline, shape_of
+
+
+def random_shape(rng: random.Random) -> StepShape:
+    decodes, prefills = rng.choice([0, 1, 3, 8, 30, 64]), rng.choice([0, 0, 0, 1, 2])
+    lengths = [rng.randint(2, 900) for _ in range(prefills)]
+    context = sum(rng.randint(1, 4000) for _ in range(decodes))
+    prompts = sum(n * rng.randint(0, 2000) + n * (n + 1) // 2 for n in lengths)
+    return StepShape(decodes + sum(lengths), decodes + prefills, prefills, context, prompts)
+
+
+def machine(shape: StepShape) -> float:
+    """A made-up one: weights are read once, then each token costs more."""
+    return (
+        2e-3
+        + max(1e-3, 4e-5 * shape.tokens)
+        + 1e-5 * shape.rows
+        + 2e-8 * shape.decode_context
+        + 3e-8 * shape.prompt_context
+    )
+
+
+def test_a_fit_predicts_steps_it_was_not_fitted_to() -> None:
+    rng = random.Random(1)
+    shapes = [s for s in (random_shape(rng) for _ in range(800)) if s.tokens]
+    model = fit(shapes, [machine(s) * rng.uniform(0.97, 1.03) for s in shapes])
+    others = [s for s in (random_shape(rng) for _ in range(300)) if s.tokens]
+    errors = [abs(model.seconds(s) / machine(s) - 1) for s in others]
+    assert sum(errors) / len(errors) < 0.03 and max(errors) < 0.2
+
+
+def test_more_in_a_step_never_takes_less() -> None:
+    rng = random.Random(2)
+    for _ in range(20):
+        shapes = [s for s in (random_shape(rng) for _ in range(60)) if s.tokens]
+        model = fit(shapes, [rng.uniform(1e-3, 1e-1) for _ in shapes])
+        for shape in shapes:
+            for name in StepShape._fields:
+                more = shape._replace(**{name: getattr(shape, name) + rng.randint(1, 500)})
+                assert model.seconds(more) >= model.seconds(shape)
+
+
+def test_larger_steps_than_any_seen_go_on_as_before() -> None:
+    shapes = [StepShape(n, 1, 1, 0, 0) for n in (8, 16, 32, 64, 128, 256, 512)]
+    model = fit(shapes, [1e-3 + 1e-4 * s.tokens for s in shapes])
+    assert model.seconds(StepShape(4096, 1, 1, 0, 0)) == pytest.approx(0.41, rel=0.1)
+    assert model.seconds(StepShape(100_000, 1, 1, 0, 0)) == pytest.approx(10.0, rel=0.1)
+
+
+def test_too_few_kinds_of_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 4 kinds, got 1"):
+        fit([StepShape(1, 1, 0, 5, 0)] * 50, [0.1] * 50)
+
+
+def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    per_token = tuple(rng.uniform(0, 1e-4) for _ in KNOTS[1:])
+    model = StepTimeModel(
+        1e-3, per_token, 1e-5, 2e-5, 3e-9, 4e-9, Overheads(1e-4, 1e-6, 2e-3, 1e-3), {"a": "b"}
+    )
+    model.write(tmp_path / "m.json")
+    assert StepTimeModel.read(tmp_path / "m.json") == model
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "truncated"),
+        ("[]", "no calibration"),
+        ('{"format": "quire-step-times", "version": 9}', "calibrate again"),
+    ],
+)
+def test_files_that_are_no_calibration_are_refused(
+    tmp_path: Path, content: str, problem: str
+) -> None:
+    (tmp_path / "m.json").write_text(content)
+    with pytest.raises(ConfigError, match=problem):
+        StepTimeModel.read(tmp_path / "m.json")
+    with pytest.raises(ConfigError, match="cannot read"):
+        StepTimeModel.read(tmp_path / "absent")
+
+
+def test_bad_figures_are_refused() -> None:
+    good = StepTimeModel(1e-3, (0.0,) * 14)
+    for change in ({"fixed": -1.0}, {"per_row": float("nan")}, {"per_token": (0.0,)}):
+        with pytest.raises(ValueError, match="per_token|negative"):
+            dataclasses.replace(good, **change)
+    data = good.to_dict()
+    del data["per_row"], data["overheads"]
+    with pytest.raises(ValueError, match="overheads"):
+        StepTimeModel.from_dict(data)
+
+
+def test_a_roofline_is_memory_first_and_arithmetic_then() -> None:
+    model = roofline(
+        weight_bytes=10**9,
+        parameters=5 * 10**8,
+        kv_bytes_per_token=12_288,
+        attention_flops_per_token=50_000,
+        memory_gb_per_second=20,
+        gflops=500,
+    )
+    one = model.seconds(StepShape(1, 1, 0, 0, 0))
+    assert one == pytest.approx(0.05) and one == model.seconds(StepShape(16, 16, 0, 0, 0))
+    assert model.seconds(StepShape(1000, 1, 1, 0, 0)) == pytest.approx(2.0, rel=0.03)
+    with pytest.raises(ConfigError, match="--gflops must be above 0, got 0"):
+        roofline(
+            weight_bytes=1, parameters=1, kv_bytes_per_token=1, attention_flops_per_token=1,
+            memory_gb_per_second=1, gflops=0,
+        )  # fmt: skip
+
+
+def test_shapes_of_batches_count_what_is_attended() -> None:
+    from quire.core.batch import ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
+    from quire.params import SamplingParams
+
+    new = ScheduledNewRequest("n", [1] * 9, [], SamplingParams(), ([1],), 4)
+    known = ScheduledCachedRequests(["a", "b"], [(), ()], [10, 7])
+    batch = ScheduledBatch(1, [new], known, {"a": 1, "b": 3, "n": 5}, 9, [], [])
+    # a: 11 tokens; b: 8 + 9 + 10; n: 5 + 6 + 7 + 8 + 9
+    assert shape_of(batch) == StepShape(9, 3, 2, 11, 27 + 35)
+    decodes = ScheduledBatch(2, [], known, {"a": 1, "b": 1}, 2, [], [])
+    assert shape_of(decodes) == StepShape(2, 2, 0, 19, 0)
