@@ -24,7 +24,7 @@ from quire.workload.trace import Trace, TraceRequest, TraceStep
 _NO_TIMES = StepTimeModel(1.0, (0.0,) * 14)
 
 
-class Decision(NamedTuple):
+class Decided(NamedTuple):
     """One record without its time."""
 
     kind: int
@@ -44,9 +44,9 @@ class Replayed:
 
     recorded: TraceStep
     shape: StepShape
-    decided: list[Decision]
+    decided: list[Decided]
     """What the scheduler decided now."""
-    expected: list[Decision]
+    expected: list[Decided]
     """What it decided then."""
 
     @property
@@ -55,7 +55,7 @@ class Replayed:
         return self.decided == self.expected
 
 
-def decisions(records: bytes) -> list[Decision]:
+def decisions(records: bytes) -> list[Decided]:
     """The decisions in the records of a step.
 
     Why a request ended is left out: here it ends because it has its tokens, whatever ended it then.
@@ -65,7 +65,7 @@ def decisions(records: bytes) -> list[Decision]:
         kind, reason, step, request, other, _, *numbers = fact
         if kind == FactKind.FINISHED:
             reason = 0
-        found.append(Decision(kind, reason, step, request, other, *numbers))
+        found.append(Decided(kind, reason, step, request, other, *numbers))
     return found
 
 
