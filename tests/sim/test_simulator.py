@@ -10,7 +10,7 @@ import pytest
 
 from quire.config import EngineConfig
 from quire.sim.sequences import Sequences
-from quire.sim.simulator import Outcome, Pool, Simulator
+from quire.sim.simulator import Pool, SimulatedRun, Simulator
 from quire.sim.step_time import Overheads, StepTimeModel
 from quire.workload.trace import TraceRequest
 
@@ -31,7 +31,7 @@ def requests(count: int, rate: float, seed: int = 0) -> Iterator[TraceRequest]:
 
 def simulate(
     traced: list[TraceRequest], blocks: int = 500, times: StepTimeModel = TIMES, **options: object
-) -> Outcome:
+) -> SimulatedRun:
     simulator = Simulator(config(**options), Pool(blocks), times, keep_token_times=True)
     outcome = simulator.run(traced, Sequences(traced, 16))
     simulator.scheduler.check_integrity()

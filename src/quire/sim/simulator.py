@@ -43,7 +43,7 @@ class Pool:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulatedRun:
     """What became of each request, in the order of their arrival. Seconds since the trace began."""
 
     arrivals: array[float] = field(default_factory=lambda: array("d"))
@@ -133,12 +133,12 @@ class Simulator:
         self.scheduler = build_scheduler(config, pool, self.clock)
         self.times = times
         self.executor = ForcedTokens()
-        self.outcome = Outcome()
+        self.outcome = SimulatedRun()
         self._observe = observe
         self._keeps = keep_token_times
         self._params: dict[tuple[Any, ...], SamplingParams] = {}
 
-    def run(self, requests: Iterable[TraceRequest], sequences: Sequences) -> Outcome:
+    def run(self, requests: Iterable[TraceRequest], sequences: Sequences) -> SimulatedRun:
         """Run requests to their end.
 
         Args:
