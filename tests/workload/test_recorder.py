@@ -57,8 +57,8 @@ def test_who_records_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(recorder, "MOST_PENDING", 10)
     kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0)
     held, entered = threading.Event(), threading.Event()
-    kept._put(lambda: (entered.set(), held.wait(10))[0])
-    assert entered.wait(10)
+    kept._put(lambda: (entered.set(), held.wait(60))[0])
+    assert entered.wait(60)
     for number in range(25):
         kept.accept(f"r{number}", OpenRequest(0.0, [1]))
     assert kept.num_lost == 15
