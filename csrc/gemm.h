@@ -17,6 +17,8 @@
 // Then bias, activation, residual, and one rounding.
 //
 // Weights that are codes (kCodes8, kCodes4) are multiplied with rows that are codes too: coded_tile.h.
+// Narrow ones (kE4M3, kE5M2, kI8, kTable4) become numbers of type `wide`, a block at a time, in a near
+// cache, and are multiplied as those: widen.h.
 #pragma once
 #include "isa.h"
 #include "scalar.h"
@@ -58,11 +60,8 @@ struct NormArgs {
 };
 QUIRE_KERNEL(normalize, (const NormArgs&))
 
-// Of Linear::dtype only, beside those of tensors. The numbers are known to Python.
-enum CodesType { kCodes8 = 3, kCodes4 = 4 };
-
-// What a weight of codes is besides them. With one group: `scales` and `zeros` are [N], in the order of
-// the packed columns. With more, each group of a tile begins with its own: coded_tile.h.
+// What a weight of codes is besides them, or a narrow one. With one group: `scales` and `zeros` are [N],
+// in the order of the packed columns. With more, each group of a tile begins with its own: coded_tile.h.
 struct Coded {
   const float* scales = nullptr;
   const int32_t* zeros = nullptr;  // nullptr: all are `zero`
@@ -72,6 +71,8 @@ struct Coded {
   bool group_zeros = false;        // int8, after the scales
   int32_t zero = 0;
   const uint8_t* table = nullptr;  // nullptr or [16]: the codes of 4 bits are those of 8 bits there
+  int wide = kF32;                 // of a narrow weight: the type that its numbers are rounded to
+  const float* values = nullptr;   // of kTable4: [16]
 };
 
 struct Linear {
@@ -87,9 +88,12 @@ struct Linear {
 };
 
 static inline bool is_coded(const Linear& layer) { return layer.dtype >= kCodes8; }
-// Columns of k in packed memory.
+static inline bool is_narrow(const Linear& layer) { return layer.dtype > kF16 && !is_coded(layer); }
+// The type of the numbers that are multiplied. Of no meaning for codes.
+static inline int weight_type(const Linear& layer) { return is_narrow(layer) ? layer.coded.wide : layer.dtype; }
+// Columns of k that are multiplied.
 static inline int64_t padded_k(const Linear& layer) {
-  if (!is_coded(layer)) return packed_k(layer.k, layer.dtype);
+  if (!is_coded(layer)) return packed_k(layer.k, weight_type(layer));
   const int64_t unit = layer.coded.group ? layer.coded.group : 16;
   return (layer.k + unit - 1) / unit * unit;
 }
@@ -100,9 +104,15 @@ static inline int64_t group_head(const Linear& layer) {
 }
 // From the beginning of a tile to column k of it, which begins a group if there are some.
 static inline int64_t offset_of(const Linear& layer, int64_t k) {
-  if (!is_coded(layer)) return k * kTile * static_cast<int64_t>(item_size(layer.dtype));
-  const int64_t codes = layer.dtype == kCodes8 ? k * kTile : k * kTile / 2;
+  if (layer.dtype <= kF16) return k * kTile * static_cast<int64_t>(item_size(layer.dtype));
+  const bool halves = layer.dtype == kCodes4 || layer.dtype == kTable4;
+  const int64_t codes = halves ? k * kTile / 2 : k * kTile;
   return layer.coded.group ? k / layer.coded.group * group_head(layer) + codes : codes;
+}
+// Of a tile.
+static inline int64_t tile_bytes(const Linear& layer) {
+  if (!is_narrow(layer)) return offset_of(layer, padded_k(layer));
+  return offset_of(layer, (layer.k + layer.coded.group - 1) / layer.coded.group * layer.coded.group);
 }
 
 struct GemmArgs {
@@ -171,6 +181,14 @@ struct PackArgs {
   bool gated;          // the layer's rows are all gates, then all ups
 };
 QUIRE_KERNEL(pack, (const PackArgs&))
+
+struct WidenArgs {
+  const Linear* layer;  // narrow
+  const char* tile;
+  int64_t k0, k1;  // columns, both even, but for k1 at the end of a layer
+  void* out;       // [k1 - k0] columns of type `wide` in its order, one more if they are odd
+};
+QUIRE_KERNEL(widen_weights, (const WidenArgs&))
 
 struct GatherArgs {
   const Linear* layer;  // without gates

@@ -24,6 +24,9 @@ constexpr int64_t kPanel = 192;
 // 1.1 to 1.2 times with 8 to 18 rows on Zen 5; with 24 rows long ones are faster).
 constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 
+// Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
+constexpr int64_t kNarrowBlock = 128;
+
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 2;
 
@@ -42,13 +45,15 @@ struct Work {
 // three at most. The last block of a leaf joins its sums to those of which it completes a branch.
 struct Block {
   const Work& work;
-  const char* weights;  // the tile
+  const char* weights;  // the tile, from k = begins on
+  int64_t begins;
   int64_t k0, k1;
   bool fresh;           // begins its leaf
   int64_t joins;        // how many of those that wait it joins
   int64_t apart;        // from the sums of one that waits to the next
   const char* next;     // what to fetch meanwhile
   int64_t lines;        // of 64 bytes to fetch per four steps and pass
+  int64_t all_lines;    // of all passes together
   float* into;          // nullptr, or what the weighed sums of the leaf are added to, not written to `sums`
   bool ends = false;    // its leaf
   int64_t extra = 0;    // lines to fetch per group and pass
@@ -83,13 +88,12 @@ template <int P> QUIRE_INLINE void fetch(const char*& next) {
 
 #if QUIRE_LEVEL >= 3
 template <int R>
-QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, int64_t k,
-                            __m512 (&acc)[R][4]) {
+QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, __m512 (&acc)[R][4]) {
   __m512bh b[4];
-  QUIRE_UNROLL for (int j = 0; j < 4; ++j) b[j] = (__m512bh)_mm512_loadu_si512(w + k * 64 + 32 * j);
+  QUIRE_UNROLL for (int j = 0; j < 4; ++j) b[j] = (__m512bh)_mm512_loadu_si512(w + 32 * j);
   QUIRE_UNROLL for (int r = 0; r < R; ++r) {
     int32_t pair;
-    __builtin_memcpy(&pair, x + r * stride + k, 4);
+    __builtin_memcpy(&pair, x + r * stride, 4);
     const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
     QUIRE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], a, b[j]);
   }
@@ -99,17 +103,17 @@ QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, 
 template <int R, int P>
 void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
   const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
-  const bf16* w = reinterpret_cast<const bf16*>(b.weights);
+  const bf16* w = reinterpret_cast<const bf16*>(b.weights) + (b.k0 - b.begins) * kTile;
   const int64_t stride = b.work.stride, k1 = b.k1;
   __m512 acc[R][4];
   QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
     acc[r][j] = b.fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * 64 + j * 16);
   int64_t k = b.k0;
-  for (; k + 8 <= k1; k += 8) {
+  for (; k + 8 <= k1; k += 8, w += 8 * kTile) {
     fetch<P>(next);
-    QUIRE_UNROLL for (int s = 0; s < 4; ++s) step_bf16<R>(x, stride, w, k + 2 * s, acc);
+    QUIRE_UNROLL for (int s = 0; s < 8; s += 2) step_bf16<R>(x + k + s, stride, w + s * kTile, acc);
   }
-  for (; k < k1; k += 2) step_bf16<R>(x, stride, w, k, acc);
+  for (; k < k1; k += 2, w += 2 * kTile) step_bf16<R>(x + k, stride, w, acc);
   for (int64_t left = b.joins; left > 0; --left) {
     sums -= b.apart;
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
@@ -176,6 +180,7 @@ QUIRE_INLINE void step_f32(const float* x, int64_t stride, const void* w, int64_
 template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums) {
   const int64_t stride = b.work.stride;
   const float* x = static_cast<const float*>(b.work.x) + row * stride;
+  const int64_t begins = b.begins;
   for (int64_t column = 0; column < kTile; column += kVectors * kLanes) {
     Vec acc[R][kVectors];
     float* at = sums + column;
@@ -183,12 +188,13 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums) 
       acc[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     if constexpr (D == kBF16) {
       for (int64_t k = b.k0; k < b.k1; k += 2) {
-        step_f32<R, D, false>(x + k, stride, b.weights, k / 2 * 64 + column, acc);
-        step_f32<R, D, true>(x + k + 1, stride, b.weights, k / 2 * 64 + column, acc);
+        const int64_t at_k = (k - begins) / 2 * 64 + column;
+        step_f32<R, D, false>(x + k, stride, b.weights, at_k, acc);
+        step_f32<R, D, true>(x + k + 1, stride, b.weights, at_k, acc);
       }
     } else {
       for (int64_t k = b.k0; k < b.k1; ++k)
-        step_f32<R, D, false>(x + k, stride, b.weights, k * 64 + column, acc);
+        step_f32<R, D, false>(x + k, stride, b.weights, (k - begins) * 64 + column, acc);
     }
     for (int64_t left = b.joins; left > 0; --left) {
       at -= b.apart;
@@ -317,12 +323,6 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
   }
 }
 
-QUIRE_INLINE Vec load_scales(int type, const char* p, int64_t i) {
-  if (type == kF16) return Memory<kF16>::load(p, i);
-  if (type == kBF16) return Memory<kBF16>::load(p, i);
-  return Memory<kF32>::load(p, i);
-}
-
 // Groups: each is added to the float32 sums of its leaf. With more rows fewer columns pass at a time, so
 // that whole numbers and sums both stay in registers.
 template <int R, int P, int kind>
@@ -404,7 +404,7 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
   if (b.work.direct) {
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
     // A short block's passes go on: a longer lead did no harm there, and good with 16 rows.
-    const bool fetched = pass * b.lines >= kLines && b.k1 - b.k0 > kShortBlock;
+    const bool fetched = pass * b.lines >= b.all_lines && b.k1 - b.k0 > kShortBlock;
 #ifdef QUIRE_DEBUG  // sanitizers see nothing in fetching, but take minutes to compile each tile
     (void)fetched;
 #else
@@ -421,7 +421,7 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
   }
 #endif
   (void)pass;
-  switch (b.work.args.layer->dtype) {
+  switch (weight_type(*b.work.args.layer)) {
     case kBF16: return tile_f32<R, kBF16>(b, row, sums);
     case kF16: return tile_f32<R, kF16>(b, row, sums);
     default: return tile_f32<R, kF32>(b, row, sums);
@@ -593,15 +593,15 @@ void add_leaf(const GemmArgs& a, int64_t leaf, int64_t row, int64_t count, int64
 
 // Lines to fetch per four steps, so that all passes together fetch a block, as evenly as can be (three
 // passes in two halves, which was faster): memory asked in bursts holds up the arithmetic.
-int64_t lines_per_pass(int64_t passes) {
+int64_t lines_per_pass(int64_t passes, int64_t all) {
   constexpr int64_t kChoices[] = {1, 2, 3, 4, 8};
   for (int64_t lines : kChoices)
-    if (lines * passes >= kLines) return lines;
-  return kLines;
+    if (lines * passes >= all) return lines;
+  return all;
 }
 
 const char* tile_at(const Linear& layer, int64_t tile) {
-  return static_cast<const char*>(layer.weight) + tile * offset_of(layer, padded_k(layer));
+  return static_cast<const char*>(layer.weight) + tile * tile_bytes(layer);
 }
 
 // Steps of a leaf's k that are multiplied at a time.
@@ -612,6 +612,9 @@ int64_t block_length(int64_t rows, int64_t k) {
       rows <= kFewRows ? (k + kShortBlock - 1) / kShortBlock : (k + kBlock / 2) / kBlock;
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 7) / 8 * 8;
 }
+
+// The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
+int64_t narrow_length(int64_t rows, int64_t k) { return rows <= kRows && k > kNarrowBlock ? kNarrowBlock : block_length(rows, k); }
 
 // The same for codes: blocks of about as many bytes, of whole groups.
 int64_t coded_length(const Linear& layer, int64_t rows, int64_t k) {
@@ -645,8 +648,14 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const int64_t k = padded_k(layer), leaf_k = k / layer.leaves;
   const char* weights = tile_at(layer, tile);
   const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
+  const bool narrow = is_narrow(layer);
   const int64_t length = is_coded(layer) ? coded_length(layer, row1 - row0, leaf_k)
+                         : narrow        ? narrow_length(row1 - row0, leaf_k)
                                          : block_length(row1 - row0, leaf_k);
+  // A narrow weight has fewer lines, and one that is read once is fetched where it becomes numbers.
+  const int64_t all_lines = !narrow ? kLines : layer.dtype == kTable4 ? kLines / 4 : kLines / 2;
+  const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines);
+  void* const wide = narrow ? scratch(6, static_cast<size_t>((length + 1) * kTile) * 4) : nullptr;
   const int64_t apart = (row1 - row0) * kTile;
   const int64_t head = layer.coded.group ? (group_head(layer) / 64 + passes - 1) / passes : 0;
   for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {
@@ -661,8 +670,10 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                                      : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
-      const Block block{work, weights, k0,   k1,  k0 == begin, joins,
-                        apart, next,   lines_per_pass(passes), adds ? into : nullptr, k1 == end, head};
+      if (narrow) widen_weights(WidenArgs{&layer, weights, k0, k1, wide});
+      const Block block{work,  narrow ? static_cast<const char*>(wide) : weights,
+                        narrow ? k0 : 0, k0, k1, k0 == begin, joins, apart, next, lines, all_lines,
+                        adds ? into : nullptr, k1 == end, head};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }
@@ -744,8 +755,8 @@ Work quantised(const GemmArgs& a) {
 Work prepared(const GemmArgs& a) {
   const Linear& layer = *a.layer;
   if (is_coded(layer)) return quantised(a);
-  const int64_t k = packed_k(layer.k, layer.dtype);
-  const bool direct = QUIRE_LEVEL >= 3 && a.x_dtype == kBF16 && layer.dtype == kBF16;
+  const int64_t k = padded_k(layer);
+  const bool direct = QUIRE_LEVEL >= 3 && a.x_dtype == kBF16 && weight_type(layer) == kBF16;
   if (k == layer.k && (direct || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct, {}};
   void* wide = scratch(2, static_cast<size_t>(a.m * k) * (direct ? 2 : 4));
   widen_rows(a, a.x, a.x_stride, direct, wide, k);

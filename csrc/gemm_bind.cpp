@@ -18,15 +18,16 @@ Linear make_linear(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64
 
 Linear make_coded(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64_t k, bool gated,
                   int64_t leaves, uintptr_t scales, uintptr_t zeros, uintptr_t order, int64_t group,
-                  int scale_type, bool group_zeros, int zero, uintptr_t table) {
+                  int scale_type, bool group_zeros, int zero, uintptr_t table, int wide,
+                  uintptr_t values) {
   return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated, leaves,
                 Coded{at<float>(scales), at<int32_t>(zeros), at<int32_t>(order), group, scale_type,
-                      group_zeros, zero, at<uint8_t>(table)}};
+                      group_zeros, zero, at<uint8_t>(table), wide, at<float>(values)}};
 }
 
 // Bytes of a layer's packed weight.
 int64_t linear_bytes(const Linear& layer) {
-  return packed_tiles(layer.n) * offset_of(layer, padded_k(layer));
+  return packed_tiles(layer.n) * tile_bytes(layer);
 }
 
 Norm make_norm(int kind, uintptr_t weight, uintptr_t bias, int dtype, double eps, bool wide) {
@@ -108,7 +109,8 @@ void bind_gemm(nb::module_& m) {
   m.def("make_linear", &make_linear, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a,
         "leaves"_a);
   m.def("make_coded", &make_coded, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a, "leaves"_a,
-        "scales"_a, "zeros"_a, "order"_a, "group"_a, "scale_type"_a, "group_zeros"_a, "zero"_a, "table"_a);
+        "scales"_a, "zeros"_a, "order"_a, "group"_a, "scale_type"_a, "group_zeros"_a, "zero"_a, "table"_a,
+        "wide"_a, "values"_a);
   m.def("linear_bytes", &linear_bytes, "layer"_a);
   m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "wide"_a);
   m.def("linear", &run_linear, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "residual"_a,

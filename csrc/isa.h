@@ -50,9 +50,23 @@ template <class F> static inline F pick(F a, F b, F c, F d) {
 #define QUIRE_PICK(name) (&::quire::portable::name)
 #endif
 
-// Element types of tensors. The numbers are known to Python (kernels/native.py).
-// Those of one byte are only kept, in the KV cache (kv_types.h).
-enum DType { kF32 = 0, kBF16 = 1, kF16 = 2, kE4M3 = 3, kE5M2 = 4, kI8 = 5 };
+// Element types. The numbers are known to Python (kernels/packed.py, kernels/native_attention.py).
+// Tensors are of the first three. The next three are kept in the KV cache (kv_types.h) and, as the
+// fourth, in weights that become numbers before they are multiplied (widen.h). E8M0 is a scale, a power
+// of two; the last are weights of codes that are multiplied as such (coded_tile.h).
+enum DType {
+  kF32 = 0,
+  kBF16 = 1,
+  kF16 = 2,
+  kE4M3 = 3,
+  kE5M2 = 4,
+  kI8 = 5,
+  kTable4 = 6,  // 4 bits, the numbers in a table
+  kE8M0 = 7,    // the exponent of a float32; 0 is 0
+  kCodes8 = 8,
+  kCodes4 = 9,
+};
+// Of those that have whole bytes.
 static inline size_t item_size(int dtype) { return dtype == kF32 ? 4 : dtype <= kF16 ? 2 : 1; }
 
 }  // namespace quire

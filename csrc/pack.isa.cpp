@@ -2,6 +2,7 @@
 #include "gemm.h"
 #include "math.h"
 #include "pool.h"
+#include "widen.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -21,6 +22,7 @@ Place place_of(const PackArgs& a, int64_t row) {
 
 float number(int dtype, const void* p, int64_t i) {
   if (dtype == kF32) return static_cast<const float*>(p)[i];
+  if (dtype == kE8M0) return e8m0_to_f32(static_cast<const uint8_t*>(p)[i]);
   const uint16_t u = static_cast<const uint16_t*>(p)[i];
   return dtype == kBF16 ? bf16_to_f32(u) : f16_to_f32(u);
 }
@@ -98,7 +100,7 @@ namespace {
 void gather_coded(const Linear& layer, int64_t id, float* line) {
   const Coded& c = layer.coded;
   const int64_t column = id % kTile;
-  const char* tile = static_cast<const char*>(layer.weight) + id / kTile * offset_of(layer, padded_k(layer));
+  const char* tile = static_cast<const char*>(layer.weight) + id / kTile * tile_bytes(layer);
   const int64_t group = c.group ? c.group : layer.k;
   for (int64_t k0 = 0; k0 < layer.k; k0 += group) {
     const char* codes = tile + offset_of(layer, k0);
@@ -126,12 +128,43 @@ void gather_coded(const Linear& layer, int64_t id, float* line) {
   }
 }
 
+float narrow_value(const Linear& layer, const char* unit, int64_t place) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(unit);
+  switch (layer.dtype) {
+    case kE4M3: return e4m3_to_f32(bytes[place]);
+    case kE5M2: return e5m2_to_f32(bytes[place]);
+    case kI8: return static_cast<float>(static_cast<int8_t>(bytes[place]));
+  }
+  const uint8_t both = bytes[place % 16 * 4 + place / 32];
+  return layer.coded.values[place / 16 % 2 ? both >> 4 : both & 15];
+}
+
+float rounded_to(int dtype, float x) {
+  return dtype == kBF16 ? bf16_to_f32(f32_to_bf16(x)) : dtype == kF16 ? f16_to_f32(f32_to_f16(x)) : x;
+}
+
+// Row `id` of a narrow weight as float32.
+void gather_narrow(const Linear& layer, int64_t id, float* line) {
+  const Coded& c = layer.coded;
+  const int64_t column = id % kTile, zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type));
+  const char* tile = static_cast<const char*>(layer.weight) + id / kTile * tile_bytes(layer);
+  for (int64_t k0 = 0; k0 < layer.k; k0 += c.group, tile += group_bytes(layer)) {
+    const float scale = number(c.scale_type, tile, column);
+    const int8_t zero = c.group_zeros ? static_cast<int8_t>(tile[zeros_at + column]) : int8_t{0};
+    for (int64_t i = 0; i < c.group && k0 + i < layer.k; ++i) {
+      const char* unit = tile + group_head(layer) + i / 2 * unit_bytes(layer);
+      const float value = narrow_value(layer, unit, place_in_unit(c.wide, i, column));
+      line[k0 + i] = rounded_to(c.wide, (value - static_cast<float>(zero)) * scale);
+    }
+  }
+}
+
 }  // namespace
 
 void gather(const GatherArgs& a) {
   const Linear& layer = *a.layer;
-  const bool coded = is_coded(layer);
-  const int dtype = coded ? static_cast<int>(kF32) : layer.dtype;
+  const bool coded = is_coded(layer), narrow = is_narrow(layer);
+  const int dtype = coded || narrow ? static_cast<int>(kF32) : layer.dtype;
   const int64_t k = packed_k(layer.k, dtype), group = dtype == kBF16 ? 2 : 1;
   const size_t item = item_size(dtype);
   parallel_for(a.count, 16, [&](int64_t begin, int64_t end) {
@@ -143,6 +176,8 @@ void gather(const GatherArgs& a) {
         __builtin_memset(line, 0, whole * item);
       } else if (coded) {
         gather_coded(layer, id, reinterpret_cast<float*>(line));
+      } else if (narrow) {
+        gather_narrow(layer, id, reinterpret_cast<float*>(line));
       } else {
         const char* from = static_cast<const char*>(layer.weight) +
                            (id / kTile * k * kTile + id % kTile * group) * item;

@@ -58,6 +58,8 @@ static inline float e4m3_to_f32(uint8_t x) {
 static inline float e5m2_to_f32(uint8_t x) {
   return f16_to_f32(static_cast<f16>(static_cast<uint32_t>(x) << 8));
 }
+// Exponents, as scales of quantised weights are kept: 0 stands for 0 here.
+static inline float e8m0_to_f32(uint8_t x) { return bits_to_f32(static_cast<uint32_t>(x) << 23); }
 // What is too large becomes the largest number, infinity too.
 static inline uint8_t f32_to_e4m3(float f) {
   const uint32_t u = f32_to_bits(f), sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;

@@ -267,6 +267,29 @@ template <> struct Memory<kF16> {
   QUIRE_INLINE void store_n(void* p, int64_t i, Vec a, int64_t n) { store_f16_n(static_cast<T*>(p) + i, a, n); }
 };
 
+// Powers of two by their exponents: 2**(x - 127), 0 for 0.
+#if QUIRE_LEVEL >= 2
+QUIRE_INLINE Vec load_e8m0(const uint8_t* p) {
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(b), 23))};
+}
+#elif QUIRE_LEVEL == 1
+QUIRE_INLINE Vec load_e8m0(const uint8_t* p) {
+  const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(b), 23))};
+}
+#else
+QUIRE_INLINE Vec load_e8m0(const uint8_t* p) { Vec r; QUIRE_LANES r.v[i] = e8m0_to_f32(p[i]); return r; }
+#endif
+
+// Scales of quantised weights, kLanes of them from number i on.
+QUIRE_INLINE Vec load_scales(int type, const char* p, int64_t i) {
+  if (type == kF16) return Memory<kF16>::load(p, i);
+  if (type == kBF16) return Memory<kBF16>::load(p, i);
+  if (type == kE8M0) return load_e8m0(reinterpret_cast<const uint8_t*>(p) + i);
+  return Memory<kF32>::load(p, i);
+}
+
 // Lanes folded in halves: lane i takes lane i + h.
 QUIRE_INLINE float sum(Vec a) {
   float t[kLanes];

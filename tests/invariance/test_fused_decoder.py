@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from paged_run import load, serve
+from quantised_writers import FORMATS
+from quantised_writers import checkpoint as quantised_checkpoint
 from quire.attention.kv_cache import allocate_kv_cache
 from quire.kernels import scopes
 from quire.kernels.attention_metadata import AttentionMetadata
@@ -70,7 +72,21 @@ def test_same_bits_as_layer_by_layer(isa, dtype, kind, tmp_path, monkeypatch):
 def test_codes_too(isa, quantization, tmp_path, monkeypatch):
     """Layers of int4, int8 and floats side by side: 50 columns are no whole groups."""
     folder = checkpoint(tmp_path, KINDS["odd sizes"] | {"intermediate_size": 512}, "bfloat16")
-    model = load(folder, quantization=quantization)
+    check_both_ways(load(folder, quantization=quantization), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["fp8 block", "ct fp8 tensor", "ct mxfp4", "ct nvfp4", "bnb nf4"])
+def test_checkpoints_with_float_activations_too(isa, name, tmp_path, monkeypatch):
+    """And they give what the weights that the codes stand for give, rounded to the model's type."""
+    plain, quantised = quantised_checkpoint(tmp_path, FORMATS[name](), layers=2)
+    codes = check_both_ways(load(quantised, "bfloat16"), monkeypatch)
+    numbers = check_both_ways(load(plain, "bfloat16"), monkeypatch)
+    for one, other in zip(codes, numbers, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def check_both_ways(model, monkeypatch):
+    """Logits, the same in one call and layer by layer."""
     prompts = [[7, 3, 9], [5] * 40]
     fuse, made = ops.fuse_decoder, []
     monkeypatch.setitem(ops.__dict__, "fuse_decoder", lambda parts: made.append(fuse(parts)))
@@ -80,6 +96,7 @@ def test_codes_too(isa, quantization, tmp_path, monkeypatch):
     fused = serve(model, prompts, random.Random(2), chunk=lambda: 17)
     for one, other in zip(apart, fused, strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+    return fused
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -162,10 +162,13 @@ def _schemes(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
     }
 
 
+_LEAST_PLAIN = 16
+"""Bits of a weight that is no code."""
+
+
 def _weight_bytes(weights: dict[str, Any], itemsize: int) -> int:
-    """Of the weights in memory. Codes that are multiplied with float activations are kept in the
-    model's type."""
-    coded = [s for s in weights.get("schemes", {}).values() if s["activations"] != "float"]
+    """Of the weights in memory. Codes are kept as such, all others in the model's type."""
+    coded = [s for s in weights.get("schemes", {}).values() if s["bits_per_weight"] < _LEAST_PLAIN]
     plain = weights["parameters"] - sum(scheme["weights"] for scheme in coded)
     return int(plain * itemsize + sum(scheme["nbytes"] for scheme in coded))
 

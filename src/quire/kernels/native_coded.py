@@ -5,7 +5,7 @@ Knows no checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,21 +15,26 @@ from torch import Tensor
 from quire.kernels.coded import KINDS, CodedWeight
 from quire.kernels.coded_linear import settled_leaves
 from quire.kernels.compiled import lib
-from quire.kernels.packed import ELEMENT_CODES, PackedLinear, allocate, tiled_columns
+from quire.kernels.packed import (
+    CODES4,
+    CODES8,
+    E8M0,
+    ELEMENT_CODES,
+    PackedLinear,
+    allocate,
+    tiled_columns,
+)
 from quire.kernels.pages import weight_memory
 from quire.utils.math import align_up
 
-_CODES8: Final = 3
-_CODES4: Final = 4
-"""Weights of codes, as csrc/gemm.h numbers them."""
 _UNIT: Final = 16
 """Columns of codes that are always multiplied together."""
-_TILES: Final = 64
+TILES: Final = 64
 """Tiles that are packed at a time: what is needed for it stays small beside the layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """How the codes of one layer are packed: plain values."""
 
     code: int
@@ -42,9 +47,11 @@ class _Form:
     scale_type: int
     group_zeros: bool
     zero: int
+    wide: int = 0
+    """Of a weight that becomes numbers: their type."""
 
 
-_forms: Final[dict[_Form, _Form]] = {}
+_forms: Final[dict[Form, Form]] = {}
 """One object for all that are equal."""
 
 
@@ -52,9 +59,9 @@ _forms: Final[dict[_Form, _Form]] = {}
 class PackedCoded(PackedLinear):
     """A packed quantised weight."""
 
-    form: _Form
+    form: Form
     tensors: dict[str, Tensor | None]
-    """What the handle points to besides memory and bias: scales, zeros, order, table."""
+    """What the handle points to besides memory and bias: scales, zeros, order, table, values."""
 
     @property
     def layout(self) -> object:
@@ -66,6 +73,10 @@ class PackedCoded(PackedLinear):
         """Of codes, scales and zeros."""
         others = sum(t.nbytes for t in self.tensors.values() if t is not None)
         return self.memory.nbytes + others
+
+
+POINTERS: Final = ("scales", "zeros", "order", "table", "values")
+"""Tensors that a handle points to, besides memory and bias."""
 
 
 def can_pack(coded: CodedWeight) -> bool:
@@ -85,33 +96,45 @@ def pack_coded(coded: CodedWeight, bias: Tensor | None, gated: bool, leaves: int
     columns = tiled_columns(n, gated)
     zeros, zero = _zeros_of(coded)
     scales = coded.scales * kind.step
-    tensors: dict[str, Tensor | None] = dict.fromkeys(("scales", "zeros", "order", "table"))
+    tensors: dict[str, Tensor | None] = dict.fromkeys(POINTERS)
     if coded.order is not None:
         tensors["order"] = coded.order.to(torch.int32)
     if kind.values:
         whole = [round(value / kind.step) + 128 for value in kind.values]
         tensors["table"] = torch.tensor(whole, dtype=torch.uint8)
     one = coded.group >= k and kind.bits == 8
-    scale_type = torch.float32 if one else _shortest(scales)
-    form = _Form(
-        _CODES8 if kind.bits == 8 else _CODES4, n, k, gated, leaves,
+    scale_type = ELEMENT_CODES[torch.float32] if one else shortest(scales)
+    form = Form(
+        CODES8 if kind.bits == 8 else CODES4, n, k, gated, leaves,
         0 if one else align_up(min(coded.group, k), _UNIT),
-        ELEMENT_CODES[scale_type], zeros is not None and not one, zero,
+        scale_type, zeros is not None and not one, zero,
     )  # fmt: skip
     if one:
-        tensors["scales"] = _placed(scales[:, 0], columns)
-        tensors["zeros"] = None if zeros is None else _placed(zeros[:, 0].to(torch.int32), columns)
-    tensors = {name: None if t is None else weight_memory.copy(t) for name, t in tensors.items()}
-    memory = allocate(lib.linear_bytes(_handle(form, 0, None, tensors)))
-    per_tile = memory.view(len(columns) // 64, -1)
-    for first in range(0, len(per_tile), _TILES):
-        some = columns[64 * first : 64 * (first + _TILES)]
+        tensors["scales"] = placed(scales[:, 0], columns)
+        tensors["zeros"] = None if zeros is None else placed(zeros[:, 0].to(torch.int32), columns)
+
+    def tiles(some: Tensor) -> Tensor:
         codes = _codes(coded.codes, some, form)
-        if not one:
-            given = None if zeros is None else zeros
-            codes = _with_heads(codes, scales, given, some, scale_type)
-        per_tile[first : first + _TILES].copy_(codes.reshape(len(some) // 64, -1))
-    return _made(form, memory, bias, tensors)
+        return codes if one else with_heads(codes, scales, zeros, some, scale_type)
+
+    return packed(form, bias, tensors, columns, tiles)
+
+
+def packed(
+    form: Form,
+    bias: Tensor | None,
+    tensors: Mapping[str, Tensor | None],
+    columns: Tensor,
+    tiles: Callable[[Tensor], Tensor],
+) -> PackedCoded:
+    """A weight out of what `tiles` gives for some of its columns: their bytes `[tiles, ...]`."""
+    kept = {name: None if t is None else weight_memory.copy(t) for name, t in tensors.items()}
+    memory = allocate(lib.linear_bytes(_handle(form, 0, None, kept)))
+    per_tile = memory.view(len(columns) // 64, -1)
+    for first in range(0, len(per_tile), TILES):
+        some = columns[64 * first : 64 * (first + TILES)]
+        per_tile[first : first + TILES].copy_(tiles(some).reshape(len(some) // 64, -1))
+    return _made(form, memory, bias, kept)
 
 
 def _zeros_of(coded: CodedWeight) -> tuple[Tensor | None, int]:
@@ -124,31 +147,43 @@ def _zeros_of(coded: CodedWeight) -> tuple[Tensor | None, int]:
     return coded.zeros, 0
 
 
-def _shortest(scales: Tensor) -> torch.dtype:
-    """The shortest type that has these numbers."""
+def shortest(scales: Tensor) -> int:
+    """The shortest type that has these numbers, as csrc/isa.h numbers it."""
+    bits = scales.contiguous().view(torch.int32)
+    if not bool((bits & 0x807FFFFF).any()):
+        return E8M0
     for dtype in (torch.float16, torch.bfloat16):
         if torch.equal(scales.to(dtype).to(torch.float32), scales):
-            return dtype
-    return torch.float32
+            return ELEMENT_CODES[dtype]
+    return ELEMENT_CODES[torch.float32]
 
 
-def _placed(rows: Tensor, columns: Tensor) -> Tensor:
+_DTYPES: Final = {code: dtype for dtype, code in ELEMENT_CODES.items()}
+
+
+def _as_type(scales: Tensor, code: int) -> Tensor:
+    if code == E8M0:
+        return (scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+    return scales.to(_DTYPES[code])
+
+
+def placed(rows: Tensor, columns: Tensor) -> Tensor:
     """Rows in the order of packed columns, zeros in those that fill up a tile."""
     found = rows[columns.clamp(min=0)]
     found[columns < 0] = 0
     return found
 
 
-def _codes(codes: Tensor, columns: Tensor, form: _Form) -> Tensor:
+def _codes(codes: Tensor, columns: Tensor, form: Form) -> Tensor:
     """Bytes [tiles, groups, ...]."""
-    some = _placed(codes, columns)
+    some = placed(codes, columns)
     if codes.dtype == torch.int8:
         some = some.view(torch.uint8) ^ 0x80
     group = form.group or align_up(form.k, _UNIT)
     if form.k % group:
         some = torch.nn.functional.pad(some, (0, -form.k % group))
     tiles = len(columns) // 64
-    if form.code == _CODES8:
+    if form.code == CODES8:
         four = some.view(torch.int32).view(tiles, 64, -1, group // 4)
         return four.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
     eight = some.view(torch.int32).view(tiles, 64, -1, group // 8, 2)
@@ -156,14 +191,14 @@ def _codes(codes: Tensor, columns: Tensor, form: _Form) -> Tensor:
     return four.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
 
 
-def _with_heads(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, columns: Tensor, dtype: torch.dtype
+def with_heads(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, columns: Tensor, scale_type: int
 ) -> Tensor:
     """Each group's scales and zeros before its codes."""
     tiles = len(columns) // 64
-    pieces = [_placed(scales.to(dtype), columns)]
+    pieces = [_as_type(placed(scales, columns), scale_type)]
     if zeros is not None:
-        pieces.append(_placed(zeros.to(torch.int8), columns))
+        pieces.append(placed(zeros.to(torch.int8), columns))
     heads = [
         piece.view(tiles, 64, -1).transpose(1, 2).contiguous().view(torch.uint8) for piece in pieces
     ]
@@ -171,7 +206,7 @@ def _with_heads(
 
 
 def _handle(
-    form: _Form, memory: int, bias: Tensor | None, tensors: dict[str, Tensor | None]
+    form: Form, memory: int, bias: Tensor | None, tensors: Mapping[str, Tensor | None]
 ) -> Any:
     place = {name: 0 if t is None else t.data_ptr() for name, t in tensors.items()}
     return lib.make_coded(
@@ -190,11 +225,13 @@ def _handle(
         form.group_zeros,
         form.zero,
         place["table"],
+        form.wide,
+        place["values"],
     )
 
 
 def _made(
-    form: _Form, memory: Tensor, bias: Tensor | None, tensors: dict[str, Tensor | None]
+    form: Form, memory: Tensor, bias: Tensor | None, tensors: dict[str, Tensor | None]
 ) -> PackedCoded:
     form = _forms.setdefault(form, form)
     handle = _handle(form, memory.data_ptr(), bias, tensors)
@@ -205,12 +242,12 @@ def _made(
 
 def keep_coded(layer: PackedCoded) -> dict[str, Any]:
     """As tensors and plain values, for another process."""
-    form = {name: getattr(layer.form, name) for name in _Form.__slots__}
+    form = {name: getattr(layer.form, name) for name in Form.__slots__}
     return {"memory": layer.memory, "bias": layer.bias, "form": form, "tensors": layer.tensors}
 
 
 def restore_coded(kept: Mapping[str, Any]) -> PackedCoded:
     """The inverse of `keep_coded`. Copies nothing."""
-    made = _made(_Form(**kept["form"]), kept["memory"], kept["bias"], kept["tensors"])
+    made = _made(Form(**kept["form"]), kept["memory"], kept["bias"], kept["tensors"])
     assert len(made.memory) == lib.linear_bytes(made.handle), "packed by another version"
     return made

@@ -22,6 +22,7 @@ from quire.kernels.native_coded import (
     pack_coded,
     restore_coded,
 )
+from quire.kernels.native_narrow import can_pack_narrow, pack_narrow
 from quire.kernels.packed import ELEMENT_CODES, PackedLinear, allocate, tiled_bias
 from quire.kernels.workspace import workspace
 
@@ -74,12 +75,15 @@ def prepare_coded(
 ) -> PackedLinear | PreparedCoded:
     """See `coded_linear.prepare_coded`."""
     coded = concat((parts,) if isinstance(parts, CodedWeight) else tuple(parts))
+    shift = bias
+    if bias is not None:
+        shift = tiled_bias(bias if dtype is None else bias.to(dtype), gated)
     if coded.activations == "float":
+        if can_pack_narrow(coded, leaves):
+            return pack_narrow(coded, shift, gated, leaves, dtype or torch.float32)
         return prepare_linear(coded.dequantise(), bias, gated=gated, dtype=dtype, leaves=leaves)
     if can_pack(coded):
-        if bias is not None:
-            bias = tiled_bias(bias if dtype is None else bias.to(dtype), gated)
-        return pack_coded(coded, bias, gated, leaves)
+        return pack_coded(coded, shift, gated, leaves)
     made = coded_linear.prepare_coded(coded, bias, gated=gated, leaves=leaves, dtype=dtype)
     assert isinstance(made, PreparedCoded)
     return made

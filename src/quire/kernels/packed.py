@@ -15,6 +15,14 @@ from quire.kernels.pages import weight_memory
 
 ELEMENT_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Element types as csrc/isa.h numbers them."""
+NARROW_CODES: Final = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 4, torch.int8: 5, torch.uint8: 6}
+"""The same of weights that become numbers before they are multiplied, by the type of their codes;
+uint8: four bits and a table."""
+E8M0: Final = 7
+"""Of scales: powers of two."""
+CODES8: Final = 8
+CODES4: Final = 9
+"""Of weights that are multiplied as codes."""
 _SMALL: Final = 256 << 10
 """Bytes below which a weight gets no part of a large page."""
 _TILE: Final = 64

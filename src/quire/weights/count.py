@@ -16,8 +16,8 @@ GGUF_BITS: Final = {
 """Bits in memory of a weight of GGUF's types: codes of 4 or 8, with scales and minima as floats."""
 _USUAL_BITS: Final = 16
 """Of the types that models compute with."""
-_WORD_CODES: Final = 8
-"""Weights in a word of packed integers, at the usual 4 bits."""
+_BYTES: Final = frozenset(("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"))
+"""Codes, or two in one, and scales: kept as they are."""
 
 
 def count_weights(model: Path, load_format: str, shape: ModelShape) -> int:
@@ -40,15 +40,11 @@ def count_weights(model: Path, load_format: str, shape: ModelShape) -> int:
 
 def _usual_numbers(stored: Stored) -> int:
     """16-bit numbers that would take as much memory as a loaded tensor."""
-    packed = envs.CPU_INT4_W4A8
-    if stored.dtype in GGUF_BITS and packed:
+    if stored.dtype in GGUF_BITS and envs.CPU_INT4_W4A8:
         return int(stored.numel * GGUF_BITS[stored.dtype] / _USUAL_BITS)
-    if stored.dtype == "I8":
+    if stored.dtype in _BYTES:
         return stored.numel // 2
-    if stored.dtype == "I32":
-        return stored.numel * (2 if packed else _WORD_CODES)
-    # Two codes of a float type in a byte: such weights are kept as floats.
-    return stored.numel * (2 if stored.dtype == "U8" else 1)
+    return stored.numel * (2 if stored.dtype == "I32" else 1)
 
 
 def estimated_weights(shape: ModelShape) -> int:
