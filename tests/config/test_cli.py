@@ -24,7 +24,9 @@ SAMPLES = {
     "str | None": (["x"], "x"),
     "list[str]": (["a", "b"], ["a", "b"]),
     "dict[str, Any]": (['{"a": 1}'], {"a": 1}),
+    "quantization_config": (['{"moe": "int8"}'], {"moe": "int8"}),
 }
+"""By annotation, or by field."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,7 @@ def test_no_flags_give_the_defaults_of_the_sections():
 def test_every_field_has_a_working_flag_and_prose(flag):
     assert flag.help.endswith("."), f"{flag.field} has no prose"
     name = "--" + flag.field.replace("_", "-")
-    given, value = SAMPLES[flag.annotation]
+    given, value = SAMPLES.get(flag.field) or SAMPLES[flag.annotation]
     for spelling in flag.spellings:
         if flag.annotation == "bool":
             assert getattr(parse(spelling), flag.field) is True

@@ -35,7 +35,7 @@ def test_what_can_be_said(said, wanted, tmp_path):
         (
             None,
             "awq",
-            "must be one of int8, int4 for a checkpoint that is not quantised, got 'awq'",
+            "for a checkpoint that is not quantised, got 'awq'; nearest: int4",
         ),
         (None, "int3", "got 'int3'"),
         ({"quant_method": "awq"}, "int8", "quantised already (awq); leave the option out"),

@@ -22,6 +22,12 @@ TEXT = " ".join(f"The capital of France is Paris, and {i} plus 2 is {i + 2}." fo
 LENGTH = 64
 
 
+@pytest.fixture(autouse=True)
+def logs(monkeypatch):
+    """Of this process stay as other tests expect them."""
+    monkeypatch.setattr("quire.cli.eval.quiet_logs", lambda: None)
+
+
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"

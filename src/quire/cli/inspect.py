@@ -140,15 +140,17 @@ def _schemes(config: EngineConfig, shape: ModelShape) -> dict[str, Any]:
     """How a quantised checkpoint keeps its layers, by scheme, or how `--quantization` will; nothing
     of others."""
     from quire.models.inspection import planned_schemes
-    from quire.models.registry import MODELS, build_model, weight_format
+    from quire.models.registry import MODELS, build_model, check_names, weight_format
     from quire.weights.loader import match_headers
 
     own = shape.raw.get("quantization_config")
-    if not (own or config.model.quantization) or shape.architecture not in MODELS:
+    plan = config.model.online_plan(shape)
+    if not (own or plan) or shape.architecture not in MODELS:
         return {}
     try:
-        weights = weight_format(shape, config.model.quantization)
+        weights = weight_format(shape, plan)
         model = build_model(shape, _dtype(config, shape), "cpu", weights=weights)
+        check_names(weights)
         targets = model.parameters()
         match_headers(config.model.folder, targets, model.name_rules(), config.model.load_format)
     except QuireError as error:

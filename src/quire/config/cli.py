@@ -24,6 +24,7 @@ from quire import envs
 from quire.bounds import read_integer
 from quire.config import neutral
 from quire.config.engine import EngineConfig
+from quire.config.online_schemes import read_config
 from quire.config.server import ServerConfig
 from quire.errors import ConfigError
 
@@ -174,6 +175,11 @@ _KINDS: Final[dict[str, dict[str, Any]]] = {
 _SPECIAL: Final[dict[str, dict[str, Any]]] = {
     "max_model_len": {"type": _checked(_model_len, "a whole number, or auto"), "metavar": "N"},
     "model": {"action": Once, "metavar": "MODEL"},
+    "quantization_config": {
+        "type": _checked(read_config, "a JSON object or @file"),
+        "action": MergeFields,
+        "metavar": "JSON",
+    },
     **dict.fromkeys(
         (
             "allowed_origins",

@@ -15,7 +15,7 @@ from typing import Any, Final
 from quire.checkpoint.config_files import as_object, read_json
 from quire.config import neutral
 from quire.config.cache import CacheConfig
-from quire.config.model import QUANTIZATIONS, ModelConfig
+from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
 from quire.config.pooling import read_pooler
 from quire.config.recovery import RecoveryConfig
@@ -90,7 +90,7 @@ class EngineConfig:
             ConfigError: an option contradicts the model or another option.
         """
         decisions: list[Decision] = []
-        _check_quantization(self.model.quantization, shape)
+        self.model.online_plan(shape)  # refuses what contradicts the checkpoint
         pooler = read_pooler(self.model, shape)
         most = pooler.max_positions if pooler else shape.length_limit
         limit = min(shape.length_limit, most)
@@ -137,23 +137,6 @@ class EngineConfig:
     def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
         """The inverse of `to_dict`."""
         return cls(**{name: kind(**data[name]) for name, kind in SECTIONS.items()})
-
-
-def _check_quantization(wanted: str | None, shape: ModelShape) -> None:
-    said = shape.raw.get("quantization_config")
-    own = said.get("quant_method") if isinstance(said, dict) else None
-    if wanted is None or (own is not None and wanted == own):
-        return
-    if said:
-        raise ConfigError(
-            f"--quantization {wanted}: the checkpoint is quantised already"
-            f"{f' ({own})' if own else ''}; leave the option out"
-        )
-    if wanted not in QUANTIZATIONS:
-        raise ConfigError(
-            f"--quantization must be one of {', '.join(QUANTIZATIONS)} for a checkpoint that is "
-            f"not quantised, got {wanted!r:.60}"
-        )
 
 
 def _for_whole_prompts(

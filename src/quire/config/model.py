@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from quire.bounds import check_section
 from quire.checkpoint.hub_cache import is_repo_id, snapshot
+from quire.config.online_schemes import OnlinePlan, online_plan, read_config
 from quire.config.shape import ModelShape
 from quire.config.structured_options import check_structured
 from quire.errors import ConfigError
@@ -39,8 +40,6 @@ DEVICES: Final[Registry[Any]] = Registry(
     plugins="device",
 )
 """Where a model can run, and what tells of it: each row makes a `quire.worker.device.Device`."""
-QUANTIZATIONS = ("int8", "int4")
-"""Schemes that quantise an unquantised checkpoint while it is loaded."""
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 TASKS = {
@@ -77,8 +76,15 @@ class ModelConfig:
     `float16`."""
     quantization: str | None = None
     """How weights are kept: `int8` or `int4` makes codes of an unquantised checkpoint while it is
-    loaded (see docs/quantisation.md). The method that a quantised checkpoint names itself may be
-    repeated here. Default: as the checkpoint has them."""
+    loaded; so do `fp8_per_tensor`, `fp8_per_channel`, `fp8_per_block`, `mxfp8`, `mxfp4`, and for
+    experts `int8_per_channel_weight_only` and `nvfp4_per_token`; `online` leaves all to
+    `--quantization-config` (see docs/quantisation.md). The method that a quantised checkpoint names
+    itself may be repeated here. Default: as the checkpoint has them."""
+    quantization_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object, or `@file`, that says which scheme of `--quantization` layers get: `linear`,
+    `moe` (experts), `targets` (an object of schemes by layer name, or `re:` and a regular
+    expression), `ignore` (a list of such names), `group_size` (of int4: 32, 64 or 128). For
+    checkpoints that are not quantised."""
     device: str = "auto"
     """Where the model runs: `auto` (a GPU if there is one), `cpu`, `cuda`."""
     runner: str = "auto"
@@ -139,6 +145,8 @@ class ModelConfig:
         given: Any = self.logits_processors
         if isinstance(given, (list, tuple)):  # `LLM` takes classes, too
             object.__setattr__(self, "logits_processors", [_place_of(one) for one in given])
+        asked: Any = self.quantization_config
+        object.__setattr__(self, "quantization_config", read_config(asked or {}))
         check_section(self)
         check_structured(self.structured_outputs_config)
         _one_of("dtype", self.dtype, DTYPES)
@@ -188,12 +196,38 @@ class ModelConfig:
 
     def weight_bytes(self, shape: ModelShape, count: int, itemsize: int) -> int:
         """About how much memory `count` weights take, `itemsize` bytes each as they are."""
-        if self.quantization not in QUANTIZATIONS:
+        plan = self.online_plan(shape)
+        share = plan.bytes_per_weight if plan else 0
+        if not share:
             return count * itemsize
-        # With the scales; heads and embeddings have 8 bits in both schemes.
         ends = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
-        share = 1.03 if self.quantization == "int8" else 0.6
-        return int(1.03 * ends + share * max(0, count - ends))
+        of_end = 1.03 if plan and plan.codes_ends else itemsize
+        return int(of_end * ends + share * max(0, count - ends))
+
+    def online_plan(self, shape: ModelShape) -> OnlinePlan | None:
+        """What becomes of the layers of an unquantised checkpoint; `None`: they stay, or the
+        checkpoint is quantised.
+
+        Raises:
+            ConfigError: the options contradict the checkpoint, or name no scheme.
+        """
+        said = shape.raw.get("quantization_config")
+        if not said:
+            return online_plan(self.quantization, self.quantization_config)
+        own = None
+        if isinstance(said, dict):
+            own = said.get("quant_method") or said.get("method")
+        by = f" ({own})" if own else ""
+        if self.quantization_config:
+            raise ConfigError(
+                f"--quantization-config: the checkpoint is quantised already{by}; leave it out"
+            )
+        if self.quantization is not None and self.quantization != own:
+            raise ConfigError(
+                f"--quantization {self.quantization}: the checkpoint is quantised already{by}; "
+                "leave the option out"
+            )
+        return None
 
     @property
     def names(self) -> list[str]:

@@ -40,7 +40,6 @@ _TEXT_ONLY: Final = "leave it out: prompts are text"
 _NO_CODE: Final = "leave it out: quire runs no code from a model folder or a plugin"
 _MERGED: Final = "give a model folder with the adapter merged into it"
 _NOT_COMPILED: Final = "leave it out: nothing is compiled at start"
-_NEAREST_DTYPE: Final = "nearest: --dtype"
 _NO_DRAFTS: Final = "leave it out: it never changes the output"
 _STAYS: Final = "leave it out: KV blocks stay in their process"
 _STATE_SPACE: Final = "leave it out: no family with state-space layers is served"
@@ -87,9 +86,6 @@ ENGINE: Final[dict[str, dict[str, Any]]] = {
         "numa_bind": False, "numa_bind_nodes": LIST, "numa_bind_cpus": LIST,
     },
     "set CUDA_VISIBLE_DEVICES": {"device_ids": TEXT},
-    _NEAREST_DTYPE: {
-        "quantization_config": JSON,
-    },
     "leave it out: unread formats are refused by name": {"allow_deprecated_quantization": False},
     _MERGED: {
         "enable_lora": False, "max_loras": 1, "max_lora_rank": 16, "lora_dtype": "auto",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.config.encoders import ENCODERS
+from quire.config.online_schemes import OnlinePlan
 from quire.config.pooler_spec import PoolerSpec
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ConfigError, ModelLoadError
@@ -32,6 +33,7 @@ from quire.models.pooler import Pooler
 from quire.models.registry import (
     MODELS,
     build_model,
+    check_names,
     kv_layers,
     resolve_device,
     resolve_dtype,
@@ -237,7 +239,7 @@ def load_pooling_model(
     load_format: str = "auto",
     attention_backend: str | None = None,
     ops: Ops | None = None,
-    quantization: str | None = None,
+    quantization: str | OnlinePlan | None = None,
     kv_dtypes: frozenset[str] = frozenset(),
 ) -> EncoderForPooling | DecoderForPooling:
     """Build the model of a folder and load its weights, those of dense layers included.
@@ -248,9 +250,8 @@ def load_pooling_model(
             encoder.
     """
     kind = resolve_dtype(shape, dtype)
-    context = LayerContext(
-        ops or default_ops(), torch_dtype(kind), weight_format(shape, quantization)
-    )
+    weights = weight_format(shape, quantization)
+    context = LayerContext(ops or default_ops(), torch_dtype(kind), weights)
     common = (
         context,
         spec,
@@ -270,6 +271,7 @@ def load_pooling_model(
             "is an encoder, which has no KV cache: leave --attention-backend and "
             "QUIRE_ATTENTION_BACKEND out"
         )
+    check_names(weights)
     place = str(model.device)
     model.num_parameters = load_weights(
         folder, model.parameters(), model.name_rules(), model.dtype, place, progress, load_format

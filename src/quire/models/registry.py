@@ -15,6 +15,7 @@ import torch
 from quire import envs
 from quire.attention.base import AttentionBackend, AttentionNeed
 from quire.attention.select import select_backend
+from quire.config.online_schemes import OnlinePlan, online_plan
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.dispatch import Ops, default_ops
@@ -99,7 +100,7 @@ def load_model(
     load_format: str = "auto",
     attention_backend: str | None = None,
     ops: Ops | None = None,
-    quantization: str | None = None,
+    quantization: str | OnlinePlan | None = None,
     kv_dtypes: frozenset[str] = frozenset(),
 ) -> CausalLM:
     """Build the model of a folder and load its weights.
@@ -121,6 +122,7 @@ def load_model(
     model = build_model(
         shape, kind, device, max_model_len, attention_backend, ops, weights, kv_dtypes
     )
+    check_names(weights)
     parameters = model.parameters()
     tree = describe(model, parameters) if envs.LOG_MODEL_INSPECTION else ""
     model.num_parameters = load_weights(
@@ -246,16 +248,30 @@ def _mention_code(shape: ModelShape) -> None:
         )
 
 
-def weight_format(shape: ModelShape, quantization: str | None = None) -> WeightFormat:
+def check_names(weights: WeightFormat) -> None:
+    """Once a model is built with it: every layer that options name is there.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    if isinstance(weights, OnlineFormat):
+        weights.check_names()
+
+
+def weight_format(shape: ModelShape, quantization: str | OnlinePlan | None = None) -> WeightFormat:
     """How linear layers are kept: as the checkpoint's `quantization_config` says, or, if it has
-    none, as the option `quantization` does.
+    none, as a plan or the name of a scheme says (`quire.config.online_schemes`).
 
     Raises:
         ModelLoadError: in a way that nothing here reads.
+        ConfigError: there is no such scheme.
     """
     said = shape.raw.get("quantization_config")
     if not said:
-        return PLAIN if quantization is None else OnlineFormat(quantization)
+        plan = quantization
+        if isinstance(plan, str):
+            plan = online_plan(plan, {})
+        return PLAIN if plan is None else OnlineFormat(plan)
     if not isinstance(said, dict):
         raise ModelLoadError(f"quantization_config must be an object, got {said!r:.80}")
     method = said.get("quant_method") or said.get("method")

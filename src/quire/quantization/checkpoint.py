@@ -211,7 +211,7 @@ class CheckpointMethod(PlainMethod):
     def _coded(self, pieces: Sequence[Piece], bias: Tensor | None, gated: bool = False) -> Any:
         """One prepared weight."""
         spec = self.spec
-        coded = [_fitting(piece, spec) for piece in pieces if isinstance(piece, CodedWeight)]
+        coded = [fitting(piece, spec) for piece in pieces if isinstance(piece, CodedWeight)]
         try:
             return self._ops.prepare_coded(
                 coded, bias, gated=gated, leaves=spec.leaves, dtype=spec.dtype
@@ -314,7 +314,7 @@ def _check_plain(part: StoredPart, columns: int) -> None:
         raise contradiction(part, "not quantised", f"its weight is {list(shape)}, not {want}")
 
 
-def _fitting(coded: CodedWeight, spec: LinearSpec) -> CodedWeight:
+def fitting(coded: CodedWeight, spec: LinearSpec) -> CodedWeight:
     """In groups small enough that none crosses from one leaf to the next: the same weight."""
     leaf = spec.in_features // spec.leaves
     if coded.group >= spec.in_features or leaf % coded.group == 0:

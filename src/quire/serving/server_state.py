@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from quire import envs
 from quire.config import PoolerSpec, ServerConfig
 from quire.engine.frontend.disk.disk_journal import DiskJournal
 from quire.engine.frontend.stream import StreamBuffers
@@ -146,7 +147,8 @@ class ServerState:
         model = engine.config.model
         if model.structured_outputs_config.get("enable_in_reasoning"):
             chosen = dataclasses.replace(chosen, in_reasoning=True)
-        kept = engine.config.cache.kv_cache_dtype
+        cache = engine.config.cache
+        kept = f"{cache.kv_cache_dtype} {cache.kv_cache_dtype_skip_layers} {envs.CPU_INT4_W4A8}"
         digest = hashlib.sha256(f"{__version__} {model} {kept}".encode()).hexdigest()
         for name in dict.fromkeys(model.names):
             assert name not in self.models, f"{name} is served already"

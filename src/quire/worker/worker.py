@@ -16,7 +16,6 @@ from quire.attention.kv_cache import allocate_kv_cache
 from quire.checkpoint.manifest import verify
 from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.config.kv_dtypes import kept_layers
-from quire.config.model import QUANTIZATIONS
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.errors import ConfigError, InvalidRequest
 from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
@@ -237,7 +236,7 @@ class Worker:
         common = (
             self.shape, given.folder, self.dtype, where, progress, self.max_model_len,
             given.load_format, given.attention_backend or envs.ATTENTION_BACKEND, self.ops,
-            given.quantization if given.quantization in QUANTIZATIONS else None,
+            given.online_plan(self.shape),
             frozenset(layer.dtype for layer in self.kv_layers if layer.dtype is not None),
         )  # fmt: skip
         progress(0, 0)  # building the model is part of it

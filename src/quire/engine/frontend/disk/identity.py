@@ -7,6 +7,7 @@ of their files, because to read all of a large model would take longer than to s
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,8 @@ def identity(config: EngineConfig, info: Mapping[str, Any]) -> dict[str, str]:
         "dtype": str(info.get("dtype")),
         "device": f"{info.get('device')}: {info.get('place')}",
         "kernels": f"{envs.KERNELS} on {_processor()}",
-        "quantisation": f"{model.quantization}, W4A8: {envs.CPU_INT4_W4A8}",
+        "quantisation": f"{model.quantization}, {json.dumps(model.quantization_config)}, "
+        f"W4A8: {envs.CPU_INT4_W4A8}",
         "type of keys and values": f"{cache.kv_cache_dtype}, {cache.kv_cache_dtype_skip_layers}",
         "attention backend": str(model.attention_backend),
         "logits processors": repr(model.logits_processors),
