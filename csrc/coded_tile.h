@@ -3,13 +3,14 @@
 // Packed weights [N, K] stand in tiles of 64 columns; K is filled up to whole groups, or to 16:
 //   kCodes8  [N/64][K/4][64][4]  one byte a code, plus 128; one group, whose scales stand elsewhere
 //   kCodes4  [N/64][K/8][64][4]  byte i of the four of a column: code i in the low half, 4 + i in the high
-// With groups, each group of a tile begins with its 64 scales and perhaps 64 zeros (int8); `group`
-// columns of codes follow. The layout is the same on every instruction set.
+// With groups, each group of a tile begins with its 64 scales, perhaps 64 zeros (int8) and perhaps 64
+// minima, of the scales' type; `group` columns of codes follow. The layout is the same on every instruction set.
 //
 // Arithmetic: with q the codes of a row, the sum of q * (code - zero) over a group is a whole number,
 // which all instruction sets compute exactly: 127 * 255 * k < 2**31 for k up to 66,000. It is rounded
 // to float32 and multiplied with the group's scale; groups are added in ascending order from 0 on,
-// each product and sum rounded; then the row's scale. So the bits are the same everywhere.
+// each product and sum rounded; then the row's scale. After each group the sum of its q times the
+// minimum, rounded, is taken from the sum so far. So the bits are the same everywhere.
 #pragma once
 #include "gemm.h"
 #include "math.h"
@@ -24,6 +25,7 @@ struct CodedRows {
   int32_t* sums;  // [rows][groups]
   int64_t stride, groups;
   int32_t times;
+  float* totals;  // nullptr or [rows][groups]: the sums of codes as they are, for minima
 };
 
 // ---- whole numbers -----------------------------------------------------------------------------
@@ -235,7 +237,11 @@ static inline void quantise_row(const Linear& layer, int x_dtype, const void* x,
   to.scales[row] = counts ? largest / 127.0f : broken == 0.0f ? 0.0f : bits_to_f32(0x7fc00000u);
   __builtin_memset(codes, 0, static_cast<size_t>(to.stride));
   int32_t* const sums = to.sums + row * to.groups;
-  for (int64_t g = 0; g < to.groups; ++g) sums[g] = 0;
+  float* const totals = to.totals ? to.totals + row * to.groups : nullptr;
+  for (int64_t g = 0; g < to.groups; ++g) {
+    sums[g] = 0;
+    if (totals) totals[g] = 0.0f;
+  }
   if (!counts) return;
   const Vec inverse = splat(127.0f / largest);
   int8_t* const out = layer.coded.order ? unordered : codes;
@@ -251,6 +257,7 @@ static inline void quantise_row(const Linear& layer, int x_dtype, const void* x,
     int32_t total = 0;
     for (int64_t i = 0; i < group; ++i) total += codes[g * group + i];
     sums[g] = total * to.times;
+    if (totals) totals[g] = static_cast<float>(total);
   }
 }
 

@@ -73,6 +73,7 @@ struct Coded {
   const uint8_t* table = nullptr;  // nullptr or [16]: the codes of 4 bits are those of 8 bits there
   int wide = kF32;                 // of a narrow weight: the type that its numbers are rounded to
   const float* values = nullptr;   // of kTable4: [16]
+  bool group_minima = false;       // of scale_type, after the zeros: they are taken from the numbers
 };
 
 struct Linear {
@@ -97,10 +98,15 @@ static inline int64_t padded_k(const Linear& layer) {
   const int64_t unit = layer.coded.group ? layer.coded.group : 16;
   return (layer.k + unit - 1) / unit * unit;
 }
-// Scales and zeros of a group of 64 columns.
+// Scales, zeros and minima of a group of 64 columns.
 static inline int64_t group_head(const Linear& layer) {
   const Coded& c = layer.coded;
-  return kTile * (static_cast<int64_t>(item_size(c.scale_type)) + (c.group_zeros ? 1 : 0));
+  const auto item = static_cast<int64_t>(item_size(c.scale_type));
+  return kTile * ((c.group_minima ? 2 * item : item) + (c.group_zeros ? 1 : 0));
+}
+// Where the minima begin.
+static inline int64_t minima_at(const Linear& layer) {
+  return group_head(layer) - kTile * static_cast<int64_t>(item_size(layer.coded.scale_type));
 }
 // From the beginning of a tile to column k of it, which begins a group if there are some.
 static inline int64_t offset_of(const Linear& layer, int64_t k) {

@@ -333,11 +333,12 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
   const Coded& c = layer.coded;
   const CodedRows& rows = b.work.coded;
   const int64_t group = c.group, head = group_head(layer), size = offset_of(layer, group), stride = rows.stride;
-  const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type));
+  const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type)), lowest_at = minima_at(layer);
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
     const char* w = b.weights + offset_of(layer, b.k0);
     const int8_t* x = rows.codes + row * stride + b.k0;
     const int32_t* shifts = rows.sums + row * rows.groups + b.k0 / group;
+    const float* totals = rows.totals + (rows.totals ? row * rows.groups + b.k0 / group : 0);
     float* at = sums + column;
     Vec y[R][V];
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
@@ -362,6 +363,14 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
       QUIRE_UNROLL for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
+      }
+      if (c.group_minima) {
+        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+          const Vec least = load_scales(c.scale_type, w + lowest_at, column + j * kLanes);
+          QUIRE_UNROLL for (int r = 0; r < R; ++r)
+            y[r][j] = sub(y[r][j], mul(splat(totals[r * rows.groups]), least));
+        }
+        ++totals;
       }
     }
     if (b.ends) {
@@ -740,9 +749,13 @@ Work quantised(const GemmArgs& a) {
   const Linear& layer = *a.layer;
   const int64_t k = padded_k(layer), groups = layer.coded.group ? k / layer.coded.group : 1;
   const int64_t bytes = (a.m * k + 63) / 64 * 64;
-  auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(bytes + a.m * 4 + a.m * groups * 4)));
+  const int64_t sums = a.m * groups * 4;
+  const bool minima = layer.coded.group_minima;
+  auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(bytes + a.m * 4 + (minima ? 2 * sums : sums))));
+  char* const after = memory + bytes + a.m * 4;
   const CodedRows rows{reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + bytes),
-                       reinterpret_cast<int32_t*>(memory + bytes + a.m * 4), k, groups, sum_factor(layer)};
+                       reinterpret_cast<int32_t*>(after), k, groups, sum_factor(layer),
+                       minima ? reinterpret_cast<float*>(after + sums) : nullptr};
   parallel_for(a.m, 8192 / k + 1, [&](int64_t begin, int64_t end) {
     auto* line = layer.coded.order ? static_cast<int8_t*>(scratch(5, static_cast<size_t>(k))) : nullptr;
     for (int64_t row = begin; row < end; ++row)
@@ -851,6 +864,7 @@ void add_experts(const TileSums& s, const Work& all, float* sums) {
     rows.codes += begin * rows.stride;
     rows.scales += begin;
     rows.sums += begin * rows.groups;
+    if (rows.totals) rows.totals += begin * rows.groups;
     const char* x = is_coded(layer) ? nullptr : static_cast<const char*>(all.x) + begin * all.stride * bytes;
     const Work work{args, x, all.stride, all.direct, rows};
     const char* next_expert = tile_at(*a.layers[e + 1 < a.experts ? e + 1 : 0], s.tile0);

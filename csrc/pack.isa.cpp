@@ -104,10 +104,11 @@ void gather_coded(const Linear& layer, int64_t id, float* line) {
   const int64_t group = c.group ? c.group : layer.k;
   for (int64_t k0 = 0; k0 < layer.k; k0 += group) {
     const char* codes = tile + offset_of(layer, k0);
-    float scale;
+    float scale, least = 0.0f;
     int32_t zero = c.zero;
     if (c.group) {
       scale = number(c.scale_type, codes, column);
+      if (c.group_minima) least = number(c.scale_type, codes + minima_at(layer), column);
       if (c.group_zeros) zero = reinterpret_cast<const int8_t*>(codes + kTile * item_size(c.scale_type))[column];
       codes += group_head(layer);
     } else {
@@ -123,7 +124,7 @@ void gather_coded(const Linear& layer, int64_t id, float* line) {
         code = i % 8 < 4 ? byte & 15 : byte >> 4;
         if (c.table) code = c.table[code] - 128;
       }
-      line[c.order ? c.order[k0 + i] : k0 + i] = static_cast<float>(code - zero) * scale;
+      line[c.order ? c.order[k0 + i] : k0 + i] = static_cast<float>(code - zero) * scale - least;
     }
   }
 }
@@ -150,11 +151,12 @@ void gather_narrow(const Linear& layer, int64_t id, float* line) {
   const char* tile = static_cast<const char*>(layer.weight) + id / kTile * tile_bytes(layer);
   for (int64_t k0 = 0; k0 < layer.k; k0 += c.group, tile += group_bytes(layer)) {
     const float scale = number(c.scale_type, tile, column);
+    const float least = c.group_minima ? number(c.scale_type, tile + minima_at(layer), column) : 0.0f;
     const int8_t zero = c.group_zeros ? static_cast<int8_t>(tile[zeros_at + column]) : int8_t{0};
     for (int64_t i = 0; i < c.group && k0 + i < layer.k; ++i) {
       const char* unit = tile + group_head(layer) + i / 2 * unit_bytes(layer);
       const float value = narrow_value(layer, unit, place_in_unit(c.wide, i, column));
-      line[k0 + i] = rounded_to(c.wide, (value - static_cast<float>(zero)) * scale);
+      line[k0 + i] = rounded_to(c.wide, (value - static_cast<float>(zero)) * scale - least);
     }
   }
 }

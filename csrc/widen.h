@@ -1,12 +1,12 @@
 // Narrow weights: numbers that are kept as codes of 8 or 4 bits with scales.
 //
 // A packed weight [N, K] stands in tiles of 64 columns, each of whole groups of an even number of k. A
-// group begins with its 64 scales and perhaps 64 zeros (int8). Codes follow in the order in which the
+// group begins with its 64 scales, perhaps 64 zeros (int8) and perhaps 64 minima, of the scales' type. Codes follow in the order in which the
 // numbers stand in a packed weight of the type `wide` (gemm.h), in units of two k, which are 128 numbers:
 //   8 bits   [128] bytes
 //   4 bits   [16] words of 32 bits: number 16 * j + i is in the bits from 4 * j on of word i
 // The layout is the same on every instruction set. The number is (value - zero) * scale, rounded to
-// float32, then to the type `wide`; a bf16 number that is denormal may become zero, as which products
+// float32, less the minimum, rounded to float32, then to the type `wide`; a bf16 number that is denormal may become zero, as which products
 // on AVX512_BF16 take it anyway.
 #pragma once
 #include "gemm.h"

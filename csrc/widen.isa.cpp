@@ -7,10 +7,11 @@ namespace QUIRE_ISA {
 
 namespace {
 
-// Scales and zeros of a group, in the order of the numbers of a unit.
+// Scales, zeros and minima of a group, in the order of the numbers of a unit.
 struct Factors {
   alignas(64) float scales[kUnit];
   alignas(64) float zeros[kUnit];
+  alignas(64) float minima[kUnit];
 };
 
 // kLanes codes of a unit as float32, from number i on, divided by kTimes: the scale makes up for it.
@@ -62,17 +63,18 @@ template <> struct Codes<kTable4> {
   }
 };
 
-template <int C, bool zeros>
+// With `shifts` zeros and minima count, which few weights have: all that are none are 0.
+template <int C, bool shifts>
 QUIRE_INLINE Vec number(const char* unit, int64_t i, const float* values, const Factors& by) {
-  Vec v = Codes<C>::load(unit, i, values);
-  if constexpr (zeros) v = sub(v, load(by.zeros + i));
-  return mul(v, load(by.scales + i));
+  const Vec v = Codes<C>::load(unit, i, values), scale = load(by.scales + i);
+  if constexpr (shifts) return sub(mul(sub(v, load(by.zeros + i)), scale), load(by.minima + i));
+  return mul(v, scale);
 }
 
 // Memory that is read soon: this far behind what is read now.
 constexpr int64_t kAhead = 4096;
 
-template <int C, int D, bool zeros>
+template <int C, int D, bool shifts>
 void widen_units(const char* unit, int64_t units, const float* values, const Factors& by, char* out) {
   constexpr int64_t kBytes = C == kTable4 ? kUnit / 2 : kUnit;
   constexpr int64_t kItem = D == kF32 ? 4 : 2;
@@ -81,26 +83,26 @@ void widen_units(const char* unit, int64_t units, const float* values, const Fac
 #if QUIRE_LEVEL >= 3
     if constexpr (D == kBF16) {
       _Pragma("GCC unroll 4") for (int64_t i = 0; i < kUnit; i += 2 * kLanes) {
-        const Vec low = number<C, zeros>(unit, i, values, by);
-        const Vec high = number<C, zeros>(unit, i + kLanes, values, by);
+        const Vec low = number<C, shifts>(unit, i, values, by);
+        const Vec high = number<C, shifts>(unit, i + kLanes, values, by);
         _mm512_storeu_si512(out + 2 * i, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
       }
       continue;
     }
 #endif
     for (int64_t i = 0; i < kUnit; i += kLanes)
-      Memory<D>::store(out, i, number<C, zeros>(unit, i, values, by));
+      Memory<D>::store(out, i, number<C, shifts>(unit, i, values, by));
   }
 }
 
 using Widen = void (*)(const char*, int64_t, const float*, const Factors&, char*);
 
 template <int C> Widen chosen(const Coded& c) {
-  constexpr bool kZeros = C == kI8 || C == kTable4;  // others have none
-  if (kZeros && c.group_zeros)
-    return c.wide == kBF16  ? widen_units<C, kBF16, kZeros>
-           : c.wide == kF16 ? widen_units<C, kF16, kZeros>
-                            : widen_units<C, kF32, kZeros>;
+  constexpr bool kShifts = C == kI8 || C == kTable4;  // others have none
+  if (kShifts && (c.group_zeros || c.group_minima))
+    return c.wide == kBF16  ? widen_units<C, kBF16, kShifts>
+           : c.wide == kF16 ? widen_units<C, kF16, kShifts>
+                            : widen_units<C, kF32, kShifts>;
   return c.wide == kBF16  ? widen_units<C, kBF16, false>
          : c.wide == kF16 ? widen_units<C, kF16, false>
                           : widen_units<C, kF32, false>;
@@ -120,12 +122,16 @@ void read_factors(const Linear& layer, const char* head, Factors& to) {
   const Coded& c = layer.coded;
   const float times = layer.dtype == kE4M3 ? Codes<kE4M3>::kTimes : 1.0f;
   const auto* zeros = reinterpret_cast<const int8_t*>(head + kTile * static_cast<int64_t>(item_size(c.scale_type)));
-  alignas(64) float scales[kTile];
-  for (int64_t i = 0; i < kTile; i += kLanes) store(scales + i, mul(load_scales(c.scale_type, head, i), splat(times)));
+  alignas(64) float scales[kTile], minima[kTile] = {};
+  for (int64_t i = 0; i < kTile; i += kLanes) {
+    store(scales + i, mul(load_scales(c.scale_type, head, i), splat(times)));
+    if (c.group_minima) store(minima + i, load_scales(c.scale_type, head + minima_at(layer), i));
+  }
   for (int64_t i = 0; i < kTile; ++i) {
     const int64_t first = c.wide == kBF16 ? 2 * i : i, second = c.wide == kBF16 ? first + 1 : i + kTile;
     to.scales[first] = to.scales[second] = scales[i];
-    if (c.group_zeros) to.zeros[first] = to.zeros[second] = static_cast<float>(zeros[i]);
+    to.zeros[first] = to.zeros[second] = c.group_zeros ? static_cast<float>(zeros[i]) : 0.0f;
+    to.minima[first] = to.minima[second] = minima[i];
   }
 }
 

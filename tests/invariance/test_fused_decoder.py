@@ -1,5 +1,6 @@
 """All layers in one native call give the bits of the same layers called one by one."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gguf_files import write_model
 from paged_run import load, serve
-from quantised_writers import FORMATS
+from quantised_writers import DEMO, FORMATS
 from quantised_writers import checkpoint as quantised_checkpoint
 from quire.attention.kv_cache import allocate_kv_cache
 from quire.kernels import scopes
@@ -41,6 +43,8 @@ NO_NORM_WEIGHTS = {"architectures": ["OlmoForCausalLM"], "model_type": "olmo"}
 
 
 CODES = ["int8", "int4"]
+GGUF_TYPES = {"v_proj": "Q8_0", "down_proj": "Q5_1", "gate_proj": "Q5_0"}
+LATER_LAYERS = tuple(f"model.layers.{i}." for i in range(2, 5))
 
 
 def checkpoint(folder, config, dtype):
@@ -83,6 +87,15 @@ def test_checkpoints_with_float_activations_too(isa, name, tmp_path, monkeypatch
     numbers = check_both_ways(load(plain, "bfloat16"), monkeypatch)
     for one, other in zip(codes, numbers, strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def test_blocks_of_gguf_with_minima_and_stacks_of_unlike_types_too(isa, tmp_path, monkeypatch):
+    config = json.loads((DEMO / "config.json").read_text()) | {"num_hidden_layers": 2}
+    stored = load_file(DEMO / "model.safetensors")
+    tensors = {n: t.float() for n, t in stored.items() if not n.startswith(LATER_LAYERS)}
+    kinds = {name: GGUF_TYPES.get(name.split(".")[-2], "Q4_1") for name in tensors}
+    write_model(tmp_path / "model.gguf", config, "llama", kinds, tensors)
+    check_both_ways(load(tmp_path / "model.gguf", "bfloat16"), monkeypatch)
 
 
 def check_both_ways(model, monkeypatch):

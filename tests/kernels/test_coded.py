@@ -14,7 +14,17 @@ from quire.kernels.exact import sum_neighbours
 N, K = 5, 96
 
 
-def made(kind="int4", group=32, zeros=True, activations="int8", seed=0, n=N, k=K, order=None):
+def made(
+    kind="int4",
+    group=32,
+    zeros=True,
+    activations="int8",
+    seed=0,
+    n=N,
+    k=K,
+    order=None,
+    minima=False,
+):
     generator = torch.Generator().manual_seed(seed)
     row = KINDS[kind]
     groups = -(-k // group)
@@ -26,7 +36,8 @@ def made(kind="int4", group=32, zeros=True, activations="int8", seed=0, n=N, k=K
     given = torch.randint(row.lowest, row.highest + 1, (n, groups), generator=generator)
     scales = torch.rand(n, groups, generator=generator) + 0.01
     zeros = given.to(torch.int32) if zeros and not row.values else None
-    return CodedWeight(kind, codes, scales, zeros, group, activations, order)
+    least = torch.randn(n, groups, generator=generator) if minima else None
+    return CodedWeight(kind, codes, scales, zeros, group, activations, order, least)
 
 
 def test_dequantise_is_the_formula():
@@ -58,6 +69,8 @@ def test_tables_are_looked_up(kind):
         ({"scales": torch.ones(N, 4)}, r"scales must be float32 \[5, 3\] for groups of 32"),
         ({"scales": torch.full((N, 3), torch.nan)}, "scales must be finite, got nan for row 0"),
         ({"scales": torch.full((N, 3), torch.inf)}, "scales must be finite, got inf"),
+        ({"minima": torch.ones(N, 4)}, r"minima must be float32 \[5, 3\] for groups of 32"),
+        ({"minima": torch.full((N, 3), -torch.inf)}, "minima must be finite, got -inf for row 0"),
         ({"zeros": torch.full((N, 3), 16)}, "zeros must be 0 to 15, got 16"),
         ({"zeros": torch.full((N, 3), -1)}, "zeros must be 0 to 15, got -1"),
         ({"zeros": torch.zeros(N, 2, dtype=torch.int32)}, "zeros must be integers"),
@@ -70,6 +83,23 @@ def test_tables_are_looked_up(kind):
 def test_what_is_no_weight_is_refused(change, said):
     with pytest.raises(ModelLoadError, match=said):
         replace(made(), **change)
+
+
+def test_minima_are_taken_from_the_numbers():
+    coded = made(minima=True)
+    plain = replace(coded, minima=None).dequantise()
+    assert torch.equal(coded.dequantise(), plain - coded.minima.repeat_interleave(32, 1))
+    assert torch.equal(coded.in_groups_of(8).dequantise(), coded.dequantise())
+    both = concat([coded, replace(coded, minima=None)])
+    assert torch.equal(both.dequantise(), torch.cat((coded.dequantise(), plain)))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "e2m1", "iq4_nl"])
+def test_whole_numbers_fit_8_bits(kind):
+    coded = made(kind, minima=True)
+    assert torch.equal(coded.as_int8().dequantise(), coded.dequantise())
+    with pytest.raises(ModelLoadError, match="kind nf4 are no whole numbers"):
+        made("nf4", activations="float").as_int8()
 
 
 def test_tables_that_are_no_whole_numbers_take_floats():

@@ -29,13 +29,20 @@ CASES = [
     ("int4", 144, True, 64, 144, 1),
     ("e2m1", 16, False, 96, 128, 2),
     ("iq4_nl", 32, False, 64, 128, 1),
+    ("int4 minima", 32, False, 200, 896, 4),
+    ("int4 minima", 16, True, 64, 288, 1),
+    ("int8 minima", 32, False, 64, 256, 2),
+    ("int8 minima", 100, True, 70, 100, 1),
+    ("iq4_nl minima", 32, False, 64, 128, 1),
 ]
 """Groups that end early, columns and rows that fill no tile, one group, one leaf and many."""
 
 
 def both(kind, group, zeros, n, k, leaves, *, bias=True, gated=False, dtype=None, order=False):
     turned = torch.randperm(k, generator=torch.Generator().manual_seed(3)) if order else None
-    coded = made(kind, group, zeros, n=n, k=k, seed=n + k, order=turned)
+    kind, _, minima = kind.partition(" ")
+    how = {"order": turned, "minima": bool(minima)}
+    coded = made(kind, group, zeros, n=n, k=k, seed=n + k, **how)
     shift = torch.randn(n) if bias else None
     how = {"gated": gated, "leaves": leaves, "dtype": dtype}
     fast = native_linear.prepare_coded(coded, shift, **how)
@@ -55,7 +62,7 @@ def test_every_bit_is_the_twins(case, count):
     assert same(native_linear.linear(x, fast), reference.linear(x, plain))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[5]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[5], CASES[12]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_other_types_of_rows(case, dtype):
     fast, plain = both(*case, dtype=dtype)
@@ -67,7 +74,7 @@ def test_other_types_of_rows(case, dtype):
     assert same(wide, reference.linear(x, plain, torch.float32))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[5]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[5], CASES[12]], ids=str)
 def test_columns_in_another_order(case):
     fast, plain = both(*case, order=True)
     x = rows(7, case[4])
@@ -77,7 +84,14 @@ def test_columns_in_another_order(case):
     assert same(got, reference.embedding_of(ids, plain, torch.float32))
 
 
-@pytest.mark.parametrize("case", [("int8", 96, True, 140, 96, 1), ("int4", 32, True, 140, 96, 1)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("int8", 96, True, 140, 96, 1),
+        ("int4", 32, True, 140, 96, 1),
+        ("int4 minima", 32, False, 140, 96, 1),
+    ],
+)
 def test_gates(case):
     fast, plain = both(*case, gated=True)
     x = rows(13, 96)
@@ -104,7 +118,7 @@ def test_the_rest_of_what_a_layer_does(case):
     assert same(got, reference.linear_add(x, plain, residual.clone()))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4], CASES[11]], ids=str)
 def test_leaves_of_experts(case):
     fast, plain = both(*case, bias=False)
     assert fast.leaves == plain.leaves
@@ -124,7 +138,7 @@ def test_what_is_kept_is_the_same():
 
 
 def test_rows_do_not_notice_each_other():
-    for case in (CASES[0], CASES[4]):
+    for case in (CASES[0], CASES[4], CASES[11]):
         fast, _ = both(*case)
         x = rows(300, case[4])
         whole = native_linear.linear(x, fast)

@@ -32,6 +32,8 @@ CASES = [
     ("int8", 32, False, 64, 256, 2),
     ("int4", 128, True, 64, 1000, 1),
     ("int4", 128, False, 80, 256, 1),
+    ("int4 minima", 32, False, 64, 288, 1),
+    ("int8 minima", 16, True, 70, 96, 1),
 ]
 """Groups that end early or lie across leaves and blocks, odd columns, tiles that are not full."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -39,7 +41,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def weight(kind, group, zeros, n, k, leaves, *, powers=False):
     del leaves
-    coded = made(kind, group, zeros, "float", seed=n + k, n=n, k=k)
+    kind, _, minima = kind.partition(" ")
+    coded = made(kind, group, zeros, "float", seed=n + k, n=n, k=k, minima=bool(minima))
     if powers:
         coded.scales.copy_(torch.exp2(coded.scales.mul(40).sub(20).round()))
         coded.scales[0] = 0

@@ -19,7 +19,7 @@ TYPES = {"v_proj": "Q8_0", "down_proj": "Q5_1", "o_proj": "Q4_0", "embed_tokens"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Queries and keys in Q4_1, values in Q8_0: a stack that is multiplied part by part."""
+    """Queries and keys in Q4_1, values in Q8_0: a stack of different kinds."""
     folder = tmp_path_factory.mktemp("gguf")
     config = json.loads((DEMO / "config.json").read_text())
     tensors = {k: v.float() for k, v in load_file(DEMO / "model.safetensors").items()}

@@ -78,9 +78,9 @@ KINDS: Final[dict[str, CodeKind]] = {
 class CodedWeight:
     """A quantised weight [N, K] as numbers, whatever checkpoint it came from.
 
-    weight[n, k] = (value(codes[n, k]) - zeros[n, g]) * scales[n, g] with g = k // group, where k
-    counts in the order in which the codes stand. The difference is exact, the product rounded to
-    float32.
+    weight[n, k] = (value(codes[n, k]) - zeros[n, g]) * scales[n, g] - minima[n, g] with
+    g = k // group, where k counts in the order in which the codes stand. The first difference is
+    exact, the product rounded to float32, then the second difference.
 
     Raises:
         ModelLoadError: sizes or types do not fit, a scale is not finite, or a code or a zero is out
@@ -102,6 +102,8 @@ class CodedWeight:
     """One of `ACTIVATIONS`: part of what the layer is, never chosen by the number of rows."""
     order: Tensor | None = None
     """int64 [K]: column k of `codes` is column order[k] of the weight (desc_act); `None`: k."""
+    minima: Tensor | None = None
+    """float32 [N, G], as GGUF has them; `None`: 0."""
 
     def __post_init__(self) -> None:
         """Refuse what is no weight."""
@@ -121,7 +123,9 @@ class CodedWeight:
             raise ModelLoadError(
                 f"weights of kind {self.kind} are no whole numbers, so activations must be float"
             )
-        self._check_scales(n, -(-k // self.group))
+        self._check_scales("scales", self.scales, n, -(-k // self.group))
+        if self.minima is not None:
+            self._check_scales("minima", self.minima, n, -(-k // self.group))
         self._check_codes(kind)
         if self.order is not None:
             self._check_order(k)
@@ -131,16 +135,16 @@ class CodedWeight:
             raise ModelLoadError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r:.40}")
         return KINDS[self.kind]
 
-    def _check_scales(self, n: int, groups: int) -> None:
-        if tuple(self.scales.shape) != (n, groups) or self.scales.dtype != torch.float32:
+    def _check_scales(self, what: str, numbers: Tensor, n: int, groups: int) -> None:
+        if tuple(numbers.shape) != (n, groups) or numbers.dtype != torch.float32:
             raise ModelLoadError(
-                f"scales must be float32 [{n}, {groups}] for groups of {self.group}, got "
-                f"{_name(self.scales.dtype)} {list(self.scales.shape)}"
+                f"{what} must be float32 [{n}, {groups}] for groups of {self.group}, got "
+                f"{_name(numbers.dtype)} {list(numbers.shape)}"
             )
-        if not bool(self.scales.isfinite().all()):
-            bad = self.scales.isfinite().logical_not().nonzero()[0].tolist()
+        if not bool(numbers.isfinite().all()):
+            bad = numbers.isfinite().logical_not().nonzero()[0].tolist()
             raise ModelLoadError(
-                f"scales must be finite, got {self.scales[bad[0], bad[1]]} for row {bad[0]}, "
+                f"{what} must be finite, got {numbers[bad[0], bad[1]]} for row {bad[0]}, "
                 f"group {bad[1]}"
             )
 
@@ -187,6 +191,8 @@ class CodedWeight:
     def dequantise(self) -> Tensor:
         """The weight, float32 [N, K], columns as the activations have them: the definition."""
         weight = self.values().mul_(self._spread(self.scales))
+        if self.minima is not None:
+            weight.sub_(self._spread(self.minima))
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
@@ -206,7 +212,27 @@ class CodedWeight:
             raise ModelLoadError(f"groups of {self.group} cannot be cut into groups of {group}")
         first = torch.arange(0, k, group, device=self.scales.device) // self.group
         zeros = None if self.zeros is None else self.zeros[:, first]
-        return replace(self, scales=self.scales[:, first], zeros=zeros, group=group)
+        minima = None if self.minima is None else self.minima[:, first]
+        scales = self.scales[:, first]
+        return replace(self, scales=scales, zeros=zeros, minima=minima, group=group)
+
+    def as_int8(self) -> CodedWeight:
+        """The same weight in codes of 8 bits, whose values are whole numbers.
+
+        Raises:
+            ModelLoadError: its values are no whole multiples of one number.
+        """
+        kind = KINDS[self.kind]
+        if not kind.step:
+            raise ModelLoadError(f"weights of kind {self.kind} are no whole numbers")
+        if self.kind == "int8":
+            return self
+        codes = self.codes.to(torch.int8)
+        if kind.values:
+            whole = [round(value / kind.step) for value in kind.values]
+            codes = torch.tensor(whole, dtype=torch.int8)[self.codes.to(torch.int64)]
+        # Steps are powers of two: the product is exact.
+        return replace(self, kind="int8", codes=codes, scales=self.scales * kind.step)
 
 
 def all_numbers(codes: Tensor) -> bool:
@@ -238,19 +264,26 @@ def concat(parts: Sequence[CodedWeight]) -> CodedWeight:
             raise ModelLoadError(f"layers stacked in one must have the same {what}, got {said}")
     if any(part.shape[1] != first.shape[1] or not _same(part.order, first.order) for part in parts):
         raise ModelLoadError("layers stacked in one must have the same columns in the same order")
-    zeros = None
-    if any(part.zeros is not None for part in parts):
-        zeros = torch.cat([_zeros_of(part) for part in parts])
     codes, scales = (
         torch.cat([getattr(part, what) for part in parts]) for what in ("codes", "scales")
     )
-    return replace(first, codes=codes, scales=scales, zeros=zeros)
+    zeros = _stacked([part.zeros for part in parts], parts, torch.int32)
+    minima = _stacked([part.minima for part in parts], parts, torch.float32)
+    return replace(first, codes=codes, scales=scales, zeros=zeros, minima=minima)
 
 
-def _zeros_of(part: CodedWeight) -> Tensor:
-    if part.zeros is not None:
-        return part.zeros.to(torch.int32)
-    return torch.zeros(part.scales.shape, dtype=torch.int32, device=part.scales.device)
+def _stacked(
+    given: Sequence[Tensor | None], parts: Sequence[CodedWeight], dtype: torch.dtype
+) -> Tensor | None:
+    """Numbers of groups, 0 for parts that have none; `None` if none has."""
+    if all(numbers is None for numbers in given):
+        return None
+    return torch.cat(
+        [
+            torch.zeros_like(part.scales, dtype=dtype) if some is None else some.to(dtype)
+            for some, part in zip(given, parts, strict=True)
+        ]
+    )
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

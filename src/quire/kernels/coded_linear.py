@@ -5,7 +5,8 @@ codes are whole numbers, so no order and no instruction set changes them:
 
     y[n] = sum over groups, ascending, of float32(sum over k of q[k] * (code[n, k] - zero[n, g])) *
            scale[n, g], each product and sum rounded to float32, beginning with 0; then times the
-           row's scale.
+           row's scale. A weight with minima takes float32(sum over k of q[k]) * minimum[n, g] from
+           it after each group, the product and the difference rounded.
 
 A layer of one group has one such sum, whatever its leaves. Otherwise each leaf has one, and they
 are added as those of `tiles.linear`. With float activations the weight is what
@@ -65,7 +66,7 @@ class PreparedCoded:
 
     def kept(self) -> dict[str, Any]:
         """As tensors and plain values, for another process."""
-        names = ("kind", "codes", "scales", "zeros", "group", "activations", "order")
+        names = ("kind", "codes", "scales", "zeros", "group", "activations", "order", "minima")
         coded = {name: getattr(self.coded, name) for name in names}
         return {"coded": coded, "bias": self.bias, "leaves": self.leaves}
 
@@ -85,8 +86,11 @@ class PreparedCoded:
             total = torch.zeros(len(x), self.out_features, device=x.device)
             for begin in range(first, first + size, self.coded.group):
                 end = min(begin + self.coded.group, first + size)
-                scale = self.scales[:, begin // self.coded.group]
-                total.add_(self._whole_sums(wide, begin, end).mul_(scale))
+                group = begin // self.coded.group
+                total.add_(self._whole_sums(wide, begin, end).mul_(self.scales[:, group]))
+                if self.coded.minima is not None:
+                    sums = codes[:, begin:end].sum(1, dtype=torch.int32).to(torch.float32)
+                    total.sub_(sums.unsqueeze(1) * self.coded.minima[:, group])
             found.append(total.mul_(row_scales.unsqueeze(1)))
         return found
 

@@ -49,6 +49,7 @@ class Form:
     zero: int
     wide: int = 0
     """Of a weight that becomes numbers: their type."""
+    group_minima: bool = False
 
 
 _forms: Final[dict[Form, Form]] = {}
@@ -102,12 +103,12 @@ def pack_coded(coded: CodedWeight, bias: Tensor | None, gated: bool, leaves: int
     if kind.values:
         whole = [round(value / kind.step) + 128 for value in kind.values]
         tensors["table"] = torch.tensor(whole, dtype=torch.uint8)
-    one = coded.group >= k and kind.bits == 8
-    scale_type = ELEMENT_CODES[torch.float32] if one else shortest(scales)
+    one = coded.group >= k and kind.bits == 8 and coded.minima is None
+    scale_type = ELEMENT_CODES[torch.float32] if one else shortest(scales, coded.minima)
     form = Form(
         CODES8 if kind.bits == 8 else CODES4, n, k, gated, leaves,
         0 if one else align_up(min(coded.group, k), _UNIT),
-        scale_type, zeros is not None and not one, zero,
+        scale_type, zeros is not None and not one, zero, 0, coded.minima is not None,
     )  # fmt: skip
     if one:
         tensors["scales"] = placed(scales[:, 0], columns)
@@ -115,7 +116,7 @@ def pack_coded(coded: CodedWeight, bias: Tensor | None, gated: bool, leaves: int
 
     def tiles(some: Tensor) -> Tensor:
         codes = _codes(coded.codes, some, form)
-        return codes if one else with_heads(codes, scales, zeros, some, scale_type)
+        return codes if one else with_heads(codes, scales, zeros, coded.minima, some, scale_type)
 
     return packed(form, bias, tensors, columns, tiles)
 
@@ -147,8 +148,10 @@ def _zeros_of(coded: CodedWeight) -> tuple[Tensor | None, int]:
     return coded.zeros, 0
 
 
-def shortest(scales: Tensor) -> int:
+def shortest(scales: Tensor, minima: Tensor | None = None) -> int:
     """The shortest type that has these numbers, as csrc/isa.h numbers it."""
+    if minima is not None:
+        scales = torch.cat((scales, minima))
     bits = scales.contiguous().view(torch.int32)
     if not bool((bits & 0x807FFFFF).any()):
         return E8M0
@@ -192,13 +195,20 @@ def _codes(codes: Tensor, columns: Tensor, form: Form) -> Tensor:
 
 
 def with_heads(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, columns: Tensor, scale_type: int
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    minima: Tensor | None,
+    columns: Tensor,
+    scale_type: int,
 ) -> Tensor:
-    """Each group's scales and zeros before its codes."""
+    """Each group's scales, zeros and minima before its codes."""
     tiles = len(columns) // 64
     pieces = [_as_type(placed(scales, columns), scale_type)]
     if zeros is not None:
         pieces.append(placed(zeros.to(torch.int8), columns))
+    if minima is not None:
+        pieces.append(_as_type(placed(minima, columns), scale_type))
     heads = [
         piece.view(tiles, 64, -1).transpose(1, 2).contiguous().view(torch.uint8) for piece in pieces
     ]
@@ -227,6 +237,7 @@ def _handle(
         place["table"],
         form.wide,
         place["values"],
+        form.group_minima,
     )
 
 

@@ -52,15 +52,16 @@ def pack_narrow(
         if zeros is not None and bool((zeros == zeros[0, 0]).all()):
             values, zeros = values - float(zeros[0, 0]), None
         tensors["values"] = values
-    scale_type = shortest(coded.scales)
+    scale_type = shortest(coded.scales, coded.minima)
     form = Form(
         NARROW_CODES[coded.codes.dtype], n, k, gated, leaves,
         align_up(min(coded.group, k), 2), scale_type, zeros is not None, 0,
-        ELEMENT_CODES[dtype],
+        ELEMENT_CODES[dtype], coded.minima is not None,
     )  # fmt: skip
 
     def tiles(some: Tensor) -> Tensor:
-        return with_heads(_codes(coded.codes, some, form), coded.scales, zeros, some, scale_type)
+        codes = _codes(coded.codes, some, form)
+        return with_heads(codes, coded.scales, zeros, coded.minima, some, scale_type)
 
     return packed(form, bias, tensors, columns, tiles)
 

@@ -2,7 +2,8 @@
 
 A checkpoint's format (`CheckpointFormat`) says by a layer's name how it is quantised (`Scheme`).
 Its tensors decide too: what both say must agree. Layers that the model stacks may differ from each
-other; such a stack is multiplied part by part. One layer is unpacked at a time.
+other; such a stack becomes one weight where that changes no number, else it is multiplied part by
+part. One layer is unpacked at a time.
 Knows no format and no kernel.
 """
 
@@ -22,12 +23,11 @@ from quire.kernels.coded import CodedWeight
 from quire.layers.linear_method import LinearMethod, LinearSpec, PlainMethod, WeightFormat
 from quire.layers.parameter import Bundle, Parameter, Parameters
 from quire.logger import get_logger
-from quire.quantization.parts import PartialProduct, Piece, alike, dense, takes_floats
+from quire.quantization.parts import Piece, as_one, dense, takes_floats
 from quire.quantization.scheme import (
     FLOATS,
     LayerData,
     Scheme,
-    WithMinima,
     check_headers,
     contradiction,
     missing_of,
@@ -102,7 +102,7 @@ class CheckpointMethod(PlainMethod):
         self._parts: Sequence[StoredPart] = ()
         self._schemes: Sequence[Scheme | None] = ()
         self._pieces: list[Piece] | None = None
-        self._beside: list[PartialProduct] = []
+        self._beside: list[Any] = []
         """If the layer is no single prepared weight: what it is instead."""
         self._form = ""
 
@@ -183,7 +183,7 @@ class CheckpointMethod(PlainMethod):
         return coded if part.change is None else _laid_out(coded, part.change)
 
     def made_of(self, parts: Sequence[Tensor], dtype: torch.dtype, bias: Tensor | None) -> Any:
-        """Prepared as one weight if all parts are alike, else part by part."""
+        """Prepared as one weight if all parts can be one, else part by part."""
         pieces, self._pieces = self._pieces, None
         if pieces is None:
             return super().made_of(parts, dtype, bias)
@@ -191,14 +191,14 @@ class CheckpointMethod(PlainMethod):
         if len(plain) == len(pieces):
             return super().made_of(plain, dtype, bias)
         self._form = self._said(pieces)
-        if alike(pieces) and isinstance(pieces[0], CodedWeight):
-            return self._coded(pieces, bias, self.spec.gated)
+        together = as_one(pieces)
+        if together is not None:
+            return self._coded(together, bias, self.spec.gated)
         if all(map(takes_floats, pieces)) or _EXPERT.search(self.spec.name):
             return super().made_of([dense(piece) for piece in pieces], dtype, bias)
-        together = [pieces] if alike(pieces) else [[piece] for piece in pieces]
-        rows = [sum(piece.shape[0] for piece in some) for some in together]
+        rows = [piece.shape[0] for piece in pieces]
         biases = [None] * len(rows) if bias is None else list(bias.split(rows))
-        self._beside = [self._part(*each) for each in zip(together, biases, strict=True)]
+        self._beside = [self._part(*each) for each in zip(pieces, biases, strict=True)]
         return self._beside
 
     def _said(self, pieces: Sequence[Piece]) -> str:
@@ -208,10 +208,12 @@ class CheckpointMethod(PlainMethod):
         kinds = {"float" if takes_floats(piece) else "int8" for piece in pieces}
         return f"{' and '.join(labels)} with {' and '.join(sorted(kinds))} activations"
 
-    def _coded(self, pieces: Sequence[Piece], bias: Tensor | None, gated: bool = False) -> Any:
+    def _coded(
+        self, pieces: Sequence[CodedWeight], bias: Tensor | None, gated: bool = False
+    ) -> Any:
         """One prepared weight."""
         spec = self.spec
-        coded = [fitting(piece, spec) for piece in pieces if isinstance(piece, CodedWeight)]
+        coded = [fitting(piece, spec) for piece in pieces]
         try:
             return self._ops.prepare_coded(
                 coded, bias, gated=gated, leaves=spec.leaves, dtype=spec.dtype
@@ -219,19 +221,11 @@ class CheckpointMethod(PlainMethod):
         except ModelLoadError as error:
             raise ModelLoadError(f"layer {spec.name}: {error.message}") from None
 
-    def _part(self, pieces: Sequence[Piece], bias: Tensor | None) -> PartialProduct:
-        first, spec = pieces[0], self.spec
-        if isinstance(first, Tensor):
-            leaves = spec.leaves
-            return PartialProduct(
-                self._ops.prepare_linear([first], bias, dtype=spec.dtype, leaves=leaves)
-            )
-        halves = [piece for piece in pieces if isinstance(piece, WithMinima)]
-        if not halves:
-            return PartialProduct(self._coded(pieces, bias))
-        prepared = self._coded([half.coded for half in halves], bias)
-        minima = self._ops.prepare_linear([half.minima for half in halves])
-        return PartialProduct(prepared, minima, halves[0].group)
+    def _part(self, piece: Piece, bias: Tensor | None) -> Any:
+        if isinstance(piece, CodedWeight):
+            return self._coded([piece], bias)
+        spec = self.spec
+        return self._ops.prepare_linear([piece], bias, dtype=spec.dtype, leaves=spec.leaves)
 
     @property
     def form(self) -> str:
@@ -251,8 +245,8 @@ class CheckpointMethod(PlainMethod):
         """See `LinearMethod.apply`."""
         if not self._beside:
             return super().apply(x, out_dtype, keep)
-        found = [part.apply(x, out_dtype, self._ops) for part in self._beside]
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+        found = [self._ops.linear(x, part, out_dtype) for part in self._beside]
+        return torch.cat(found, 1)
 
     def gated(self, x: Tensor, activation: str, keep: str | None = None) -> Tensor:
         """See `LinearMethod.gated`."""
@@ -264,13 +258,6 @@ class CheckpointMethod(PlainMethod):
         """See `LinearMethod.likeliest`."""
         return LinearMethod.likeliest(self, x) if self._beside else super().likeliest(x)
 
-    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """See `LinearMethod.rows`."""
-        if not self._beside:
-            return super().rows(ids, dtype)
-        assert len(self._beside) == 1, "an embedding is no stack"
-        return self._beside[0].rows(ids, dtype, self._ops)
-
     @property
     def prepared(self) -> Any:
         """See `LinearMethod.prepared`."""
@@ -279,7 +266,8 @@ class CheckpointMethod(PlainMethod):
     # ---- for another process ------------------------------------------------------------------
 
     def _keep(self) -> Any:
-        beside = [part.kept(self._ops) for part in self._beside]
+        assert self._ops.keep_linear is not None
+        beside = [self._ops.keep_linear(part) for part in self._beside]
         whole = None if beside else super()._keep()
         return {"form": self._form, "whole": whole, "beside": beside}
 
@@ -288,7 +276,8 @@ class CheckpointMethod(PlainMethod):
         if kept["whole"] is not None:
             super()._restore(kept["whole"])
             return
-        self._beside = [PartialProduct.restored(part, self._ops) for part in kept["beside"]]
+        assert self._ops.restore_linear is not None, "whoever keeps it restores it"
+        self._beside = [self._ops.restore_linear(part) for part in kept["beside"]]
         self._prepared = self._beside
 
 
@@ -328,16 +317,12 @@ def _taken(part: StoredPart, scheme: Scheme | None, columns: int) -> Collection[
     return {name for name in scheme.tensors(part.rows, columns) if name in part.tensors}
 
 
-def _laid_out(
-    coded: CodedWeight | WithMinima, change: Callable[[Tensor], Tensor]
-) -> CodedWeight | WithMinima:
+def _laid_out(coded: CodedWeight, change: Callable[[Tensor], Tensor]) -> CodedWeight:
     """With the rows in the family's order. Where a family has plain weights the other way round,
     codes are rows of outputs all the same."""
     if change is transposed:
         return coded
-    if isinstance(coded, WithMinima):
-        half = _laid_out(coded.coded, change)
-        assert isinstance(half, CodedWeight)
-        return replace(coded, coded=half, minima=change(coded.minima))
+    minima = None if coded.minima is None else change(coded.minima)
     zeros = None if coded.zeros is None else change(coded.zeros)
-    return replace(coded, codes=change(coded.codes), scales=change(coded.scales), zeros=zeros)
+    codes, scales = change(coded.codes), change(coded.scales)
+    return replace(coded, codes=codes, scales=scales, zeros=zeros, minima=minima)

@@ -1,7 +1,7 @@
 """GGUF files: each tensor has a type of its own, and its blocks are computed as they are.
 
-Layouts are in `quire.weights.gguf_blocks`. Types with minima (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) give a
-weight and what is taken from it. Knows no kernel.
+Layouts are in `quire.weights.gguf_blocks`. Some have minima (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K),
+which are taken from the numbers of a group. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.checkpoint.gguf_header import TYPES
 from quire.errors import ModelLoadError
 from quire.kernels.coded import CodedWeight
 from quire.quantization.checkpoint import QuantisedFormat
-from quire.quantization.scheme import FLOATS, LayerData, Scheme, Wanted, WithMinima, of_integers
+from quire.quantization.scheme import FLOATS, LayerData, Scheme, Wanted, of_integers
 from quire.weights.bundles import StoredPart
 from quire.weights.gguf_blocks import BLOCK_TYPES, E2M1_VALUES, IQ4_VALUES, BlockType
 
@@ -55,7 +55,7 @@ class GgufScheme:
         """See `Scheme`."""
         return {"weight": Wanted(frozenset({self.dtype}), ((rows, columns),))}
 
-    def decode(self, layer: LayerData) -> CodedWeight | WithMinima:
+    def decode(self, layer: LayerData) -> CodedWeight:
         """See `Scheme`."""
         kind = BLOCK_TYPES[self.dtype]
         rows, columns = layer.rows, layer.columns
@@ -68,10 +68,9 @@ class GgufScheme:
         zeros = None
         if kind.zero:
             zeros = torch.full(scales.shape, kind.zero, dtype=torch.uint8)
-        coded = CodedWeight(name, codes, scales, zeros, min(kind.group, columns), self.activations)
-        if minima is None:
-            return coded
-        return WithMinima(coded, minima.reshape(rows, -1), kind.group)
+        least = None if minima is None else minima.reshape(rows, -1)
+        group = min(kind.group, columns)
+        return CodedWeight(name, codes, scales, zeros, group, self.activations, None, least)
 
 
 class Gguf:

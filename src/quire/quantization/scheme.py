@@ -38,26 +38,6 @@ class Wanted:
     """It is allowed and not read: scales of activations, which are found for each row here."""
 
 
-@dataclass(frozen=True, slots=True)
-class WithMinima:
-    """A quantised weight less a number for each group: code * scale - minimum."""
-
-    coded: CodedWeight
-    minima: Tensor
-    """float32 `[N, G]`, for groups of `group` columns."""
-    group: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        return self.coded.shape
-
-    def dequantise(self) -> Tensor:
-        """The weight, float32 `[N, K]`: the product is rounded, then the difference."""
-        spread = self.minima.repeat_interleave(self.group, 1)[:, : self.shape[1]]
-        return self.coded.dequantise().sub_(spread)
-
-
 class Scheme(Protocol):
     """One way in which the weight of a layer is quantised."""
 
@@ -75,7 +55,7 @@ class Scheme(Protocol):
         """Those of a layer `[N, K]`, by what follows its name."""
         ...
 
-    def decode(self, layer: LayerData) -> CodedWeight | WithMinima:
+    def decode(self, layer: LayerData) -> CodedWeight:
         """The weight.
 
         Raises:

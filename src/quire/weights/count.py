@@ -10,8 +10,8 @@ from quire.config.shape import ModelShape
 from quire.weights.formats import Stored, open_checkpoint
 
 GGUF_BITS: Final = {
-    "Q4_0": 4.5, "Q4_1": 5.5, "Q5_0": 8.5, "Q5_1": 9.5, "Q8_0": 8.5, "Q2_K": 8.0, "Q3_K": 6.0,
-    "Q4_K": 6.0, "Q5_K": 10.0, "Q6_K": 10.0, "IQ4_NL": 4.5, "IQ4_XS": 5.0, "MXFP4": 4.5,
+    "Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 8.5, "Q5_1": 9.0, "Q8_0": 8.5, "Q2_K": 8.0, "Q3_K": 6.0,
+    "Q4_K": 6.0, "Q5_K": 10.0, "Q6_K": 10.0, "IQ4_NL": 4.5, "IQ4_XS": 5.0, "MXFP4": 4.25,
 }  # fmt: skip
 """Bits in memory of a weight of GGUF's types: codes of 4 or 8, with scales and minima as floats."""
 _USUAL_BITS: Final = 16
