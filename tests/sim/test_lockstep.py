@@ -12,7 +12,7 @@ from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.facts import FactKind
 from quire.errors import ConfigError
-from quire.sim.lockstep import Lockstep, Replayed, measured, measured_overheads
+from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured, measured_overheads
 from quire.sim.simulator import Pool
 from quire.sim.step_time import fit
 from quire.workload.trace import Trace, TraceHeader, TraceRequest, read_trace
@@ -77,7 +77,7 @@ def kinds(steps: list[Replayed]) -> set[int]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_decision_is_the_engines(case: str, tmp_path: Path) -> None:
     trace, config, pool = recorded(tmp_path / "t.jsonl", len(case), **CASES[case])
-    steps = list(Lockstep(trace, config, pool))
+    steps = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
     different = [step.recorded.step for step in steps if not step.is_same]
     assert len(steps) > 100 and not different
     assert {FactKind.QUEUED, FactKind.ADMITTED, FactKind.FINISHED} <= kinds(steps)
@@ -90,7 +90,9 @@ def test_every_decision_is_the_engines(case: str, tmp_path: Path) -> None:
 def test_other_settings_decide_otherwise_and_steps_can_be_fitted(tmp_path: Path) -> None:
     trace, config, pool = recorded(tmp_path / "t.jsonl", 1)
     smaller = Pool(pool.num_blocks // 20)
-    assert not all(step.is_same for step in Lockstep(trace, config, smaller))
+    assert not all(
+        step.is_same for step in Lockstep(trace, SimulatedEngine(trace, config, smaller))
+    )
     shapes, seconds = measured(trace, config, pool)
     assert sum(shape.tokens for shape in shapes) > sum(r.prompt_len for r in trace.requests) / 2
     model = fit(shapes, seconds, measured_overheads(trace.steps, shapes))
@@ -100,6 +102,7 @@ def test_other_settings_decide_otherwise_and_steps_can_be_fitted(tmp_path: Path)
 
 def test_a_trace_without_its_beginning_is_refused() -> None:
     requests = [TraceRequest(0.0, 5, 5)]
-    config, pool = EngineConfig(), Pool(10)
+    config, pool = EngineConfig.from_options(max_model_len=64), Pool(10)
     with pytest.raises(ConfigError, match="no steps"):
-        Lockstep(Trace(TraceHeader(), requests), config, pool)
+        empty = Trace(TraceHeader(), requests)
+        Lockstep(empty, SimulatedEngine(empty, config, pool))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quire.config import EngineConfig
 from quire.core.facts import Fact, FactKind, Wait, unpack
@@ -69,19 +69,106 @@ def decisions(records: bytes) -> list[Decided]:
     return found
 
 
+class Driven(Protocol):
+    """What a recording is run on."""
+
+    def set_clock(self, time: float) -> None:
+        """It is `time` now, in seconds since the recording began, unless it is later already."""
+        ...
+
+    def add(
+        self, traced: TraceRequest, name: str, arrived: Fact, *, endless: bool, compiling: bool
+    ) -> None:
+        """A request comes. `endless`: it ends by `finish` only. `compiling`: its grammar is not
+        ready."""
+        ...
+
+    def finish(self, name: str) -> None:
+        """It is ended from outside."""
+        ...
+
+    def compiled(self, name: str) -> None:
+        """Its grammar is ready."""
+        ...
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Limits change."""
+        ...
+
+    def step(self, recorded: TraceStep) -> tuple[StepShape, bytes]:
+        """Take a step; gives what was in it, and all records since the last."""
+        ...
+
+
+class SimulatedEngine:
+    """The real scheduler, and nothing else.
+
+    Args:
+        trace: With its requests.
+        config: Resolved.
+        pool: The KV cache.
+    """
+
+    def __init__(self, trace: Trace, config: EngineConfig, pool: Pool) -> None:
+        self._sequences = Sequences(trace.requests, trace.header.block_size)
+        self._simulator = Simulator(config, pool, _NO_TIMES)
+        self._scheduler = self._simulator.scheduler
+
+    def set_clock(self, time: float) -> None:
+        """Set the clock ahead."""
+        clock = self._simulator.clock
+        clock.advance(max(0.0, time - clock.now()))
+
+    def add(
+        self, traced: TraceRequest, name: str, arrived: Fact, *, endless: bool, compiling: bool
+    ) -> None:
+        """Queue it."""
+        status = RequestStatus.WAITING
+        if compiling:
+            status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        self._simulator.add(traced, self._sequences, name, status, endless=endless)
+
+    def finish(self, name: str) -> None:
+        """Abort it."""
+        self._scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+        self._simulator.executor.live.pop(name, None)
+
+    def compiled(self, name: str) -> None:
+        """It joins the queue."""
+        self._scheduler.queue_compiled(lambda request: request.request_id == name)
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Change them."""
+        self._scheduler.set_limits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
+
+    def step(self, recorded: TraceStep) -> tuple[StepShape, bytes]:
+        """Schedule, and apply what the trace says."""
+        scheduler, executor = self._scheduler, self._simulator.executor
+        batch = scheduler.schedule()
+        shape = shape_of(batch)
+        result = executor.run(batch)
+        result.forward_seconds, result.swap_seconds = recorded.forward, recorded.swap
+        self.set_clock(recorded.start + recorded.seconds)
+        for output in scheduler.update(batch, result):
+            if output.finish_reason is not None:
+                del executor.live[output.request_id]
+        return shape, scheduler.facts.take()[0]
+
+
 class Lockstep:
     """Runs a recording again.
 
     Args:
         trace: With steps, from the start of the engine.
-        config: Resolved; as it was recorded, for the same decisions.
-        pool: The KV cache.
+        engine: To run it on.
 
     Raises:
         ConfigError: the trace has no steps, or does not begin with the engine's first.
     """
 
-    def __init__(self, trace: Trace, config: EngineConfig, pool: Pool) -> None:
+    def __init__(self, trace: Trace, engine: Driven) -> None:
         if not trace.steps:
             raise ConfigError(
                 "the trace has requests but no steps: record one with --record, or use `quire "
@@ -92,16 +179,13 @@ class Lockstep:
                 f"the recorded steps begin with step {trace.steps[0].step}: only a recording from "
                 "the engine's start on can be run again step by step"
             )
-        self._steps = trace.steps
+        self._steps, self._engine = trace.steps, engine
         self._known = {request.number: request for request in trace.requests if request.number}
-        self._sequences = Sequences(trace.requests, trace.header.block_size)
-        self.simulator = Simulator(config, pool, _NO_TIMES)
+        self._origin = trace.header.origin
         self._names: dict[int, str] = {}
         self._compiling: set[int] = set()
 
     def __iter__(self) -> Iterator[Replayed]:
-        simulator = self.simulator
-        scheduler = simulator.scheduler
         for recorded in self._steps:
             facts = list(unpack(recorded.facts))
             before = next((i for i, f in enumerate(facts) if f.kind == FactKind.STEP), len(facts))
@@ -110,57 +194,42 @@ class Lockstep:
             }
             for fact in facts[:before]:
                 self._happen(fact)
-            self._set_clock(recorded.start)
-            batch = scheduler.schedule()
-            shape = shape_of(batch)
-            result = simulator.executor.run(batch)
-            result.forward_seconds, result.swap_seconds = recorded.forward, recorded.swap
-            self._set_clock(recorded.start + recorded.seconds)
-            outputs = scheduler.update(batch, result)
-            records = scheduler.facts.take()[0]
-            for output in outputs:
-                if output.finish_reason is not None:
-                    del simulator.executor.live[output.request_id]
+            self._engine.set_clock(recorded.start)
+            shape, records = self._engine.step(recorded)
             yield Replayed(recorded, shape, decisions(records), decisions(recorded.facts))
-
-    def _set_clock(self, time: float) -> None:
-        clock = self.simulator.clock
-        clock.advance(max(0.0, time - clock.now()))
 
     def _happen(self, fact: Fact) -> None:
         """What happened between two steps happens again."""
-        scheduler = self.simulator.scheduler
+        engine = self._engine
         if fact.kind == FactKind.QUEUED:
-            self._set_clock(fact.time)
             self._add(fact)
         elif fact.kind == FactKind.FINISHED:
-            name = self._names[fact.request]
-            scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
-            self.simulator.executor.live.pop(name, None)
+            engine.finish(self._names[fact.request])
         elif fact.kind == FactKind.LIMITS:
-            scheduler.set_limits(max_num_seqs=fact.a, max_num_batched_tokens=fact.b)
+            engine.set_limits(fact.a, fact.b)
         elif fact.kind == FactKind.WAITS and fact.reason == Wait.COMPILED:
-            name = self._names[fact.request]
-            scheduler.queue_compiled(lambda request: request.request_id == name)
+            engine.compiled(self._names[fact.request])
 
     def _add(self, fact: Fact) -> None:
+        self._engine.set_clock(fact.time - self._origin)
         known = self._known.get(fact.request)
-        # One that had not ended when the recording did has no line of its own.
-        traced = known or TraceRequest(fact.time, max(1, fact.a), 0, number=fact.request)
-        self._names[fact.request] = f"{fact.request:09}"
-        waiting = RequestStatus.WAITING
-        if fact.request in self._compiling:
-            waiting = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-        # Where its end is not for its length, it is among the recorded events.
-        endless = known is None or traced.finish in (ABORT, UNFINISHED)
-        name = self._names[fact.request]
-        self.simulator.add(traced, self._sequences, name, waiting, endless=endless)
+        # One that had not ended when the recording did may have no line of its own.
+        traced = known or TraceRequest(0.0, max(1, fact.a), 0, number=fact.request)
+        name = self._names[fact.request] = f"{fact.request:09}"
+        self._engine.add(
+            traced,
+            name,
+            fact,
+            # Where its end is not for its length, it is among the recorded events.
+            endless=known is None or traced.finish in (ABORT, UNFINISHED),
+            compiling=fact.request in self._compiling,
+        )
 
 
 def measured(trace: Trace, config: EngineConfig, pool: Pool) -> tuple[list[StepShape], list[float]]:
     """What was in each recorded step, and how long it took."""
     shapes, seconds = [], []
-    for step in Lockstep(trace, config, pool):
+    for step in Lockstep(trace, SimulatedEngine(trace, config, pool)):
         shapes.append(step.shape)
         seconds.append(step.recorded.seconds)
     return shapes, seconds

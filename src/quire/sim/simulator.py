@@ -7,10 +7,13 @@ text.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from quire.config import EngineConfig
 from quire.core.batch import BatchResult, ScheduledBatch
@@ -165,6 +168,28 @@ class Simulator:
                 self.step()
         outcome.duration = max(0.0, clock.now() - first)
         return outcome
+
+    def run_closed(
+        self, requests: Iterable[TraceRequest], users: int, sequences: Sequences
+    ) -> SimulatedRun:
+        """Run requests of users who each send their next one when they have all of the last.
+
+        Args:
+            requests: In the order in which they are sent; their arrival does not count.
+            users: Who send one at a time.
+            sequences: Their tokens.
+        """
+        coming = (one for one in requests if self.takes(one))
+        scheduler, clock = self.scheduler, self.clock
+        while True:
+            lacking = users - len(scheduler.requests)
+            for traced in itertools.islice(coming, lacking):
+                self.add(msgspec.structs.replace(traced, arrival=clock.now()), sequences)
+            if not scheduler.requests:
+                break
+            self.step()
+        self.outcome.duration = clock.now()
+        return self.outcome
 
     def _arrivals(self, requests: Iterable[TraceRequest]) -> Iterator[tuple[float, TraceRequest]]:
         delay = self.times.overheads.arrival

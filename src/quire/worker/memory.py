@@ -223,16 +223,19 @@ def _too_little(
     )
 
 
-def log_plan(plan: KVCachePlan, device: str, max_model_len: int) -> None:
-    """Log what fits, in vLLM's words. With a GPU, the blocks of the second tier are called CPU
+def plan_lines(plan: KVCachePlan, device: str, max_model_len: int) -> list[str]:
+    """What fits, in vLLM's words. With a GPU, the blocks of the second tier are called CPU
     blocks."""
     pool, second = ("CPU", "swap") if device == "cpu" else ("GPU", "CPU")
-    logger.info("%s KV cache size: %s tokens", pool, f"{plan.tokens:,}")
-    logger.info(
-        "# %s blocks: %d, # %s blocks: %d", pool, plan.num_blocks, second, plan.num_swap_blocks
-    )
-    logger.info(
-        "Maximum concurrency for %s tokens per request: %.2fx",
-        f"{max_model_len:,}",
-        plan.max_concurrency,
-    )
+    return [
+        f"{pool} KV cache size: {plan.tokens:,} tokens",
+        f"# {pool} blocks: {plan.num_blocks}, # {second} blocks: {plan.num_swap_blocks}",
+        f"Maximum concurrency for {max_model_len:,} tokens per request: "
+        f"{plan.max_concurrency:.2f}x",
+    ]
+
+
+def log_plan(plan: KVCachePlan, device: str, max_model_len: int) -> None:
+    """Log what fits."""
+    for line in plan_lines(plan, device, max_model_len):
+        logger.info("%s", line)

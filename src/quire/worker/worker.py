@@ -91,7 +91,6 @@ class Worker:
         self.max_model_len = config.model.max_model_len
         self.device = select_device(config.model.device)
         self.place = place(self.device, config.model.device)
-        logger.info("running on %s", self.place)
         self.ops = choose_kernels(self.device)
         self.dtype = resolve_dtype(config.model.dtype, shape.dtype, self.device)
         own = pooling_kv_layers(self.pooler, shape) if self.pooler else kv_layers(shape)
@@ -131,22 +130,11 @@ class Worker:
             ModelLoadError: files are missing or do not fit the model.
             NotEnoughMemory: weights or the KV cache of one request do not fit.
         """
+        logger.info("running on %s", self.place)
         set_torch_threads(self.shape.hidden_size, self.pooler is None, self.ops)
         tell = progress or _silent
-        self.weight_bytes = self._estimate_weights()
-        kept = kept_weights() if self.device.name == "cpu" else None
-        held = kept.size if kept is not None else 0
-        facts = MemoryFacts(
-            self.device.name,
-            # Weights that are here already are not free, and will not be taken a second time.
-            self.device.free_memory() + held,
-            self.weight_bytes,
-            self.device.default_kv_bytes,
-            _swap_room(self.config.cache.swap_dir),
-        )
-        # Both are settled before the long read, so that a bad limit shows at once.
-        check_weights(facts, self.config.cache)
-        self.plan = self._plan(facts)
+        self.plan = self.size()
+        held = self._kept_bytes()
         if self.config.model.verify and not held:
             verify(self.config.model.folder, functools.partial(tell, "Verifying files"))
         model = self._load_model(tell)
@@ -158,6 +146,32 @@ class Worker:
         if self.plan.bytes:
             log_plan(self.plan, self.device.name, self.max_model_len)
         return self.plan
+
+    def size(self, free: int | None = None) -> KVCachePlan:
+        """Size the KV cache, from the headers of the weights alone.
+
+        Args:
+            free: Bytes of memory to go by; `None`: what is free now.
+
+        Raises:
+            NotEnoughMemory: weights or the KV cache of one request do not fit.
+        """
+        self.weight_bytes = self._estimate_weights()
+        facts = MemoryFacts(
+            self.device.name,
+            # Weights that are here already are not free, and will not be taken a second time.
+            self.device.free_memory() + self._kept_bytes() if free is None else free,
+            self.weight_bytes,
+            self.device.default_kv_bytes,
+            _swap_room(self.config.cache.swap_dir),
+        )
+        # Both are settled before the long read, so that a bad limit shows at once.
+        check_weights(facts, self.config.cache)
+        return self._plan(facts)
+
+    def _kept_bytes(self) -> int:
+        kept = kept_weights() if self.device.name == "cpu" else None
+        return kept.size if kept is not None else 0
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:
         """Run one step."""

@@ -40,6 +40,8 @@ class TraceHeader(msgspec.Struct, kw_only=True):
     model: str = ""
     config: dict[str, Any] = {}
     """Of a recording: the engine's configuration, as `EngineConfig.to_dict` gives it."""
+    origin: float = 0.0
+    """Of a recording: time 0 on the engine's clock, which the records of steps go by."""
     info: dict[str, Any] = {}
     """Of a recording: how it was resolved, as `ExecutorInfo.to_dict` gives it."""
 

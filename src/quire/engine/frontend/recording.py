@@ -49,6 +49,7 @@ class Recorded(Listener):
             block_size=config.cache.block_size,
             source=f"recorded by quire {__version__}",
             model=config.model.names[0],
+            origin=now,
         )
         self._recorder: TraceRecorder | None = None
 

@@ -1,0 +1,97 @@
+"""`quire calibrate MODEL`: measures how long steps take on this machine, for simulations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.cli.parser import Parser
+from quire.cli.times import calibration_file
+from quire.config import EngineConfig
+from quire.config.cli import add_engine_flags, engine_config
+from quire.errors import ConfigError
+from quire.sim.lockstep import measured, measured_overheads
+from quire.sim.scenario import pool_of
+from quire.sim.step_time import StepShape, StepTimeModel, fit
+from quire.workload.trace import read_trace
+
+EPILOG = (
+    "Run it while the machine does nothing else: what is measured is what simulations go by. With "
+    "--from a recording is read instead, and no model is loaded."
+)
+
+
+def build_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser("calibrate", "Measure how long steps take on this machine.", epilog=EPILOG)
+    parser.add_argument(
+        "--out", metavar="FILE", default=None,
+        help="Where to write it. Default: ~/.cache/quire/step-times/MODEL.json, where other "
+        "commands look.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", metavar="N", type=float, default=60.0,
+        help="How long to measure, loading not included. Default: 60.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from", metavar="TRACE", default=None, dest="trace",
+        help="Fit to the steps of a recording (`quire serve --record`) instead.",
+    )  # fmt: skip
+    parser.add_config_flag()
+    add_engine_flags(parser)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and write; returns the exit code."""
+    namespace = build_parser().parse(arguments)
+    if not 1 <= namespace.seconds <= 86_400:
+        raise ConfigError(f"--seconds must be 1 to 86400, got {namespace.seconds:g}")
+    config = engine_config(namespace)
+    model = _of_trace(namespace.trace) if namespace.trace else _measured(config, namespace.seconds)
+    path = Path(namespace.out) if namespace.out else calibration_file(config)
+    if namespace.out is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    model.write(path)
+    print(as_text(model))
+    print(f"wrote {path}")
+    return 0
+
+
+def _of_trace(path: str) -> StepTimeModel:
+    trace = read_trace(path)
+    if not trace.header.config:
+        raise ConfigError(f"--from: {path} is no recording: it has no configuration and no steps")
+    config = EngineConfig.from_dict(trace.header.config)
+    shapes, seconds = measured(trace, config, pool_of(trace.header.info))
+    about = {"source": f"the steps of {Path(path).name}", "steps": len(shapes)}
+    return fit(shapes, seconds, measured_overheads(trace.steps, shapes), about)
+
+
+def _measured(config: EngineConfig, seconds: float) -> StepTimeModel:
+    from quire.config.locate import located
+    from quire.engine.calibration import Calibration
+
+    return Calibration(located(config), seconds, _tell).run()
+
+
+def _tell(what: str, share: float) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{share:4.0%} {what:<40}", end="", file=sys.stderr, flush=True)
+        if share >= 0.95:
+            print(file=sys.stderr)
+
+
+def as_text(model: StepTimeModel) -> str:
+    """What the model says of some steps, for people."""
+    lines = [f"{name:<16}{value}" for name, value in model.about.items()]
+    for what, shape in (
+        ("1 decode", StepShape(1, 1, 0, 256, 0)),
+        ("8 decodes", StepShape(8, 8, 0, 8 * 256, 0)),
+        ("32 decodes", StepShape(32, 32, 0, 32 * 256, 0)),
+        ("a prompt of 512", StepShape(512, 1, 1, 0, 512 * 513 // 2)),
+    ):
+        lines.append(f"{what:<16}{1e3 * model.seconds(shape):.3f} ms")
+    lines.append(f"{'between steps':<16}{1e3 * model.overheads.gap:.3f} ms")
+    return "\n".join(lines)

@@ -1,0 +1,239 @@
+"""Measures how long steps take on this machine, with steps of designed kinds.
+
+The engine runs in this process. Rounds differ in requests, prompt lengths and token budget, small
+ones first; a round that would take too much of the time is left out. Then a short run through an
+engine core in its own process, as a server has it, tells what passes between steps. Knows no files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from quire.config import EngineConfig
+from quire.core.batch import ScheduledBatch
+from quire.engine.core import EngineCore
+from quire.engine.messages import EngineCoreRequest
+from quire.executor.base import Executor, ExecutorInfo, PendingBatch, make_executor
+from quire.params import SamplingParams
+from quire.sim.lockstep import Lockstep, SimulatedEngine
+from quire.sim.scenario import pool_of
+from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, shape_of
+from quire.workload.trace import read_trace
+
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTEXTS: Final = (8, 64, 256, 1024, 4096)
+BUDGETS: Final = (32, 128, 512, 2048)
+DECODES: Final = 12
+"""Tokens that each request of a round gets."""
+SHARE: Final = 0.15
+"""Of the time, that one round may take at most."""
+OVERHEAD_ROWS: Final = (1, 4, 16)
+OVERHEAD_TOKENS: Final = 40
+
+Told = Callable[[str, float], None]
+"""Called with what is going on, and the share that is done."""
+
+
+class Watching:
+    """An executor that notes what was in the batch it ran."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.shape = StepShape(0, 0, 0, 0, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """As it says."""
+        return self._inner.max_concurrent_batches
+
+    def start(self, progress: Any = None) -> ExecutorInfo:
+        """Load the model."""
+        return self._inner.start(progress)
+
+    def submit(self, batch: ScheduledBatch) -> PendingBatch:
+        """Note and run."""
+        self.shape = shape_of(batch)
+        return self._inner.submit(batch)
+
+
+class Round(NamedTuple):
+    """Requests that run together."""
+
+    rows: int
+    context: int
+    """Tokens of each prompt."""
+    budget: int
+    """`max_num_batched_tokens`."""
+
+    @property
+    def tokens(self) -> int:
+        """All that it computes."""
+        return self.rows * (self.context + DECODES)
+
+
+def rounds(max_num_seqs: int, max_model_len: int, kv_tokens: int, budget: int) -> list[Round]:
+    """The rounds that fit, the smallest first."""
+    contexts = [c for c in CONTEXTS if c + DECODES < max_model_len]
+    made = [
+        Round(rows, context, min(chunk, budget))
+        for rows, context, chunk in itertools.product(ROWS, contexts, BUDGETS)
+        if rows <= min(max_num_seqs, chunk) and rows * (context + DECODES + 128) < kv_tokens
+    ]
+    return sorted(dict.fromkeys(made), key=lambda r: (r.tokens, r.budget))
+
+
+class Calibration:
+    """Measures one engine.
+
+    Args:
+        config: As given by the user, with the model on this machine.
+        seconds: For the steps, warm-up included.
+        tell: Hears how far it is.
+
+    Raises:
+        StartupError: the engine cannot start.
+    """
+
+    def __init__(self, config: EngineConfig, seconds: float, tell: Told) -> None:
+        self._seconds, self._tell = seconds, tell
+        self._given = config
+        # Every prompt must be computed, whatever came before it.
+        config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
+        shape = config.model.read_shape()
+        resolved, _ = config.resolve(shape)
+        self._executor = Watching(make_executor(resolved, shape))
+        self._core = EngineCore(config, executor=self._executor)
+        self._rng = random.Random(0)
+        self._names = itertools.count()
+        self.shapes: list[StepShape] = []
+        self.times: list[float] = []
+
+    def run(self) -> StepTimeModel:
+        """Measure, and fit a model."""
+        try:
+            self._steps()
+        finally:
+            self._core.shutdown()
+        self._tell("between steps", 0.95)
+        overheads = asyncio.run(measure_overheads(self._given))
+        info = self._core.info
+        about = {
+            "source": "quire calibrate",
+            "model": self._given.model.names[0],
+            "device": info.place,
+            "dtype": info.dtype,
+            "steps": len(self.shapes),
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        model = fit(self.shapes, self.times, overheads, about)
+        errors = [
+            abs(model.seconds(shape) / seconds - 1)
+            for shape, seconds in zip(self.shapes, self.times, strict=True)
+        ]
+        model.about["median_error"] = round(median(errors), 4)
+        return model
+
+    def _steps(self) -> None:
+        config, kv = self._core.config, self._core.kv
+        length = config.model.max_model_len
+        assert length is not None, "resolve() settles it"
+        self._round(Round(2, 8, config.scheduler.max_num_batched_tokens))  # a warm-up
+        self.shapes.clear()
+        self.times.clear()
+        started, rate = time.monotonic(), 0.0
+        waiting = rounds(
+            config.scheduler.max_num_seqs, length, kv.capacity_tokens,
+            config.scheduler.max_num_batched_tokens,
+        )  # fmt: skip
+        for one in self._again_and_again(waiting):
+            left = self._seconds - (time.monotonic() - started)
+            if left <= 0:
+                break
+            if one.tokens * rate > max(SHARE * self._seconds, 0.5) or one.tokens * rate > left:
+                continue
+            begun = time.monotonic()
+            self._round(one)
+            each = (time.monotonic() - begun) / one.tokens
+            rate = each if not rate else 0.5 * (rate + each)
+            self._tell(f"{one.rows} x {one.context} tokens", 0.95 * (1 - left / self._seconds))
+
+    def _again_and_again(self, waiting: list[Round]) -> Iterator[Round]:
+        """All rounds in their order, then every third of them anew, as long as there is time."""
+        yield from waiting
+        for start in range(3):
+            yield from waiting[start::3]
+
+    def _round(self, one: Round) -> None:
+        core = self._core
+        core.scheduler.set_limits(
+            max_num_batched_tokens=max(one.budget, core.scheduler.config.max_num_seqs)
+        )
+        vocabulary = core.info.vocab_size
+        params = SamplingParams(max_tokens=DECODES, ignore_eos=True, seed=1)
+        for _ in range(one.rows):
+            prompt = [self._rng.randrange(vocabulary) for _ in range(one.context)]
+            name = f"calibration-{next(self._names)}"
+            core.add_request(EngineCoreRequest(name, name, 0, prompt, params, 0.0))
+        while core.scheduler.requests:
+            stats = core.step()[1]
+            if self._executor.shape.tokens:
+                self.shapes.append(self._executor.shape)
+                self.times.append(stats.step_seconds)
+
+
+async def measure_overheads(config: EngineConfig) -> Overheads:
+    """What passes beside the steps of a core in its own process."""
+    from quire.engine.async_llm import AsyncLLM
+
+    seen: dict[str, list[float]] = {}
+    sent: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.jsonl"
+        observed = replace(config.observability, record=str(path))
+        llm = await AsyncLLM.start(replace(config, observability=observed))
+        await llm.wait_ready()
+        try:
+
+            async def one(name: str) -> None:
+                params = SamplingParams(max_tokens=OVERHEAD_TOKENS, ignore_eos=True)
+                sent[name] = time.monotonic()
+                async for _ in llm.generate([5, 6, 7, 8], params, name):
+                    seen.setdefault(name, []).append(time.monotonic())
+
+            for rows in OVERHEAD_ROWS:
+                await asyncio.gather(*(one(f"{rows}-{i}") for i in range(rows)))
+        finally:
+            await llm.shutdown()
+        trace = read_trace(path)
+    recorded = EngineConfig.from_dict(trace.header.config)
+    engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
+    shapes = [s.shape for s in Lockstep(trace, engine)]
+    steps = trace.steps
+    gaps: dict[int, list[float]] = {}
+    for before, after, shape in zip(steps, steps[1:], shapes, strict=False):
+        if shape.tokens and after.start - before.start - before.seconds < 0.1:
+            gaps.setdefault(shape.rows, []).append(after.start - before.start - before.seconds)
+    arrivals = sorted(request.arrival for request in trace.requests)
+    ends = [step.start + step.seconds for step in steps]
+    origin = min(sent.values()) - arrivals[0]
+    first = [
+        min((t - origin - end for end in ends if end <= t - origin), default=0.0)
+        for times in seen.values()
+        for t in times[:1]
+    ]
+    gap = median(gaps.get(1, [0.0]))
+    many = max(gaps, default=1)
+    per_row = max(0.0, (median(gaps.get(many, [gap])) - gap) / max(1, many - 1))
+    return Overheads(max(0.0, gap), per_row, 0.0, max(0.0, median(first)) if first else 0.0)
