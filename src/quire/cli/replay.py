@@ -25,7 +25,9 @@ EPILOG = (
 def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser("replay", "Run a recording again, and compare every decision.", epilog=EPILOG)
-    parser.add_argument("file", metavar="FILE", help="Of `quire serve --record`.")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", default=None, help="Of `quire serve --record`."
+    )
     parser.add_argument(
         "--on", choices=("simulator", "engine"), default="simulator",
         help="The scheduler alone, or an engine with the recorded model. Default: simulator.",
@@ -60,6 +62,8 @@ class Comparison:
 def main(arguments: Sequence[str]) -> int:
     """Replay, print; returns 0 if every decision is the same, else 1."""
     namespace = build_parser().parse(arguments)
+    if namespace.file is None:
+        raise ConfigError("name a FILE that `quire serve --record FILE` wrote")
     trace = read_trace(namespace.file)
     if not trace.header.config:
         raise ConfigError(f"{namespace.file} is no recording: it has no configuration and no steps")
