@@ -17,6 +17,7 @@ from pathlib import Path
 
 from metric_sections import grouped, series
 from quire import envs
+from quire.cli.bench import BENCHMARKS
 from quire.cli.main import COMMANDS, overview
 from quire.cli.parser import Parser
 from quire.config import EngineConfig, ServerConfig, neutral
@@ -135,6 +136,10 @@ def cli_page() -> Iterator[str]:
         one_of_many = hasattr(module, f"{function}_parser")
         build = getattr(module, f"{function}_parser" if one_of_many else "build_parser")
         yield from command_part(name, build())
+        if name == "bench":
+            for one in BENCHMARKS:
+                module = importlib.import_module(BENCHMARKS.target(one).partition(":")[0])
+                yield from command_part(f"bench {one}", module.build_parser())
 
 
 def command_part(name: str, parser: Parser) -> Iterator[str]:

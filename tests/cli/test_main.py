@@ -13,6 +13,7 @@ import pytest
 import quire
 from quire import errors
 from quire.cli import main as cli
+from quire.cli.bench import ABOUT, BENCHMARKS
 from quire.cli.collect_env import cgroup_bytes, cgroup_cores
 from work import work_of
 
@@ -109,10 +110,22 @@ def test_serve_hands_its_configuration_to_the_server(capsys, monkeypatch):
     assert code == 2 and err.startswith("quire: VLLM_USE_V1 must be 1") and len(seen) == 1
 
 
-def test_bench_is_honest(capsys):
+def test_bench_lists_its_benchmarks(capsys):
     code, out, _ = run(capsys, "bench")
-    assert code == 0 and "no benchmark" in out
-    assert run(capsys, "bench", "serve")[0] == 2
+    assert code == 0 and set(BENCHMARKS) == set(ABOUT)
+    assert [line.split()[0] for line in out.splitlines()[:-1]] == list(BENCHMARKS)
+    code, _, err = run(capsys, "bench", "latnecy")
+    assert code == 2 and "did you mean 'latency'?" in err
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_every_benchmark_has_help_and_refuses_unknown_flags(capsys, name):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", name, "--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: quire bench {name}")
+    code, _, err = run(capsys, "bench", name, "--frobnicate")
+    assert code == 2 and "--frobnicate" in err and err.count("\n") == 1
 
 
 def test_collect_env(capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""`quire bench`: lists the benchmarks that exist."""
+"""`quire bench`: lists the benchmarks, or runs one. Each is a module of `quire.cli.benches`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ from collections.abc import Callable, Sequence
 from quire.cli.parser import Parser
 from quire.registry import Registry
 
-BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry("benchmark")
+BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
+    "benchmark",
+    {
+        "throughput": "quire.cli.benches.throughput:main",
+        "latency": "quire.cli.benches.latency:main",
+        "startup": "quire.cli.benches.startup:main",
+    },
+)
 """Benchmarks by name; each is a command of its own."""
+ABOUT = {
+    "throughput": "requests and tokens per second when everything is there at once",
+    "latency": "how long one batch takes",
+    "startup": "how long the engine takes to start, cold and warm",
+}
+"""What each measures, for the list."""
 
 
 def build_parser() -> Parser:
@@ -23,8 +36,6 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         return BENCHMARKS.get(arguments[0])(arguments[1:])
     build_parser().parse(arguments)
-    if BENCHMARKS:
-        print("\n".join(BENCHMARKS))
-    else:
-        print("There is no benchmark of models or servers yet. A source checkout has `make bench`.")
+    print("\n".join(f"{name:<22}{ABOUT[name]}" for name in BENCHMARKS))
+    print("`quire bench NAME --help` tells the flags of one.")
     return 0

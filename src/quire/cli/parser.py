@@ -32,6 +32,9 @@ _WITH_FILES: Final[Registry[Callable[[], Parser]]] = Registry(
         "eval": "quire.cli.eval:build_parser",
         "profile": "quire.cli.profile:build_parser",
         "run-batch": "quire.cli.run_batch:build_parser",
+        "bench throughput": "quire.cli.benches.throughput:build_parser",
+        "bench latency": "quire.cli.benches.latency:build_parser",
+        "bench startup": "quire.cli.benches.startup:build_parser",
     },
 )
 """Commands with `--config`."""
@@ -70,6 +73,11 @@ class Parser(argparse.ArgumentParser):
         if late is not argparse.SUPPRESS:
             self._late[action.dest] = late
         return action
+
+    def set_late_default(self, name: str, value: Any) -> None:
+        """Use a value for what neither the command line nor the file gives. For flags of groups,
+        whose own defaults argparse would apply before the file is read."""
+        self._late[name] = value
 
     def add_config_flag(self) -> None:
         """Add `--config`."""

@@ -1,0 +1,83 @@
+"""Progress of a benchmark on stderr: a bar on a terminal, elsewhere a line for every quarter."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+
+class BenchProgress:
+    """Told how much is done; a new name begins a new bar.
+
+    Args:
+        enabled: Whether anything is shown.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._bar: Any = None
+        self._task: Any = None
+        self._what = ""
+        self._quarter = 0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> BenchProgress:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def seen(self, what: str, done: int, total: int) -> None:
+        """So much of `what` is done."""
+        if not self._enabled:
+            return
+        if what != self._what:
+            self._begin(what, total)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
+        elif (quarter := 4 * done // max(1, total)) > self._quarter:
+            self._quarter = quarter
+            seconds = time.monotonic() - self._started
+            print(f"{what}: {done} of {total}, {seconds:.1f} s", file=sys.stderr, flush=True)
+
+    def requests(self, done: int, total: int) -> None:
+        """So many requests are done."""
+        self.seen("requests", done, total)
+
+    def _begin(self, what: str, total: int) -> None:
+        self._stop()
+        self._what, self._quarter, self._started = what, 0, time.monotonic()
+        if sys.stderr.isatty():
+            self._bar, self._task = _make_bar(what, total)
+            self._bar.start()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _make_bar(what: str, total: int) -> tuple[Any, Any]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    return bar, bar.add_task(what, total=total)

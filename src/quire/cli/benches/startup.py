@@ -1,0 +1,53 @@
+"""`quire bench startup`: how long the engine takes to start, cold and warm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from quire.bench.offline.options import StartupOptions
+from quire.cli.benches.flags import add_fields, check_writable, llm_options, made_of, write_json
+from quire.cli.benches.progress import BenchProgress
+from quire.cli.parser import Parser
+from quire.config.cli import add_engine_flags
+
+HELP: Final = {
+    "num_iters_cold": "Starts for which the model's files are dropped from memory.",
+    "num_iters_warmup": "Starts after them that do not count.",
+    "num_iters_warm": "Starts with the files in memory.",
+    "start_timeout": "Seconds that one start may take.",
+}
+
+
+def build_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        "bench startup",
+        "Measure how long the engine takes to start, each time in a new process.",
+    )
+    add_fields(parser, StartupOptions, HELP, "Starts")
+    parser.add_argument(
+        "--output-json", metavar="PATH", default=None, help="File to write the result to."
+    )
+    parser.add_config_flag()
+    add_engine_flags(parser)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and print; returns the exit code."""
+    namespace = build_parser().parse(arguments)
+    options = made_of(StartupOptions, namespace)
+    check_writable(namespace.output_json)
+    from quire.bench.offline.startup import measure_startup, startup_text
+    from quire.config import EngineConfig
+    from quire.config.locate import located
+
+    given = llm_options(namespace)
+    config = located(EngineConfig.from_options(**given))  # a wrong option is told at once
+    with BenchProgress() as progress:
+        result = measure_startup(given, Path(config.model.model), options, progress.seen)
+    print(startup_text(result))
+    write_json(namespace.output_json, result)
+    return 0

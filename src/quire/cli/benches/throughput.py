@@ -1,0 +1,155 @@
+"""`quire bench throughput`: requests and tokens per second when everything is there at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from quire.bench.offline.options import ThroughputOptions
+from quire.cli.benches.flags import (
+    add_dataset_flags,
+    add_fields,
+    check_writable,
+    dataset_options,
+    llm_options,
+    made_of,
+    write_json,
+)
+from quire.cli.benches.progress import BenchProgress
+from quire.cli.parser import Parser
+from quire.config.cli import add_engine_flags
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.workload.request import WorkloadRequest
+
+HELP: Final = {
+    "n": "Completions of each request.",
+    "prequeue_requests": "Hand all requests over before the clock starts.",
+    "disable_detokenize": "Leave the text out: tokens only.",
+    "profile": "Record the run with torch's profiler; QUIRE_TORCH_PROFILER_DIR says where to.",
+}
+_OTHERS: Final = "quire measures itself; install that package and use its own benchmark"
+BACKENDS: Final = {"vllm": "", "vllm-chat": "", "hf": _OTHERS, "mii": _OTHERS}
+"""Backends of vLLM's benchmark, and what to say about those that do not exist here."""
+
+
+def build_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser("bench throughput", "Measure requests and tokens per second, all at once.")
+    parser.add_argument(
+        "--backend", metavar="NAME", default="vllm",
+        help="vllm: this engine; vllm-chat: through the model's chat template. Default: vllm.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--async-engine", action="store_true", default=False,
+        help="Run the engine in a process of its own, as servers do.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora-path", metavar="PATH", default=None,
+        help="Refused: give a model folder with the adapter merged into it.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output-json", metavar="PATH", default=None, help="File to write the result to."
+    )
+    add_fields(parser, ThroughputOptions, HELP, "Throughput")
+    add_dataset_flags(parser, {"dataset_name": None})
+    parser.add_config_flag()
+    add_engine_flags(parser)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and print; returns the exit code: 1 if requests failed."""
+    namespace = build_parser().parse(arguments)
+    _check(namespace)
+    check_writable(namespace.output_json)
+    options = made_of(ThroughputOptions, namespace)
+    name = namespace.dataset_name or ("sharegpt" if namespace.dataset_path else "random")
+    dataset = dataset_options(namespace, dataset_name=name)
+    from quire.bench.offline.throughput import throughput_result, throughput_text
+    from quire.workload.datasets import make_requests
+
+    run = _run_async if namespace.async_engine else _run_inline
+    records, duration = run(namespace, options, lambda codec: make_requests(dataset, codec))
+    result = throughput_result(records, duration)
+    print(throughput_text(result))
+    write_json(namespace.output_json, result)
+    return 1 if result["failed"] else 0
+
+
+Make = Callable[[Any], "list[WorkloadRequest]"]
+
+
+def _check(namespace: argparse.Namespace) -> None:
+    if namespace.backend not in BACKENDS:
+        raise ConfigError(
+            f"--backend must be one of {', '.join(BACKENDS)}, got {namespace.backend!r}"
+        )
+    if reason := BACKENDS[namespace.backend]:
+        raise ConfigError(f"--backend {namespace.backend}: {reason}")
+    if namespace.lora_path is not None:
+        raise ConfigError(
+            f"--lora-path {namespace.lora_path!r}: adapters are not loaded; give a model folder "
+            "with the adapter merged into it"
+        )
+    if namespace.async_engine and namespace.prequeue_requests:
+        raise ConfigError(
+            "--prequeue-requests needs the engine in this process: leave --async-engine out"
+        )
+
+
+def _run_inline(
+    namespace: argparse.Namespace, options: ThroughputOptions, make: Make
+) -> tuple[list[Any], float]:
+    from quire.bench.offline.throughput import jobs_of, run_inline
+    from quire.engine.llm import LLM
+
+    with LLM(**llm_options(namespace)) as llm, BenchProgress() as progress:
+        engine = llm.llm_engine
+        jobs = jobs_of(
+            _fitting(make(engine.tokenizer), engine.config.model.max_model_len),
+            options,
+            _renderer(namespace, engine.tokenizer),
+        )
+        return run_inline(llm, jobs, options, progress.requests)
+
+
+def _run_async(
+    namespace: argparse.Namespace, options: ThroughputOptions, make: Make
+) -> tuple[list[Any], float]:
+    from quire.bench.offline.throughput import jobs_of, run_async
+    from quire.config import EngineConfig
+    from quire.config.locate import located
+    from quire.engine.frontend.front_end import load_tokenizer
+
+    config = located(EngineConfig.from_options(**llm_options(namespace)))
+    shape = config.model.read_shape()
+    settled, _ = config.resolve(shape)
+    tokenizer = load_tokenizer(config.model, shape)
+    requests = _fitting(make(tokenizer), settled.model.max_model_len)
+    jobs = jobs_of(requests, options, _renderer(namespace, tokenizer))
+    with BenchProgress() as progress:
+        return run_async(config, jobs, options, progress.requests)
+
+
+def _fitting(requests: list[WorkloadRequest], limit: int | None) -> list[WorkloadRequest]:
+    from quire.bench.offline.drive import check_context
+
+    for number, request in enumerate(requests, 1):
+        check_context(request.prompt_len, request.output_len, limit or 0, f"request {number}")
+    return requests
+
+
+def _renderer(namespace: argparse.Namespace, tokenizer: Any) -> Callable[[str], list[int]] | None:
+    if namespace.backend != "vllm-chat":
+        return None
+
+    def render(prompt: str) -> list[int]:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True
+        )
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    return render
