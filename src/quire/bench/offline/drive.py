@@ -38,7 +38,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Driven:
+class DriveOutcome:
     """What came of a run."""
 
     records: list[RequestRecord]
@@ -92,10 +92,12 @@ class Drive:
         self._prequeue = prequeue
         self._latest: dict[int, float] = {}
         self._ends: dict[int, int] = {}
-        self._outcome = Driven([], 0.0, token_ids=[[] for _ in jobs], texts=["" for _ in jobs])
+        self._outcome = DriveOutcome(
+            [], 0.0, token_ids=[[] for _ in jobs], texts=["" for _ in jobs]
+        )
         self._left = 0
 
-    def run(self) -> Driven:
+    def run(self) -> DriveOutcome:
         """Run to the end.
 
         Raises:
