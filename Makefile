@@ -36,7 +36,7 @@ KERNELS := $(wildcard csrc/*.cpp csrc/*.h) csrc/CMakeLists.txt
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(KERNELS)
 	@echo "installing quire and compiling its kernels (some minutes)"
-	@$(PIP) -e .
+	@$(PIP) -e '.[bench]'
 	@$(BIN)/python -m quire.kernels.compiled
 	@touch $@
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "quire"
 FILES = sorted(SOURCE.rglob("*.py"))
 WALL_CLOCK = {
+    "bench/saved.py",  # when a result was made
     "cli/api_keys.py",  # when keys of a file end
     "cli/simulate.py",  # `date` of results
     "engine/frontend/disk/disk_journal.py",  # for how long after a restart a reply is kept

@@ -7,7 +7,7 @@ The JSON has the keys of `vllm bench serve`, and the figures are defined as ther
   happens before that.
 - TPOT: (latency - TTFT) / (output tokens - 1), of requests with more than one token.
 - ITL: each gap between two outputs, of all requests together.
-- E2EL: from sending to the end.
+- E2EL: from sending to the last output.
 - Goodput: requests per second that meet every SLO; the TPOT of a single token counts as 0.
 - Peak output token throughput: most outputs within one of the seconds after the first start.
 
@@ -58,7 +58,7 @@ class RequestRecord:
     itls: list[float] = field(default_factory=list)
     """Gaps between outputs. An output may hold several tokens."""
     end: float | None = None
-    """When the last byte came; None: never."""
+    """When the last output came, if the reply was whole; None: it was not."""
     error: str = ""
     """Why it failed; empty: it did not."""
     text: str = ""

@@ -10,6 +10,7 @@ from quire.registry import Registry
 BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
     "benchmark",
     {
+        "serve": "quire.cli.benches.serve:main",
         "throughput": "quire.cli.benches.throughput:main",
         "latency": "quire.cli.benches.latency:main",
         "startup": "quire.cli.benches.startup:main",
@@ -17,6 +18,7 @@ BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
 )
 """Benchmarks by name; each is a command of its own."""
 ABOUT = {
+    "serve": "latencies and throughput of a server of any make, under a load",
     "throughput": "requests and tokens per second when everything is there at once",
     "latency": "how long one batch takes",
     "startup": "how long the engine takes to start, cold and warm",

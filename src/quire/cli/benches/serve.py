@@ -1,0 +1,113 @@
+"""`quire bench serve`: a load on a server of any make, the table, the result, the report."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from quire.bench.options import ServeOptions
+from quire.bench.result import RequestRecord, detailed
+from quire.bench.saved import file_of, now, write_result
+from quire.bench.serve import Listener, ServeRun, run_serve
+from quire.bench.text_block import heading, row, text_block
+from quire.cli.option_flags import add_option_flags, options_from
+from quire.cli.parser import Parser
+from quire.utils.process import raise_descriptor_limit
+from quire.workload.datasets import DATASETS, REFUSED
+from quire.workload.options import DatasetOptions
+
+
+def build_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        "bench serve",
+        "Load any OpenAI-compatible server and measure it. Options, figures and the JSON are those "
+        "of `vllm bench serve`; docs/benchmarks.md defines them. Exit code 1: a request failed.",
+    )
+    add_option_flags(parser, ServeOptions)
+    add_option_flags(parser, DatasetOptions, "Dataset")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and print; returns the exit code."""
+    namespace = build_parser().parse(arguments)
+    options, dataset = (options_from(namespace, kind) for kind in (ServeOptions, DatasetOptions))
+    assert isinstance(options, ServeOptions) and isinstance(dataset, DatasetOptions)
+    if dataset.dataset_name == "list":
+        print("\n".join(DATASETS))
+        print(f"Not available: {', '.join(REFUSED)}")
+        return 0
+    raise_descriptor_limit()
+    begun = now()
+    progress = Progress(not options.disable_tqdm)
+    run = asyncio.run(run_serve(options, dataset, progress))
+    result = {"date": begun.strftime("%Y%m%d-%H%M%S"), **run.result}
+    show(run, result)
+    save(options, run, result)
+    return run.exit_code
+
+
+def show(run: ServeRun, result: dict[str, Any]) -> None:
+    """Print the block, and what a reader should know."""
+    print(text_block(result, metrics=run.metrics, percentiles=run.percentiles))
+    if probe := result.get("probe"):
+        print(heading("Probe Requests"))
+        print(row("Probe requests completed:", probe["completed"]))
+        print(row("Probe requests failed:", probe["failed"]))
+        for name in ("median", "p99", "max"):
+            print(row(f"{name.capitalize()} probe E2EL (ms):", probe[f"{name}_e2el_ms"]))
+    for note in run.notes:
+        print(note, file=sys.stderr)
+
+
+def save(options: ServeOptions, run: ServeRun, result: dict[str, Any]) -> None:
+    """Write the files that were asked for, and say where they are."""
+    wants_file = options.save_result or options.append_result or options.save_detailed
+    if not wants_file:
+        return
+    whole = result | detailed(run.outcome.records) if options.save_detailed else result
+    path = file_of(options, str(result["model_id"]), now())
+    write_result(path, whole, append=options.append_result)
+    print(f"Result: {path}", file=sys.stderr)
+
+
+class Progress(Listener):
+    """A bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled and sys.stderr.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+        self._failed = 0
+
+    def note(self, text: str) -> None:
+        """Print a note."""
+        print(text, file=sys.stderr)
+
+    def begin(self, num_requests: int) -> None:
+        """Show the bar."""
+        if not self._enabled:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        failed = TextColumn("{task.fields[failed]} failed")
+        columns = (TextColumn("Requests:"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = RichProgress(*columns, failed, console=Console(stderr=True))
+        self._task = self._bar.add_task("requests", total=num_requests, failed=0)
+        self._bar.start()
+
+    def done(self, record: RequestRecord) -> None:
+        """Move it on."""
+        self._failed += not record.ok
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, failed=self._failed)
+
+    def end(self) -> None:
+        """Leave it as it is."""
+        if self._bar is not None:
+            self._bar.stop()

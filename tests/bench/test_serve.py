@@ -1,0 +1,354 @@
+"""`quire bench serve` against a real server, and against servers that hang, die and misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_server import fake
+from live_server import QUIRE, Server, serving
+from quire.bench.backends import BACKENDS, REFUSED
+from quire.bench.options import ServeOptions
+from quire.bench.result import records_of, summary
+from quire.bench.saved import read_results
+from quire.bench.serve import ServeRun, run_serve
+from quire.bench.speculation import parse_speculation
+from quire.cli.bench_serve import main
+from quire.errors import ConfigError, QuireError, StartupError
+from quire.workload.options import DatasetOptions
+
+SMALL = {"random_input_len": 24, "random_output_len": 6, "num_prompts": 12}
+
+
+def ran(url: str, dataset: dict[str, Any] | None = None, **options: Any) -> ServeRun:
+    given = DatasetOptions(**{**SMALL, **(dataset or {})})
+    return asyncio.run(run_serve(ServeOptions(base_url=url, **options), given))
+
+
+# ---- a real server -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["openai", "vllm", "openai-chat", "openai-responses"])
+def test_generation_is_measured_over_every_api(bench_server: Server, backend):
+    run = ran(bench_server.url, backend=backend, max_concurrency=4, temperature=0.0)
+    assert run.exit_code == 0
+    result, records = run.result, run.outcome.records
+    assert (result["completed"], result["failed"]) == (12, 0)
+    assert result["total_output_tokens"] == 12 * 6, "random prompts ignore the end of sequence"
+    assert result["total_input_tokens"] >= 12 * 24
+    assert 1 <= result["max_concurrent_requests"] <= 4
+    for record in records:
+        assert 0 < record.ttft <= record.latency <= result["duration"]
+        assert record.latency - record.ttft == pytest.approx(sum(record.itls), abs=1e-6)
+        assert record.text
+    assert result["tokenizer_id"] == "quire-demo"
+    assert not run.notes
+
+
+def test_figures_follow_from_the_detailed_result(bench_server: Server, tmp_path, capsys):
+    code = main([
+        *("--base-url", bench_server.url, "--num-prompts", "10", "--random-input-len", "20"),
+        *("--random-output-len", "5", "--percentile-metrics", "ttft,tpot,itl,e2el"),
+        *("--metric-percentiles", "50,99", "--goodput", "ttft:60000", "e2el:60000"),
+        *("--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--label", "here"),
+        *("--metadata", "tp=2", "--request-rate", "50", "--num-warmups", "1"),
+    ])  # fmt: skip
+    assert code == 0
+    text = capsys.readouterr().out
+    assert "Request goodput (req/s):" in text and "P50 E2EL (ms):" in text
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("here-50.0qps-quire-demo-20")
+    (result,) = read_results(path)
+    again = summary(
+        records_of(result), result["duration"], percentiles=[50, 99],
+        goodput={"ttft": 60000, "e2el": 60000},
+    )  # fmt: skip
+    assert {name: result[name] for name in again} == pytest.approx(again)
+    assert result["tp"] == "2" and result["num_prompts"] == 10 and result["completed"] == 10
+    shown = {line[:40].strip(): line[40:].strip() for line in text.splitlines() if ":" in line}
+    assert float(shown["P99 TTFT (ms):"]) == pytest.approx(result["p99_ttft_ms"], abs=0.006)
+    assert float(shown["Request throughput (req/s):"]) == pytest.approx(
+        result["request_throughput"], abs=0.006
+    )
+
+
+def test_prompts_of_a_file_get_the_chat_template(bench_server: Server, tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"prompt": "What is 23 + 45?"}))
+    how = {"dataset_name": "custom", "dataset_path": str(path), "num_prompts": 1}
+    dataset = {**how, "custom_output_len": 20}
+    run = ran(bench_server.url, dataset, temperature=0.0)
+    assert "68" in run.outcome.records[0].text
+    bare = ran(bench_server.url, {**dataset, "skip_chat_template": True}, temperature=0.0)
+    assert bare.requests[0].prompt == "What is 23 + 45?"
+
+
+def test_pooling_backends_say_what_the_server_says(bench_server: Server):
+    run = ran(bench_server.url, backend="openai-embeddings")
+    assert run.exit_code == 1, "the embedded model generates text"
+    assert run.result["failed"] == 12
+    assert any("12 failed: 4" in note for note in run.notes), run.notes
+
+
+def test_a_killed_server_ends_the_run(tmp_path):
+    with serving() as server:
+        url = server.url
+
+        def kill() -> None:
+            time.sleep(1.0)
+            os.kill(server.process.pid, signal.SIGKILL)
+
+        threading.Thread(target=kill).start()
+        run = ran(
+            url, {"num_prompts": 400, "random_output_len": 16}, request_rate=20.0,
+            unreachable_timeout=1.0,
+        )  # fmt: skip
+    assert run.exit_code == 1
+    assert "cannot be reached" in run.outcome.verdict
+    assert run.result["completed"] + run.result["failed"] == 400
+    assert run.result["failed"] > 200
+    assert run.outcome.duration < 15, "at that rate the requests alone would take 20 s"
+
+
+def test_a_stopped_server_ends_the_run():
+    with serving() as server:
+        url = server.url
+        family = server.family()
+        for process in family:
+            process.suspend()
+        try:
+            # The list of models cannot be asked for any more: the load alone is under test.
+            run = _load_on_hung(url)
+        finally:
+            for process in family:
+                process.resume()
+    assert run == (5, "nothing for")
+
+
+def _load_on_hung(url: str) -> tuple[int, str]:
+    from quire.bench.backends import Asking
+    from quire.bench.client import BenchClient
+    from quire.bench.load import Load, Patience, ServerWatch
+    from quire.workload.arrivals import arrival_times
+    from quire.workload.request import WorkloadRequest
+
+    async def load() -> tuple[int, str]:
+        import numpy as np
+
+        watch = ServerWatch(Patience(stall=0.5))
+        async with BenchClient(url, BACKENDS["openai"]) as client:
+            client.heard = watch.heard
+            times = arrival_times(5, 100.0, np.random.default_rng(0))
+
+            async def ask(_: int, request: WorkloadRequest) -> Any:
+                return await client.ask(request, Asking("quire-demo"))
+
+            outcome = await Load([WorkloadRequest("Hi", 1, 5)] * 5, times, ask, watch).run()
+        return sum(not r.ok for r in outcome.records), outcome.verdict[16:27]
+
+    return asyncio.run(load())
+
+
+# ---- servers that misbehave ----------------------------------------------------------------------
+
+
+def test_a_server_that_hangs_ends_the_run():
+    with fake(hang_after=5) as server:
+        run = ran(server.url, stall_timeout=0.5, max_concurrency=3)
+    assert (
+        "sent nothing for" in run.outcome.verdict and "--stall-timeout 0.5" in run.outcome.verdict
+    )
+    assert (run.result["completed"], run.result["failed"]) == (5, 7)
+    errors = [record.error for record in run.outcome.records if record.error]
+    assert sum(error.startswith("not sent: ") for error in errors) == 4
+    assert run.exit_code == 1 and run.result["ended_early"] == run.outcome.verdict
+
+
+def test_slow_is_not_dead():
+    with fake(gap=0.3, tokens=3) as server:
+        run = ran(server.url, stall_timeout=0.8)
+    assert run.exit_code == 0
+
+
+def test_a_server_that_goes_away_ends_the_run():
+    with fake(break_after=4) as server:
+        run = ran(server.url, {"num_prompts": 50}, request_rate=25.0, unreachable_timeout=0.3)
+    assert run.result["failed"] >= 46
+    assert "cannot be reached" in run.outcome.verdict
+    assert run.outcome.duration < 1.9, "50 requests at that rate take 2 s"
+
+
+def test_failed_requests_are_counted_and_told():
+    with fake(status=429) as server:
+        run = ran(server.url)
+    assert (run.result["completed"], run.result["failed"]) == (0, 12)
+    assert run.notes[-1] == "12 failed: 429: the queue is full"
+    assert run.exit_code == 1
+    assert not run.outcome.verdict, "it answers: it is alive"
+
+
+def test_a_stream_without_an_end_has_failed():
+    with fake(cut=True) as server:
+        run = ran(server.url)
+    assert run.result["failed"] == 12
+    assert "broke off" in run.notes[-1]
+
+
+def test_a_server_without_usage_is_counted_and_said_so():
+    with fake(usage=False, tokens=5) as server:
+        run = ran(server.url)
+        assert run.result["total_output_tokens"] == 12 * 5
+        assert any("no usage for 12 requests" in note for note in run.notes)
+        assert any("prompts were made of words" in note for note in run.notes)
+        counted = ran(server.url, tokenizer="quire-demo")
+        assert counted.result["total_output_tokens"] > 0
+        assert any("from the text" in note for note in counted.notes)
+
+
+def test_requests_go_out_when_they_are_due():
+    with fake(gap=0.05) as server:
+        run = ran(server.url, {"num_prompts": 40}, request_rate=80.0)
+        starts = [record.start for record in run.outcome.records]
+        assert starts == sorted(starts)
+        assert 0.3 < starts[-1] - starts[0] < 2.5
+        limited = ran(server.url, {"num_prompts": 20}, max_concurrency=2)
+        assert server.most_open > 2, "the first run had no limit"
+    assert limited.result["max_concurrent_requests"] == 2
+    assert max(record.queue_time for record in limited.outcome.records) > 0.1
+
+
+def test_what_is_sent():
+    with fake() as server:
+        ran(
+            server.url, {"num_prompts": 4}, temperature=0.5, top_k=3, logprobs=2, ignore_eos=True,
+            header=["x-tenant=a"], api_key="secret", extra_body={"user": "me"},
+            lora_modules=["adapter", "m"], lora_assignment="round-robin", request_id_prefix="r-",
+            use_beam_search=True, profile=True, probe_request_rate=200.0,
+        )  # fmt: skip
+        bodies = [body for body in server.bodies if body["prompt"] != "Hi"]
+        body = bodies[0]
+        assert body["max_tokens"] == 6 and body["stream"] is True
+        assert body["stream_options"] == {"include_usage": True}
+        assert (body["temperature"], body["top_k"], body["logprobs"]) == (0.5, 3, 2)
+        assert body["user"] == "me" and body["ignore_eos"] is True and body["use_beam_search"]
+        assert sorted(b["model"] for b in bodies) == ["adapter", "adapter", "m", "m"]
+        assert len(server.bodies) > 4, "probes"
+        heads = "".join(server.headers).lower()
+        assert "x-tenant: a" in heads and "authorization: bearer secret" in heads
+        assert "x-request-id: r-0" in heads
+        assert {"/start_profile", "/stop_profile"} <= set(server.paths)
+
+
+def test_nobody_is_there():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=f"cannot reach http://127.0.0.1:{port}: .*refused"):
+            asyncio.run(run_serve(ServeOptions(port=port), DatasetOptions(num_prompts=1)))
+
+
+def test_a_model_that_is_not_served():
+    with fake() as server:
+        with pytest.raises(StartupError, match="does not serve 'x'.* It serves: m, adapter"):
+            ran(server.url, model="x")
+        with pytest.raises(StartupError, match="does not serve 'l'"):
+            ran(server.url, lora_modules=["l"])
+        with pytest.raises(ConfigError, match="--tokenizer: there is no tokenizer of 'nowhere'"):
+            ran(server.url, tokenizer="nowhere")
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_backends_that_quire_lacks(name):
+    with pytest.raises(
+        ConfigError, match=f"--backend {name}: .*quire measures|--backend {name}: .*use"
+    ):
+        ran("http://127.0.0.1:1", backend=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "openay"}, "did you mean 'openai'"),
+        ({"request_rate": 0.0}, "--request-rate must be above 0.*got 0"),
+        ({"request_rate": -2.0}, "got -2"),
+        ({"max_concurrency": 0}, "--max-concurrency must be at least 1, got 0"),
+        ({"burstiness": 0.0}, "--burstiness must be above 0, got 0"),
+        ({"stall_timeout": 0.0}, "--stall-timeout must be above 0"),
+        ({"ramp_up_strategy": "linear"}, "needs --ramp-up-start-rps"),
+        ({"ramp_up_start_rps": 2.0}, "need --ramp-up-strategy"),
+        ({"header": ["x"]}, "--header takes KEY=VALUE, got 'x'"),
+        ({"base_url": "ftp://x"}, "--base-url must look like"),
+        ({"base_url": "http://x:99999"}, "--base-url must look like"),
+        ({"lora_assignment": "x"}, "random or round-robin, got 'x'"),
+        ({"goodput": ["ttft:x"]}, "--goodput ttft must be above 0"),
+        ({"backend": "vllm-pooling", "goodput": ["ttft:5"]}, "takes e2el only"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(QuireError, match=message):
+        ran(
+            **{"url": "http://127.0.0.1:1"} | options
+        ) if "base_url" not in options else asyncio.run(
+            run_serve(ServeOptions(**options), DatasetOptions(num_prompts=1))
+        )
+
+
+def test_options_that_exclude_each_other():
+    with fake() as server:
+        with pytest.raises(ConfigError, match="random does not tell when requests come"):
+            ran(server.url, self_timed=True)
+        with pytest.raises(ConfigError, match="give no rate"):
+            ran(server.url, self_timed=True, request_rate=2.0)
+        with pytest.raises(ConfigError, match="for pooling backends"):
+            ran(server.url, {"random_batch_size": 2})
+
+
+def test_results_are_appended(tmp_path):
+    with fake() as server:
+        for _ in range(2):
+            main([
+                "--base-url", server.url, "--num-prompts", "2", "--append-result",
+                "--result-filename", str(tmp_path / "a" / "r.json"),
+            ])  # fmt: skip
+    assert [r["completed"] for r in read_results(tmp_path / "a" / "r.json")] == [2, 2]
+    (tmp_path / "bad").write_text('{"completed": 1, "duration": 2}\n{"x": 1}')
+    with pytest.raises(ConfigError, match="line 2: not a result"):
+        read_results(tmp_path / "bad")
+
+
+def test_speculation_is_read_from_metrics():
+    def text(drafts: int, tokens: int, first: int, second: int) -> str:
+        return (
+            "# TYPE vllm:spec_decode_num_drafts_total counter\n"
+            f"vllm:spec_decode_num_drafts_total{{engine=\"0\"}} {drafts}.0\n"
+            f"vllm:spec_decode_num_draft_tokens_total{{engine=\"0\"}} {tokens}\n"
+            f"vllm:spec_decode_num_accepted_tokens_total{{engine=\"0\"}} {first + second}\n"
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} {first}\n'
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="1"}} {second}\n'
+        )  # fmt: skip
+
+    before, after = (parse_speculation(text(*n)) for n in ((10, 20, 5, 1), (30, 60, 20, 6)))
+    assert before is not None and after is not None
+    assert after.since(before) == {
+        "num_drafts": 20, "draft_tokens": 40, "accepted_tokens": 20, "acceptance_rate": 50.0,
+        "acceptance_length": 2.0, "per_position_acceptance_rates": [0.75, 0.25],
+    }  # fmt: skip
+    assert before.since(before) is None
+    assert parse_speculation("vllm:num_requests_running 3") is None
+
+
+def test_the_command_is_listed(capfd):
+    import subprocess
+
+    done = subprocess.run([*QUIRE, "bench"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("serve ")
+    assert Path(__file__).exists()
