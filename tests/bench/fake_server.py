@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from patience import PATIENCE
+
 
 class FakeServer:
     """Answers `/v1/models` with `m`, and everything else with `tokens` chunks, `gap` seconds apart.
@@ -43,7 +45,7 @@ class FakeServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(PATIENCE)
         return self
 
     def __exit__(self, *_: object) -> None:

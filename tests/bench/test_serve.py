@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,11 @@ import pytest
 from fake_server import fake
 from live_server import QUIRE, Server, serving
 from quire.bench.backends import BACKENDS, REFUSED
+from quire.bench.load import NOT_SENT, UNREACHABLE, Patience, ServerWatch
 from quire.bench.options import ServeOptions
-from quire.bench.result import records_of, summary
+from quire.bench.result import RequestRecord, records_of, summary
 from quire.bench.saved import read_results
-from quire.bench.serve import ServeRun, run_serve
+from quire.bench.serve import RunListener, ServeRun, run_serve
 from quire.bench.speculation import parse_speculation
 from quire.cli.bench_serve import main
 from quire.errors import ConfigError, QuireError, StartupError
@@ -32,6 +31,10 @@ SMALL = {"random_input_len": 24, "random_output_len": 6, "num_prompts": 12}
 def ran(url: str, dataset: dict[str, Any] | None = None, **options: Any) -> ServeRun:
     given = DatasetOptions(**{**SMALL, **(dataset or {})})
     return asyncio.run(run_serve(ServeOptions(base_url=url, **options), given))
+
+
+def not_sent(run: ServeRun) -> int:
+    return sum(record.error.startswith(NOT_SENT) for record in run.outcome.records)
 
 
 # ---- a real server -------------------------------------------------------------------------------
@@ -99,24 +102,24 @@ def test_pooling_backends_say_what_the_server_says(bench_server: Server):
     assert any("12 failed: 4" in note for note in run.notes), run.notes
 
 
-def test_a_killed_server_ends_the_run(tmp_path):
+def test_a_killed_server_ends_the_run():
+    class Killer(RunListener):
+        ended = 0
+
+        def done(self, record: Any) -> None:
+            self.ended += 1
+            if self.ended == 10:
+                os.kill(server.process.pid, signal.SIGKILL)
+
     with serving() as server:
-        url = server.url
-
-        def kill() -> None:
-            time.sleep(1.0)
-            os.kill(server.process.pid, signal.SIGKILL)
-
-        threading.Thread(target=kill).start()
-        run = ran(
-            url, {"num_prompts": 400, "random_output_len": 16}, request_rate=20.0,
-            unreachable_timeout=1.0,
-        )  # fmt: skip
+        dataset = DatasetOptions(num_prompts=400, random_input_len=24, random_output_len=16)
+        options = ServeOptions(base_url=server.url, request_rate=20.0, unreachable_timeout=1.0)
+        run = asyncio.run(run_serve(options, dataset, Killer()))
     assert run.exit_code == 1
     assert "cannot be reached" in run.outcome.verdict
     assert run.result["completed"] + run.result["failed"] == 400
-    assert run.result["failed"] > 200
-    assert run.outcome.duration < 15, "at that rate the requests alone would take 20 s"
+    assert run.result["completed"] >= 9
+    assert not_sent(run) > 100, "at that rate the requests alone would take 20 s"
 
 
 def test_a_stopped_server_ends_the_run():
@@ -137,7 +140,7 @@ def test_a_stopped_server_ends_the_run():
 def _load_on_hung(url: str) -> tuple[int, str]:
     from quire.bench.backends import Asking
     from quire.bench.client import BenchClient
-    from quire.bench.load import Load, Patience, ServerWatch
+    from quire.bench.load import OpenLoopLoad, Patience, ServerWatch
     from quire.workload.arrivals import arrival_times
     from quire.workload.request import WorkloadRequest
 
@@ -152,7 +155,7 @@ def _load_on_hung(url: str) -> tuple[int, str]:
             async def ask(_: int, request: WorkloadRequest) -> Any:
                 return await client.ask(request, Asking("quire-demo"))
 
-            outcome = await Load([WorkloadRequest("Hi", 1, 5)] * 5, times, ask, watch).run()
+            outcome = await OpenLoopLoad([WorkloadRequest("Hi", 1, 5)] * 5, times, ask, watch).run()
         return sum(not r.ok for r in outcome.records), outcome.verdict[16:27]
 
     return asyncio.run(load())
@@ -163,28 +166,47 @@ def _load_on_hung(url: str) -> tuple[int, str]:
 
 def test_a_server_that_hangs_ends_the_run():
     with fake(hang_after=5) as server:
-        run = ran(server.url, stall_timeout=0.5, max_concurrency=3)
-    assert (
-        "sent nothing for" in run.outcome.verdict and "--stall-timeout 0.5" in run.outcome.verdict
-    )
+        run = ran(server.url, stall_timeout=3.0, max_concurrency=3)
+    assert "sent nothing for" in run.outcome.verdict and "--stall-timeout 3" in run.outcome.verdict
     assert (run.result["completed"], run.result["failed"]) == (5, 7)
-    errors = [record.error for record in run.outcome.records if record.error]
-    assert sum(error.startswith("not sent: ") for error in errors) == 4
+    assert not_sent(run) == 4
     assert run.exit_code == 1 and run.result["ended_early"] == run.outcome.verdict
 
 
-def test_slow_is_not_dead():
-    with fake(gap=0.3, tokens=3) as server:
-        run = ran(server.url, stall_timeout=0.8)
-    assert run.exit_code == 0
+def test_when_a_server_counts_as_gone():
+    now = [0.0]
+    watch = ServerWatch(Patience(stall=10, unreachable=5), lambda: now[0])
+    refused = RequestRecord(0.0, 1, error=UNREACHABLE + "refused")
+    now[0] = 50.0
+    assert not watch.verdict(), "nothing was asked"
+    watch.sent()
+    watch.sent()
+    for _ in range(5):
+        now[0] += 9.0
+        assert not watch.verdict()
+        watch.heard()
+    watch.ended(refused)
+    now[0] += 4.0
+    assert not watch.verdict()
+    watch.heard()  # another connection is alive
+    now[0] += 9.0
+    assert not watch.verdict()
+    now[0] += 2.0
+    assert watch.verdict() == (
+        "the server sent nothing for 11 s, with 1 requests unanswered (--stall-timeout 10)"
+    )
+    watch.ended(refused)
+    assert not watch.verdict(), "nothing is unanswered, and it was refused just now"
+    now[0] += 6.0
+    assert watch.verdict() == "the server cannot be reached for 6 s (--unreachable-timeout 5)"
 
 
 def test_a_server_that_goes_away_ends_the_run():
     with fake(break_after=4) as server:
-        run = ran(server.url, {"num_prompts": 50}, request_rate=25.0, unreachable_timeout=0.3)
-    assert run.result["failed"] >= 46
+        run = ran(server.url, {"num_prompts": 300}, request_rate=25.0, unreachable_timeout=0.3)
+    assert run.result["failed"] >= 296
     assert "cannot be reached" in run.outcome.verdict
-    assert run.outcome.duration < 1.9, "50 requests at that rate take 2 s"
+    assert not_sent(run) > 0
 
 
 def test_failed_requests_are_counted_and_told():
@@ -219,7 +241,7 @@ def test_requests_go_out_when_they_are_due():
         run = ran(server.url, {"num_prompts": 40}, request_rate=80.0)
         starts = [record.start for record in run.outcome.records]
         assert starts == sorted(starts)
-        assert 0.3 < starts[-1] - starts[0] < 2.5
+        assert run.result["duration"] > 40 / 80, "the last is due then, and not before"
         limited = ran(server.url, {"num_prompts": 20}, max_concurrency=2)
         assert server.most_open > 2, "the first run had no limit"
     assert limited.result["max_concurrent_requests"] == 2

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -52,51 +52,55 @@ class LoadOutcome:
     """Why the run was ended early; empty: it was not."""
 
 
-@dataclass(slots=True)
 class ServerWatch:
-    """Sees whether the server is alive, from what its connections do."""
+    """Sees whether the server is alive, from what its connections do.
 
-    patience: Patience
-    heard_at: float = field(default_factory=time.perf_counter)
-    unreachable_since: float | None = None
-    num_in_flight: int = 0
+    Args:
+        patience: When it gives up.
+        clock: Seconds.
+    """
+
+    def __init__(self, patience: Patience, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._patience, self._clock = patience, clock
+        self._heard_at = clock()
+        self._unreachable_since: float | None = None
+        self._num_in_flight = 0
 
     def heard(self) -> None:
         """A byte came."""
-        self.heard_at = time.perf_counter()
-        self.unreachable_since = None
+        self._heard_at = self._clock()
+        self._unreachable_since = None
 
     def sent(self) -> None:
         """A request goes out. Silence before the first does not count."""
-        if self.num_in_flight == 0:
-            self.heard_at = time.perf_counter()
-        self.num_in_flight += 1
+        if self._num_in_flight == 0:
+            self._heard_at = self._clock()
+        self._num_in_flight += 1
 
     def ended(self, record: RequestRecord) -> None:
         """A request has its record."""
-        self.num_in_flight -= 1
-        if record.error.startswith(UNREACHABLE) and self.unreachable_since is None:
-            self.unreachable_since = time.perf_counter()
+        self._num_in_flight -= 1
+        if record.error.startswith(UNREACHABLE) and self._unreachable_since is None:
+            self._unreachable_since = self._clock()
 
     def verdict(self) -> str:
         """Why to give up; empty: no reason."""
-        now = time.perf_counter()
-        since = self.unreachable_since
-        if since is not None and now - since > self.patience.unreachable:
+        now, since, patience = self._clock(), self._unreachable_since, self._patience
+        if since is not None and now - since > patience.unreachable:
             return (
                 f"the server cannot be reached for {now - since:.0f} s (--unreachable-timeout "
-                f"{self.patience.unreachable:g})"
+                f"{patience.unreachable:g})"
             )
-        silence = now - self.heard_at
-        if self.num_in_flight and silence > self.patience.stall:
+        silence = now - self._heard_at
+        if self._num_in_flight and silence > patience.stall:
             return (
-                f"the server sent nothing for {silence:.0f} s, with {self.num_in_flight} requests "
-                f"unanswered (--stall-timeout {self.patience.stall:g})"
+                f"the server sent nothing for {silence:.0f} s, with {self._num_in_flight} requests "
+                f"unanswered (--stall-timeout {patience.stall:g})"
             )
         return ""
 
 
-class Load:
+class OpenLoopLoad:
     """One run.
 
     Args:

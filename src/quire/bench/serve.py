@@ -1,7 +1,7 @@
 """A run against a server, from options to the result: what `quire bench serve` does.
 
 Steps: find the server's model and its tokenizer, make the requests and their arrivals, wait until
-the server is ready, warm up, load it, compute the result. Prints nothing; a `Listener` hears what
+the server is ready, warm up, load it, compute the result. Prints nothing; a `RunListener` hears what
 happens.
 """
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from quire.bench.backends import Asking, Backend, backend_named
 from quire.bench.client import BenchClient, base_url_of
-from quire.bench.load import Load, LoadOutcome, Patience, ServerWatch
+from quire.bench.load import LoadOutcome, OpenLoopLoad, Patience, ServerWatch
 from quire.bench.options import ServeOptions, pairs_of
 from quire.bench.result import (
     RequestRecord,
@@ -81,7 +81,7 @@ class _Plan:
     metadata: dict[str, str]
 
 
-class Listener:
+class RunListener:
     """Hears what a run does. The methods do nothing here."""
 
     def note(self, text: str) -> None:
@@ -98,7 +98,7 @@ class Listener:
 
 
 async def run_serve(
-    options: ServeOptions, dataset: DatasetOptions, told: Listener | None = None
+    options: ServeOptions, dataset: DatasetOptions, told: RunListener | None = None
 ) -> ServeRun:
     """Run the benchmark.
 
@@ -106,7 +106,7 @@ async def run_serve(
         ConfigError: an option is wrong, or the dataset cannot be used.
         StartupError: the server cannot be reached, or does not serve the model.
     """
-    told = told or Listener()
+    told = told or RunListener()
     plan = _plan(options)
     client = BenchClient(
         base_url_of(options.url), plan.backend, endpoint=options.endpoint, headers=plan.headers,
@@ -158,7 +158,7 @@ def _key_of_environment() -> str | None:
 
 
 async def _target(
-    client: BenchClient, options: ServeOptions, dataset: DatasetOptions, told: Listener
+    client: BenchClient, options: ServeOptions, dataset: DatasetOptions, told: RunListener
 ) -> tuple[Asking, Tokenizer | None, RunSettings]:
     """Who is asked for, and with which tokenizer lengths are counted."""
     model, root = await _model(client, options, told)
@@ -185,7 +185,7 @@ async def _target(
 
 
 async def _model(
-    client: BenchClient, options: ServeOptions, told: Listener
+    client: BenchClient, options: ServeOptions, told: RunListener
 ) -> tuple[str, str | None]:
     """The model's name at the server, and its `root`: what it was loaded from."""
     wanted = options.served_model_name or options.model
@@ -248,7 +248,7 @@ def _wants_template(options: ServeOptions, dataset: DatasetOptions) -> bool:
 
 
 def apply_template(
-    requests: list[WorkloadRequest], tokenizer: Tokenizer | None, told: Listener
+    requests: list[WorkloadRequest], tokenizer: Tokenizer | None, told: RunListener
 ) -> None:
     """Put prompts into the model's chat template, as `vllm bench serve` does."""
     if tokenizer is None or tokenizer.chat_template is None:
@@ -290,7 +290,7 @@ async def _get_ready(
     options: ServeOptions,
     request: WorkloadRequest,
     asking: Asking,
-    told: Listener,
+    told: RunListener,
 ) -> None:
     if not options.ready_check_timeout_sec:
         return
@@ -318,7 +318,7 @@ async def _warm_up(
 
     copies = [request] * options.num_warmups
     due = np.zeros(len(copies))
-    run = Load(copies, due, ask, watch, max_concurrency=options.max_concurrency)
+    run = OpenLoopLoad(copies, due, ask, watch, max_concurrency=options.max_concurrency)
     outcome = await run.run()
     failed = [record.error for record in outcome.records if not record.ok]
     if failed:
@@ -338,7 +338,7 @@ async def _load(
     requests: list[WorkloadRequest],
     times: NDArray[np.float64],
     asking: Asking,
-    told: Listener,
+    told: RunListener,
 ) -> LoadOutcome:
     watch = ServerWatch(_patience(options))
     client.heard = watch.heard
@@ -349,7 +349,7 @@ async def _load(
         what = dataclasses.replace(asking, model=models[index]) if models else asking
         return await client.ask(request, what, f"{options.request_id_prefix}{index}")
 
-    load = Load(
+    load = OpenLoopLoad(
         requests, times, ask, watch, max_concurrency=options.max_concurrency, done=told.done
     )
     told.begin(len(requests))

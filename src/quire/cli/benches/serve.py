@@ -10,7 +10,7 @@ from typing import Any
 from quire.bench.options import ServeOptions
 from quire.bench.result import RequestRecord, detailed
 from quire.bench.saved import file_of, now, write_result
-from quire.bench.serve import Listener, ServeRun, run_serve
+from quire.bench.serve import RunListener, ServeRun, run_serve
 from quire.bench.text_block import heading, row, text_block
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
@@ -74,7 +74,7 @@ def save(options: ServeOptions, run: ServeRun, result: dict[str, Any]) -> None:
     print(f"Result: {path}", file=sys.stderr)
 
 
-class Progress(Listener):
+class Progress(RunListener):
     """A bar on a terminal, nothing elsewhere."""
 
     def __init__(self, enabled: bool) -> None:
