@@ -1,8 +1,8 @@
 """A run against a server, from options to the result: what `quire bench serve` does.
 
 Steps: find the server's model and its tokenizer, make the requests and their arrivals, wait until
-the server is ready, warm up, load it, compute the result. Prints nothing; a `RunListener` hears what
-happens.
+the server is ready, warm up, load it, compute the result. Prints nothing; a `RunListener` hears
+what happens.
 """
 
 from __future__ import annotations

@@ -57,15 +57,11 @@ ABOUT = {
     "verify": "check a model's files against their checksums",
     "inspect": "tell what a model is and needs, without loading it",
     "eval": "score a model on a text, and compare it with another",
-<<<<<<< HEAD
     "plan": "tell how many users a model can serve here, without loading it",
     "calibrate": "measure how long steps take on this machine, for simulations",
     "simulate": "run a recorded trace on the scheduler without a model",
     "replay": "run a recorded trace again, and compare every decision",
-    "bench": "list the benchmarks",
-=======
     "bench": "measure a server or an engine: latencies, throughput",
->>>>>>> 726106b (quire bench serve: an open-loop load on any OpenAI-compatible server)
     "explain": "tell where the time of one request went",
     "timeline": "write the last steps of a server as a trace for Perfetto",
     "top": "watch a running server",
