@@ -109,6 +109,10 @@ class MoE(MLPBlock):
             out.add_(self._shared_part(x, self._shared))
         return out.to(x.dtype)
 
+    def weights_changed(self) -> None:
+        """Some expert has another method since the last call."""
+        self._weights = []
+
     def _shared_part(self, x: Tensor, expert: Expert) -> Tensor:
         said = expert(x, self._activation)
         if self._shared_gate is None:
