@@ -16,14 +16,16 @@ def name_of(model):
     return str(model.dtype).removeprefix("torch.")
 
 
-def serve(model, prompts, rng, block_size=16, chunk=None, garbage=float("nan")):
-    """Logits of every position of each prompt, `chunk()` tokens of each a step."""
+def serve(model, prompts, rng, block_size=16, chunk=None, garbage=float("nan"), layers=None):
+    """Logits of every position of each prompt, `chunk()` tokens of each a step; `layers`: what is
+    kept of a token, if not in the model's type."""
     chunk = chunk or (lambda: 10**9)
     needs = [-(-len(p) // block_size) for p in prompts]
     free = list(range(sum(needs) + 2))
     rng.shuffle(free)
     tables = [[free.pop() for _ in range(n)] for n in needs]
-    size = (model.kv_layers(model.shape), sum(needs) + 2, block_size, name_of(model), "cpu")
+    layers = layers or model.kv_layers(model.shape)
+    size = (layers, sum(needs) + 2, block_size, name_of(model), "cpu")
     caches = allocate_kv_cache(*size)
     for pair in caches:
         for cache in pair:

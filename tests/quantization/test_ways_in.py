@@ -34,7 +34,7 @@ def test_scales_for_a_kv_cache_are_read_past(tmp_path, caplog):
     config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
     (folder / "config.json").write_text(json.dumps(config))
     assert forms(folder)["fp8 (e4m3) with float activations"].layers == 4
-    assert "the checkpoint has a kv_cache_scheme" in caplog.text
+    assert "--kv-cache-dtype fp8 uses them" in caplog.text
 
 
 def test_random_weights_say_that_they_are_not_quantised(tmp_path, caplog):

@@ -170,6 +170,7 @@ def test_loading_holds_one_parameter_beside_the_model(
         def __init__(self, parameter: Any) -> None:
             self.shape, self.parts = parameter.shape, parameter.parts
             self.dtype = self.stored = self.load_parts = self.kept = self.bundle = None
+            self.optional = parameter.optional
 
         def load(self, tensor: torch.Tensor) -> None:
             pass

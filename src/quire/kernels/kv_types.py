@@ -42,6 +42,11 @@ def stored(x: Tensor, kind: torch.dtype, scale: float = 1.0) -> Tensor:
     return (x.to(torch.float32) / scale).clamp(-most, most).to(kind)
 
 
+def scale_of(cache: Tensor, scale: float) -> float:
+    """What numbers in this cache are to be multiplied with, `scale` being the layer's."""
+    return scale if cache.dtype.itemsize == 1 and cache.dtype not in TAILS else 1.0
+
+
 def numbers(kept: Tensor, dim: int, tail_at: int) -> Tensor:
     """The first `dim` numbers of each head as float32, the scale of the layer left out.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.compiled import lib
-from quire.kernels.kv_types import head_dim
+from quire.kernels.kv_types import head_dim, scale_of
 from quire.kernels.native_linear import CODES
 from quire.kernels.rope import Rotation
 
@@ -118,7 +118,8 @@ def _heads_together(x: Tensor) -> Tensor:
 def cache_of(cache: Tensor, scale: float = 1.0) -> Any:
     """The compiled module's view of `[num_blocks, block_size, KVH, D + tail]`."""
     block, slot, head, _ = cache.stride()
-    return lib.make_cache(cache.data_ptr(), block, slot, head, KEPT[cache.dtype], scale)
+    kind, scale = KEPT[cache.dtype], scale_of(cache, scale)
+    return lib.make_cache(cache.data_ptr(), block, slot, head, kind, scale)
 
 
 def write_kv(

@@ -26,7 +26,7 @@ from torch import Tensor
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.cache_tensors import raw
 from quire.kernels.exact import exp_, tanh, tree_sum
-from quire.kernels.kv_types import head_dim, numbers
+from quire.kernels.kv_types import head_dim, numbers, scale_of
 from quire.kernels.paged_plan import (
     SPAN,
     TILE_ROWS,
@@ -70,8 +70,9 @@ def paged_attention(
     out = torch.empty(*q.shape[:2], sizes.value_dim, dtype=q.dtype, device=q.device)
     for chunk in plan:
         rows = _attend(q, key_cache, value_cache, metadata.positions, spec, chunk, sizes)
-        if spec.kv_scales[1] != 1.0:
-            rows.mul_(spec.kv_scales[1])
+        of_values = scale_of(value_cache, spec.kv_scales[1])
+        if of_values != 1.0:
+            rows.mul_(of_values)
         out.index_copy_(0, chunk.tokens, rows.to(q.dtype).view(-1, *out.shape[1:]))
     return out
 
@@ -94,7 +95,8 @@ def _attend(
     sizes: Geometry,
 ) -> Tensor:
     """Rows of one chunk: float32 `[tiles, count, KVH, G, V]`."""
-    queries = _query_tiles(q, spec.scale * spec.kv_scales[0], chunk, sizes)
+    scale = spec.scale * scale_of(key_cache, spec.kv_scales[0])
+    queries = _query_tiles(q, scale, chunk, sizes)
     row_positions = positions.index_select(0, chunk.tokens).view(-1, chunk.count, 1, 1, 1)
     shape = (len(chunk.tiles), chunk.count, sizes.kv_heads, sizes.group)
     top, total = _before_any_key(shape, spec.sinks, q.device)

@@ -66,6 +66,8 @@ class Parameter:
     bundle: Bundle | None = None
     """If there: instead of `load` and `load_parts`, takes whatever tensors the checkpoint has of
     the layer, the other parameters excepted. The parameter's name ends with `.weight`."""
+    optional: tuple[tuple[int, ...], ...] = ()
+    """If there: a checkpoint may lack it; if not, it has one of these shapes."""
     form: str = ""
     """What its layer makes of it, if there is a choice: what is kept for another process is of use
     only where it becomes the same."""

@@ -11,7 +11,7 @@ Knows sizes, no family.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from quire.layers.module import Module
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import KeptForm, Parameter, Parameters
 from quire.models.decoder_style import AttentionBlock, StepInput
+from quire.models.kv_scales import kv_scale_parameters
 from quire.quantization.checkpoint import read_as_floats
 
 
@@ -156,7 +157,7 @@ class LatentAttention(AttentionBlock):
         }
 
     def own_parameters(self) -> Parameters:
-        """`kv_b_proj.weight`, which is kept head by head."""
+        """`kv_b_proj.weight`, which is kept head by head, and perhaps scales of the latents."""
         sizes = self._sizes
         rows = sizes.num_heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
         kept = None
@@ -165,7 +166,13 @@ class LatentAttention(AttentionBlock):
         weight = Parameter((rows, sizes.kv_lora_rank), self._load_kv_b, kept=kept)
         at = self._context.at("kv_b_proj")
         spec = LinearSpec(at.name, at.ops, at.dtype, sizes.kv_lora_rank, (rows,), False)
-        return {"kv_b_proj.weight": read_as_floats(at.weights, spec, weight)}
+        weight = read_as_floats(at.weights, spec, weight)
+        return kv_scale_parameters(1, self._take_scale) | {"kv_b_proj.weight": weight}
+
+    def _take_scale(self, i: int, scale: float) -> None:
+        """Values are the beginning of the keys: they have no scale of their own."""
+        if i == 0:
+            self._spec = replace(self._spec, kv_scales=(scale, scale))
 
     def _keep_kv_b(self) -> list[Any]:
         return [self._into_latent.keep(), self._out_of_latent.keep()]

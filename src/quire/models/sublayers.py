@@ -25,6 +25,7 @@ from quire.layers.module import MLPBlock, Module
 from quire.layers.norm import NORMS, Norm
 from quire.layers.parameter import Parameter, Parameters
 from quire.models.decoder_style import FULL, AttentionBlock, DecoderStyle, StepInput
+from quire.models.kv_scales import kv_scale_parameters
 
 
 class Attention(AttentionBlock):
@@ -109,10 +110,16 @@ class Attention(AttentionBlock):
         return {"qkv_proj": self._qkv_proj, "o_proj": self._o_proj, **self._norms}
 
     def own_parameters(self) -> Parameters:
-        """Perhaps `sinks`."""
-        if not self._has_sinks:
-            return {}
-        return {"sinks": Parameter((self._heads[0],), self._load_sinks, dtype=torch.float32)}
+        """Perhaps `sinks`, and scales of keys and values if the checkpoint has some."""
+        found = kv_scale_parameters(self._heads[1], self._take_scale)
+        if self._has_sinks:
+            shape = (self._heads[0],)
+            found["sinks"] = Parameter(shape, self._load_sinks, dtype=torch.float32)
+        return found
+
+    def _take_scale(self, i: int, scale: float) -> None:
+        scales = (scale, self._spec.kv_scales[1]) if i == 0 else (self._spec.kv_scales[0], scale)
+        self._spec = dataclasses.replace(self._spec, kv_scales=scales)
 
     def _load_sinks(self, tensor: Tensor) -> None:
         self._spec = dataclasses.replace(self._spec, sinks=tensor.clone())

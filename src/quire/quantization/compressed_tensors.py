@@ -167,9 +167,8 @@ def _refuse_extras(config: Mapping[str, Any]) -> None:
             "not do: use one without transforms, or with those that are merged into its weights"
         )
     if config.get("kv_cache_scheme"):
-        logger.warning(
-            "the checkpoint has a kv_cache_scheme: keys and values are kept as --kv-cache-dtype "
-            "says, and its scales for them are not used"
+        logger.info(
+            "the checkpoint has scales for an 8-bit KV cache: --kv-cache-dtype fp8 uses them"
         )
 
 

@@ -51,9 +51,8 @@ class ModelOpt:
         if self._algorithm != _MIXED:
             _scheme(self._algorithm, config)
         if config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme"):
-            logger.warning(
-                "the checkpoint has scales for an 8-bit KV cache: keys and values are kept as "
-                "--kv-cache-dtype says, and those scales are not used"
+            logger.info(
+                "the checkpoint has scales for an 8-bit KV cache: --kv-cache-dtype fp8 uses them"
             )
 
     def scheme(self, part: StoredPart, columns: int) -> Scheme | None:

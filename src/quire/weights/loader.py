@@ -108,6 +108,11 @@ class Target(Protocol):
         """How another process can have it without loading it."""
         ...
 
+    @property
+    def optional(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes, if a checkpoint may lack it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -181,7 +186,8 @@ def _restore(found: KeptModel, reader: _Reader) -> int:
     missing: dict[str, Target] = {}
     for name, target in reader.targets.items():
         if name not in found.entries:
-            missing[name] = target
+            if not target.optional:
+                missing[name] = target
             continue
         kept = found.entries[name]
         if target.kept is not None:
@@ -365,6 +371,8 @@ def _matched(
             steps += [] if lacking else [step]
             continue
         expected = _parts_of(parameter, target, rules, found)
+        if target.optional and not any(ours in found for ours in expected):
+            continue
         used.update(expected)
         for ours, shape in expected.items():
             here = found.get(ours)
@@ -372,7 +380,7 @@ def _matched(
                 missing.append(ours)
                 continue
             stored = checkpoint.tensors[here.stored]
-            if here.shape != shape:
+            if here.shape not in (target.optional or (shape,)):
                 misshaped.append(_misshape(here, shape, stored))
             elif stored.dtype not in (types := target.stored or checkpoint.types):
                 raise ModelLoadError(_unreadable(here.stored, stored, types))

@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from quire.weights.kv_scales import is_unused, our_names
+
 
 @dataclass(frozen=True, slots=True)
 class Merge:
@@ -91,7 +93,8 @@ class NameRules:
     def pieces(
         self, name: str, tensor: Tensor, laid_out: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """A tensor under its (renamed) name, or the slices of a stack, each under its own.
+        """A tensor under its (renamed) name, or the slices of a stack, each under its own. A scale
+        of keys and values has the names that `kv_scales` gives it.
 
         `laid_out`: as the parameter is, not as the checkpoint has it; slices are always.
         """
@@ -103,11 +106,12 @@ class NameRules:
                     yield head + stack.target.format(i), piece
                 return
         change = self.layout(name) if laid_out else None
-        yield name, tensor if change is None else change(tensor)
+        for ours in our_names(name):
+            yield ours, tensor if change is None else change(tensor)
 
     def ignored(self, name: str) -> bool:
         """Whether a (renamed) name may be skipped."""
-        return any(re.fullmatch(pattern, name) for pattern in self.ignore)
+        return is_unused(name) or any(re.fullmatch(pattern, name) for pattern in self.ignore)
 
     def sources(self, parameter: str) -> tuple[str, ...]:
         """Names under which a checkpoint holds a parameter: several if it is merged from parts.

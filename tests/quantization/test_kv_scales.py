@@ -1,0 +1,101 @@
+"""Scales of keys and values out of checkpoints, in every spelling."""
+
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paged_run import load, serve
+from quire.config.kv_dtypes import kept_layers
+from quire.errors import ModelLoadError
+from quire.weights.dummy import random_checkpoint
+from quire.weights.files import SINGLE
+from quire.weights.kv_scales import is_unused, our_names
+
+KEYS, VALUES = 2.0**9, 2.0**11
+AT = "model.layers.{}.self_attn."
+SPELLINGS = {
+    "plain": {"k_scale": KEYS, "v_scale": VALUES},
+    "inner": {"attn.k_scale": KEYS, "attn.v_scale": VALUES},
+    "projections": {"k_proj.k_scale": KEYS, "v_proj.v_scale": VALUES},
+    "outputs": {"k_proj.output_scale": KEYS, "v_proj.output_scale": VALUES},
+    "fused": {"qkv_proj.k_scale": KEYS, "qkv_proj.v_scale": VALUES},
+    "caches": {"k_cache.scale": KEYS, "v_cache.scale": VALUES},
+    "queries too": {"q_scale": 3.0, "prob_scale": 0.1, "k_scale": KEYS, "v_scale": VALUES},
+    "heads": {"k_scale": [KEYS, KEYS / 4], "v_scale": [VALUES / 2, VALUES]},
+}
+
+
+def checkpoint(folder, scales=None, turned=False):
+    """Keys and values far outside of float8, or with `turned` inside of it, and queries and outputs
+    that make up for that: powers of two, so nothing is rounded otherwise."""
+    random_checkpoint(folder, {"torch_dtype": "float32", "num_key_value_heads": 2})
+    tensors = load_file(folder / SINGLE)
+    for name, tensor in tensors.items():
+        for part, by in (("k_proj", KEYS), ("v_proj", VALUES)):
+            if f"{part}.weight" in name and not turned:
+                tensor *= by
+        for part, by in (("q_proj", KEYS), ("o_proj", VALUES)):
+            if f"{part}.weight" in name:
+                tensor.mul_(by if turned else 1)
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    for layer in layers:
+        for name, scale in (scales or {}).items():
+            tensors[AT.format(layer) + name] = torch.tensor(scale)
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+    return folder
+
+
+def logits(folder, kind="fp8"):
+    """Of a prompt in pieces, keys and values kept in a type."""
+    model = load(folder)
+    layers = kept_layers(model.kv_layers(model.shape), "float32", kind)
+    prompt, rng = [7, 3, 9, 30, 2] * 4, random.Random(1)
+    return serve(model, [prompt], rng, chunk=lambda: 6, garbage=0, layers=layers)[0]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_they_are_what_keys_and_values_are_divided_by(spelling, tmp_path):
+    got = logits(checkpoint(tmp_path / "a", SPELLINGS[spelling]))
+    want = logits(checkpoint(tmp_path / "b", turned=True))
+    assert torch.equal(got, want)
+    without = logits(checkpoint(tmp_path / "c"))
+    assert not torch.allclose(without, want, rtol=0.01), "the numbers are cut"
+
+
+def test_one_for_both(tmp_path):
+    both = {"k_scale": KEYS, "v_scale": KEYS}
+    want = logits(checkpoint(tmp_path / "a", both))
+    got = logits(checkpoint(tmp_path / "b", {"kv_scale": KEYS}))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["auto", "int8_per_token_head"])
+def test_other_types_have_no_use_for_them(kind, tmp_path):
+    got = logits(checkpoint(tmp_path / "a", SPELLINGS["plain"]), kind)
+    assert torch.equal(got, logits(checkpoint(tmp_path / "b"), kind))
+
+
+def test_below_zero_stands_for_none(tmp_path):
+    got = logits(checkpoint(tmp_path / "a", {"k_scale": -1.0, "v_scale": -1.0}))
+    assert torch.equal(got, logits(checkpoint(tmp_path / "b")))
+
+
+@pytest.mark.parametrize("scale", [0.0, torch.nan, torch.inf, [1.0, torch.nan]])
+def test_what_is_no_scale_is_refused(scale, tmp_path):
+    folder = checkpoint(tmp_path, {"k_scale": scale})
+    with pytest.raises(ModelLoadError, match="k_scale of the KV cache must be finite numbers"):
+        load(folder)
+
+
+def test_a_wrong_shape_is_refused(tmp_path):
+    folder = checkpoint(tmp_path, {"v_scale": [1.0, 1.0, 1.0]})
+    with pytest.raises(ModelLoadError, match="wrong shape"):
+        load(folder)
+
+
+def test_other_names_stay_what_they_are():
+    for name in ("a.k_proj.weight_scale", "a.mlp.k_scale", "b.attn.k_scale", "scale"):
+        assert our_names(name) == (name,)
+        assert not is_unused(name)
