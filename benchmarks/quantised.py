@@ -2,32 +2,57 @@
 distributions are from it.
 
     python benchmarks/quantised.py --model DIR [--cases 1x16_65,...] [--rounds N] [--json]
-    python benchmarks/quantised.py --quality [--model DIR] [--text FILE]
+    python benchmarks/quantised.py --quality [--model DIR] [--text FILE] [--markdown]
 
 The engines live in one process and take turns, so what else the machine does falls on all of them.
 A case is prompts x tokens in _ tokens out; a ratio is the median over rounds. `--quality` needs a
 model that means something; it scores a text (by default what the unquantised model itself writes at
-temperature 1) position by position: KLD is the mean of KL(unquantised || quantised) in nats over
-the 20 likeliest tokens and the rest as one, `same_top` how often both hold the same token for the
-likeliest.
+temperature 1) under every scheme and type of keys and values, position by position, as `quire eval`
+does. `int4, GPTQ` is what `quire quantize` writes, made with other text of the same kind.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
-from quire import LLM, SamplingParams
+from quire import LLM, EngineConfig, SamplingParams
+from quire.compress.command import QuantizeOptions, quantize
+from quire.config import ModelConfig
+from quire.evaluation.compare import compare
+from quire.evaluation.scored_model import ScoredModel
+from quire.evaluation.windows import Windows, cut
 
 SCHEMES = (None, "int8", "int4")
+QUALITY = {
+    "int8": {"quantization": "int8"},
+    "int4, groups of 32": {"quantization": "int4"},
+    "int4, groups of 64": {"quantization": "int4", "quantization_config": {"group_size": 64}},
+    "int4, groups of 128": {"quantization": "int4", "quantization_config": {"group_size": 128}},
+    "fp8_per_tensor": {"quantization": "fp8_per_tensor"},
+    "fp8_per_channel": {"quantization": "fp8_per_channel"},
+    "fp8_per_block": {"quantization": "fp8_per_block"},
+    "mxfp8": {"quantization": "mxfp8"},
+    "mxfp4": {"quantization": "mxfp4"},
+    "--kv-cache-dtype fp8": {"kv_cache_dtype": "fp8"},
+    "--kv-cache-dtype fp8_e5m2": {"kv_cache_dtype": "fp8_e5m2"},
+    "--kv-cache-dtype int8_per_token_head": {"kv_cache_dtype": "int8_per_token_head"},
+}
+"""What is judged, as options of the engine."""
+WRITTEN = {
+    "int8, quire quantize": {"scheme": "int8"},
+    "int4, GPTQ, groups of 32": {"scheme": "int4", "group": 32},
+    "int4, GPTQ, groups of 128": {"scheme": "int4", "group": 128},
+    "mixed, budget 0.002": {"budget": 0.002},
+}
+"""And as `quire quantize` writes it."""
 CASES = ("1x16_65", "8x128_128", "32x128_128", "1x512_1")
 START = "Once upon a time"
-TOP = 20
 
 
 def one(llm: LLM, case: str, seed: int) -> float:
@@ -79,42 +104,50 @@ def own_text(llm: LLM) -> list[list[int]]:
 
 
 def quality(model: str, text: str | None) -> dict[str, dict[str, float]]:
-    """KLD and the share of the same likeliest token, by scheme."""
-    scores, pieces = {}, []
-    for scheme in SCHEMES:
-        with LLM(model, quantization=scheme, max_logprobs=TOP, enable_prefix_caching=False) as llm:
-            if not pieces and text is None:
-                pieces = own_text(llm)
-            elif not pieces:
-                ids = llm.get_tokenizer().encode(text)[:4000]
-                pieces = [ids[i : i + 500] for i in range(0, len(ids), 500)]
-            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=TOP)
-            given = [{"prompt_token_ids": piece} for piece in pieces]
-            outputs = llm.generate(given, params, use_tqdm=False)
-            scores[scheme] = [place for o in outputs for place in o.prompt_logprobs[1:]]
+    """Scores and bits per weight, by what is judged."""
+    with LLM(model) as llm:
+        if text is None:
+            windows = Windows(own_text(llm), 1)
+        else:
+            windows = cut(llm.get_tokenizer(), text, 500, 8)
+    length = max(map(len, windows.ids))
     found = {}
-    for scheme in SCHEMES[1:]:
-        pairs = list(zip(scores[None], scores[scheme], strict=True))
-        found[scheme] = {
-            "kld": statistics.fmean(_divergence(a, b) for a, b in pairs),
-            "same_top": statistics.fmean(_top(a) == _top(b) for a, b in pairs),
-            "positions": len(pairs),
-        }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ScoredModel(EngineConfig.from_options(model=model), length) as reference,
+    ):
+        for name, options in QUALITY.items():
+            found[name] = judged({"model": model, **options}, windows, length, reference)
+        for name, options in WRITTEN.items():
+            out = Path(folder) / name.replace(" ", "-")
+            given = ModelConfig(model=model)
+            quantize(given, QuantizeOptions(out, **options), lambda *_: None)
+            found[name] = judged({"model": str(out)}, windows, length, reference)
     return found
 
 
-def _top(place: dict) -> int:
-    return min(place, key=lambda token: place[token].rank)
+def judged(
+    options: dict, windows: Windows, length: int, reference: ScoredModel
+) -> dict[str, float]:
+    """One row."""
+    with ScoredModel(EngineConfig.from_options(**options), length) as model:
+        scores = compare(windows, model.passes, reference.passes)
+        forms = model.forms.values()
+        bits = 8 * sum(f.nbytes for f in forms) / sum(f.weights for f in forms)
+    return {**scores.to_dict(), "bits_per_weight": bits}
 
 
-def _divergence(plain: dict, other: dict) -> float:
-    """Over the tokens that both name, and all others as one."""
-    both = [t for t in plain if t in other]
-    p = [math.exp(plain[t].logprob) for t in both]
-    q = [math.exp(other[t].logprob) for t in both]
-    p.append(max(1e-9, 1 - sum(p)))
-    q.append(max(1e-9, 1 - sum(q)))
-    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+def as_markdown(found: dict[str, dict[str, float]]) -> str:
+    """A table."""
+    rows = [
+        f"| {name} | {row['bits_per_weight']:.1f} | {row['kld']:.5f} | {row['kld_p99']:.3f} | "
+        f"{100 * row['same_top']:.1f} % | {row['perplexity']:.4f} |"
+        for name, row in found.items()
+    ]
+    head = ["| | bits per weight | KLD, nats | its 99th percentile | same top token | perplexity |"]
+    plain = next(iter(found.values()))
+    last = f"| as it was | 16.0 | 0 | 0 | 100 % | {plain['reference_perplexity']:.4f} |"
+    return "\n".join([*head, "|---|---:|---:|---:|---:|---:|", *rows, last])
 
 
 def main() -> None:
@@ -125,6 +158,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quality", action="store_true")
     parser.add_argument("--text", type=Path, default=None)
+    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if given.quality:
@@ -132,6 +166,9 @@ def main() -> None:
         found = quality(given.model, text)
     else:
         found = speed(given.model, given.cases.split(","), given.rounds)
+    if given.markdown and given.quality:
+        print(as_markdown(found))
+        return
     print(json.dumps(found, indent=2) if given.json else "", end="")
     if not given.json and given.quality:
         for scheme, numbers in found.items():

@@ -76,10 +76,11 @@ class ModelConfig:
     `float16`."""
     quantization: str | None = None
     """How weights are kept: `int8` or `int4` makes codes of an unquantised checkpoint while it is
-    loaded; so do `fp8_per_tensor`, `fp8_per_channel`, `fp8_per_block`, `mxfp8`, `mxfp4`, and for
-    experts `int8_per_channel_weight_only` and `nvfp4_per_token`; `online` leaves all to
-    `--quantization-config` (see docs/quantisation.md). The method that a quantised checkpoint names
-    itself may be repeated here. Default: as the checkpoint has them."""
+    loaded; so do `w8a8_int8`, `int8_weight_only`, `fp8_per_tensor`, `fp8_per_channel`,
+    `fp8_per_block`, `mxfp8`, `mxfp4`, and for experts `int8_per_channel_weight_only` and
+    `nvfp4_per_token`; `online` leaves all to `--quantization-config` (see docs/quantisation.md).
+    The method that a quantised checkpoint names itself may be repeated here. Default: as the
+    checkpoint has them."""
     quantization_config: dict[str, Any] = field(default_factory=dict)
     """JSON object, or `@file`, that says which scheme of `--quantization` layers get: `linear`,
     `moe` (experts), `targets` (an object of schemes by layer name, or `re:` and a regular

@@ -41,6 +41,8 @@ class OnlineScheme:
 SCHEMES: Final[dict[str, OnlineScheme]] = {
     "int8": OnlineScheme("int8, one scale for each row", 1.03, codes_ends=True),
     "int4": OnlineScheme("int4 in groups", 0.6, codes_ends=True),
+    "w8a8_int8": OnlineScheme("int8, one scale for each row", 1.03, codes_ends=True),
+    "int8_weight_only": OnlineScheme("int8, one scale for each row", 1.03, codes_ends=True),
     "fp8_per_tensor": OnlineScheme("fp8 (e4m3), one scale for each layer", 1.04),
     "fp8_per_channel": OnlineScheme("fp8 (e4m3), one scale for each row", 1.04),
     "fp8_per_block": OnlineScheme("fp8 (e4m3) in blocks of 128 x 128", 1.06),
@@ -64,7 +66,7 @@ NAMES: Final = (*SCHEMES, "fp8", "experts_int8", "online")
 """What `--quantization` takes for an unquantised checkpoint. `online`: as the config says."""
 _NEAREST: Final = {
     "awq": "int4", "gptq": "int4", "bitsandbytes": "int4", "nf4": "int4", "torchao": "int8",
-    "int2": "int4", "int3": "int4", "int5": "int8", "int6": "int8", "w8a8_int8": "int8",
+    "int2": "int4", "int3": "int4", "int5": "int8", "int6": "int8",
     "lut_b_moe": "int4", "fp4": "mxfp4", "nvfp4": "mxfp4", "fp8_e5m2": "fp8_per_channel",
     "compressed-tensors": "int8", "hqq": "int4", "gguf": "int4",
 }  # fmt: skip

@@ -250,7 +250,7 @@ def load_pooling_model(
             encoder.
     """
     kind = resolve_dtype(shape, dtype)
-    weights = weight_format(shape, quantization)
+    weights = weight_format(shape, quantization, encoder=spec.whole_prompts)
     context = LayerContext(ops or default_ops(), torch_dtype(kind), weights)
     common = (
         context,

@@ -258,7 +258,9 @@ def check_names(weights: WeightFormat) -> None:
         weights.check_names()
 
 
-def weight_format(shape: ModelShape, quantization: str | OnlinePlan | None = None) -> WeightFormat:
+def weight_format(
+    shape: ModelShape, quantization: str | OnlinePlan | None = None, encoder: bool = False
+) -> WeightFormat:
     """How linear layers are kept: as the checkpoint's `quantization_config` says, or, if it has
     none, as a plan or the name of a scheme says (`quire.config.online_schemes`).
 
@@ -271,7 +273,7 @@ def weight_format(shape: ModelShape, quantization: str | OnlinePlan | None = Non
         plan = quantization
         if isinstance(plan, str):
             plan = online_plan(plan, {})
-        return PLAIN if plan is None else OnlineFormat(plan)
+        return PLAIN if plan is None else OnlineFormat(plan, encoder)
     if not isinstance(said, dict):
         raise ModelLoadError(f"quantization_config must be an object, got {said!r:.80}")
     method = said.get("quant_method") or said.get("method")

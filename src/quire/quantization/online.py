@@ -51,6 +51,9 @@ class OnlineFormat:
     """How a plan keeps the layers of a model."""
 
     plan: OnlinePlan
+    encoder: bool = False
+    """Of an encoder: `int8` leaves activations as they are. An embedding has all of a text's
+    rounding errors in it, and no next token that hides them."""
     seen: list[str] = field(default_factory=list)
     """Names of the layers that asked."""
     coded: list[str] = field(default_factory=list)
@@ -70,6 +73,8 @@ class OnlineFormat:
         if choice is None or spec.in_features < INT4_GROUP:
             return PLAIN.linear_method(spec)
         assert isinstance(choice, OnlineChoice)
+        if self.encoder and choice.scheme == "int8":
+            choice = replace(choice, scheme="int8_weight_only")
         self.coded.append(spec.name)
         return OnlineMethod(spec, _fits(spec, choice))
 
@@ -106,8 +111,10 @@ class OnlineFormat:
         if _EXPERT.fullmatch(spec.name):
             return self.plan.moe
         if last in _HEADS and self.plan.linear is not None:
-            coded = SCHEMES[self.plan.linear.scheme].codes_ends
-            return OnlineChoice("int8") if coded else None
+            scheme = self.plan.linear.scheme
+            if not SCHEMES[scheme].codes_ends:
+                return None
+            return OnlineChoice("int8") if scheme == "int4" else self.plan.linear
         return self.plan.linear
 
     def check_names(self) -> None:
@@ -169,14 +176,14 @@ class OnlineMethod(PlainMethod):
     @property
     def activations(self) -> str:
         """See `CodedWeight.activations`."""
-        return "int8" if self._choice.scheme in ("int8", "int4") else "float"
+        return "int8" if self._choice.scheme in ("int8", "int4", "w8a8_int8") else "float"
 
     @property
     def form(self) -> str:
         """See `LinearMethod.form`."""
         if self._choice.scheme == "int4":
             return f"int4 in groups of {self._choice.group}"
-        if self._choice.scheme == "int8":
+        if self._choice.scheme in ("int8", "w8a8_int8"):
             return "int8"
         dtype = str(self.spec.dtype).removeprefix("torch.")
         return f"{SCHEMES[self._choice.scheme].about}, products in {dtype}"
@@ -261,6 +268,8 @@ def int8_weight_only(weight: Tensor) -> CodedWeight:
 
 _MAKERS: Final[dict[str, Callable[[Tensor], CodedWeight]]] = {
     "int8": int8,
+    "w8a8_int8": int8,
+    "int8_weight_only": int8_weight_only,
     "fp8_per_tensor": online_floats.fp8_per_tensor,
     "fp8_per_channel": online_floats.fp8_per_channel,
     "fp8_per_block": online_floats.fp8_per_block,
@@ -272,6 +281,8 @@ _MAKERS: Final[dict[str, Callable[[Tensor], CodedWeight]]] = {
 _Sizes = Callable[[int, int, int], tuple[int, int]]
 _SIZES: Final[dict[str, _Sizes]] = {
     "int8": lambda n, k, g: (8, 4 * n),
+    "w8a8_int8": lambda n, k, g: (8, 4 * n),
+    "int8_weight_only": lambda n, k, g: (8, 4 * n),
     "int4": lambda n, k, g: (4, 2 * n * (k // g)),
     "fp8_per_tensor": lambda n, k, g: (8, 4),
     "fp8_per_channel": lambda n, k, g: (8, 4 * n),
