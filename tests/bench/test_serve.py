@@ -334,6 +334,17 @@ def test_options_that_exclude_each_other():
             ran(server.url, {"random_batch_size": 2})
 
 
+def test_plots_are_written_where_asked(tmp_path):
+    with fake() as server:
+        main([
+            "--base-url", server.url, "--num-prompts", "3", "--report", str(tmp_path / "r.html"),
+            "--plot-timeline", "--plot-dataset-stats",
+            "--result-filename", str(tmp_path / "x.json"),
+        ])  # fmt: skip
+    names = {"r.html", "x.timeline.html", "x.dataset_stats.html"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 def test_results_are_appended(tmp_path):
     with fake() as server:
         for _ in range(2):

@@ -110,6 +110,13 @@ class ServeOptions:
     )
     metadata: list[str] = _option([], "K=V, into the result.", OUTPUT)
     label: str | None = _option(None, "Name of this run; default: the backend.", OUTPUT)
+    report: str | None = _option(None, "Write an HTML report with plots to this file.", OUTPUT)
+    plot_timeline: bool = _option(
+        False, "Write a plot of when each request ran: the result's name, .timeline.html.", OUTPUT
+    )
+    plot_dataset_stats: bool = _option(
+        False, "Write a plot of the lengths: the result's name, .dataset_stats.html.", OUTPUT
+    )
     disable_tqdm: bool = _option(False, "No progress bar.", OUTPUT)
     request_id_prefix: str = _option("bench-", "How ids of requests begin.", OUTPUT)
 

@@ -11,6 +11,7 @@ BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
     "benchmark",
     {
         "serve": "quire.cli.benches.serve:main",
+        "compare": "quire.cli.benches.compare:main",
         "throughput": "quire.cli.benches.throughput:main",
         "latency": "quire.cli.benches.latency:main",
         "startup": "quire.cli.benches.startup:main",
@@ -18,6 +19,7 @@ BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
 )
 """Benchmarks by name; each is a command of its own."""
 ABOUT = {
+    "compare": "what differs between two results, and what may be chance",
     "serve": "latencies and throughput of a server of any make, under a load",
     "throughput": "requests and tokens per second when everything is there at once",
     "latency": "how long one batch takes",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from quire.bench.options import ServeOptions
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     run = asyncio.run(run_serve(options, dataset, progress))
     result = {"date": begun.strftime("%Y%m%d-%H%M%S"), **run.result}
     show(run, result)
-    save(options, run, result)
+    save(options, run, result, begun)
     return run.exit_code
 
 
@@ -63,15 +65,43 @@ def show(run: ServeRun, result: dict[str, Any]) -> None:
         print(note, file=sys.stderr)
 
 
-def save(options: ServeOptions, run: ServeRun, result: dict[str, Any]) -> None:
+def save(
+    options: ServeOptions, run: ServeRun, result: dict[str, Any], at: datetime.datetime
+) -> None:
     """Write the files that were asked for, and say where they are."""
+    path = file_of(options, str(result["model_id"]), at)
+    draw(options, run, result, path)
     wants_file = options.save_result or options.append_result or options.save_detailed
     if not wants_file:
         return
     whole = result | detailed(run.outcome.records) if options.save_detailed else result
-    path = file_of(options, str(result["model_id"]), now())
     write_result(path, whole, append=options.append_result)
     print(f"Result: {path}", file=sys.stderr)
+
+
+def draw(options: ServeOptions, run: ServeRun, result: dict[str, Any], path: Path) -> None:
+    """Draw what was asked for."""
+    if not (options.report or options.plot_timeline or options.plot_dataset_stats):
+        return
+    from quire.bench import plots
+    from quire.bench.report import ReportRun, write_page, write_report
+
+    name = options.label or str(result["model_id"])
+    records = run.outcome.records
+    drawn = plots.PlottedRun(name, records)
+    title = f"{name}: {len(records)} requests"
+    pages: list[Path] = []
+    if options.report:
+        write_report(options.report, title, [ReportRun(name, result, records)], notes=run.notes)
+        pages.append(Path(options.report))
+    if options.plot_timeline:
+        pages.append(path.with_suffix(".timeline.html"))
+        write_page(pages[-1], title, [plots.timeline(drawn)])
+    if options.plot_dataset_stats:
+        pages.append(path.with_suffix(".dataset_stats.html"))
+        write_page(pages[-1], title, [plots.length_histograms([drawn])])
+    for page in pages:
+        print(f"Plots: {page}", file=sys.stderr)
 
 
 class Progress(RunListener):

@@ -1,0 +1,87 @@
+"""`quire bench compare`: what differs between two results, and what may be chance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from quire.bench.compare import Difference, compare
+from quire.bench.report import ReportRun, interval_of, write_report
+from quire.bench.result import records_of
+from quire.bench.saved import read_results
+from quire.cli.parser import Parser
+from quire.errors import ConfigError
+
+
+def build_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        "bench compare",
+        "Compare two results of `quire bench serve --save-detailed`, or of `vllm bench serve`, "
+        "with 95 % confidence intervals. A file may hold repetitions (--append-result): from three "
+        "on each side on, intervals tell what differs from run to run as well.",
+        intermixed=True,
+    )
+    parser.add_argument("before", metavar="A", help="Result file.")
+    parser.add_argument("after", metavar="B", help="Result file.")
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="Of the bootstrap. Default: 0."
+    )
+    parser.add_argument("--json", action="store_true", default=False, help="Print JSON.")
+    parser.add_argument(
+        "--report", metavar="FILE", default=None, help="Write an HTML report with plots."
+    )
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare and print; returns the exit code."""
+    namespace = build_parser().parse(arguments)
+    if namespace.seed < 0:
+        raise ConfigError(f"--seed must be at least 0, got {namespace.seed}")
+    before, after = read_results(namespace.before), read_results(namespace.after)
+    differences = compare(before, after, namespace.seed)
+    if namespace.json:
+        rows = [{**asdict(d), "verdict": d.verdict} for d in differences]
+        print(json.dumps(rows, indent=1))
+    else:
+        print(table_of(differences))
+        print(conclusion(differences))
+    if namespace.report:
+        runs = [_run(namespace.before, before), _run(namespace.after, after)]
+        title = f"{namespace.before} and {namespace.after}"
+        notes = [conclusion(differences)]
+        write_report(namespace.report, title, runs, notes=notes, differences=differences)
+    return 0
+
+
+def table_of(differences: Sequence[Difference]) -> str:
+    """The table as text."""
+    lines = [f"{'':<32}{'A':>12}{'B':>12}{'B - A':>9}   {'95 % interval':<20}verdict"]
+    for d in differences:
+        cells = f"{d.name:<32}{d.before:>12.2f}{d.after:>12.2f}{d.change:>+9.1%}"
+        lines.append(f"{cells}   {interval_of(d):<20}{'' if d.low is None else d.verdict}".rstrip())
+    return "\n".join(lines)
+
+
+def conclusion(differences: Sequence[Difference]) -> str:
+    """One sentence."""
+    known = [d for d in differences if d.verdict != "unknown"]
+    if not known:
+        return "There is too little to tell a difference from chance."
+    parts = []
+    for verdict in ("better", "worse"):
+        names = [d.name for d in known if d.verdict == verdict]
+        if names:
+            parts.append(f"B is {verdict} in {', '.join(names)}.")
+    if not parts:
+        return f"No difference beyond chance in {len(known)} figures."
+    by_chance = f" Of {len(known)} figures, one in twenty would differ by chance alone."
+    return " ".join(parts) + by_chance
+
+
+def _run(path: str, group: Sequence[dict[str, Any]]) -> ReportRun:
+    """The first run of a side; plots need its details."""
+    return ReportRun(path, group[0], records_of(group[0]))
