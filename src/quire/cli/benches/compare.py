@@ -24,8 +24,8 @@ def build_parser() -> Parser:
         "on each side on, intervals tell what differs from run to run as well.",
         intermixed=True,
     )
-    parser.add_argument("before", metavar="A", help="Result file.")
-    parser.add_argument("after", metavar="B", help="Result file.")
+    parser.add_argument("before", metavar="A", nargs="?", default=None, help="Result file.")
+    parser.add_argument("after", metavar="B", nargs="?", default=None, help="Result file.")
     parser.add_argument(
         "--seed", metavar="N", type=int, default=0, help="Of the bootstrap. Default: 0."
     )
@@ -39,6 +39,8 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Compare and print; returns the exit code."""
     namespace = build_parser().parse(arguments)
+    if namespace.after is None:
+        raise ConfigError("give two result files: quire bench compare A.json B.json")
     if namespace.seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {namespace.seed}")
     before, after = read_results(namespace.before), read_results(namespace.after)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     raise_descriptor_limit()
     begun = now()
-    progress = Progress(not options.disable_tqdm)
+    progress = LoadProgress(not options.disable_tqdm)
     run = asyncio.run(run_serve(options, dataset, progress))
     result = {"date": begun.strftime("%Y%m%d-%H%M%S"), **run.result}
     show(run, result)
@@ -104,7 +104,7 @@ def draw(options: ServeOptions, run: ServeRun, result: dict[str, Any], path: Pat
         print(f"Plots: {page}", file=sys.stderr)
 
 
-class Progress(RunListener):
+class LoadProgress(RunListener):
     """A bar on a terminal, nothing elsewhere."""
 
     def __init__(self, enabled: bool) -> None:
@@ -122,12 +122,17 @@ class Progress(RunListener):
         if not self._enabled:
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         failed = TextColumn("{task.fields[failed]} failed")
         columns = (TextColumn("Requests:"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = RichProgress(*columns, failed, console=Console(stderr=True))
+        self._bar = Progress(*columns, failed, console=Console(stderr=True))
         self._task = self._bar.add_task("requests", total=num_requests, failed=0)
         self._bar.start()
 
