@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     raise_descriptor_limit()
     begun = now()
-    progress = LoadProgress(not options.disable_tqdm)
+    progress = ServeProgress(not options.disable_tqdm)
     run = asyncio.run(run_serve(options, dataset, progress))
     result = {"date": begun.strftime("%Y%m%d-%H%M%S"), **run.result}
     show(run, result)
@@ -104,7 +104,7 @@ def draw(options: ServeOptions, run: ServeRun, result: dict[str, Any], path: Pat
         print(f"Plots: {page}", file=sys.stderr)
 
 
-class LoadProgress(RunListener):
+class ServeProgress(RunListener):
     """A bar on a terminal, nothing elsewhere."""
 
     def __init__(self, enabled: bool) -> None:
