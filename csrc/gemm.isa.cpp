@@ -135,13 +135,17 @@ void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
 }
 #endif
 
-// Vectors of columns per register tile, and rows: what the registers hold.
+// Vectors of columns per register tile, and rows: what the registers hold. One row alone passes by all
+// columns at once, so that it reads its weights from front to back.
 #if QUIRE_LEVEL >= 2
-constexpr int kVectors = 4, kRows = 6;
+constexpr int kRows = 6;
+constexpr int vectors_of(int) { return 4; }
 #elif QUIRE_LEVEL == 1
-constexpr int kVectors = 2, kRows = 6;
+constexpr int kRows = 6;
+constexpr int vectors_of(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 #else
-constexpr int kVectors = 1, kRows = 4;
+constexpr int kRows = 4;
+constexpr int vectors_of(int rows) { return rows == 1 ? 4 : 1; }
 #endif
 
 // Weights of type D at one k (f32, f16) or two (bf16, `odd` picks the second).
@@ -166,45 +170,56 @@ template <int D, bool odd> QUIRE_INLINE Vec weights(const void* w, int64_t at) {
   }
 }
 
-template <int R, int D, bool odd>
-QUIRE_INLINE void step_f32(const float* x, int64_t stride, const void* w, int64_t at,
-                           Vec (&acc)[R][kVectors]) {
-  Vec b[kVectors];
-  QUIRE_UNROLL for (int j = 0; j < kVectors; ++j) b[j] = weights<D, odd>(w, at + j * kLanes);
+template <int R, int D, bool odd, int V>
+QUIRE_INLINE void step_f32(const float* x, int64_t stride, const void* w, int64_t at, Vec (&acc)[R][V]) {
+  Vec b[V];
+  QUIRE_UNROLL for (int j = 0; j < V; ++j) b[j] = weights<D, odd>(w, at + j * kLanes);
   QUIRE_UNROLL for (int r = 0; r < R; ++r) {
     const Vec a = splat(x[r * stride]);
-    QUIRE_UNROLL for (int j = 0; j < kVectors; ++j) acc[r][j] = fma(a, b[j], acc[r][j]);
+    QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = fma(a, b[j], acc[r][j]);
   }
 }
 
-template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums) {
+// Steps from k to k1 of some columns.
+template <int R, int D, int V>
+QUIRE_INLINE void steps_f32(const float* x, int64_t stride, const Block& b, int64_t column, int64_t k, int64_t k1,
+                            Vec (&acc)[R][V]) {
+  if constexpr (D == kBF16) {
+    for (; k < k1; k += 2) {
+      const int64_t at = (k - b.begins) / 2 * 64 + column;
+      step_f32<R, D, false>(x + k, stride, b.weights, at, acc);
+      step_f32<R, D, true>(x + k + 1, stride, b.weights, at, acc);
+    }
+  } else {
+    for (; k < k1; ++k) step_f32<R, D, false>(x + k, stride, b.weights, (k - b.begins) * 64 + column, acc);
+  }
+}
+
+template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, const char* next) {
+  constexpr int V = vectors_of(R);
   const int64_t stride = b.work.stride;
   const float* x = static_cast<const float*>(b.work.x) + row * stride;
-  const int64_t begins = b.begins;
-  for (int64_t column = 0; column < kTile; column += kVectors * kLanes) {
-    Vec acc[R][kVectors];
+  for (int64_t column = 0; column < kTile; column += V * kLanes) {
+    Vec acc[R][V];
     float* at = sums + column;
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kVectors; ++j)
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       acc[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
-    if constexpr (D == kBF16) {
-      for (int64_t k = b.k0; k < b.k1; k += 2) {
-        const int64_t at_k = (k - begins) / 2 * 64 + column;
-        step_f32<R, D, false>(x + k, stride, b.weights, at_k, acc);
-        step_f32<R, D, true>(x + k + 1, stride, b.weights, at_k, acc);
+    int64_t k = b.k0;
+    if (next && column == 0)
+      for (; k + 8 <= b.k1; k += 8) {
+        for (int64_t i = 0; i < b.lines; ++i, next += 64) __builtin_prefetch(next, 0, 3);
+        steps_f32<R, D>(x, stride, b, column, k, k + 8, acc);
       }
-    } else {
-      for (int64_t k = b.k0; k < b.k1; ++k)
-        step_f32<R, D, false>(x + k, stride, b.weights, (k - begins) * 64 + column, acc);
-    }
+    steps_f32<R, D>(x, stride, b, column, k, b.k1, acc);
     for (int64_t left = b.joins; left > 0; --left) {
       at -= b.apart;
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < kVectors; ++j)
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
         acc[r][j] = add(load(at + r * 64 + j * kLanes), acc[r][j]);
     }
     QUIRE_UNROLL for (int r = 0; r < R; ++r) {
       float* out = b.into ? added_to(b, row + r) + column : at + r * 64;
       const Vec share = b.into ? splat(b.work.args.shares[row + r]) : zero();
-      QUIRE_UNROLL for (int j = 0; j < kVectors; ++j) {
+      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
         float* place = out + j * kLanes;
         store(place, b.into ? add(load(place), mul(acc[r][j], share)) : acc[r][j]);
       }
@@ -214,7 +229,9 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums) 
 
 // ---- products of codes: coded_tile.h
 
-constexpr int kCodedVectors = QUIRE_LEVEL >= 2 ? 4 : 1;
+// Vectors of columns that pass by at a time, and rows that read their codes from front to back.
+constexpr int coded_vectors(int rows) { return QUIRE_LEVEL >= 2 ? 4 : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 4 : 2; }
+constexpr int64_t kCodedOnce = QUIRE_LEVEL >= 2 ? kRows : QUIRE_LEVEL == 1 ? 1 : 0;
 
 // The end of a leaf, whose sums are `y`, before the row's scale.
 template <int R, int V>
@@ -246,7 +263,7 @@ QUIRE_INLINE int32_t four_codes(const int8_t* p) {
 
 // One group: whole numbers wait between blocks.
 template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sums, const char* next) {
-  constexpr int V = kCodedVectors;
+  constexpr int V = coded_vectors(R);
   const Linear& layer = *b.work.args.layer;
   const int64_t stride = b.work.coded.stride, tile = (b.weights - static_cast<const char*>(layer.weight)) / (stride * kTile);
   const int8_t* x = b.work.coded.codes + row * stride;
@@ -327,7 +344,7 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
 // that whole numbers and sums both stay in registers.
 template <int R, int P, int kind>
 void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
-  constexpr int V = QUIRE_LEVEL < 2 ? 1 : R <= 2 ? 4 : 2;
+  constexpr int V = QUIRE_LEVEL == 0 ? 1 : QUIRE_LEVEL == 1 ? (R == 1 ? 4 : R == 2 ? 2 : 1) : R <= 2 ? 4 : 2;
   constexpr int32_t below = kind == kHalves ? kBelow4 : kBelow;
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
@@ -429,11 +446,12 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
     return tile_bf16<R, 0>(b, row, sums, next);
   }
 #endif
-  (void)pass;
+  const bool fetches = b.lines > 0 && pass * b.lines < b.all_lines;
+  const char* next = fetches ? b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64 : nullptr;
   switch (weight_type(*b.work.args.layer)) {
-    case kBF16: return tile_f32<R, kBF16>(b, row, sums);
-    case kF16: return tile_f32<R, kF16>(b, row, sums);
-    default: return tile_f32<R, kF32>(b, row, sums);
+    case kBF16: return tile_f32<R, kBF16>(b, row, sums, next);
+    case kF16: return tile_f32<R, kF16>(b, row, sums, next);
+    default: return tile_f32<R, kF32>(b, row, sums, next);
   }
 }
 
@@ -613,9 +631,14 @@ const char* tile_at(const Linear& layer, int64_t tile) {
   return static_cast<const char*>(layer.weight) + tile * tile_bytes(layer);
 }
 
+// Whether rows that pass by together read a block's weights once, from front to back.
+bool reads_once(bool direct, int64_t rows) {
+  return rows <= kRows && (direct || vectors_of(static_cast<int>(rows)) * kLanes == kTile);
+}
+
 // Steps of a leaf's k that are multiplied at a time.
-int64_t block_length(int64_t rows, int64_t k) {
-  if (rows <= kRows) return k;
+int64_t block_length(bool direct, int64_t rows, int64_t k) {
+  if (reads_once(direct, rows)) return k;
   // Few rows take no longer blocks, many rows the nearest number of blocks.
   const int64_t blocks =
       rows <= kFewRows ? (k + kShortBlock - 1) / kShortBlock : (k + kBlock / 2) / kBlock;
@@ -623,12 +646,14 @@ int64_t block_length(int64_t rows, int64_t k) {
 }
 
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
-int64_t narrow_length(int64_t rows, int64_t k) { return rows <= kRows && k > kNarrowBlock ? kNarrowBlock : block_length(rows, k); }
+int64_t narrow_length(bool direct, int64_t rows, int64_t k) {
+  return rows <= kRows && k > kNarrowBlock ? kNarrowBlock : block_length(direct, rows, k);
+}
 
 // The same for codes: blocks of about as many bytes, of whole groups.
 int64_t coded_length(const Linear& layer, int64_t rows, int64_t k) {
   const int64_t times = layer.dtype == kCodes8 ? 2 : 4, unit = layer.coded.group ? layer.coded.group : 16;
-  const int64_t length = block_length(rows, k / times) * times;
+  const int64_t length = rows <= kCodedOnce ? k : block_length(false, rows, k / times) * times;
   return (length + unit - 1) / unit * unit;
 }
 
@@ -659,10 +684,12 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
   const bool narrow = is_narrow(layer);
   const int64_t length = is_coded(layer) ? coded_length(layer, row1 - row0, leaf_k)
-                         : narrow        ? narrow_length(row1 - row0, leaf_k)
-                                         : block_length(row1 - row0, leaf_k);
+                         : narrow        ? narrow_length(work.direct, row1 - row0, leaf_k)
+                                         : block_length(work.direct, row1 - row0, leaf_k);
   // A narrow weight has fewer lines, and one that is read once is fetched where it becomes numbers.
-  const int64_t all_lines = !narrow ? kLines : layer.dtype == kTable4 ? kLines / 4 : kLines / 2;
+  const int64_t all_lines = narrow                ? layer.dtype == kTable4 ? kLines / 4 : kLines / 2
+                            : layer.dtype == kF32 ? 2 * kLines
+                                                  : kLines;
   const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines);
   void* const wide = narrow ? scratch(6, static_cast<size_t>((length + 1) * kTile) * 4) : nullptr;
   const int64_t apart = (row1 - row0) * kTile;
