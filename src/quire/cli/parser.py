@@ -29,6 +29,7 @@ _WITH_FILES: Final[Registry[Callable[[], Parser]]] = Registry(
         "plan": "quire.cli.plan:build_parser",
         "calibrate": "quire.cli.calibrate:build_parser",
         "simulate": "quire.cli.simulate:build_parser",
+        "tune": "quire.cli.tune:build_parser",
         "eval": "quire.cli.eval:build_parser",
         "profile": "quire.cli.profile:build_parser",
         "run-batch": "quire.cli.run_batch:build_parser",

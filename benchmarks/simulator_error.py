@@ -1,0 +1,150 @@
+"""How far the simulator is from the engine, on loads that it was not fitted to.
+
+    python benchmarks/simulator_error.py                 # the embedded model, under 10 minutes
+    python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
+    python benchmarks/simulator_error.py --quick         # a few seconds per load
+
+Calibrates first. Then each of three rates, two mixes of lengths and two settings runs on a live
+engine (a core in its own process, without HTTP) and in the simulator. Rates are shares of what the
+simulator says is possible. Prints the error of every figure, and the largest and mean of each.
+The machine should do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+
+from quire.bench.live_trace import play
+from quire.bench.result import RequestRecord, summary
+from quire.cli.simulate import records_of_run
+from quire.config import EngineConfig
+from quire.config.locate import located
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.calibration import Calibration
+from quire.executor.sizing import size_engine
+from quire.sim.scenario import pool_of, with_settings
+from quire.sim.sequences import Sequences
+from quire.sim.simulator import Simulator
+from quire.sim.step_time import StepTimeModel
+from quire.workload.trace import TraceRequest
+
+SHARES = (0.3, 0.6, 0.85)
+MIXES = {"chat": (120, 60), "summaries": (600, 20)}
+SETTINGS: tuple[dict[str, int], ...] = (
+    {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
+    {"max_num_batched_tokens": 256, "max_num_seqs": 16},
+)
+FIGURES = {
+    "output_throughput": 5, "mean_ttft_ms": 10, "mean_tpot_ms": 10, "p99_ttft_ms": 20,
+    "p99_tpot_ms": 20,
+}  # fmt: skip
+"""Figures, and the errors in percent that are to be kept."""
+
+
+def load(mix: str, rate: float, seconds: float, seed: int) -> list[TraceRequest]:
+    rng, now, made = random.Random(seed), 0.0, []
+    prompt, output = MIXES[mix]
+    while True:
+        now += rng.expovariate(rate)
+        if now > seconds and len(made) > 10:
+            return made
+        lengths = (
+            max(2, min(3 * mean, round(rng.lognormvariate(0, 0.5) * mean)))
+            for mean in (prompt, output)
+        )
+        made.append(TraceRequest(now, *lengths))
+
+
+def simulated(
+    config: EngineConfig, info: dict, times: StepTimeModel, requests: list[TraceRequest]
+) -> tuple[dict, float]:
+    started = time.perf_counter()
+    simulator = Simulator(config, pool_of(info), times, keep_token_times=True)
+    run = simulator.run(requests, Sequences(requests, 16))
+    took = time.perf_counter() - started
+    return figures(records_of_run(run)), run.duration / took
+
+
+def figures(records: list[RequestRecord]) -> dict:
+    failed = [record.error for record in records if not record.ok]
+    assert not failed, failed[0]
+    duration = max(r.end or 0.0 for r in records) - min(r.start for r in records)
+    return summary(records, duration)
+
+
+def possible_rate(config: EngineConfig, info: dict, times: StepTimeModel, mix: str) -> float:
+    """Requests per second, if they never have to be waited for."""
+    requests = [TraceRequest(0.0, r.prompt_len, r.output_len) for r in load(mix, 100, 1.5, 9)]
+    result, _ = simulated(config, info, times, requests)
+    return result["request_throughput"]
+
+
+async def compare(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float) -> None:
+    llm = await AsyncLLM.start(config)
+    errors: dict[str, list[float]] = {name: [] for name in FIGURES}
+    speeds = []
+    try:
+        await llm.wait_ready()
+        vocabulary = config.model.read_shape().vocab_size
+        print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
+        for number, settings in enumerate(SETTINGS):
+            await llm.set_limits(**settings)
+            changed, _ = with_settings(config, settings).resolve(config.model.read_shape())
+            for mix in MIXES:
+                most = possible_rate(changed, info, times, mix)
+                for share in SHARES:
+                    requests = load(mix, share * most, seconds, seed=number)
+                    await llm.reset_prefix_cache()
+                    sequences = Sequences(requests, 16, vocabulary)
+                    name = f"{number}-{mix}-{share}"
+                    live = figures(await play(llm, requests, sequences, name))
+                    made, speed = simulated(changed, info, times, requests)
+                    speeds.append(speed)
+                    row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
+                    print(f"{row:<44}" + _compared(live, made, errors), flush=True)
+    finally:
+        await llm.shutdown()
+    for name, limit in FIGURES.items():
+        found = errors[name]
+        print(
+            f"{name:<20} mean error {statistics.mean(found):5.1f} %, largest {max(found):5.1f} %, "
+            f"wanted {limit} %"
+        )
+    print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
+
+
+def _compared(live: dict, made: dict, errors: dict[str, list[float]]) -> str:
+    cells = ""
+    for name in FIGURES:
+        error = 100 * (made[name] / live[name] - 1)
+        errors[name].append(abs(error))
+        cells += f"{live[name]:>10.1f} {made[name]:>8.1f} {error:>+5.0f}%"
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="quire-demo")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--step-times", help="use these instead of calibrating")
+    parser.add_argument("--seconds", type=float, help="of each load")
+    options = parser.parse_args()
+    seconds = options.seconds or (6.0 if options.quick else 35.0)
+    config = located(
+        EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
+    )
+    if options.step_times:
+        times = StepTimeModel.read(options.step_times)
+    else:
+        times = Calibration(config, 20.0 if options.quick else 90.0, lambda what, share: None).run()
+    print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
+    info = size_engine(config).info.to_dict()
+    asyncio.run(compare(config, info, times, seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Finds settings that meet latency targets: the simulator tries many, a live engine the best few.
+
+Only settings that can be changed while requests run are tried, so that the engine starts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from quire.bench.live_trace import play
+from quire.bench.result import RequestRecord, summary
+from quire.bench.slo import LatencyTargets
+from quire.config import EngineConfig
+from quire.core.admission import LIVE_LIMITS
+from quire.engine.async_llm import AsyncLLM
+from quire.errors import ConfigError
+from quire.sim.scenario import with_settings
+from quire.sim.sequences import Sequences
+from quire.workload.trace import Trace, TraceRequest
+
+BUDGETS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+SEATS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
+THRESHOLDS: Final = (0, 32, 128, 512)
+POLICIES: Final = ("fcfs", "sjf", "prefill_first")
+KEPT: Final = 4
+"""Settings of the first round that go on to the second."""
+
+Simulate = Callable[[EngineConfig], dict[str, Any]]
+"""Gives the result of a run with a configuration."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """One setting, and what came of it."""
+
+    settings: dict[str, Any]
+    """Of `LIVE_LIMITS`."""
+    simulated: dict[str, Any]
+    excess: float
+    """`LatencyTargets.excess` of the simulation."""
+    live: dict[str, Any] | None = None
+    live_excess: float = float("inf")
+    evidence: list[str] = field(default_factory=list)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Smaller is better: first those that meet the targets with some room, by throughput; then
+        the others, by how little they miss."""
+        room = max(0.9, self.excess)  # the last tenth decides nothing: no simulation is that exact
+        speed: float = self.simulated["output_throughput"]
+        return (room, -speed) if room > 0.9 else (0.9, -speed)
+
+
+def current(config: EngineConfig) -> dict[str, Any]:
+    """The settings that a configuration has."""
+    return {name: getattr(config.scheduler, name) for name in LIVE_LIMITS}
+
+
+def candidates(config: EngineConfig) -> Iterator[dict[str, Any]]:
+    """The first round: budgets and seats."""
+    base = current(config)
+    for budget in sorted({*BUDGETS, base["max_num_batched_tokens"]}):
+        for seats in sorted({*SEATS, base["max_num_seqs"]}):
+            if seats <= budget and seats <= config.scheduler.max_num_seqs:
+                yield base | {"max_num_batched_tokens": budget, "max_num_seqs": seats}
+
+
+def variations(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The second round: who goes first, and how much of a long prompt."""
+    for policy in POLICIES:
+        for threshold in THRESHOLDS:
+            if threshold < settings["max_num_batched_tokens"]:
+                yield settings | {
+                    "scheduling_policy": policy,
+                    "long_prefill_token_threshold": threshold,
+                }
+
+
+def search(
+    config: EngineConfig, simulate: Simulate, targets: LatencyTargets, tell: Callable[[str], None]
+) -> list[Trial]:
+    """Try settings on the simulator.
+
+    Args:
+        config: Resolved. Its own settings are tried first.
+        simulate: Runs the trace.
+        targets: To meet.
+        tell: Hears how far it is.
+
+    Returns:
+        All trials: the configuration's own first, then the others, the best first.
+    """
+    tried: dict[tuple[Any, ...], Trial] = {}
+
+    def attempt(settings: dict[str, Any]) -> None:
+        key = tuple(settings.values())
+        if key not in tried:
+            result = simulate(with_settings(config, settings))
+            tried[key] = Trial(settings, result, targets.excess(result))
+
+    attempt(current(config))
+    for settings in candidates(config):
+        attempt(settings)
+    tell(f"{len(tried)} settings simulated")
+    for trial in sorted(tried.values(), key=lambda trial: trial.rank)[:KEPT]:
+        for settings in variations(trial.settings):
+            attempt(settings)
+    tell(f"{len(tried)} settings simulated")
+    own, *others = tried.values()
+    return [own, *sorted(others, key=lambda trial: trial.rank)]
+
+
+async def verify(
+    config: EngineConfig,
+    trials: Sequence[Trial],
+    requests: Sequence[TraceRequest],
+    trace: Trace,
+    targets: LatencyTargets,
+    tell: Callable[[str], None],
+) -> None:
+    """Play requests on a live engine with the settings of each trial, and note the results in them.
+
+    Raises:
+        StartupError: the engine cannot start.
+    """
+    llm = await AsyncLLM.start(replace(config))
+    try:
+        await llm.wait_ready()
+        shape = config.model.read_shape()
+        sequences = Sequences(trace.requests, trace.header.block_size, shape.vocab_size)
+        await play(llm, [TraceRequest(0.0, 32, 8)] * 2, sequences, "warm-up")
+        for index, trial in enumerate(trials):
+            tell(f"live {index + 1} of {len(trials)}: {changed(trial.settings, config)}")
+            await llm.set_limits(**trial.settings)
+            if not await llm.reset_prefix_cache():
+                raise ConfigError("the prefix cache could not be reset between two runs")
+            records = await play(llm, requests, sequences, f"tune-{index}")
+            trial.live = result_of(records, targets)
+            trial.live_excess = targets.excess(trial.live)
+    finally:
+        await llm.shutdown()
+
+
+def result_of(records: Sequence[RequestRecord], targets: LatencyTargets) -> dict[str, Any]:
+    """All figures of a run."""
+    ends = [record.end for record in records if record.end is not None]
+    duration = max(ends, default=0.0) - min((r.start for r in records), default=0.0)
+    return summary(records, duration, percentiles=targets.percentiles)
+
+
+def changed(settings: dict[str, Any], config: EngineConfig) -> str:
+    """Settings that differ from those of a configuration, for people."""
+    base = current(config)
+    words = [f"{name}={value}" for name, value in settings.items() if base[name] != value]
+    return " ".join(words) or "as they are"
