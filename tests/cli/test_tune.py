@@ -10,7 +10,7 @@ import pytest
 
 import quire.cli.main as cli
 from quire.bench.slo import LatencyTargets
-from quire.bench.tune import Trial, current, search
+from quire.bench.tune import Trial, current, distance, search
 from quire.config import EngineConfig
 from quire.config.cli import load_yaml
 from quire.errors import ConfigError
@@ -42,13 +42,17 @@ def test_bad_targets_are_named(text: str) -> None:
         LatencyTargets.parse(text)
 
 
-def test_whoever_meets_the_targets_is_ranked_by_throughput() -> None:
-    def trial(ttft: float, throughput: float) -> Trial:
-        said = result(ttft, 10, throughput)
-        return Trial({}, said, TARGETS.excess(said))
+def test_of_those_that_meet_the_targets_the_least_change_is_best() -> None:
+    def trial(ttft: float, distance: float) -> Trial:
+        said = result(ttft, 10)
+        return Trial({}, said, TARGETS.excess(said), distance)
 
-    fast, slow, missed, late = trial(400, 90), trial(100, 50), trial(600, 500), trial(5000, 900)
-    assert sorted([late, missed, slow, fast], key=lambda t: t.rank) == [fast, slow, missed, late]
+    near, far, missed, late = trial(400, 1), trial(100, 4), trial(600, 0), trial(5000, 0)
+    assert sorted([late, missed, far, near], key=lambda t: t.rank) == [near, far, missed, late]
+    base = current(EngineConfig())
+    halved = base | {"max_num_batched_tokens": 1024}
+    assert distance(base, base) == 0 and distance(halved, base) == 1
+    assert distance(halved | {"scheduling_policy": "sjf"}, base) == 2
 
 
 def test_the_search_finds_the_one_setting_that_meets_them() -> None:

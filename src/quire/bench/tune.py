@@ -5,6 +5,7 @@ Only settings that can be changed while requests run are tried, so that the engi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -27,6 +28,9 @@ POLICIES: Final = ("fcfs", "sjf", "prefill_first")
 KEPT: Final = 4
 """Settings of the first round that go on to the second."""
 
+ROOM: Final = 0.9
+"""Share of every target up to which a simulated setting counts as meeting it."""
+
 Simulate = Callable[[EngineConfig], dict[str, Any]]
 """Gives the result of a run with a configuration."""
 
@@ -40,17 +44,32 @@ class Trial:
     simulated: dict[str, Any]
     excess: float
     """`LatencyTargets.excess` of the simulation."""
+    distance: float = 0.0
+    """From the present settings."""
     live: dict[str, Any] | None = None
     live_excess: float = float("inf")
     evidence: list[str] = field(default_factory=list)
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """Smaller is better: first those that meet the targets with some room, by throughput; then
-        the others, by how little they miss."""
-        room = max(0.9, self.excess)  # the last tenth decides nothing: no simulation is that exact
+    def rank(self) -> tuple[float, float, float]:
+        """Smaller is better: first those that meet the targets with some room, by how little they
+        change; then the others, by how little they miss."""
+        # Who meets them serves all that comes, so throughput tells nothing. And the last tenth
+        # decides nothing: no simulation is that exact.
+        room = max(ROOM, self.excess)
         speed: float = self.simulated["output_throughput"]
-        return (room, -speed) if room > 0.9 else (0.9, -speed)
+        return (room, self.distance if room <= ROOM else 0.0, -speed)
+
+
+def distance(settings: dict[str, Any], base: dict[str, Any]) -> float:
+    """How far settings are from others: a doubling counts as much as another policy."""
+    far = 0.0
+    for name, value in settings.items():
+        if isinstance(value, int):
+            far += abs(math.log2(max(1, value) / max(1, base[name])))
+        else:
+            far += value != base[name]
+    return far
 
 
 def current(config: EngineConfig) -> dict[str, Any]:
@@ -98,7 +117,9 @@ def search(
         key = tuple(settings.values())
         if key not in tried:
             result = simulate(with_settings(config, settings))
-            tried[key] = Trial(settings, result, targets.excess(result))
+            tried[key] = Trial(
+                settings, result, targets.excess(result), distance(settings, current(config))
+            )
 
     attempt(current(config))
     for settings in candidates(config):
