@@ -36,6 +36,10 @@ DECODES: Final = 12
 """Tokens that each request of a round gets."""
 SHARE: Final = 0.15
 """Of the time, that one round may take at most."""
+FIRST: Final = 8
+"""Rounds that run in the order of their size."""
+TIMES: Final = 20
+"""How often all rounds run, if there is time."""
 OVERHEAD_ROWS: Final = (1, 4, 16)
 OVERHEAD_TOKENS: Final = 40
 
@@ -170,10 +174,11 @@ class Calibration:
             self._tell(f"{one.rows} x {one.context} tokens", 0.95 * (1 - left / self._seconds))
 
     def _again_and_again(self, waiting: list[Round]) -> Iterator[Round]:
-        """All rounds in their order, then every third of them anew, as long as there is time."""
-        yield from waiting
-        for start in range(3):
-            yield from waiting[start::3]
+        """The smallest rounds, which tell what others will cost; then all, each time in another
+        order, so that what else the machine does falls on all kinds alike."""
+        yield from waiting[:FIRST]
+        for _ in range(TIMES):
+            yield from self._rng.sample(waiting, len(waiting))
 
     def _round(self, one: Round) -> None:
         core = self._core
