@@ -141,7 +141,8 @@ async def read_streams(url: str, path: str, body: dict[str, Any], streams: int, 
 def measure(source: str, args: argparse.Namespace) -> dict[str, float]:
     """Start a server of this checkout and measure it."""
     port = _free_port()
-    env = os.environ | {"PYTHONPATH": source, "QUIRE_LOGGING_LEVEL": "ERROR"}
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"PYTHONPATH": path, "QUIRE_LOGGING_LEVEL": "ERROR"}
     env[STEP_MS] = str(args.step_ms)
     command = [sys.executable, str(HERE), "--serve", str(port)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:

@@ -31,6 +31,9 @@ class Words:
     all_special_ids: frozenset[int] = frozenset()
     added_ids: frozenset[int] = frozenset()
 
+    def token_text(self, token_id: int) -> str | None:
+        return None
+
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([97 + token_id])
 

@@ -83,3 +83,41 @@ async def test_a_fault_is_the_readers() -> None:
     assert rig.taken == [("direct", "1")]
     await rig.stream.aclose()
     assert rig.aborted == ["a"]
+
+
+class Short:
+    """A `Delta` of a text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.token_ids = [1]
+
+    def full(self) -> RequestOutput:
+        return output(self.text)
+
+
+async def test_text_alone_needs_no_output() -> None:
+    rig, shown = Rig(), []
+    takes = True
+
+    def take(text: str, num_tokens: int) -> bool:
+        if text == "bad":
+            raise ValueError("it cannot be written")
+        if takes:
+            shown.append((text, num_tokens))
+        return takes
+
+    rig.stream.direct_text = take
+    rig.stream.put_delta(cast("Any", Short("0")))  # nobody waits yet
+    await asyncio.sleep(0)
+    rig.stream.put_delta(cast("Any", Short("1")))
+    rig.stream.put(output("2"))
+    takes = False
+    rig.stream.put_delta(cast("Any", Short("3")))
+    assert shown == [("1", 1)]
+    rig.stream.put_delta(cast("Any", Short("bad")))
+    rig.takes = False
+    rig.stream.put_delta(cast("Any", Short("4")))
+    with pytest.raises(ValueError, match="written"):
+        await rig.reader
+    assert rig.taken == [("reader", "0"), ("direct", "2"), ("direct", "3")]

@@ -192,12 +192,12 @@ def test_outputs_on_their_way_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
     calls = 0
 
     def interrupted(act: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls % 3 == 0:
                 raise KeyboardInterrupt
-            done = act(*args)
+            done = act(*args, **options)
             if calls % 3 == 1:
                 raise KeyboardInterrupt
             return done

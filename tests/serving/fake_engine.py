@@ -47,6 +47,9 @@ class FakeTokenizer:
     all_special_ids = frozenset({BOS})
     added_ids = frozenset({BOS})
 
+    def token_text(self, token_id: int) -> str | None:
+        return chr(token_id) if token_id < 128 else None
+
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from quire.engine.cores.watchdog import LOOK_SECONDS
 from quire.engine.frontend.disk.identity import identity
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
+from quire.engine.frontend.output_processor import Delta
 from quire.engine.frontend.questions import explain_live
 from quire.engine.frontend.stream import RequestStream, StreamBuffers
 from quire.engine.live_config import LiveConfig
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from quire.observability.explain.explanation import Explanation
 
 logger = get_logger(__name__)
+
+_Output = TypeVar("_Output", RequestOutput, Delta)
 
 
 class AsyncLLM:
@@ -546,22 +549,26 @@ class AsyncLLM:
         self._take(message.outputs, message.stats)
 
     def _take(self, outputs: list[EngineCoreOutput], stats: StepStats | None) -> None:
-        taken = self.frontend.take(outputs, stats)
+        taken = self.frontend.take(outputs, stats, deltas=True)
         self.frontend.release(taken)
+        for delta in taken.deltas:
+            if (stream := self._streams.get(delta.request_id)) is not None:
+                self._hand_on(stream.put_delta, delta)
         for output in taken.request_outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
             if output.finished:
                 del self._streams[output.request_id]
-            try:
-                stream.put(output)
-            except Exception:
-                # Its caller gets no more; the others' outputs of this step are not lost with it.
-                logger.exception(
-                    "an output of request %s could not be handed on", output.request_id
-                )
+            self._hand_on(stream.put, output)
         self.frontend.report(stats, taken.iteration)
+
+    def _hand_on(self, put: Callable[[_Output], None], output: _Output) -> None:
+        try:
+            put(output)
+        except Exception:
+            # Its caller gets no more; the others' outputs of this step are not lost with it.
+            logger.exception("an output of request %s could not be handed on", output.request_id)
 
     def _replay(self, has_worked: bool) -> list[EngineCoreRequest]:
         requests, outputs = self.frontend.replay(has_worked)

@@ -97,13 +97,18 @@ class Generation:
         """Token counts so far."""
         return self._reader.usage
 
-    def render_with(self, render: Callable[[list[Batch]], bytes]) -> None:
+    def render_with(
+        self,
+        render: Callable[[list[Batch]], bytes],
+        text: Callable[[int, str], bytes] | None = None,
+    ) -> None:
         """Have outputs rendered and sent as the engine brings them, as long as the client reads,
         without the detour of waking whoever iterates over `events`: that one gets the rest, in
         order. Only where one prompt is read as it comes; else nothing changes.
 
         Args:
             render: Gives the frames of events.
+            text: Gives what `render` does for one `Text` event of a choice.
         """
         reader, write_now, stream = self._reader, self._write_now, self._streams[0]
         if write_now is None or self._ids is not None or len(self._streams) > 1 or reader.scored:
@@ -115,8 +120,20 @@ class Generation:
             frames = render(reader.read(0, output))
             return not frames or write_now(frames) or _lost()
 
+        is_text, usage = False, reader.usage
+
+        def direct_text(new: str, num_tokens: int) -> bool:
+            nonlocal is_text
+            assert text is not None
+            is_text = is_text or reader.is_text(0)
+            if not is_text or (new and not write_now(text(0, new))):
+                return False
+            usage.completion_tokens += num_tokens
+            return True
+
         if isinstance(stream, RequestStream):
             stream.direct = direct
+            stream.direct_text = None if text is None else direct_text
 
     async def events(self) -> AsyncGenerator[list[Batch]]:
         """The events of all choices as they arrive, those of one engine output at a time. `usage`

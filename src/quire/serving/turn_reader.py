@@ -71,6 +71,12 @@ class TurnReader:
             released.prompt_logprobs = self._scores.get(prompt_index)
         return waiting
 
+    def is_text(self, choice: int) -> bool:
+        """Whether text of this choice is a `Text` event and nothing else, and so needs no `read`.
+        Its tokens are to be counted in `usage`."""
+        begun: object = self._parsers.get(choice, self)
+        return begun is None and not self._tokens and not self._prompt_only
+
     def read(self, prompt_index: int, output: RequestOutput) -> list[Batch]:
         """The events of an output, a batch for each choice that has some.
 

@@ -44,6 +44,10 @@ class Spelling(Protocol):
         """Tokens that were added to its vocabulary."""
         ...
 
+    def token_text(self, token_id: int) -> str | None:
+        """The text of its bytes, if these are whole characters."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes of a token, if tokens are byte strings and this one has some."""
         ...
@@ -99,7 +103,10 @@ class ByteStream:
         """The text that this token completes."""
         if token_id in self._skip:
             return ""
-        text = self._decoder.decode(self._tokenizer.token_bytes(token_id) or b"")
+        # Nearly every token is whole characters, and begins where the one before has ended.
+        text = None if self._decoder.buffer else self._tokenizer.token_text(token_id)
+        if text is None:
+            text = self._decoder.decode(self._tokenizer.token_bytes(token_id) or b"")
         return self._strip(text) if self._leading_spaces and text else text
 
     def flush(self) -> str:

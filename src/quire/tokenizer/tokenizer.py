@@ -62,6 +62,7 @@ class Tokenizer(UsualNames):
         self._added_ids = frozenset(added)
         self._spelling = _spelling_of(backend)
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
         self.chat_template = ChatTemplate(templates, self._named) if templates else None
         """The model's chat template, if it has one."""
 
@@ -188,6 +189,15 @@ class Tokenizer(UsualNames):
         """The bytes of one token; `None` if tokens are not byte strings."""
         return None if self._spelling is None else self._spell(token_id)
 
+    def token_text(self, token_id: int) -> str | None:
+        """The bytes of one token as text; `None` if they are not whole characters, or tokens are
+        not byte strings."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            text = self._texts[token_id] = _whole(self.token_bytes(token_id))
+            return text
+
     def id_to_text(self, token_id: int) -> str:
         """The text of one token, as shown beside a log-probability; special tokens have text, too.
 
@@ -280,6 +290,13 @@ class Tokenizer(UsualNames):
         known = [i for i in ids if 0 <= i <= _MAX_LIBRARY_ID]
         text: str = self._backend.decode(known, skip_special_tokens=False)
         return text
+
+
+def _whole(spelled: bytes | None) -> str | None:
+    try:
+        return None if spelled is None else spelled.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 @contextlib.contextmanager

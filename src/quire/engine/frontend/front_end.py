@@ -422,10 +422,14 @@ class FrontEnd:
     # ---- outputs -----------------------------------------------------------------------------
 
     def take(
-        self, outputs: Sequence[EngineCoreOutput], stats: StepStats | None
+        self,
+        outputs: Sequence[EngineCoreOutput],
+        stats: StepStats | None,
+        *,
+        deltas: bool = False,
     ) -> ProcessedOutputs:
-        """Take in what a step produced. Once its request outputs have been handed over, `release`
-        and `report` are to be called."""
+        """Take in what a step produced. Once its request outputs, and its deltas if the caller
+        takes those, have been handed over, `release` and `report` are to be called."""
         num_faults = self._tell.num_faults
         self._tell.stepped(outputs, stats)
         lost: list[str] = []
@@ -435,7 +439,7 @@ class FrontEnd:
             outputs = [
                 failed_output(i, error) if (i := o.request_id) in lost else o for o in outputs
             ]
-        taken = self.output.process(outputs, self.clock.now())
+        taken = self.output.process(outputs, self.clock.now(), deltas=deltas)
         taken.aborts += lost
         if taken.aborts:
             self._tell.closed(taken.aborts)

@@ -48,6 +48,27 @@ class ProcessedOutputs:
     aborts: list[str]
     """Internal ids that the core must end: a stop string matched."""
     iteration: IterationStats
+    deltas: list[Delta] = field(default_factory=list)
+    """If the caller takes them: outputs that have nothing to say but some text, in the same order.
+    They are not among `request_outputs`."""
+
+
+@dataclass(slots=True, eq=False)
+class Delta:
+    """New tokens of a request that streams one completion: nearly all outputs of a server are no
+    more than that, and it costs half of a `RequestOutput`."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    _completion: _Completion
+
+    def full(self) -> RequestOutput:
+        """The same as any other output. To be called before the next step is processed, as it tells
+        the times that are known then."""
+        completion = self._completion
+        output = CompletionOutput(completion.index, self.text, self.token_ids, None, None)
+        return _request_output(completion.request, [output])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +104,9 @@ class _Completion:
     """With an interval: the batch of the last output, and `delivered` before it."""
     seen: bool = False
     """Whether the core has told when it was scheduled."""
+    flows: bool = False
+    """Whether what comes until its end is tokens of which nothing but the text is wanted, at
+    once."""
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
     first_token_ts: float = 0.0
@@ -147,8 +171,10 @@ class _Batch:
     outputs: list[EngineCoreOutput]
     ended: list[_Completion] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
+    deltas: list[Delta] | None = None
+    """Of completions that flow; `None`: the caller does not take them."""
     news: dict[str, list[_Completion]] = field(default_factory=dict)
-    """By external id: the completions that have something new, each once."""
+    """By external id: the other completions that have something new, each once."""
 
     def add(self, completion: _Completion) -> None:
         touched = self.news.setdefault(completion.request.first.external_id, [])
@@ -221,13 +247,16 @@ class OutputProcessor:
         self._requests[first.external_id] = request
         self._completions |= completions
 
-    def process(self, outputs: Iterable[EngineCoreOutput], now: float) -> ProcessedOutputs:
+    def process(
+        self, outputs: Iterable[EngineCoreOutput], now: float, *, deltas: bool = False
+    ) -> ProcessedOutputs:
         """Take in what a step produced; `now` is when it reached the frontend.
 
-        Outputs of ids that are not active (ended by a stop string, aborted) are ignored.
+        Outputs of ids that are not active (ended by a stop string, aborted) are ignored. `deltas`:
+        whether the caller takes those.
         """
         before = self._latest
-        batch = self._latest = _Batch(list(outputs))
+        batch = self._latest = _Batch(list(outputs), deltas=[] if deltas else None)
         self._part(before.ended)
         for output in batch.outputs:
             completion = self._completions.get(output.request_id)
@@ -240,7 +269,9 @@ class OutputProcessor:
         request_outputs = [output for output in delivered if output is not None]
         for external_id in batch.news:
             self._forget_if_ended(external_id)
-        return ProcessedOutputs(request_outputs, batch.aborts, self.take_stats())
+        return ProcessedOutputs(
+            request_outputs, batch.aborts, self.take_stats(), batch.deltas or []
+        )
 
     def rewind(self, num_tokens: Mapping[str, int]) -> None:
         """Undo the last `process`, however far it got, because its step has not happened. Text,
@@ -286,6 +317,7 @@ class OutputProcessor:
         completion.detokenizer = fresh.detokenizer
         completion.finish_reason = completion.stop_reason = None
         completion.seen &= num_tokens > 0
+        completion.flows = False
         self._completions[completion.internal_id] = completion
 
     def internal_ids(self, external_id: str) -> list[str]:
@@ -407,6 +439,24 @@ class OutputProcessor:
     def _take_in(
         self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
     ) -> None:
+        flows = completion.flows and batch.deltas is not None and _is_tokens(output)
+        if not flows:
+            self._take_in_rare(completion, output, now)
+        stop = self._append_tokens(completion, output, now)
+        if stop is not None:
+            self._end(completion, str(FinishReason.STOP), stop, now)
+            if output.finish_reason is None:
+                batch.aborts.append(completion.internal_id)
+        elif output.finish_reason is not None:
+            self._end(completion, str(output.finish_reason), output.stop_reason, now)
+        elif flows:
+            assert batch.deltas is not None
+            batch.deltas.append(_delta(completion, output.new_token_ids))
+            return
+        batch.add(completion)
+
+    def _take_in_rare(self, completion: _Completion, output: EngineCoreOutput, now: float) -> None:
+        """Everything that an output can hold beside tokens and an end."""
         request = completion.request
         self._note_scheduling(completion, output)
         if output.new_prompt_logprobs is not None and request.prompt_logprobs is None:
@@ -422,14 +472,6 @@ class OutputProcessor:
         if output.pooled is not None:
             request.pooled = output.pooled
             self._time_prompt(completion, now)
-        stop = self._append_tokens(completion, output, now)
-        if stop is not None:
-            self._end(completion, str(FinishReason.STOP), stop, now)
-            if output.finish_reason is None:
-                batch.aborts.append(completion.internal_id)
-        elif output.finish_reason is not None:
-            self._end(completion, str(output.finish_reason), output.stop_reason, now)
-        batch.add(completion)
 
     def _note_scheduling(self, completion: _Completion, output: EngineCoreOutput) -> None:
         """Note when it was queued and scheduled, once: after a replay into a new core these are
@@ -452,9 +494,10 @@ class OutputProcessor:
         self, completion: _Completion, output: EngineCoreOutput, now: float
     ) -> str | None:
         """Text, log-probabilities and timings of new tokens; the stop string they hit, if any."""
-        before = completion.num_tokens
-        stop = completion.detokenizer.update(output.new_token_ids, output.finish_reason)
-        kept = completion.num_tokens - before
+        detokenizer = completion.detokenizer
+        before = len(detokenizer.token_ids)
+        stop = detokenizer.update(output.new_token_ids, output.finish_reason)
+        kept = len(detokenizer.token_ids) - before
         if kept:
             self._time_tokens(completion, kept, now, first=not before)
         if completion.logprobs is not None:
@@ -540,21 +583,54 @@ class OutputProcessor:
         request.prompt_logprobs_delivered |= fresh_scores
         scored = None if delta and request.scored_delivered else request.scored
         request.scored_delivered |= scored is not None
-        first = request.first
-        return RequestOutput(
-            request_id=first.external_id,
-            prompt=request.processed.prompt_text,
-            prompt_token_ids=first.prompt_token_ids,
-            outputs=[_completion_output(c, delta, self._latest) for c in shown],
-            finished=ended,
-            prompt_logprobs=scores,
-            scored=scored,
-            metrics=_snapshot(request.metrics),
-            num_cached_tokens=request.num_cached_tokens or 0,
-            seed=request.processed.seed,
-            error=request.error,
-            pooled=request.pooled,
-        )
+        outputs = [_completion_output(c, delta, self._latest) for c in shown]
+        if delta and len(request.completions) == 1 and shown:
+            shown[0].flows = shown[0].interval == 1 and shown[0].logprobs is None
+        return _request_output(request, outputs, ended, scores, scored)
+
+
+def _is_tokens(output: EngineCoreOutput) -> bool:
+    """Whether it holds tokens and nothing else that its reader or the statistics should know."""
+    return (
+        output.finish_reason is None
+        and not output.num_preemptions
+        and output.error is None
+        and output.pooled is None
+        and output.new_prompt_logprobs is None
+        and output.scored is None
+        and bool(output.new_token_ids)
+    )
+
+
+def _delta(completion: _Completion, token_ids: list[int]) -> Delta:
+    """What `_completion_output` would tell of a completion that flows."""
+    completion.delivered += len(token_ids)
+    text = completion.detokenizer.take(finished=False, delta=True)
+    return Delta(completion.core_request.external_id, text, token_ids, completion)
+
+
+def _request_output(
+    request: _Request,
+    outputs: list[CompletionOutput],
+    finished: bool = False,
+    scores: Sequence[PositionLogprobs | None] | None = None,
+    scored: Pooled | None = None,
+) -> RequestOutput:
+    first = request.first
+    return RequestOutput(
+        request_id=first.external_id,
+        prompt=request.processed.prompt_text,
+        prompt_token_ids=first.prompt_token_ids,
+        outputs=outputs,
+        finished=finished,
+        prompt_logprobs=scores,
+        scored=scored,
+        metrics=_snapshot(request.metrics),
+        num_cached_tokens=request.num_cached_tokens or 0,
+        seed=request.processed.seed,
+        error=request.error,
+        pooled=request.pooled,
+    )
 
 
 def _last_words(request: _Request) -> RequestOutput:

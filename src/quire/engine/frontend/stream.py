@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeGuard
 
 from quire.engine.frontend.checked import CheckedParams
+from quire.engine.frontend.output_processor import Delta
 from quire.engine.frontend.prompt_logprobs import PromptLogprobs
 from quire.errors import QuireError, SlowReader
 from quire.outputs import CompletionOutput, RequestOutput
@@ -110,12 +111,15 @@ class RequestStream:
         """Takes an output in the reader's place while the reader waits for it, so that the reader
         need not be woken for every token; false: the reader is to have it. It gets no output that
         ends the request or has something to say beside one completion's tokens."""
+        self.direct_text: Callable[[str, int], bool] | None = None
+        """The same for an output that is nothing but text and a number of tokens; false: it has
+        not been taken, and nothing has changed."""
 
     def put(self, item: RequestOutput | QuireError) -> None:
         """Add an output, or the error that ends the stream. Called by the engine."""
         if self._next is None:
             waits = self._waiter is not None and not self._waiter.done()
-            if waits and self.direct is not None and _is_plain(item):
+            if waits and self.direct is not None and self._fault is None and _is_plain(item):
                 try:
                     if self.direct(item):
                         return
@@ -127,6 +131,22 @@ class RequestStream:
                 self._waiter.set_result(None)
         elif not self._ended_slow and not self._done:
             self._hold(item)
+
+    def put_delta(self, delta: Delta) -> None:
+        """Add an output that is nothing but text."""
+        waiter = self._waiter
+        if (
+            self.direct_text is not None
+            and self._next is None
+            and waiter is not None
+            and not waiter.done()
+        ):
+            try:
+                if self.direct_text(delta.text, len(delta.token_ids)):
+                    return
+            except Exception as error:  # it is the reader's
+                self._fault = error
+        self.put(delta.full())
 
     def preload(self, items: Sequence[RequestOutput]) -> None:
         """Add outputs that were made before this stream was. Neither they nor what follows is
