@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.workload.datasets import DATASETS, REFUSED, make_requests
 from quire.workload.options import DatasetOptions
+from quire.workload.trace import TraceRequest, write_trace
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +208,92 @@ def test_unknown_datasets():
 def test_options_out_of_range_name_the_flag_and_the_value(name, value):
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must .*{value}"):
         DatasetOptions(**{name: value})
+
+
+# ---- traces and stand-ins ------------------------------------------------------------------------
+
+
+def common(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+def test_a_mooncake_trace(tmp_path, codec):
+    rows = [(2000, 40, 5, [1, 2, 3]), (1000, 48, 9, [1, 2, 4]), (4500, 20, 2, [7, 8])]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    path = written(tmp_path / "t.jsonl", *(dict(zip(names, row, strict=True)) for row in rows))
+    how = {"dataset_name": "timed_trace", "dataset_path": path, "num_prompts": 10}
+    requests = made(codec, **how, timed_trace_sec_multiplier=0.001)
+    assert [(r.arrival, r.output_len) for r in requests] == [(0.0, 9), (1.0, 5), (3.5, 2)]
+    assert [r.prompt_len for r in requests] == [48, 40, 20]
+    one, two, three = (codec.encode(r.prompt, add_special_tokens=False) for r in requests)
+    assert one[:30] == two[:30], "two blocks of 16 tokens are shared, but for the seams"
+    assert one[:4] != three[:4]
+    assert len(made(codec, **{**how, "num_prompts": 1})) == 1
+    with pytest.raises(ConfigError, match="line 1: 3 hash_ids of 512 .* here at least 14"):
+        made(codec, **how, timed_trace_chunk_hash_size=512)
+    bad = written(tmp_path / "u.jsonl", {"timestamp": 1, "input_length": 0, "output_length": 1})
+    with pytest.raises(ConfigError, match="line 1: .*input_length 0"):
+        made(dataset_name="timed_trace", dataset_path=bad)
+    with pytest.raises(ConfigError, match="cannot read"):
+        made(dataset_name="timed_trace", dataset_path=str(tmp_path / "none"))
+
+
+def test_a_trace_of_our_own(tmp_path, codec):
+    path = tmp_path / "t.jsonl"
+    lines = [
+        TraceRequest(3.0, 40, 8, number=1, priority=2, params={"temperature": 0.5}),
+        TraceRequest(5.0, 60, 4, shared_with=1, shared_len=48),
+        TraceRequest(6.0, 32, 1, block_hashes=["a", "b"]),
+        TraceRequest(7.0, 33, 0, block_hashes=["a", "b"]),
+    ]
+    write_trace(path, lines)
+    how = {"dataset_name": "timed_trace", "dataset_path": str(path), "num_prompts": 10}
+    requests = made(codec, **how)
+    assert [(r.arrival, r.prompt_len, r.output_len) for r in requests] == [
+        (0.0, 40, 8), (2.0, 60, 4), (3.0, 32, 1), (4.0, 33, 1),
+    ]  # fmt: skip
+    assert requests[0].priority == 2
+    assert requests[0].extra == {"temperature": 0.5, "ignore_eos": True}
+    texts = [r.prompt for r in requests]
+    ids = [codec.encode(text, add_special_tokens=False) for text in texts]
+    assert ids[0][:38] == ids[1][:38] and ids[2][:30] == ids[3][:30]
+    path.write_text('{"format": "quire-trace", "version": 2}\n')
+    with pytest.raises(ConfigError, match="version 2, and this quire reads version 1"):
+        made(codec, **how)
+
+
+SHAPES = {
+    # name: (least and most mean prompt, of the output, least share of prompts that is shared)
+    "synthetic-sharegpt": (120, 230, 130, 260, 0.0),
+    "synthetic-chat": (150, 900, 180, 330, 0.5),
+    "synthetic-code": (900, 2200, 10, 40, 0.8),
+    "synthetic-rag": (1300, 2400, 110, 200, 0.04),
+    "synthetic-agents": (4000, 9000, 100, 220, 0.8),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_stand_ins_have_their_shape(name):
+    least_in, most_in, least_out, most_out, shared = SHAPES[name]
+    requests = made(dataset_name=name, num_prompts=240, seed=3)
+    assert len(requests) == 240
+    total = sum(r.prompt_len for r in requests)
+    assert least_in < total / 240 < most_in
+    assert least_out < sum(r.output_len for r in requests) / 240 < most_out
+    assert sum(r.shared_prefix for r in requests) / total >= shared
+    small = made(dataset_name=name, num_prompts=60, synthetic_scale=0.1)
+    assert sum(r.prompt_len for r in small) / 60 < total / 240 / 5
+    fixed = made(dataset_name=name, num_prompts=20, output_len=7)
+    assert {r.output_len for r in fixed} == {7}
+
+
+def test_what_stand_ins_share_is_really_there(codec):
+    requests = made(codec, dataset_name="synthetic-agents", num_prompts=40, synthetic_scale=0.05)
+    for i, request in enumerate(requests[4:], 4):
+        best = max(common(request.prompt, other.prompt) for other in requests[:i])
+        ids = codec.encode(request.prompt[:best], add_special_tokens=False)
+        assert len(ids) > 0.9 * request.shared_prefix * 0.4, "the tools and most of the history"
+
+
+def test_lists_say_what_is_made_up():
+    assert sum(name.startswith("synthetic-") for name in DATASETS) == 5

@@ -12,6 +12,7 @@ BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
     {
         "serve": "quire.cli.benches.serve:main",
         "compare": "quire.cli.benches.compare:main",
+        "quick": "quire.cli.benches.quick:main",
         "throughput": "quire.cli.benches.throughput:main",
         "latency": "quire.cli.benches.latency:main",
         "startup": "quire.cli.benches.startup:main",
@@ -19,6 +20,7 @@ BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
 )
 """Benchmarks by name; each is a command of its own."""
 ABOUT = {
+    "quick": "one paragraph: how fast a server is, and for how many users",
     "compare": "what differs between two results, and what may be chance",
     "serve": "latencies and throughput of a server of any make, under a load",
     "throughput": "requests and tokens per second when everything is there at once",

@@ -1,8 +1,8 @@
 """The table of datasets, and those that are made up: random lengths, and prefixes that repeat.
 
 A dataset is a function from options, a maker of prompts and a random generator to requests. Those
-that are read from files are in `files.py`. Knows no server: what is done with the requests is up to
-the caller.
+that are read from files are in `files.py` and `timed.py`, the stand-ins for well-known sets in
+`synthetic.py`. Knows no server: what is done with the requests is up to the caller.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ DATASETS: Final[Registry[Dataset]] = Registry(
         "sharegpt": "quire.workload.files:sharegpt",
         "burstgpt": "quire.workload.files:burstgpt",
         "spec_bench": "quire.workload.files:spec_bench",
+        "timed_trace": "quire.workload.timed:timed_trace",
+        "synthetic-sharegpt": "quire.workload.synthetic:sharegpt",
+        "synthetic-chat": "quire.workload.synthetic:chat",
+        "synthetic-code": "quire.workload.synthetic:code",
+        "synthetic-rag": "quire.workload.synthetic:rag",
+        "synthetic-agents": "quire.workload.synthetic:agents",
     },
 )
 """Datasets by name."""
@@ -46,7 +52,7 @@ REFUSED: Final = {
     "sonnet": "vLLM has removed it: use prefix_repetition",
 }
 """Datasets of vLLM that quire lacks, and what to use."""
-OF_FILES: Final = ("custom", "sharegpt", "burstgpt", "spec_bench")
+OF_FILES: Final = ("custom", "sharegpt", "burstgpt", "spec_bench", "timed_trace")
 
 
 def make_requests(options: DatasetOptions, codec: Codec | None = None) -> list[WorkloadRequest]:

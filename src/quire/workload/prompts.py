@@ -90,7 +90,11 @@ class PromptMaker:
 
     def ids(self, num: int) -> list[int]:
         """Random ids without special ones."""
-        return [int(i) for i in self._rng.choice(self._usable, num)]
+        return self.ids_from(self._rng, num)
+
+    def ids_from(self, rng: np.random.Generator, num: int) -> list[int]:
+        """The same from another generator."""
+        return [int(i) for i in rng.choice(self._usable, num)]
 
     def text(self, ids: Sequence[int], length: int | None = None) -> tuple[str, int]:
         """Text of these ids, changed at its end until it encodes to as many tokens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import datetime
 import sys
@@ -16,6 +17,7 @@ from quire.bench.serve import RunListener, ServeRun, run_serve
 from quire.bench.text_block import heading, row, text_block
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
+from quire.errors import ConfigError
 from quire.utils.process import raise_descriptor_limit
 from quire.workload.datasets import DATASETS, REFUSED
 from quire.workload.options import DatasetOptions
@@ -30,12 +32,26 @@ def build_parser() -> Parser:
     )
     add_option_flags(parser, ServeOptions)
     add_option_flags(parser, DatasetOptions, "Dataset")
+    old = parser.add_argument_group("Other spellings")
+    old.add_argument(
+        "--dataset", metavar="TEXT", default=None,
+        help="The same as --dataset-path; without --dataset-name, a ShareGPT file. Also a name.",
+    )  # fmt: skip
+    old.add_argument(
+        "--trust-remote-code", action="store_true", default=False,
+        help="Changes nothing: no code of a model's folder is ever run.",
+    )  # fmt: skip
+    old.add_argument(
+        "--tokenizer-mode", metavar="TEXT", default="auto", choices=("auto", "hf", "fast"),
+        help="auto, hf or fast, which are the same here.",
+    )  # fmt: skip
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run and print; returns the exit code."""
     namespace = build_parser().parse(arguments)
+    settle_dataset(namespace)
     options, dataset = (options_from(namespace, kind) for kind in (ServeOptions, DatasetOptions))
     assert isinstance(options, ServeOptions) and isinstance(dataset, DatasetOptions)
     if dataset.dataset_name == "list":
@@ -50,6 +66,25 @@ def main(arguments: Sequence[str]) -> int:
     show(run, result)
     save(options, run, result, begun)
     return run.exit_code
+
+
+def settle_dataset(namespace: argparse.Namespace) -> None:
+    """Put `--dataset` where it belongs.
+
+    Raises:
+        ConfigError: `--dataset-path` is given as well.
+    """
+    given = namespace.dataset
+    if given is None:
+        return
+    if given in DATASETS or given in REFUSED:
+        namespace.dataset_name = given
+        return
+    if hasattr(namespace, "dataset_path"):
+        raise ConfigError("--dataset and --dataset-path name a file each: give one")
+    namespace.dataset_path = given
+    if not hasattr(namespace, "dataset_name"):
+        namespace.dataset_name = "sharegpt"
 
 
 def show(run: ServeRun, result: dict[str, Any]) -> None:

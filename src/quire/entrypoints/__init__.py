@@ -1,0 +1,1 @@
+"""Modules that scripts run by vLLM's names: `python -m quire.entrypoints.openai.api_server`."""

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server, as a module to run."""

@@ -1,0 +1,1 @@
+"""`python -m quire.entrypoints.openai.api_server` is `quire serve`."""
