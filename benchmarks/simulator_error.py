@@ -3,11 +3,14 @@
     python benchmarks/simulator_error.py                 # the embedded model, under 10 minutes
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
+    python benchmarks/simulator_error.py --own-steps     # on a machine that does other things
 
 Calibrates first. Then each of three rates, two mixes of lengths and two settings runs on a live
 engine (a core in its own process, without HTTP) and in the simulator. Rates are shares of what the
 simulator says is possible. Prints the error of every figure, and the largest and mean of each.
-The machine should do nothing else.
+The machine should do nothing else. If it does, `--own-steps` takes the step times of each load from
+the very steps that the live engine took, so that only the error of the simulator is left, not that
+of a calibration on a machine that is another one every minute.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import argparse
 import asyncio
 import random
 import statistics
+import tempfile
 import time
+from dataclasses import replace
+from pathlib import Path
 
 from quire.bench.live_trace import play
 from quire.bench.result import RequestRecord, summary
@@ -26,11 +32,12 @@ from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration
 from quire.executor.sizing import size_engine
+from quire.sim.lockstep import Lockstep, SimulatedEngine, measured_overheads
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
-from quire.sim.step_time import StepTimeModel
-from quire.workload.trace import TraceRequest
+from quire.sim.step_time import Overheads, StepTimeModel, fit
+from quire.workload.trace import TraceRequest, read_trace
 
 SHARES = (0.3, 0.6, 0.85)
 MIXES = {"chat": (120, 60), "summaries": (600, 20)}
@@ -83,7 +90,24 @@ def possible_rate(config: EngineConfig, info: dict, times: StepTimeModel, mix: s
     return result["request_throughput"]
 
 
-async def compare(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float) -> None:
+def own_times(path: Path, first: int, overheads: Overheads) -> tuple[StepTimeModel, int]:
+    """Fitted to the recorded steps from `first` on, and how many there are by now."""
+    trace = read_trace(path)
+    recorded = EngineConfig.from_dict(trace.header.config)
+    engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
+    replayed = list(Lockstep(trace, engine))[first:]
+    steps = trace.steps[first:]
+    overheads = replace(overheads, gap=measured_overheads(steps, replayed).gap, gap_per_row=0.0)
+    shapes = [step.shape for step in replayed]
+    return fit(shapes, [step.seconds for step in steps], overheads), len(trace.steps)
+
+
+async def compare(
+    config: EngineConfig, info: dict, times: StepTimeModel, seconds: float, record: Path | None
+) -> None:
+    num_steps = 0
+    if record is not None:
+        config = replace(config, observability=replace(config.observability, record=str(record)))
     llm = await AsyncLLM.start(config)
     errors: dict[str, list[float]] = {name: [] for name in FIGURES}
     speeds = []
@@ -102,7 +126,11 @@ async def compare(config: EngineConfig, info: dict, times: StepTimeModel, second
                     sequences = Sequences(requests, 16, vocabulary)
                     name = f"{number}-{mix}-{share}"
                     live = figures(await play(llm, requests, sequences, name))
-                    made, speed = simulated(changed, info, times, requests)
+                    mine = times
+                    if record is not None:
+                        await asyncio.sleep(1.0)  # the recorder writes
+                        mine, num_steps = own_times(record, num_steps, times.overheads)
+                    made, speed = simulated(changed, info, mine, requests)
                     speeds.append(speed)
                     row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
                     print(f"{row:<44}" + _compared(live, made, errors), flush=True)
@@ -130,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--own-steps", action="store_true")
     parser.add_argument("--step-times", help="use these instead of calibrating")
     parser.add_argument("--seconds", type=float, help="of each load")
     options = parser.parse_args()
@@ -143,7 +172,9 @@ def main() -> None:
         times = Calibration(config, 20.0 if options.quick else 90.0, lambda what, share: None).run()
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
     info = size_engine(config).info.to_dict()
-    asyncio.run(compare(config, info, times, seconds))
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "trace.jsonl" if options.own_steps else None
+        asyncio.run(compare(config, info, times, seconds, record))
 
 
 if __name__ == "__main__":

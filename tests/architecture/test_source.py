@@ -15,7 +15,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 WALL_CLOCK = {
     "bench/saved.py",  # when a result was made
     "cli/api_keys.py",  # when keys of a file end
-    "cli/simulate.py",  # `date` of results
     "engine/frontend/disk/disk_journal.py",  # for how long after a restart a reply is kept
     "engine/frontend/request_tracing.py",  # wall time of spans
     "observability/metrics/tensorboard.py",  # wall time of points

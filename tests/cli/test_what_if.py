@@ -24,7 +24,10 @@ TIMES = StepTimeModel(1e-3, (1e-5,) * 14, about={"source": "made up"})
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an engine did with some prompts."""
     path = tmp_path_factory.mktemp("what-if") / "trace.jsonl"
-    llm = LLM(record=str(path), max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256)
+    hidden = {"chat_template": "{{ 'the capital secret' }}"}
+    llm = LLM(
+        record=str(path), **hidden, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256
+    )
     texts = [f"The capital of {name} is" for name in ("France", "Italy", "Spain")] * 5
     llm.generate(texts, use_tqdm=False)
     llm.llm_engine.shutdown()
@@ -80,7 +83,9 @@ def test_simulate_writes_result_and_timeline(
     assert len(found["ttfts"]) == 15 and found["p99_tpot_ms"] > 0
     events = json.loads(timeline.read_text())["traceEvents"]
     assert sum(e.get("name", "").startswith("step ") for e in events) == found["steps"]
-    code, out, _ = run(capsys, *common, "--set", "max_num_seqs=1")
+    report = tmp_path / "report.html"
+    code, out, _ = run(capsys, *common, "--set", "max_num_seqs=1", "--report", str(report))
+    assert "max_num_seqs=1" in report.read_text() and "as it is" in report.read_text()
     assert code == 0 and "Peak concurrent requests:" in out
     alone = [line for line in out.splitlines() if line.startswith("Benchmark duration")][0]
     assert float(alone.split()[-1]) > found["duration"]

@@ -12,9 +12,8 @@ from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.facts import FactKind
 from quire.errors import ConfigError
-from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured, measured_overheads
+from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, fit_recorded
 from quire.sim.simulator import Pool
-from quire.sim.step_time import fit
 from quire.workload.trace import Trace, TraceHeader, TraceRequest, read_trace
 
 CASES: dict[str, dict[str, Any]] = {
@@ -93,11 +92,14 @@ def test_other_settings_decide_otherwise_and_steps_can_be_fitted(tmp_path: Path)
     assert not all(
         step.is_same for step in Lockstep(trace, SimulatedEngine(trace, config, smaller))
     )
-    shapes, seconds = measured(trace, config, pool)
-    assert sum(shape.tokens for shape in shapes) > sum(r.prompt_len for r in trace.requests) / 2
-    model = fit(shapes, seconds, measured_overheads(trace.steps, shapes))
-    predicted = sum(model.seconds(shape) for shape in shapes if shape.tokens)
-    assert 0.3 < predicted / sum(seconds) < 3
+    steps = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
+    computed = sum(step.shape.tokens for step in steps)
+    assert computed > sum(r.prompt_len for r in trace.requests) / 2
+    assert not steps[-1].is_busy and sum(step.is_busy for step in steps) > 100
+    model = fit_recorded(trace, config, pool)
+    predicted = sum(model.seconds(step.shape) for step in steps if step.shape.tokens)
+    assert 0.3 < predicted / sum(step.seconds for step in trace.steps) < 3
+    assert model.overheads.gap > 0 and len(model.spread) in (0, 100)
 
 
 def test_a_trace_without_its_beginning_is_refused() -> None:

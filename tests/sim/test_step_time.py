@@ -58,6 +58,17 @@ def test_larger_steps_than_any_seen_go_on_as_before() -> None:
     assert model.seconds(StepShape(100_000, 1, 1, 0, 0)) == pytest.approx(10.0, rel=0.1)
 
 
+def test_steps_vary_around_the_model_as_they_were_measured() -> None:
+    rng = random.Random(5)
+    shapes = [s for s in (random_shape(rng) for _ in range(900)) if s.tokens]
+    model = fit(shapes, [machine(s) * rng.choice([0.8, 0.8, 0.8, 1.6]) for s in shapes])
+    assert sum(model.spread) == pytest.approx(len(model.spread), rel=1e-3)
+    assert list(model.spread) == sorted(model.spread)
+    assert 70 <= sum(ratio < 1.2 for ratio in model.spread) <= 80
+    steady = fit(shapes[:100], [machine(s) for s in shapes[:100]])
+    assert not steady.spread, "too few to tell"
+
+
 def test_too_few_kinds_of_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 4 kinds, got 1"):
         fit([StepShape(1, 1, 0, 5, 0)] * 50, [0.1] * 50)
@@ -67,7 +78,15 @@ def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
     rng = random.Random(3)
     per_token = tuple(rng.uniform(0, 1e-4) for _ in KNOTS[1:])
     model = StepTimeModel(
-        1e-3, per_token, 1e-5, 2e-5, 3e-9, 4e-9, Overheads(1e-4, 1e-6, 2e-3, 1e-3), {"a": "b"}
+        1e-3,
+        per_token,
+        1e-5,
+        2e-5,
+        3e-9,
+        4e-9,
+        Overheads(1e-4, 1e-6, 2e-3, 1e-3),
+        {"a": "b"},
+        (0.9, 1.1),
     )
     model.write(tmp_path / "m.json")
     assert StepTimeModel.read(tmp_path / "m.json") == model

@@ -11,9 +11,9 @@ from quire.cli.times import calibration_file
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags, engine_config
 from quire.errors import ConfigError
-from quire.sim.lockstep import measured, measured_overheads
+from quire.sim.lockstep import fit_recorded
 from quire.sim.scenario import pool_of
-from quire.sim.step_time import StepShape, StepTimeModel, fit
+from quire.sim.step_time import StepShape, StepTimeModel
 from quire.workload.trace import read_trace
 
 EPILOG = (
@@ -64,9 +64,8 @@ def _of_trace(path: str) -> StepTimeModel:
     if not trace.header.config:
         raise ConfigError(f"--from: {path} is no recording: it has no configuration and no steps")
     config = EngineConfig.from_dict(trace.header.config)
-    shapes, seconds = measured(trace, config, pool_of(trace.header.info))
-    about = {"source": f"the steps of {Path(path).name}", "steps": len(shapes)}
-    return fit(shapes, seconds, measured_overheads(trace.steps, shapes), about)
+    about = {"source": f"the steps of {Path(path).name}", "steps": len(trace.steps)}
+    return fit_recorded(trace, config, pool_of(trace.header.info), about)
 
 
 def _measured(config: EngineConfig, seconds: float) -> StepTimeModel:

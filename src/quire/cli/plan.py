@@ -119,6 +119,11 @@ def make_plan(namespace: argparse.Namespace, config: EngineConfig) -> dict[str, 
     except StartupError as error:
         tried = alternatives(config, load, None)
         return base | {"fits": False, "problem": error.message, "alternatives": tried}
+    if not sized.info.kv_cache_bytes:
+        raise ConfigError(
+            f"{config.model.model} keeps nothing per token, so there is no KV cache to plan: its "
+            "concurrency is --max-num-seqs, and `quire inspect` tells its size"
+        )
     fits, problem = judge(sized, load)
     report = base | figures(sized, load) | {"fits": fits, "problem": problem}
     report["alternatives"] = [] if fits else alternatives(config, load, sized)

@@ -7,11 +7,11 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from quire.bench.result import RequestRecord, RunSettings, detailed, summary
+from quire.bench.saved import now
 from quire.bench.text_block import text_block
 from quire.cli.parser import Parser
 from quire.cli.times import WHERE, add_times_flags, step_times
@@ -66,6 +66,10 @@ def build_parser() -> Parser:
         help="Where to write it. Default: simulated-TIME.json.",
     )  # fmt: skip
     parser.add_argument(
+        "--report", metavar="FILE", default=None,
+        help="Write an HTML report with plots; with --set, beside the run without.",
+    )  # fmt: skip
+    parser.add_argument(
         "--bad-lines", choices=("refuse", "skip"), default="refuse",
         help="Whether lines of the trace that cannot be read are an error. Default: refuse.",
     )  # fmt: skip
@@ -93,6 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     result["simulated_in_seconds"] = took
     print(text_block(result, title=" Simulation Result "))
     print(told(run, took))
+    if namespace.report:
+        _report(namespace, trace, settings, times, (run, result))
     if namespace.timeline:
         write_json(namespace.timeline, timeline(records.snapshot()), "--timeline")
     if namespace.save_result or namespace.save_detailed:
@@ -161,6 +167,27 @@ def simulate(
     return simulator.run(trace.by_arrival(), sequences)
 
 
+def _report(
+    namespace: argparse.Namespace,
+    trace: Trace,
+    settings: dict[str, Any],
+    times: StepTimeModel,
+    done: tuple[SimulatedRun, dict[str, Any]],
+) -> None:
+    from quire.bench.report import ReportRun, write_report
+
+    name = " ".join(f"{key}={value}" for key, value in settings.items()) or "as it is"
+    runs = [ReportRun(name, done[1], records_of_run(done[0]))]
+    if settings:
+        config, pool = scenario(namespace, trace, {})
+        run = simulate(trace, config, pool, times)
+        result = result_of(run, config, times, {}, namespace.trace)
+        runs.insert(0, ReportRun("as it is", result, records_of_run(run)))
+    notes = ("Simulated: the scheduler is the engine's, the times of steps are a model's.",)
+    write_report(namespace.report, f"Simulation of {Path(namespace.trace).name}", runs, notes=notes)
+    print(f"wrote {namespace.report}")
+
+
 def records_of_run(run: SimulatedRun) -> list[RequestRecord]:
     """What each request did, in the schema of the benchmarks."""
     records = []
@@ -193,7 +220,7 @@ def result_of(
         "simulator",
         num_prompts=len(run) + run.num_refused,
         metadata={
-            "date": f"{datetime.now():%Y%m%d-%H%M%S}",
+            "date": f"{now():%Y%m%d-%H%M%S}",
             "trace": str(trace),
             "settings": settings,
             "step_times": times.about,
@@ -231,4 +258,4 @@ def write_json(path: str | Path, data: Any, flag: str) -> None:
 
 
 def _result_file(namespace: argparse.Namespace) -> str:
-    return namespace.result_filename or f"simulated-{datetime.now():%Y%m%d-%H%M%S}.json"
+    return namespace.result_filename or f"simulated-{now():%Y%m%d-%H%M%S}.json"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from quire.cli.parser import Parser
 from quire.config import EngineConfig
 from quire.errors import ConfigError
-from quire.sim.lockstep import measured, measured_overheads
+from quire.sim.lockstep import fit_recorded
 from quire.sim.scenario import pool_of
-from quire.sim.step_time import StepTimeModel, fit, roofline
+from quire.sim.step_time import StepTimeModel, roofline
 from quire.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ def step_times(
         return StepTimeModel.read(usual)
     if trace is not None and trace.steps and trace.header.config:
         recorded = EngineConfig.from_dict(trace.header.config)
-        shapes, seconds = measured(trace, recorded, pool_of(trace.header.info))
         about = {"source": "the steps of the trace"}
-        return fit(shapes, seconds, measured_overheads(trace.steps, shapes), about)
+        return fit_recorded(trace, recorded, pool_of(trace.header.info), about)
     return None
 
 

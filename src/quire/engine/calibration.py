@@ -24,7 +24,7 @@ from quire.engine.core import EngineCore
 from quire.engine.messages import EngineCoreRequest
 from quire.executor.base import Executor, ExecutorInfo, PendingBatch, make_executor
 from quire.params import SamplingParams
-from quire.sim.lockstep import Lockstep, SimulatedEngine
+from quire.sim.lockstep import Lockstep, SimulatedEngine, measured_overheads
 from quire.sim.scenario import pool_of
 from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, shape_of
 from quire.workload.trace import read_trace
@@ -224,12 +224,9 @@ async def measure_overheads(config: EngineConfig) -> Overheads:
         trace = read_trace(path)
     recorded = EngineConfig.from_dict(trace.header.config)
     engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-    shapes = [s.shape for s in Lockstep(trace, engine)]
+    replayed = list(Lockstep(trace, engine))
     steps = trace.steps
-    gaps: dict[int, list[float]] = {}
-    for before, after, shape in zip(steps, steps[1:], shapes, strict=False):
-        if shape.tokens and after.start - before.start - before.seconds < 0.1:
-            gaps.setdefault(shape.rows, []).append(after.start - before.start - before.seconds)
+    gap = measured_overheads(steps, replayed).gap
     arrivals = sorted(request.arrival for request in trace.requests)
     ends = [step.start + step.seconds for step in steps]
     origin = min(sent.values()) - arrivals[0]
@@ -238,7 +235,4 @@ async def measure_overheads(config: EngineConfig) -> Overheads:
         for times in seen.values()
         for t in times[:1]
     ]
-    gap = median(gaps.get(1, [0.0]))
-    many = max(gaps, default=1)
-    per_row = max(0.0, (median(gaps.get(many, [gap])) - gap) / max(1, many - 1))
-    return Overheads(max(0.0, gap), per_row, 0.0, max(0.0, median(first)) if first else 0.0)
+    return Overheads(gap, 0.0, 0.0, max(0.0, median(first)) if first else 0.0)

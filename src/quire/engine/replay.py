@@ -78,6 +78,11 @@ class RealEngine:
         self.seconds = 0.0
         """That steps took, here and now."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are requests."""
+        return bool(self._core.scheduler.requests)
+
     def set_clock(self, time: float) -> None:
         """Set the scheduler's clock ahead."""
         self._clock.advance(max(0.0, time - self._clock.now()))

@@ -7,9 +7,10 @@ was in each step, which is what a model of step times is fitted to. Knows no mod
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from quire.config import EngineConfig
 from quire.core.facts import Fact, FactKind, Wait, unpack
@@ -17,10 +18,12 @@ from quire.core.request import RequestStatus
 from quire.errors import ConfigError
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, Simulator
-from quire.sim.step_time import Overheads, StepShape, StepTimeModel, shape_of
+from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, shape_of
 from quire.workload.recorder import ABORT, UNFINISHED
 from quire.workload.trace import Trace, TraceRequest, TraceStep
 
+LONGEST_PAUSE: Final = 20.0
+"""A pause counts as at most so many times the median."""
 _NO_TIMES = StepTimeModel(1.0, (0.0,) * 14)
 
 
@@ -48,6 +51,8 @@ class Replayed:
     """What the scheduler decided now."""
     expected: list[Decided]
     """What it decided then."""
+    is_busy: bool = False
+    """Whether there is something left to do after it."""
 
     @property
     def is_same(self) -> bool:
@@ -71,6 +76,11 @@ def decisions(records: bytes) -> list[Decided]:
 
 class Driven(Protocol):
     """What a recording is run on."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are requests."""
+        ...
 
     def set_clock(self, time: float) -> None:
         """It is `time` now, in seconds since the recording began, unless it is later already."""
@@ -113,6 +123,11 @@ class SimulatedEngine:
         self._sequences = Sequences(trace.requests, trace.header.block_size)
         self._simulator = Simulator(config, pool, _NO_TIMES)
         self._scheduler = self._simulator.scheduler
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are requests."""
+        return bool(self._scheduler.requests)
 
     def set_clock(self, time: float) -> None:
         """Set the clock ahead."""
@@ -196,7 +211,8 @@ class Lockstep:
                 self._happen(fact)
             self._engine.set_clock(recorded.start)
             shape, records = self._engine.step(recorded)
-            yield Replayed(recorded, shape, decisions(records), decisions(recorded.facts))
+            then, busy = decisions(recorded.facts), self._engine.is_busy
+            yield Replayed(recorded, shape, decisions(records), then, busy)
 
     def _happen(self, fact: Fact) -> None:
         """What happened between two steps happens again."""
@@ -226,21 +242,33 @@ class Lockstep:
         )
 
 
-def measured(trace: Trace, config: EngineConfig, pool: Pool) -> tuple[list[StepShape], list[float]]:
-    """What was in each recorded step, and how long it took."""
-    shapes, seconds = [], []
-    for step in Lockstep(trace, SimulatedEngine(trace, config, pool)):
-        shapes.append(step.shape)
-        seconds.append(step.recorded.seconds)
-    return shapes, seconds
+def fit_recorded(
+    trace: Trace, config: EngineConfig, pool: Pool, about: dict[str, Any] | None = None
+) -> StepTimeModel:
+    """A model of step times, fitted to the steps of a recording.
+
+    Args:
+        trace: With steps.
+        config: As it was recorded.
+        pool: As it was recorded.
+        about: For the model.
+
+    Raises:
+        ConfigError: the steps are too few.
+    """
+    replayed = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
+    shapes, seconds = [s.shape for s in replayed], [s.recorded.seconds for s in replayed]
+    return fit(shapes, seconds, measured_overheads(trace.steps, replayed), about)
 
 
-def measured_overheads(steps: list[TraceStep], shapes: list[StepShape]) -> Overheads:
-    """Pauses between the steps of a busy engine: the median, so that those in which nothing was to
-    do do not count."""
-    pauses = sorted(
-        after.start - before.start - before.seconds
-        for before, after, shape in zip(steps, steps[1:], shapes, strict=False)
-        if shape.tokens
-    )
-    return Overheads(gap=max(0.0, pauses[len(pauses) // 2]) if pauses else 0.0)
+def measured_overheads(steps: list[TraceStep], replayed: list[Replayed]) -> Overheads:
+    """The mean pause between the steps of an engine that had something to do all the time."""
+    pauses = [
+        max(0.0, after.start - before.start - before.seconds)
+        for before, after, step in zip(steps, steps[1:], replayed, strict=False)
+        if step.shape.tokens and step.is_busy
+    ]
+    if not pauses:
+        return Overheads()
+    most = LONGEST_PAUSE * statistics.median(pauses)
+    return Overheads(gap=statistics.fmean(min(pause, most) for pause in pauses))

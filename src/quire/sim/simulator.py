@@ -8,6 +8,7 @@ text.
 from __future__ import annotations
 
 import itertools
+import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from quire.core.request import Request, RequestStatus
 from quire.core.stats import StepStats
 from quire.params import SamplingParams
 from quire.sim.sequences import Sequences
-from quire.sim.step_time import StepTimeModel, shape_of
+from quire.sim.step_time import StepShape, StepTimeModel, shape_of
 from quire.utils.timing import ManualClock
 from quire.workload.trace import TraceRequest
 
@@ -139,6 +140,7 @@ class Simulator:
         self.outcome = SimulatedRun()
         self._observe = observe
         self._keeps = keep_token_times
+        self._rng = random.Random(0)  # the same for all settings that are compared
         self._params: dict[tuple[Any, ...], SamplingParams] = {}
 
     def run(self, requests: Iterable[TraceRequest], sequences: Sequences) -> SimulatedRun:
@@ -259,7 +261,7 @@ class Simulator:
         start = clock.now()
         batch = scheduler.schedule()
         shape = shape_of(batch)
-        seconds = self.times.seconds(shape) if shape.tokens else 0.0
+        seconds = self._seconds(shape) if shape.tokens else 0.0
         result = self.executor.run(batch)
         result.forward_seconds = seconds
         clock.advance(seconds if shape.tokens else IDLE_SECONDS)
@@ -269,6 +271,10 @@ class Simulator:
         outcome.busy_seconds += seconds
         if shape.rows > outcome.most_running:
             outcome.most_running = shape.rows
+
+    def _seconds(self, shape: StepShape) -> float:
+        seconds, spread = self.times.seconds(shape), self.times.spread
+        return seconds * spread[int(self._rng.random() * len(spread))] if spread else seconds
 
     def apply(self, batch: ScheduledBatch, result: BatchResult, start: float) -> None:
         """Apply a result, now, and note what the callers get."""

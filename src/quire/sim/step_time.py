@@ -8,8 +8,9 @@ never takes less. Knows no scheduler and no clock.
 from __future__ import annotations
 
 import bisect
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,12 @@ VERSION: Final = 1
 KNOTS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens between which the time of a step's tokens is linear: kernels take rows in panels, and
 weights are read once however few rows there are."""
+OUTLIER: Final = 20.0
+"""A step counts as at most so many times the median of its kind."""
+SPREAD: Final = 100
+"""Ratios of `StepTimeModel.spread`."""
+LEAST_SPREAD: Final = 200
+"""Steps without which nothing is said of how they vary."""
 MOST_TOKENS: Final = 2**16
 """Steps up to this size are looked up in a table."""
 
@@ -95,6 +102,9 @@ class StepTimeModel:
     per_prompt_context: float = 0.0
     overheads: Overheads = field(default_factory=Overheads)
     about: dict[str, Any] = field(default_factory=dict)
+    spread: tuple[float, ...] = ()
+    """How much longer or shorter steps take than what this says, in equal shares of them: ratios of
+    mean 1, in ascending order. Empty: they take just that."""
     _table: list[float] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,6 +117,8 @@ class StepTimeModel:
         )  # fmt: skip
         if not all(0 <= figure < float("inf") for figure in figures):
             raise ValueError("no figure may be negative")
+        if any(not 0 <= ratio < float("inf") for ratio in self.spread):
+            raise ValueError("no ratio of the spread may be negative")
         if not any(figures[:-4]):
             raise ValueError("a step must take some time")
 
@@ -150,7 +162,10 @@ class StepTimeModel:
         try:
             given = {k: v for k, v in data.items() if k not in ("format", "version", "knots")}
             given["overheads"] = Overheads(**given["overheads"])
-            return cls(**given | {"per_token": tuple(given["per_token"])})
+            return cls(
+                **given
+                | {"per_token": tuple(given["per_token"]), "spread": tuple(given.get("spread", ()))}
+            )
         except (TypeError, KeyError) as error:
             raise ValueError(f"a figure is missing or unknown: {error}") from None
 
@@ -216,18 +231,42 @@ def fit(
         )
     rows, target = [], []
     for shape, measured in kinds.items():
-        weight = len(measured) ** 0.5 / float(numpy.median(measured))
+        usual = _mean(measured)
+        weight = len(measured) ** 0.5 / usual
         values = (1.0, *_parts(shape.tokens), *map(float, shape[1:]))
         rows.append([weight * value for value in values])
-        target.append(weight * float(numpy.median(measured)))
+        target.append(weight * usual)
     terms = _non_negative(numpy.array(rows), numpy.array(target))
     terms[0] = max(terms[0], 1e-9)
     count = len(KNOTS)
     per_token = _continued(terms[1:count], max(shape.tokens for shape in kinds))
     row, prefill, decode, prompt = terms[count:]
-    return StepTimeModel(
+    model = StepTimeModel(
         terms[0], per_token, row, prefill, decode, prompt, overheads or Overheads(), about or {}
     )
+    return replace(model, spread=_spread(model, shapes, seconds), _table=[])
+
+
+def _mean(measured: Sequence[float]) -> float:
+    """The mean: what throughput goes by. One during which the machine was suspended says nothing of
+    others."""
+    most = OUTLIER * statistics.median(measured)
+    return statistics.fmean(min(each, most) for each in measured)
+
+
+def _spread(
+    model: StepTimeModel, shapes: Sequence[StepShape], seconds: Sequence[float]
+) -> tuple[float, ...]:
+    ratios = sorted(
+        min(OUTLIER, each / model.seconds(shape))
+        for shape, each in zip(shapes, seconds, strict=True)
+        if shape.tokens and each > 0
+    )
+    if len(ratios) < LEAST_SPREAD:
+        return ()
+    picked = [ratios[(2 * i + 1) * len(ratios) // (2 * SPREAD)] for i in range(SPREAD)]
+    mean = statistics.fmean(picked)
+    return tuple(round(ratio / mean, 5) for ratio in picked)
 
 
 def _continued(per_token: Sequence[float], most: int) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from quire.config import EngineConfig
+from quire.config.observability import ObservabilityConfig
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import IterationStats, StepStats
 from quire.engine.frontend.listeners import AcceptedRequest, Listener
@@ -55,9 +56,11 @@ class Recorded(Listener):
 
     def started(self, config: EngineConfig, info: Mapping[str, Any]) -> None:
         """The engine is ready, and says of itself how it was resolved."""
-        # Files of the user are no part of what was asked of the engine.
-        quiet = replace(config.observability, record=None, record_text=False)
-        self._header.config = replace(config, observability=quiet).to_dict()
+        # Templates may hold a system prompt, and addresses of collectors a password; neither is
+        # needed to decide the same.
+        model = replace(config.model, chat_template=None, override_generation_config={})
+        plain = replace(config, model=model, observability=ObservabilityConfig())
+        self._header.config = plain.to_dict()
         self._header.info = dict(info)
         self._recorder = TraceRecorder(
             self._path, self._header, self._now, with_text=self._with_text
