@@ -16,6 +16,12 @@ from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, fit_recorded
 from quire.sim.simulator import Pool
 from quire.workload.trace import Trace, TraceHeader, TraceRequest, read_trace
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"a_long_name_to_be_forced": {"type": "integer"}},
+    "required": ["a_long_name_to_be_forced"],
+    "additionalProperties": False,
+}
 CASES: dict[str, dict[str, Any]] = {
     "room": {"num_gpu_blocks_override": 200},
     "preemptions": {"num_gpu_blocks_override": 40},
@@ -44,6 +50,7 @@ def drive(llm: LLM, seed: int) -> None:
                     max_tokens=rng.randint(1, 60),
                     ignore_eos=rng.random() < 0.7,
                     stop=["a"] if rng.random() < 0.1 else None,
+                    structured_outputs={"json": SCHEMA} if rng.random() < 0.1 else None,
                 )
                 prompt = {"prompt_token_ids": prompts[sent]}
                 engine.add_request(f"r{sent}", prompt, params, priority=rng.randint(0, 2))
@@ -77,6 +84,7 @@ def kinds(steps: list[Replayed]) -> set[int]:
 def test_every_decision_is_the_engines(case: str, tmp_path: Path) -> None:
     trace, config, pool = recorded(tmp_path / "t.jsonl", len(case), **CASES[case])
     steps = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
+    assert any(step.several for step in trace.steps), "a grammar forces several tokens at once"
     different = [step.recorded.step for step in steps if not step.is_same]
     assert len(steps) > 100 and not different
     assert {FactKind.QUEUED, FactKind.ADMITTED, FactKind.FINISHED} <= kinds(steps)

@@ -60,6 +60,12 @@ class Replayed:
         return self.decided == self.expected
 
 
+def request_name(number: int) -> str:
+    """The id of a request that is run again. In the order of numbers, because policies compare the
+    ids of requests that came at the same time."""
+    return f"{number:09}"
+
+
 def decisions(records: bytes) -> list[Decided]:
     """The decisions in the records of a step.
 
@@ -163,7 +169,7 @@ class SimulatedEngine:
         scheduler, executor = self._scheduler, self._simulator.executor
         batch = scheduler.schedule()
         shape = shape_of(batch)
-        result = executor.run(batch)
+        result = executor.run(batch, {request_name(n): count for n, count in recorded.several})
         result.forward_seconds, result.swap_seconds = recorded.forward, recorded.swap
         self.set_clock(recorded.start + recorded.seconds)
         for output in scheduler.update(batch, result):
@@ -231,7 +237,7 @@ class Lockstep:
         known = self._known.get(fact.request)
         # One that had not ended when the recording did may have no line of its own.
         traced = known or TraceRequest(0.0, max(1, fact.a), 0, number=fact.request)
-        name = self._names[fact.request] = f"{fact.request:09}"
+        name = self._names[fact.request] = request_name(fact.request)
         self._engine.add(
             traced,
             name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -95,8 +95,13 @@ class ForcedTokens:
     def __init__(self) -> None:
         self.live: dict[str, _Live] = {}
 
-    def run(self, batch: ScheduledBatch) -> BatchResult:
-        """What the batch produces."""
+    def run(self, batch: ScheduledBatch, several: Mapping[str, int] | None = None) -> BatchResult:
+        """What the batch produces.
+
+        Args:
+            batch: To be run.
+            several: How many tokens a request gets, where it is not one.
+        """
         live, sampled = self.live, {}
         for name in batch.num_scheduled_tokens:
             one = live[name]
@@ -110,6 +115,11 @@ class ForcedTokens:
             else:
                 at = known - request.num_prompt_tokens
                 sampled[name] = [tokens[at]] if at < len(tokens) else one.output
+        for name in sampled.keys() & (several or {}):
+            one, count = live[name], (several or {})[name]
+            at = len(one.request.all_token_ids) - one.request.num_prompt_tokens
+            more = (one.tokens or [])[at : at + count]
+            sampled[name] = more + one.output * (count - len(more))
         return BatchResult(sampled)
 
 

@@ -176,6 +176,8 @@ class TraceRecorder:
         for name, new in tokens:
             if (request := self._open.get(name)) is not None:
                 request.output += new
+                if len(new) > 1 and step is not None:
+                    step.several = [*step.several, (request.number, len(new))]
         self._end(ended)
         # Decisions of a core that took over begin in the middle: nobody could run them again.
         if step is not None and self._epochs <= 1:

@@ -78,7 +78,7 @@ class TraceRequest(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     """The prompt; only if asked for."""
 
 
-class TraceStep(msgspec.Struct, gc=False):
+class TraceStep(msgspec.Struct, omit_defaults=True, gc=False):
     """One step that an engine took, with its decisions."""
 
     step: int
@@ -93,6 +93,8 @@ class TraceStep(msgspec.Struct, gc=False):
     """The model's part of `seconds`."""
     swap: float = 0.0
     """The part in which KV blocks were copied to or from the second tier."""
+    several: list[tuple[int, int]] = []
+    """(number, tokens) of requests that got more than one token, because a grammar forced them."""
 
 
 @dataclass(slots=True)
