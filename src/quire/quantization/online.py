@@ -34,7 +34,7 @@ logger = get_logger(__name__)
 
 INT4_GROUP: Final = GROUPS[0]
 """Columns of one scale: 4.5 bits for each weight."""
-_ROWS: Final = 1 << 22
+_ROWS: Final = 1 << 19
 """Elements that are float32 at a time."""
 _LEAST: Final = 1e-30
 """A row whose scale is less counts as zeros."""

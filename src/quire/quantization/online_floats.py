@@ -24,7 +24,7 @@ _E2M1_EXPONENT: Final = 2
 MX_GROUP: Final = 32
 NVFP4_GROUP: Final = 16
 BLOCK: Final = 128
-_ELEMENTS: Final = 1 << 22
+_ELEMENTS: Final = 1 << 19
 """That are float32 at a time."""
 _LEAST: Final = 1e-30
 """A scale below it stands for zeros."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
+from quire.utils.host import trim_heap
 from quire.weights.bundles import LayerTensors, StoredPart, StoredTensor, chosen_names
 from quire.weights.formats import Checkpoint, Stored, open_checkpoint
 from quire.weights.kept import KeptModel, kept_weights, model_key
@@ -28,6 +29,9 @@ _SHOWN: Final = 5
 """Names per kind of fault in the error message."""
 _STACKS: Final = 4
 """Tensors that may be cut into pieces at once: a bundle takes a piece of each in turn."""
+_TRIM: Final = 4 << 20
+"""Bytes of numbers after which what the heap has free is given back. Codes are made in memory that
+comes and goes; the C library keeps much of it, up to a quarter of a model's bytes."""
 _SMALL: Final = 1 << 20
 """Bytes of a parameter up to which it is kept as the checkpoint has it."""
 
@@ -234,7 +238,7 @@ class _Reader:
             found = _pieces_of(checkpoint, self.rules)
             steps = _matched(self.folder, checkpoint, found, self.targets, self.rules)
             pieces = _Pieces(checkpoint, self.rules, found)
-            done, loaded = 0.0, 0
+            done, loaded, untrimmed = 0.0, 0, 0
             for step in steps:
                 if step.name not in wanted:
                     continue
@@ -247,8 +251,13 @@ class _Reader:
                     done += stored.nbytes * count / max(1, stored.numel)
                     loaded += count * (not step.bundles)
                 loaded += math.prod(step.target.shape) * bool(step.bundles)
+                untrimmed += math.prod(step.target.shape)
+                if untrimmed > _TRIM:
+                    trim_heap()
+                    untrimmed = 0
                 self.tell(min(int(done), checkpoint.total_bytes), checkpoint.total_bytes)
             self.tell(checkpoint.total_bytes, checkpoint.total_bytes)
+        trim_heap()
         return loaded
 
 
