@@ -92,6 +92,30 @@ QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
   return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
 
+#elif defined(QUIRE_VNNI)
+
+struct IVec { __m256i v; };
+struct WVec { __m256i v; };
+constexpr int32_t kBelow = -128, kBelow4 = 0;
+QUIRE_INLINE IVec no_sum() { return {_mm256_setzero_si256()}; }
+QUIRE_INLINE IVec whole(int32_t x) { return {_mm256_set1_epi32(x)}; }
+QUIRE_INLINE WVec bytes_at(const char* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+QUIRE_INLINE void halves_at(const char* p, WVec& low, WVec& high) {
+  const __m256i both = bytes_at(p).v, mask = _mm256_set1_epi8(15);
+  low.v = _mm256_and_si256(both, mask);
+  high.v = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+}
+QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec& high) {
+  const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  halves_at(p, low, high);
+  low.v = _mm256_shuffle_epi8(all, low.v);
+  high.v = _mm256_shuffle_epi8(all, high.v);
+}
+QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
+  return {_mm256_dpbusd_avx_epi32(acc.v, w.v, _mm256_set1_epi32(x))};
+}
+QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) { return dot(acc, w, x); }
+
 #elif QUIRE_LEVEL == 1
 
 struct IVec { __m256i v; };

@@ -81,8 +81,11 @@ constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 template <int P> QUIRE_INLINE void fetch(const char*& next) {
   // Few rows read a block from the first-level cache and never again: it need not push everything
   // else out of the larger ones.
-  constexpr int kKept = P >= kLines / 2 ? 0 : 3;
-  QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i, 0, kKept);
+  if (P >= kLines / 2 && kFetchPast) {
+    QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i, 0, 0);
+  } else {
+    QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i, 0, 3);
+  }
   next += 64 * P;
 }
 

@@ -2,30 +2,59 @@
 #include "isa.h"
 
 #include <atomic>
+#if QUIRE_X86
+#include <cpuid.h>
+#endif
 
 namespace quire {
 
-static const char* const kNames[kNumIsas] = {"portable", "avx2", "avx512", "avx512_bf16"};
+static const char* const kNames[kNumIsas] = {"portable", "avx2", "avx_vnni", "avx512", "avx512_bf16"};
 
 const char* isa_name(int isa) { return kNames[isa]; }
 
-static int detect() {
 #if QUIRE_X86
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return kPortable;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-    return kAvx2;
-  if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512bf16"))
-    return kAvx512;
-  return kAvx512Bf16;
-#else
-  return kPortable;
-#endif
+
+// Leaf 7, part 1: EAX bit 4 (Intel's manual, volume 2A, CPUID). Not every compiler knows its name.
+static bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return QUIRE_HAS_AVX_VNNI && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 
+static bool is_amd() {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+}
+const bool kFetchPast = is_amd();
+
+bool has_isa(int isa) {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  switch (isa) {
+    case kPortable: return true;
+    case kAvx2: return avx2;
+    case kAvxVnni: return avx2 && has_avx_vnni();
+    case kAvx512: return avx512;
+    case kAvx512Bf16:
+      return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    default: return false;
+  }
+}
+
+#else
+
+const bool kFetchPast = false;
+bool has_isa(int isa) { return isa == kPortable; }
+
+#endif
+
 int best_isa() {
-  static const int best = detect();
+  static const int best = [] {
+    int isa = kNumIsas - 1;
+    while (!has_isa(isa)) --isa;
+    return isa;
+  }();
   return best;
 }
 
@@ -37,7 +66,7 @@ static std::atomic<int>& active() {
 int active_isa() { return active().load(std::memory_order_relaxed); }
 
 bool set_isa(int isa) {
-  if (isa < 0 || isa > best_isa()) return false;
+  if (!has_isa(isa)) return false;
   active().store(isa, std::memory_order_relaxed);
   return true;
 }

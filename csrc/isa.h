@@ -1,8 +1,8 @@
 // Instruction sets: which there are, which one runs, and how a kernel is declared for all.
 //
 // A file X.isa.cpp is compiled once per instruction set, with QUIRE_ISA (a namespace name) and
-// QUIRE_LEVEL (0 portable, 1 AVX2+FMA+F16C, 2 AVX-512 F/BW/DQ/VL, 3 with VNNI and BF16). Its code
-// stands in `namespace quire::QUIRE_ISA`. Two rules keep the wrong code from running on an old
+// QUIRE_LEVEL (0 portable, 1 AVX2+FMA+F16C, 2 AVX-512 F/BW/DQ/VL, 3 with VNNI and BF16). AVX-VNNI is
+// level 1 with QUIRE_VNNI. Its code stands in `namespace quire::QUIRE_ISA`. Two rules keep the wrong code from running on an old
 // machine: such a file instantiates no template and calls no inline function of the standard
 // library (the linker would keep one copy of any instruction set), and its own helpers are
 // `static` or in that namespace.
@@ -18,10 +18,12 @@
 
 namespace quire {
 
-enum Isa { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kNumIsas = 4 };
+enum Isa { kPortable = 0, kAvx2 = 1, kAvxVnni = 2, kAvx512 = 3, kAvx512Bf16 = 4, kNumIsas = 5 };
 
 // Name as in QUIRE_CPU_ISA.
 const char* isa_name(int isa);
+// Whether this machine and this build have it.
+bool has_isa(int isa);
 // The best one that this machine runs.
 int best_isa();
 // The one that kernels use now; best_isa() at first.
@@ -29,19 +31,24 @@ int active_isa();
 // False if this machine or this build does not have it.
 bool set_isa(int isa);
 
+// Whether memory that is read once should be fetched past the larger caches (prefetchnta). On Intel's
+// processors such lines came at half the speed (Xeon with AMX); Zen 4 was faster with it.
+extern const bool kFetchPast;
+
 // QUIRE_KERNEL(norm, (const NormArgs&)) declares quire::portable::norm, quire::avx2::norm, ...;
 // QUIRE_PICK(norm)(args) calls that of the active instruction set.
 #if QUIRE_X86
 #define QUIRE_KERNEL(name, signature)          \
   namespace portable { void name signature; }  \
   namespace avx2 { void name signature; }      \
+  namespace avx_vnni { void name signature; }  \
   namespace avx512 { void name signature; }    \
   namespace avx512_bf16 { void name signature; }
 #define QUIRE_PICK(name)                                                           \
-  (::quire::pick(&::quire::portable::name, &::quire::avx2::name, &::quire::avx512::name, \
-                 &::quire::avx512_bf16::name))
-template <class F> static inline F pick(F a, F b, F c, F d) {
-  const F all[] = {a, b, c, d};
+  (::quire::pick(&::quire::portable::name, &::quire::avx2::name, &::quire::avx_vnni::name, \
+                 &::quire::avx512::name, &::quire::avx512_bf16::name))
+template <class F> static inline F pick(F a, F b, F c, F d, F e) {
+  const F all[] = {a, b, c, d, e};
   return all[active_isa()];
 }
 #else

@@ -18,9 +18,12 @@ QUIRE_INLINE void keep(const void* p) { __asm__ volatile("" : : "g"(p) : "memory
 
 void read_piece(const char* p, int64_t bytes) {
   Vec sums[4] = {zero(), zero(), zero(), zero()};
+  const bool past = kFetchPast;
   for (int64_t i = 0; i < bytes; i += 4 * kLanes * 4) {
     QUIRE_EACH for (int j = 0; j < 4; ++j) {
-      __builtin_prefetch(p + i + 4096 + 4 * kLanes * j, 0, 0);
+      const char* next = p + i + 4096 + 4 * kLanes * j;
+      if (past) __builtin_prefetch(next, 0, 0);
+      else __builtin_prefetch(next, 0, 3);
       sums[j] = add(sums[j], load(reinterpret_cast<const float*>(p + i) + j * kLanes));
     }
   }

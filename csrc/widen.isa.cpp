@@ -71,6 +71,23 @@ QUIRE_INLINE Vec number(const char* unit, int64_t i, const float* values, const 
   return mul(v, scale);
 }
 
+#if QUIRE_LEVEL >= 3
+// The same twice, for neighbours.
+template <int C, bool shifts>
+QUIRE_INLINE void two_numbers(const char* unit, int64_t i, const float* values, const Factors& by, Vec& low, Vec& high) {
+  if constexpr (C == kE4M3) {  // both at once, as far as 16 bits go
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit + i));
+    const __m512i kept = _mm512_set1_epi16(static_cast<short>(0xbf80));
+    const __m512i w = _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7), kept);
+    low = mul({_mm512_cvtph_ps(_mm512_castsi512_si256(w))}, load(by.scales + i));
+    high = mul({_mm512_cvtph_ps(_mm512_extracti64x4_epi64(w, 1))}, load(by.scales + i + kLanes));
+  } else {
+    low = number<C, shifts>(unit, i, values, by);
+    high = number<C, shifts>(unit, i + kLanes, values, by);
+  }
+}
+#endif
+
 // Memory that is read soon: this far behind what is read now.
 constexpr int64_t kAhead = 4096;
 
@@ -83,8 +100,8 @@ void widen_units(const char* unit, int64_t units, const float* values, const Fac
 #if QUIRE_LEVEL >= 3
     if constexpr (D == kBF16) {
       _Pragma("GCC unroll 4") for (int64_t i = 0; i < kUnit; i += 2 * kLanes) {
-        const Vec low = number<C, shifts>(unit, i, values, by);
-        const Vec high = number<C, shifts>(unit, i + kLanes, values, by);
+        Vec low, high;
+        two_numbers<C, shifts>(unit, i, values, by, low, high);
         _mm512_storeu_si512(out + 2 * i, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
       }
       continue;

@@ -260,10 +260,15 @@ KERNELS_FILE: Annotated[
 CPU_ISA: Annotated[
     str,
     Var(
-        _one_of({name: name for name in ("auto", "avx512_bf16", "avx512", "avx2", "portable")}),
+        _one_of(
+            {
+                name: name
+                for name in ("auto", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable")
+            }
+        ),
         "auto",
         "Instruction set of the native kernels: `auto` (the best here), `avx512_bf16`, `avx512`, "
-        "`avx2` or `portable`.",
+        "`avx_vnni`, `avx2` or `portable`.",
     ),
 ]
 CPU_OMP_THREADS_BIND: Annotated[

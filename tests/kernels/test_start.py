@@ -79,6 +79,8 @@ needs_lib = pytest.mark.skipif(compiled.lib is None, reason="the native kernels 
         ("avx2", ["avx2", "portable"], "avx2"),
         ("avx512_bf16", ["avx2", "portable"], "avx2"),
         ("avx512", ["portable"], "portable"),
+        ("avx512", ["avx_vnni", "avx2", "portable"], "avx_vnni"),
+        ("avx_vnni", ["avx512", "avx2", "portable"], "avx2"),
         ("portable", ["avx512_bf16", "avx512", "avx2", "portable"], "portable"),
     ],
 )

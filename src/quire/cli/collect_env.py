@@ -24,8 +24,9 @@ PACKAGES: Final = (
     "httptools", "jinja2", "prometheus_client",
 )  # fmt: skip
 FEATURES: Final = (
-    "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
-    "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve",
+    "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni",
+    "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm",
+    "sve",
 )  # fmt: skip
 """CPU features that matter to the kernels, as Linux spells them."""
 

@@ -67,6 +67,7 @@ def _environment() -> Check:
 _ISAS: Final = (
     (("avx512_bf16",), "AVX-512 with bfloat16"),
     (("avx512f", "avx512bw"), "AVX-512"),
+    (("avx2", "fma", "avx_vnni"), "AVX2 with AVX-VNNI"),
     (("avx2", "fma"), "AVX2"),
     (("asimd",), "NEON"),
 )
