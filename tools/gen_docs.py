@@ -131,15 +131,19 @@ def cli_page() -> Iterator[str]:
         "interrupted. `QUIRE_LOGGING_LEVEL=DEBUG` shows tracebacks."
     )
     for name in COMMANDS:
-        module_name, _, function = COMMANDS.target(name).partition(":")
-        module = importlib.import_module(module_name)
-        one_of_many = hasattr(module, f"{function}_parser")
-        build = getattr(module, f"{function}_parser" if one_of_many else "build_parser")
-        yield from command_part(name, build())
+        yield from command_part(name, parser_of(COMMANDS.target(name)))
         if name == "bench":
             for one in BENCHMARKS:
-                module = importlib.import_module(BENCHMARKS.target(one).partition(":")[0])
-                yield from command_part(f"bench {one}", module.build_parser())
+                yield from command_part(f"bench {one}", parser_of(BENCHMARKS.target(one)))
+
+
+def parser_of(target: str) -> Parser:
+    """The parser of a command that is `module:function`."""
+    module_name, _, function = target.partition(":")
+    module = importlib.import_module(module_name)
+    one_of_many = hasattr(module, f"{function}_parser")
+    parser: Parser = getattr(module, f"{function}_parser" if one_of_many else "build_parser")()
+    return parser
 
 
 def command_part(name: str, parser: Parser) -> Iterator[str]:

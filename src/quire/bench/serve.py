@@ -98,9 +98,12 @@ class RunListener:
 
 
 async def run_serve(
-    options: ServeOptions, dataset: DatasetOptions, told: RunListener | None = None
+    options: ServeOptions,
+    dataset: DatasetOptions,
+    told: RunListener | None = None,
+    requests: list[WorkloadRequest] | None = None,
 ) -> ServeRun:
-    """Run the benchmark.
+    """Run the benchmark, with the dataset's requests or with these.
 
     Raises:
         ConfigError: an option is wrong, or the dataset cannot be used.
@@ -114,7 +117,8 @@ async def run_serve(
     )  # fmt: skip
     async with client:
         asking, tokenizer, settings = await _target(client, options, dataset, told)
-        requests = make_requests(_for_backend(dataset, options), tokenizer)
+        if requests is None:
+            requests = make_requests(_for_backend(dataset, options), tokenizer)
         if _wants_template(options, dataset):
             apply_template(requests, tokenizer, told)
         if len(requests) != settings.num_prompts:

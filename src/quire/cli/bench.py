@@ -16,6 +16,10 @@ BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
         "throughput": "quire.cli.benches.throughput:main",
         "latency": "quire.cli.benches.latency:main",
         "startup": "quire.cli.benches.startup:main",
+        "prefix-caching": "quire.cli.benches.repeats:prefix_caching",
+        "long-document-qa": "quire.cli.benches.repeats:long_document_qa",
+        "prioritization": "quire.cli.benches.prioritization:main",
+        "structured-output": "quire.cli.benches.structured_output:main",
     },
 )
 """Benchmarks by name; each is a command of its own."""
@@ -26,6 +30,10 @@ ABOUT = {
     "throughput": "requests and tokens per second when everything is there at once",
     "latency": "how long one batch takes",
     "startup": "how long the engine takes to start, cold and warm",
+    "prefix-caching": "prompts that share a prefix and come again",
+    "long-document-qa": "long documents that are asked about again",
+    "prioritization": "requests with random priorities",
+    "structured-output": "a server's structured outputs: speed, and how many are correct",
 }
 """What each measures, for the list."""
 

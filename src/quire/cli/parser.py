@@ -33,9 +33,13 @@ _WITH_FILES: Final[Registry[Callable[[], Parser]]] = Registry(
         "eval": "quire.cli.eval:build_parser",
         "profile": "quire.cli.profile:build_parser",
         "run-batch": "quire.cli.run_batch:build_parser",
+        "lab": "quire.cli.lab:build_parser",
         "bench throughput": "quire.cli.benches.throughput:build_parser",
         "bench latency": "quire.cli.benches.latency:build_parser",
         "bench startup": "quire.cli.benches.startup:build_parser",
+        "bench prefix-caching": "quire.cli.benches.repeats:prefix_caching_parser",
+        "bench long-document-qa": "quire.cli.benches.repeats:long_document_qa_parser",
+        "bench prioritization": "quire.cli.benches.prioritization:build_parser",
     },
 )
 """Commands with `--config`."""

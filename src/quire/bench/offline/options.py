@@ -77,3 +77,62 @@ class StartupOptions:
         _at_least(self, {"num_iters_cold": 1, "num_iters_warmup": 0, "num_iters_warm": 1})
         if not 0 < self.start_timeout < float("inf"):
             raise ConfigError(f"--start-timeout must be above 0, got {self.start_timeout:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCachingOptions:
+    """Prompts with a prefix in common, asked several times. Lengths are in tokens.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    num_prompts: int = 20
+    repeat_count: int = 2
+    sort: bool = False
+    input_length_range: str = "128:256"
+    prefix_len: int = 0
+    output_len: int = 10
+    dataset_path: str | None = None
+    disable_detokenize: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, {"num_prompts": 1, "repeat_count": 1, "prefix_len": 0, "output_len": 1})
+        low, high = self.lengths
+        if not max(1, self.prefix_len) <= low <= high:
+            raise ConfigError(
+                "--input-length-range must be LOW:HIGH, ascending, with LOW at least 1 and "
+                f"--prefix-len {self.prefix_len}, got {self.input_length_range!r}"
+            )
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Least and most tokens of a prompt, the prefix included."""
+        low, _, high = self.input_length_range.partition(":")
+        return (int(low), int(high)) if low.isdecimal() and high.isdecimal() else (0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class LongDocumentOptions:
+    """Long documents, each asked several times. Lengths are in tokens.
+
+    Raises:
+        ConfigError: a number or a mode is wrong.
+    """
+
+    num_documents: int = 8
+    document_length: int = 20000
+    output_len: int = 10
+    repeat_count: int = 2
+    repeat_mode: str = "random"
+    shuffle_seed: int = 0
+    disable_detokenize: bool = False
+
+    def __post_init__(self) -> None:
+        names = ("num_documents", "document_length", "output_len", "repeat_count")
+        _at_least(self, {**dict.fromkeys(names, 1), "shuffle_seed": 0})
+        if self.repeat_mode not in ("random", "tile", "interleave"):
+            raise ConfigError(
+                f"--repeat-mode must be random, tile or interleave, got {self.repeat_mode!r}"
+            )
