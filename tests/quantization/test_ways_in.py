@@ -3,10 +3,12 @@ that is quantised too."""
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from quantised_writers import FORMATS, checkpoint
+from quire import LLM, SamplingParams
 from quire.config import ModelShape
 from quire.models.inspection import weight_forms
 from quire.models.registry import load_model
@@ -37,10 +39,33 @@ def test_scales_for_a_kv_cache_are_read_past(tmp_path, caplog):
     assert "--kv-cache-dtype fp8 uses them" in caplog.text
 
 
-def test_random_weights_say_that_they_are_not_quantised(tmp_path, caplog):
-    _, folder = checkpoint(tmp_path, FORMATS["gptq 4"](), layers=1)
+SAME = [name for name in FORMATS if not name.startswith("bnb")]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_random_weights_are_kept_as_the_checkpoint_has_them(name, tmp_path):
+    """In the same form, and in the same memory: scales and zeros take a little more or less."""
+    _, folder = checkpoint(tmp_path, FORMATS[name](), layers=1)
+    real, made = forms(folder), forms(folder, "dummy")
+    assert {k: (f.layers, f.weights) for k, f in real.items()} == {
+        k: (f.layers, f.weights) for k, f in made.items()
+    }
+    assert all(0.9 < made[k].nbytes / real[k].nbytes < 1.1 for k in real)
+
+
+@pytest.mark.parametrize("name", ["ct int4 g32", "fp8 block", "gptq 4 desc_act", "modelopt nvfp4"])
+def test_random_weights_compute(name, tmp_path):
+    _, folder = checkpoint(tmp_path, FORMATS[name](), layers=1)
+    with LLM(str(folder), load_format="dummy", max_model_len=64) as llm:
+        params = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
+        (output,) = llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
+    assert not output.error and len(output.outputs[0].token_ids) == 4
+
+
+def test_random_weights_of_other_formats_are_plain(tmp_path, caplog):
+    _, folder = checkpoint(tmp_path, FORMATS["bnb nf4"](), layers=1)
     assert set(forms(folder, "dummy")) == {"bfloat16"}
-    assert "layers of quantised checkpoints are kept in the model's type" in caplog.text
+    assert "layers of this checkpoint's format are kept in the model's type" in caplog.text
 
 
 def test_a_head_that_is_quantised_and_one_that_is_left_out(tmp_path):

@@ -23,6 +23,7 @@ from quire.kernels.coded import CodedWeight
 from quire.layers.linear_method import LinearMethod, LinearSpec, PlainMethod, WeightFormat
 from quire.layers.parameter import Bundle, Parameter, Parameters
 from quire.logger import get_logger
+from quire.quantization.invented import invented
 from quire.quantization.parts import Piece, as_one, dense, takes_floats
 from quire.quantization.scheme import (
     FLOATS,
@@ -34,12 +35,13 @@ from quire.quantization.scheme import (
     of_integers,
 )
 from quire.weights.bundles import StoredPart
-from quire.weights.names import transposed
+from quire.weights.names import GATE_UP, QKV, transposed
 
 logger = get_logger(__name__)
 
 _LEFT_OUT: Final = re.compile(r"(.*\.)?(lm_head|output|embed_\w+|gate|router|shared_expert_gate)")
 """Layers that writers leave as they are without a word in the configuration."""
+_STACKS: Final = {merge.target: merge.parts for merge in (QKV, GATE_UP)}
 _EXPERT: Final = re.compile(r"\.experts\.\d+\.")
 """Their weights are multiplied together, so each must be one."""
 
@@ -116,10 +118,41 @@ class CheckpointMethod(PlainMethod):
         return {**found, "weight": weight}
 
     def _load_weight(self, tensor: Tensor) -> None:
-        logger.warning_once(
-            "--load-format dummy: layers of quantised checkpoints are kept in the model's type"
-        )
-        super()._load_weight(tensor)
+        """Of random weights: there is no checkpoint to be asked, its configuration alone."""
+        pieces: list[Piece] = []
+        try:
+            for (name, rows), plain in zip(self._named, self._split(tensor), strict=True):
+                scheme = self._invented_scheme(StoredPart(name, rows, {}))
+                self._schemes = [*self._schemes, scheme]
+                columns = self.spec.in_features
+                pieces.append(plain if scheme is None else invented(scheme, name, rows, columns))
+        except ModelLoadError:
+            self._schemes = ()
+            logger.warning_once(
+                "--load-format dummy: layers of this checkpoint's format are kept in the model's "
+                "type"
+            )
+            super()._load_weight(tensor)
+            return
+        self._pieces = pieces
+        self._load_parts([], tensor.dtype)
+
+    @property
+    def _named(self) -> list[tuple[str, int]]:
+        """Name and rows of each layer that is stacked in this one."""
+        head, dot, last = self.spec.name.rpartition(".")
+        names = _STACKS.get(last, ())
+        if len(names) != len(self.spec.parts):
+            return [(self.spec.name, self.spec.out_features)]
+        return [(head + dot + n, rows) for n, rows in zip(names, self.spec.parts, strict=True)]
+
+    def _split(self, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.split([rows for _, rows in self._named]))
+
+    def _invented_scheme(self, part: StoredPart) -> Scheme | None:
+        if _LEFT_OUT.fullmatch(part.name):
+            return None
+        return self._checkpoint.scheme(part, self.spec.in_features)
 
     def choose(self, parts: Sequence[StoredPart]) -> list[Collection[str]]:
         """See `Bundle.choose`."""
