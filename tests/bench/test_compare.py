@@ -103,8 +103,15 @@ def test_the_command(tmp_path, capsys):
     assert main([a, b, "--report", page]) == 0
     out = capsys.readouterr().out
     assert re.search(r"Mean TTFT \(ms\) .*% to .*% +worse", out)
-    assert "B is worse in Mean TTFT (ms)" in out
+    assert "B is worse in Mean TTFT (ms)" in out and "One run of each" in out
     assert "verdict" in Path(page).read_text("utf-8")
+    for path in (a, b):
+        for seed in (5, 6):
+            write_result(Path(path), made(seed), append=True)
+    assert main([a, b]) == 0
+    assert "One run of each" not in capsys.readouterr().out
+    write_result(Path(a), made(1))
+    write_result(Path(b), made(2, slower=2.0))
     assert main([a, b, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows[0]["name"] == "Mean TTFT (ms)" and rows[0]["verdict"] == "worse"

@@ -45,16 +45,17 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--seed must be at least 0, got {namespace.seed}")
     before, after = read_results(namespace.before), read_results(namespace.after)
     differences = compare(before, after, namespace.seed)
+    repeated = len(before) > 1
     if namespace.json:
         rows = [{**asdict(d), "verdict": d.verdict} for d in differences]
         print(json.dumps(rows, indent=1))
     else:
         print(table_of(differences))
-        print(conclusion(differences))
+        print(conclusion(differences, repeated))
     if namespace.report:
         runs = [_run(namespace.before, before), _run(namespace.after, after)]
         title = f"{namespace.before} and {namespace.after}"
-        notes = [conclusion(differences)]
+        notes = [conclusion(differences, repeated)]
         write_report(namespace.report, title, runs, notes=notes, differences=differences)
     return 0
 
@@ -68,8 +69,24 @@ def table_of(differences: Sequence[Difference]) -> str:
     return "\n".join(lines)
 
 
-def conclusion(differences: Sequence[Difference]) -> str:
-    """One sentence."""
+SINGLE = (
+    "One run of each: intervals tell chance among the requests, not what changes from run to run, "
+    "such as neighbours on the machine. To compare servers, repeat both in turns, three times or "
+    "more (--append-result)."
+)
+
+
+def conclusion(differences: Sequence[Difference], repeated: bool) -> str:
+    """What can be said, in a few sentences.
+
+    Args:
+        differences: Of all figures.
+        repeated: Whether each side has several runs.
+    """
+    return _conclusion(differences) + ("" if repeated else f" {SINGLE}")
+
+
+def _conclusion(differences: Sequence[Difference]) -> str:
     known = [d for d in differences if d.verdict != "unknown"]
     if not known:
         return "There is too little to tell a difference from chance."

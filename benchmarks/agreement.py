@@ -1,0 +1,71 @@
+"""`quire bench serve` and `vllm bench serve` on the same server and load: every common figure.
+
+The server (tests/bench/fake_server.py) streams tokens at fixed times, so that what differs is the
+two measurements, and not the server from run to run. They take turns.
+
+    python benchmarks/agreement.py --peer-vllm PYTHON [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "support")]
+
+
+def options(url: str) -> list[str]:
+    return [
+        *("bench", "serve", "--backend", "openai", "--base-url", url, "--model", "m"),
+        *("--tokenizer", str(files("quire.assets") / "quire-demo"), "--dataset-name", "random"),
+        *("--random-input-len", "24", "--random-output-len", "16", "--num-prompts", "80"),
+        *("--request-rate", "8", "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el"),
+        *("--metric-percentiles", "50,99", "--disable-tqdm", "--save-result"),
+    ]
+
+
+def measured(command: list[str], url: str, environment: dict[str, str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [*command, *options(url), "--result-filename", "r.json"],
+            cwd=folder, env=environment, check=True, capture_output=True,
+        )  # fmt: skip
+        return dict(json.loads((Path(folder) / "r.json").read_text()))
+
+
+def main() -> None:
+    from fake_server import fake
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peer-vllm", required=True, help="Python of an environment with vLLM")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    theirs = [str(Path(args.peer_vllm).with_name("vllm"))]
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    values: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    with fake(tokens=16, gap=0.1) as server:
+        for _ in range(args.rounds):
+            peer = measured(theirs, server.url, bare | {"HF_HUB_OFFLINE": "1"})
+            own = measured([sys.executable, "-m", "quire"], server.url, dict(os.environ))
+            for name in own:
+                if isinstance(own[name], int | float) and isinstance(peer.get(name), int | float):
+                    values[name].append((peer[name], own[name]))
+    print(f"{'medians of rounds':<28}{'vllm':>12}{'quire':>12}{'ratio':>9}")
+    for name, pairs in values.items():
+        peer_value, own_value = (statistics.median(side) for side in zip(*pairs, strict=True))
+        ratio = f"{own_value / peer_value:9.3f}" if peer_value else ""
+        print(f"{name:<28}{peer_value:>12.3f}{own_value:>12.3f}{ratio}")
+
+
+if __name__ == "__main__":
+    main()
