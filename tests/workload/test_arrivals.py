@@ -56,6 +56,13 @@ def test_a_ramp_is_not_scaled():
     assert len(ends) == 5
 
 
+@pytest.mark.parametrize("burstiness", [0.25, 4.0])
+def test_burstiness_does_not_change_the_rate_of_a_ramp(burstiness):
+    ramp = Ramp("linear", 10.0, 10.0)
+    times = arrival_times(100_000, math.inf, rng(2), burstiness=burstiness, ramp=ramp)
+    assert times[-1] == pytest.approx(10_000, rel=0.03)
+
+
 def test_traces_begin_at_zero():
     assert times_of_trace([7.0, 3.0, 5.0]).tolist() == [0.0, 2.0, 4.0]
     assert times_of_trace([3.0, 7.0], speed=2.0).tolist() == [0.0, 2.0]
