@@ -75,7 +75,7 @@ def _tensor(
         if kind in (torch.uint8, torch.float8_e8m0fnu):
             return torch.full(shape, _ONE, dtype=torch.uint8)
         whole = name.endswith(("_2", "_global_scale"))  # of NVFP4: no short type holds it
-        return torch.full(shape, 1 / 3 if whole else 1.0).to(kind)
+        return torch.full(shape, 1 / 3) if whole else torch.ones(shape).to(kind)
     if "zero_point" in name and kind is torch.int8:
         return torch.zeros(shape, dtype=kind)
     raw = torch.randint(0, 256, (*shape, kind.itemsize), dtype=torch.uint8, generator=generator)
