@@ -74,8 +74,9 @@ def _tensor(
     if "scale" in name:
         if kind in (torch.uint8, torch.float8_e8m0fnu):
             return torch.full(shape, _ONE, dtype=torch.uint8)
-        whole = name.endswith(("_2", "_global_scale"))  # of NVFP4: no short type holds it
-        return torch.full(shape, 1 / 3) if whole else torch.ones(shape).to(kind)
+        # Of NVFP4, one multiplied with and one divided by: no short type holds what comes out.
+        whole = {"weight_scale_2": 1 / 3, "weight_global_scale": 3.0}.get(name)
+        return torch.ones(shape).to(kind) if whole is None else torch.full(shape, whole)
     if "zero_point" in name and kind is torch.int8:
         return torch.zeros(shape, dtype=kind)
     raw = torch.randint(0, 256, (*shape, kind.itemsize), dtype=torch.uint8, generator=generator)
