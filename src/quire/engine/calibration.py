@@ -27,6 +27,7 @@ from quire.params import SamplingParams
 from quire.sim.lockstep import Lockstep, SimulatedEngine, measured_overheads
 from quire.sim.scenario import pool_of
 from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, shape_of
+from quire.utils.math import cdiv
 from quire.workload.trace import read_trace
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -153,10 +154,10 @@ class Calibration:
         config, kv = self._core.config, self._core.kv
         length = config.model.max_model_len
         assert length is not None, "resolve() settles it"
-        self._round(Round(2, 8, config.scheduler.max_num_batched_tokens))  # a warm-up
-        self.shapes.clear()
-        self.times.clear()
-        started, rate = time.monotonic(), 0.0
+        for _ in range(2):  # warm-ups: weights are read from disk, buffers are made
+            self._round(Round(2, 8, config.scheduler.max_num_batched_tokens))
+            self._forget()
+        started = time.monotonic()
         waiting = rounds(
             config.scheduler.max_num_seqs, length, kv.capacity_tokens,
             config.scheduler.max_num_batched_tokens,
@@ -165,13 +166,24 @@ class Calibration:
             left = self._seconds - (time.monotonic() - started)
             if left <= 0:
                 break
-            if one.tokens * rate > max(SHARE * self._seconds, 0.5) or one.tokens * rate > left:
+            if self._cost(one) > min(left, max(SHARE * self._seconds, 0.5)):
                 continue
-            begun = time.monotonic()
             self._round(one)
-            each = (time.monotonic() - begun) / one.tokens
-            rate = each if not rate else 0.5 * (rate + each)
             self._tell(f"{one.rows} x {one.context} tokens", 0.95 * (1 - left / self._seconds))
+
+    def _forget(self) -> None:
+        self.shapes.clear()
+        self.times.clear()
+
+    def _cost(self, one: Round) -> float:
+        """Seconds that a round will take, by the steps so far. Larger prompts cost less per token,
+        so the estimate is too high until some have run, and falls with each that is larger."""
+        measured = list(zip(self.shapes, self.times, strict=True))
+        step = min((s for shape, s in measured), default=0.0)
+        token = min((s / shape.tokens for shape, s in measured), default=0.0)
+        chunks = cdiv(one.rows * one.context, one.budget)
+        decodes = max(step, token * one.rows) * DECODES
+        return decodes + max(step * chunks, token * one.rows * one.context)
 
     def _again_and_again(self, waiting: list[Round]) -> Iterator[Round]:
         """The smallest rounds, which tell what others will cost; then all, each time in another
