@@ -20,6 +20,8 @@ def told(**options: Any) -> dict[str, str]:
     ("options", "what"),
     [
         ({"quantization": "int8"}, "quantisation"),
+        ({"quantization_config": {"linear": "int8"}}, "quantisation"),
+        ({"quantization_config": {"linear": "int8", "ignore": ["lm_head"]}}, "quantisation"),
         ({"kv_cache_dtype": "fp8"}, "type of keys and values"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "type of keys and values"),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "type of keys and values"),
@@ -39,3 +41,14 @@ def test_the_activations_of_quantised_weights(monkeypatch: pytest.MonkeyPatch) -
     plain = told()
     monkeypatch.setattr(envs, "CPU_INT4_W4A8", False)
     assert told() != plain
+
+
+def test_schemes_of_layers_are_told_apart() -> None:
+    given = [
+        {"quantization": "int4"},
+        {"quantization": "int4", "quantization_config": {"group_size": 64}},
+        {"quantization": "int4", "quantization_config": {"ignore": ["lm_head"]}},
+        {"quantization": "int4", "quantization_config": {"targets": {"lm_head": "int4"}}},
+    ]
+    found = [told(**options)["quantisation"] for options in given]
+    assert len(set(found)) == len(given)

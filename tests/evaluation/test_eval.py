@@ -6,7 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from gguf_files import write_model
+from quantised_writers import DEMO, FORMATS, checkpoint
 from quire import LLM, SamplingParams
 from quire.checkpoint.config_files import read_json
 from quire.cli import main as cli
@@ -157,3 +160,20 @@ def test_models_with_other_tokens_are_not_compared(capsys, text, tmp_path):
         Tokenizer.from_folder(other).encode("THE")
     )
     assert "different tokens" in refusal(capsys, "--text", text, "--reference", str(other))
+
+
+def test_quantised_checkpoints(capsys, text, tmp_path):
+    _, folder = checkpoint(tmp_path, FORMATS["gptq 4"]())
+    found = report(capsys, str(folder), "--text", text, "--reference", "quire-demo")
+    assert 0 < found["kld"] < 0.3 and found["same_top"] > 0.7
+    assert "int4 in groups of 64 (GPTQ) with int8 activations" in found["layers"]
+
+
+def test_gguf(capsys, text, tmp_path):
+    config = json.loads((DEMO / "config.json").read_text())
+    tensors = {k: v.float() for k, v in load_file(DEMO / "model.safetensors").items()}
+    path = tmp_path / "model.gguf"
+    write_model(path, config, "llama", dict.fromkeys(tensors, "Q8_0"), tensors)
+    how = ("--text", text, "--reference", "quire-demo", "--tokenizer", str(DEMO))
+    found = report(capsys, str(path), *how)
+    assert 0 < found["kld"] < 0.01 and found["same_top"] > 0.9
