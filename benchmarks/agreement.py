@@ -1,7 +1,8 @@
 """`quire bench serve` and `vllm bench serve` on the same server and load: every common figure.
 
-The server (tests/bench/fake_server.py) streams tokens at fixed times, so that what differs is the
-two measurements, and not the server from run to run. They take turns.
+First, both compute their figures of the same 400 random records, which must be equal. Then they
+measure, in turns. The server (tests/bench/fake_server.py) streams tokens at fixed times, so that
+what differs is the two measurements, and not the server from run to run.
 
     python benchmarks/agreement.py --peer-vllm PYTHON [--rounds 3]
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -43,16 +46,42 @@ def measured(command: list[str], url: str, environment: dict[str, str]) -> dict[
         return dict(json.loads((Path(folder) / "r.json").read_text()))
 
 
+def same_records(peer: str, environment: dict[str, str]) -> None:
+    """Print in which figures of the same records the two differ."""
+    from quire.bench.result import detailed, summary
+    from test_result import random_record
+
+    rng = random.Random(5)
+    records = [random_record(rng) for _ in range(400)]
+    slos = {"ttft": 800.0, "tpot": 60.0, "e2el": 2500.0}
+    given = detailed(records) | {"duration": 33.0, "goodput": slos}
+    done = subprocess.run(
+        [peer, str(Path(__file__).with_name("agreement_peer.py"))], input=json.dumps(given),
+        env=environment, text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    line = next(line for line in done.stdout.splitlines() if line.startswith("figures "))
+    theirs = json.loads(line.removeprefix("figures "))
+    ours = summary(records, 33.0, percentiles=(50, 90, 99), goodput=slos)
+    common = [name for name in theirs if name in ours]
+    far = {n: (theirs[n], ours[n]) for n in common if not math.isclose(theirs[n], ours[n])}
+    print(f"{len(common) - len(far)} of {len(common)} figures of the same records are equal")
+    for name, (peer_value, own_value) in far.items():
+        print(f"  {name}: vllm {peer_value:g}, quire {own_value:g}")
+
+
 def main() -> None:
     from fake_server import fake
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-vllm", required=True, help="Python of an environment with vLLM")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of measuring; 0: none")
     args = parser.parse_args()
     theirs = [str(Path(args.peer_vllm).with_name("vllm"))]
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    same_records(args.peer_vllm, bare | {"HF_HUB_OFFLINE": "1"})
     values: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    if not args.rounds:
+        return
     with fake(tokens=16, gap=0.1) as server:
         for _ in range(args.rounds):
             peer = measured(theirs, server.url, bare | {"HF_HUB_OFFLINE": "1"})

