@@ -7,7 +7,7 @@
 - same top: the share of positions at which both hold the same token for the likeliest (the lower
   id among equals).
 
-Logits are float32; logarithms and sums are float64. Knows no checkpoint.
+Logits and single terms are float32; sums and their logarithms are float64. Knows no checkpoint.
 """
 
 from __future__ import annotations
@@ -75,16 +75,19 @@ class DistanceTally:
             targets: Ids `[T]`.
             reference: As `logits`.
         """
-        mine = logits.double().log_softmax(1)
-        self._loss.append(-mine.gather(1, targets[:, None]).flatten().cpu())
+        at = targets[:, None]
+        total = _log_sum(logits)[0]
+        self._loss.append((total - logits.gather(1, at).flatten()).cpu())
         if reference is None:
             return
-        theirs = reference.double().log_softmax(1)
-        self._reference_loss.append(-theirs.gather(1, targets[:, None]).flatten().cpu())
-        # What the reference gives no probability adds nothing, whatever the model gives it.
-        probable = theirs.exp()
-        terms = torch.where(probable > 0, probable * (theirs - mine), 0.0)
-        self._kld.append(terms.sum(1).cpu())
+        theirs, weights = _log_sum(reference)
+        self._reference_loss.append((theirs - reference.gather(1, at).flatten()).cpu())
+        # sum of p * (log p - log q) = sum of p * (difference of logits) - difference of totals
+        apart = (weights * (reference - logits)).sum(1, dtype=torch.float64)
+        kld = apart / weights.sum(1, dtype=torch.float64) - (theirs - total)
+        if not bool(kld.isfinite().all()):
+            kld = _slow_divergence(reference, logits)
+        self._kld.append(kld.clamp_(min=0).cpu())
         self._same.append((logits.argmax(1) == reference.argmax(1)).cpu())
 
     @property
@@ -112,6 +115,22 @@ class DistanceTally:
             float(kld.max()),
             float(torch.cat(self._same).double().mean()),
         )  # fmt: skip
+
+
+def _log_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows `[T, V]`: log of the sum of exp, float64 `[T]`, and what p is in proportion to."""
+    most = logits.amax(1, keepdim=True)
+    weights = (logits - most).exp_()
+    total = weights.sum(1, dtype=torch.float64).log_()
+    return total.add_(most.squeeze(1)), weights
+
+
+def _slow_divergence(reference: Tensor, logits: Tensor) -> Tensor:
+    """Where some probabilities are 0. What the reference gives none adds nothing, whatever the
+    model gives it."""
+    theirs, mine = reference.double().log_softmax(1), logits.double().log_softmax(1)
+    probable = theirs.exp()
+    return torch.where(probable > 0, probable * (theirs - mine), 0.0).sum(1)
 
 
 def compare(
