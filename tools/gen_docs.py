@@ -18,6 +18,7 @@ from pathlib import Path
 from metric_sections import grouped, series
 from quire import envs
 from quire.cli.bench import BENCHMARKS
+from quire.cli.benches.sweep import SWEEPS
 from quire.cli.main import COMMANDS, overview
 from quire.cli.parser import Parser
 from quire.config import EngineConfig, ServerConfig, neutral
@@ -135,6 +136,8 @@ def cli_page() -> Iterator[str]:
         if name == "bench":
             for one in BENCHMARKS:
                 yield from command_part(f"bench {one}", parser_of(BENCHMARKS.target(one)))
+            for one in SWEEPS:
+                yield from command_part(f"bench sweep {one}", parser_of(SWEEPS.target(one)))
 
 
 def parser_of(target: str) -> Parser:

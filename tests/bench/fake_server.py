@@ -21,13 +21,16 @@ class FakeServer:
         break_after: Requests after which it closes the listening socket and every connection.
         status: Of replies, with an OpenAI error if it is not 200.
         cut: End streams without an end.
+        loading: Times that it is asked for its models while it still loads, and answers 503.
     """
 
     def __init__(
         self, *, tokens: int = 4, gap: float = 0.0, usage: bool = True, status: int = 200,
         hang_after: int | None = None, break_after: int | None = None, cut: bool = False,
+        loading: int = 0,
     ) -> None:  # fmt: skip
         self.tokens, self.gap, self.usage, self.status, self.cut = tokens, gap, usage, status, cut
+        self.loading = loading
         self.hang_after, self.break_after = hang_after, break_after
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[str] = []
@@ -93,6 +96,8 @@ class FakeServer:
             known = path == "/v1/models"
             text = json.dumps({"data": [{"id": "m"}, {"id": "adapter"}]} if known else {})
             self.paths.append(path)
+            if known and self.paths.count(path) <= self.loading:
+                return self._whole(writer, "503 Service Unavailable", "{}")
             status = "200 OK" if known or path.endswith("_profile") else "404 Not Found"
             return self._whole(writer, status, text)
         self.bodies.append(json.loads(body))

@@ -398,3 +398,11 @@ def test_the_command_is_listed(capfd):
     done = subprocess.run([*QUIRE, "bench"], capture_output=True, text=True, check=True)
     assert "\nserve " in "\n" + done.stdout
     assert Path(__file__).exists()
+
+
+def test_a_server_that_still_loads_is_waited_for():
+    with fake(loading=2) as server:
+        run = ran(server.url, ready_check_timeout_sec=60.0)
+        assert run.exit_code == 0 and server.paths.count("/v1/models") == 3
+    with fake(loading=2) as server, pytest.raises(StartupError, match="does not list its models"):
+        ran(server.url)

@@ -6,7 +6,7 @@ tell apart; runs differ by dashes and marks as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -174,6 +174,41 @@ def intervals(names: Sequence[str], changes: Sequence[tuple[float, float, float]
     figure.update_xaxes(title_text="difference in percent, 95 % interval")
     figure.update_yaxes(autorange="reversed")
     return _html(figure, "Differences", 120 + 28 * len(names))
+
+
+def curve_plot(
+    curves: Mapping[str, Sequence[tuple[float, float]]], title: str, x: str, y: str
+) -> str:
+    """Curves of a sweep: points by name, and what the axes are."""
+    figure = _plotly("plotly.graph_objects").Figure()
+    for index, (name, points) in enumerate(curves.items()):
+        at, values = np.array(points, dtype=np.float64).T
+        trace = _line(name, at, values, index)
+        trace.update(mode="lines+markers", marker={"symbol": MARKS[index % len(MARKS)], "size": 8})
+        figure.add_trace(trace)
+    figure.update_xaxes(title_text=x)
+    figure.update_yaxes(title_text=y, rangemode="tozero")
+    return _html(figure, title, 560)
+
+
+def front_plot(points: Sequence[tuple[str, float, float]], front: Sequence[int]) -> str:
+    """Points of a sweep (name, tokens per second for each user, of all), and their front."""
+    figure = _plotly("plotly.graph_objects").Figure()
+    best = [points[index] for index in front]
+    for index, (name, mode, shown) in enumerate(
+        (("all", "markers", points), ("Pareto front", "lines+markers", best))
+    ):
+        figure.add_trace(
+            {
+                "type": "scatter", "name": name, "mode": mode, "text": [p[0] for p in shown],
+                "x": [p[1] for p in shown], "y": [p[2] for p in shown],
+                "marker": {"symbol": MARKS[index], "size": 9, "color": COLOURS[index]},
+                "line": {"color": COLOURS[index]},
+            }
+        )  # fmt: skip
+    figure.update_xaxes(title_text="output tokens/s for each user", rangemode="tozero")
+    figure.update_yaxes(title_text="output tokens/s of all", rangemode="tozero")
+    return _html(figure, "Speed for each user against throughput", 560)
 
 
 def _line(name: str, x: NDArray[Any], y: NDArray[Any], index: int, *, first: bool = True) -> Any:

@@ -220,7 +220,9 @@ async def _listed(client: BenchClient, patience: float) -> dict[str, str | None]
     while True:
         try:
             status, body = await client.get("/v1/models")
-            break
+            # A server that still loads its model may say so with 503.
+            if status < 500 or time.perf_counter() > deadline:
+                break
         except StartupError:
             if time.perf_counter() > deadline:
                 raise

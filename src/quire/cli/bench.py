@@ -20,6 +20,7 @@ BENCHMARKS: Registry[Callable[[Sequence[str]], int]] = Registry(
         "long-document-qa": "quire.cli.benches.repeats:long_document_qa",
         "prioritization": "quire.cli.benches.prioritization:main",
         "structured-output": "quire.cli.benches.structured_output:main",
+        "sweep": "quire.cli.benches.sweep:main",
     },
 )
 """Benchmarks by name; each is a command of its own."""
@@ -33,6 +34,7 @@ ABOUT = {
     "prefix-caching": "prompts that share a prefix and come again",
     "long-document-qa": "long documents that are asked about again",
     "prioritization": "requests with random priorities",
+    "sweep": "a benchmark over a grid of parameters, and plots of it",
     "structured-output": "a server's structured outputs: speed, and how many are correct",
 }
 """What each measures, for the list."""

@@ -1,0 +1,275 @@
+"""Sweeps: what runs, what does not run again, and what is seen in the results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from patience import wait_for
+from quire.bench.sweep.front import curves, pareto_front, speeds
+from quire.bench.sweep.grid import arguments_of, name_of, points_of, read_params
+from quire.bench.sweep.run import SweepCommands, rows_of, run_points
+from quire.bench.sweep.workload import between, extremes
+from quire.cli import main as cli
+from quire.cli.benches.sweep import ABOUT, SWEEPS
+from quire.errors import ConfigError
+
+BENCH = """
+import argparse, json, os, pathlib, sys
+p = argparse.ArgumentParser()
+p.add_argument("--result-dir"); p.add_argument("--result-filename"); p.add_argument("--log")
+p.add_argument("--max-concurrency", type=int, default=0); p.add_argument("--fail-at", type=int)
+p.add_argument("--hang-at", type=int); p.add_argument("--output-json")
+p.add_argument("--ready-check-timeout-sec"); p.add_argument("--request-rate")
+a, rest = p.parse_known_args()
+with open(a.log, "a") as f: f.write(f"{a.max_concurrency}\\n")
+if a.fail_at == a.max_concurrency: sys.exit(3)
+if a.hang_at == a.max_concurrency:
+    import time; time.sleep(600)
+c = a.max_concurrency
+result = {"max_concurrency": c, "output_throughput": 100.0 * c / (c + 4),
+          "request_throughput": 1.0 + c, "p99_ttft_ms": 5.0 * c, "lists": [1],
+          "given": " ".join(rest)}
+path = a.output_json or pathlib.Path(a.result_dir) / a.result_filename
+pathlib.Path(path).write_text(json.dumps(result))
+"""
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """A command that writes a result at once, and the log of its runs."""
+    script, log = tmp_path / "bench.py", tmp_path / "runs.log"
+    script.write_text(BENCH)
+    log.touch()
+    return [sys.executable, str(script), "--log", str(log)], log
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["bench", "sweep", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def grid(tmp_path: Path, *values: int) -> str:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps([{"max_concurrency": value} for value in values]))
+    return str(path)
+
+
+def test_parameters_become_flags(tmp_path):
+    params = {
+        "max_num_seqs": 4,
+        "a-b": "x y",
+        "on": True,
+        "off": False,
+        "none": None,
+        "j": {"k": 1},
+    }
+    assert arguments_of(params) == [
+        "--max-num-seqs", "4", "--a-b", "x y", "--on", "--no-off", "--j", '{"k": 1}',
+    ]  # fmt: skip
+    assert name_of({"a-b": "x/y z"}) == "a_b=x_y_z" and name_of({}) == "default"
+    path = tmp_path / "p.json"
+    path.write_text('{"small": {"n-n": 1}, "large": {"n_n": 2}}')
+    found = read_params(str(path), "--x")
+    assert [name_of(p) for p in found] == ["small", "large"]
+    assert [arguments_of(p) for p in found] == [["--n-n", "1"], ["--n-n", "2"]]
+
+
+def test_a_sweep_goes_on_where_it_was(bench, tmp_path):
+    command, log = bench
+    points = points_of(tmp_path / "out", [{}], [{"max_concurrency": c} for c in (1, 2, 3)], 2)
+    failing = SweepCommands([*command, "--fail-at", "2"])
+    outcome = run_points(points, failing)
+    assert outcome.num_run == 6 and len(outcome.failures) == 2
+    assert all("it ended with code 3" in failure for failure in outcome.failures)
+    assert log.read_text().split() == ["1", "1", "2", "2", "3", "3"]
+    assert [row["max_concurrency"] for row in rows_of(points)] == [1, 1, 3, 3]
+    log.write_text("")
+    again = run_points(points, SweepCommands(command))
+    assert again.num_found == 4 and again.num_run == 2 and not again.failures
+    assert log.read_text().split() == ["2", "2"]
+    points[0].file.write_text("half a resu")  # what a crash may leave is no result
+    log.write_text("")
+    run_points(points, SweepCommands(command))
+    assert log.read_text().split() == ["1"]
+
+
+def test_a_killed_sweep_repeats_nothing(bench, tmp_path, capsys):
+    command, log = bench
+    arguments = [
+        "serve", "--bench-params", grid(tmp_path, 1, 2, 3), "--num-runs", "1",
+        "--output-dir", str(tmp_path / "results"),
+    ]  # fmt: skip
+    hanging = " ".join([*command, "--hang-at", "2"])
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "quire", "bench", "sweep", *arguments, "--bench-cmd", hanging],
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: log.read_text().split() == ["1", "2"])
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    log.write_text("")
+    code, out, _ = run(capsys, *arguments, "--bench-cmd", " ".join(command))
+    assert code == 0 and log.read_text().split() == ["2", "3"]
+    assert out.startswith("3 of 3 runs, 1 of them from before")
+    with open(tmp_path / "results" / "serve" / "summary.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["max_concurrency"] for row in rows] == ["1", "2", "3"]
+    assert "lists" not in rows[0]
+
+
+def test_a_dead_server_ends_the_run(bench, tmp_path):
+    command, _ = bench
+    points = points_of(tmp_path / "out", [{"x": 1}], [{"max_concurrency": 1}], 1)
+    server = [sys.executable, "-c", "import sys; sys.exit(4)"]
+    commands = SweepCommands([*command, "--hang-at", "1"], server)
+    outcome = run_points(points, commands)
+    assert "the server ended with code 4" in outcome.failures[0]
+    commands = SweepCommands([*command, "--hang-at", "1"])
+    commands.timeout = 0.3  # of a run that never ends
+    assert "no end after 0.3 s (--run-timeout)" in run_points(points, commands).failures[0]
+
+
+def test_each_server_is_started_once(bench, tmp_path):
+    command, _ = bench
+    starts = tmp_path / "starts"
+    code = (
+        f"import sys, time; open({str(starts)!r}, 'a').write(sys.argv[-1] + ' '); time.sleep(600)"
+    )
+    outers = [{"max_num_seqs": 1}, {"max_num_seqs": 2}]
+    points = points_of(tmp_path / "out", outers, [{"max_concurrency": c} for c in (1, 2)], 2)
+    # The after-command waits for the server's word, so that it is not ended before.
+    after = [sys.executable, "-c", f"import os, time\nwhile not os.path.exists({str(starts)!r}): "
+             "time.sleep(0.01)"]  # fmt: skip
+    commands = SweepCommands(command, [sys.executable, "-c", code], after)
+    assert not run_points(points[:4], commands).failures
+    assert starts.read_text().split() == ["1"]
+
+
+def test_pareto_front_against_brute_force():
+    rng = random.Random(1)
+    for _ in range(300):
+        points = [(rng.randrange(8), rng.randrange(8)) for _ in range(rng.randrange(1, 25))]
+
+        def beaten(i, points=points):
+            x, y = points[i]
+            return any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)
+
+        front = pareto_front(points)
+        assert sorted(front) == [i for i in range(len(points)) if not beaten(i)]
+        assert [points[i][0] for i in front] == sorted(points[i][0] for i in front)
+
+
+def test_curves_and_speeds_are_medians():
+    rows = [
+        {"point": f"p{c}", "run": r, "c": c, "y": 10 * c + r, "k": "a",
+         "output_throughput": 4.0 * c}
+        for c in (2, 1) for r in range(3)
+    ]  # fmt: skip
+    assert curves(rows, "c", "y", ["k"]) == {"k=a": [(1, 11), (2, 21)]}
+    assert speeds(rows, "c") == [("p2", 4, 8), ("p1", 4, 4)]
+    with pytest.raises(ConfigError, match="no number 'z'"):
+        curves(rows, "c", "z", [])
+    with pytest.raises(ConfigError, match="no 'z'"):
+        curves(rows, "c", "y", ["z"])
+
+
+def test_loads_between_the_extremes():
+    assert extremes("request_rate", 3) == [
+        {"max_concurrency": 1, "request_rate": "inf"}, {"request_rate": "inf"},
+    ]  # fmt: skip
+    rows = [{"point": "a", "request_throughput": 2.0}, {"point": "b", "request_throughput": 6.0}]
+    assert between(rows, "request_rate", 5) == [3, 4, 5]
+    rows = [{"point": p, "max_concurrent_requests": n} for p, n in (("a", 1), ("b", 4))]
+    assert between(rows, "max_concurrency", 10) == [2, 3]
+    with pytest.raises(ConfigError, match="1 of the two"):
+        between(rows[:1], "max_concurrency", 10)
+
+
+def test_plots_of_a_sweep(bench, tmp_path, capsys):
+    command, _ = bench
+    base = [
+        "--output-dir",
+        str(tmp_path / "r"),
+        "--num-runs",
+        "1",
+        "--bench-cmd",
+        " ".join(command),
+    ]
+    assert run(capsys, "serve", "--bench-params", grid(tmp_path, 1, 4, 16), *base)[0] == 0
+    folder = str(tmp_path / "r" / "serve")
+    code, out, _ = run(capsys, "plot", folder, "--var-x", "max_concurrency")
+    page = Path(out.strip()).read_text("utf-8")
+    assert code == 0 and "p99_ttft_ms over max_concurrency" in page and "<td>80</td>" in page
+    code, out, _ = run(capsys, "plot_pareto", folder)
+    assert code == 0 and len(out.splitlines()) == 4  # a faster total costs each user: all are on it
+    assert "Pareto front" in (tmp_path / "r" / "serve" / "pareto.html").read_text("utf-8")
+
+
+def test_startup_sweep(bench, tmp_path, capsys):
+    command, _ = bench
+    params = tmp_path / "engine.json"
+    params.write_text('[{"max_num_seqs": 2}, {"max_num_seqs": 4}]')
+    code, _, _ = run(
+        capsys, "startup", "--startup-cmd", " ".join(command), "--serve-params", str(params),
+        "--num-runs", "1", "--output-dir", str(tmp_path / "r"),
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "r" / "startup" / "summary.json").read_text())
+    assert code == 0 and [row["given"] for row in rows] == ["--max-num-seqs 2", "--max-num-seqs 4"]
+
+
+def test_serve_workload(bench, tmp_path, capsys):
+    command, log = bench
+    code, out, _ = run(
+        capsys, "serve_workload", "--bench-cmd", " ".join(command), "--num-runs", "1",
+        "--workload-iters", "4", "--output-dir", str(tmp_path),
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "serve_workload" / "summary.json").read_text())
+    assert code == 0 and len(rows) == 4 and "1.333" in rows[2]["point"]
+
+
+def test_the_list_is_complete(capsys):
+    assert run(capsys)[0] == 0 and list(SWEEPS) == list(ABOUT)
+
+
+@pytest.mark.parametrize("kind", list(SWEEPS))
+def test_every_kind_has_help(capsys, kind):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "sweep", kind, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: quire bench sweep {kind}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["srve"], "did you mean 'serve'?"),
+        (["serve", "--bench-params", "/none"], "--bench-params: cannot read '/none'"),
+        (["serve", "--serve-params", "x"], "--serve-params needs --serve-cmd"),
+        (["serve", "--num-runs", "0", "--dry-run"], "--num-runs must be at least 1, got 0"),
+        (["serve", "--bench-cmd", "a 'b"], '--bench-cmd: "a \'b"'),
+        (["serve_workload", "--workload-var", "x"], "--workload-var must be one of"),
+        (["serve_workload", "--workload-iters", "1"], "--workload-iters must be at least 2, got 1"),
+        (["plot", "/none"], "'/none' is no folder of a sweep"),
+        (["plot_pareto", "/none"], "'/none' is no folder of a sweep"),
+    ],
+)
+def test_bad_input(capsys, arguments, message):
+    code, _, err = run(capsys, *arguments)
+    assert code in (1, 2) and message in err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["3", "[]", "[1]", "{", '{"a": 1}', '[{"a": 1}, {"a": 1}]'])
+def test_bad_parameter_files(tmp_path, text):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="--x: "):
+        read_params(str(path), "--x")
