@@ -3,20 +3,21 @@
     python benchmarks/simulator_error.py                 # the embedded model, under 10 minutes
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
-    python benchmarks/simulator_error.py --own-steps     # on a machine that does other things
+    python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
 
 Calibrates first. Then each of three rates, two mixes of lengths and two settings runs on a live
 engine (a core in its own process, without HTTP) and in the simulator. Rates are shares of what the
 simulator says is possible. Prints the error of every figure, and the largest and mean of each.
-The machine should do nothing else. If it does, `--own-steps` takes the step times of each load from
-the very steps that the live engine took, so that only the error of the simulator is left, not that
-of a calibration on a machine that is another one every minute.
+The machine should do nothing else. If it does, `--own-speed` scales the calibration, for each load,
+by how much slower or faster the recorded steps of the live engine were in all: what is left is the
+error of everything but the speed of the machine at that moment.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import statistics
 import tempfile
@@ -32,11 +33,11 @@ from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration
 from quire.executor.sizing import size_engine
-from quire.sim.lockstep import Lockstep, SimulatedEngine, measured_overheads
+from quire.sim.lockstep import Lockstep, SimulatedEngine
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
-from quire.sim.step_time import Overheads, StepTimeModel, fit
+from quire.sim.step_time import StepTimeModel
 from quire.workload.trace import TraceRequest, read_trace
 
 SHARES = (0.3, 0.6, 0.85)
@@ -45,6 +46,7 @@ SETTINGS: tuple[dict[str, int], ...] = (
     {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
     {"max_num_batched_tokens": 256, "max_num_seqs": 16},
 )
+NUMBERS = itertools.count(1)
 FIGURES = {
     "output_throughput": 5, "mean_ttft_ms": 10, "mean_tpot_ms": 10, "p99_ttft_ms": 20,
     "p99_tpot_ms": 20,
@@ -63,7 +65,8 @@ def load(mix: str, rate: float, seconds: float, seed: int) -> list[TraceRequest]
             max(2, min(3 * mean, round(rng.lognormvariate(0, 0.5) * mean)))
             for mean in (prompt, output)
         )
-        made.append(TraceRequest(now, *lengths))
+        # A number of its own for each: no prompt is found in the cache of another load.
+        made.append(TraceRequest(now, *lengths, number=next(NUMBERS)))
 
 
 def simulated(
@@ -90,16 +93,16 @@ def possible_rate(config: EngineConfig, info: dict, times: StepTimeModel, mix: s
     return result["request_throughput"]
 
 
-def own_times(path: Path, first: int, overheads: Overheads) -> tuple[StepTimeModel, int]:
-    """Fitted to the recorded steps from `first` on, and how many there are by now."""
+def at_this_speed(path: Path, first: int, times: StepTimeModel) -> tuple[StepTimeModel, int]:
+    """The calibration, on a machine that was as fast as in the recorded steps from `first` on, and
+    how many steps there are by now."""
     trace = read_trace(path)
     recorded = EngineConfig.from_dict(trace.header.config)
     engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-    replayed = list(Lockstep(trace, engine))[first:]
-    steps = trace.steps[first:]
-    overheads = replace(overheads, gap=measured_overheads(steps, replayed).gap, gap_per_row=0.0)
-    shapes = [step.shape for step in replayed]
-    return fit(shapes, [step.seconds for step in steps], overheads), len(trace.steps)
+    replayed = [step for step in list(Lockstep(trace, engine))[first:] if step.shape.tokens]
+    took = sum(step.recorded.seconds for step in replayed)
+    said = sum(times.seconds(step.shape) for step in replayed)
+    return times.scaled(took / said), len(trace.steps)
 
 
 async def compare(
@@ -129,7 +132,7 @@ async def compare(
                     mine = times
                     if record is not None:
                         await asyncio.sleep(1.0)  # the recorder writes
-                        mine, num_steps = own_times(record, num_steps, times.overheads)
+                        mine, num_steps = at_this_speed(record, num_steps, times)
                     made, speed = simulated(changed, info, mine, requests)
                     speeds.append(speed)
                     row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
@@ -158,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--own-steps", action="store_true")
+    parser.add_argument("--own-speed", action="store_true")
     parser.add_argument("--step-times", help="use these instead of calibrating")
     parser.add_argument("--seconds", type=float, help="of each load")
     options = parser.parse_args()
@@ -173,7 +176,7 @@ def main() -> None:
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
     info = size_engine(config).info.to_dict()
     with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "trace.jsonl" if options.own_steps else None
+        record = Path(folder) / "trace.jsonl" if options.own_speed else None
         asyncio.run(compare(config, info, times, seconds, record))
 
 

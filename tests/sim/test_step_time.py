@@ -88,6 +88,8 @@ def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
         {"a": "b"},
         (0.9, 1.1),
     )
+    shape = StepShape(77, 12, 2, 5000, 9000)
+    assert model.scaled(3.0).seconds(shape) == pytest.approx(3 * model.seconds(shape))
     model.write(tmp_path / "m.json")
     assert StepTimeModel.read(tmp_path / "m.json") == model
 

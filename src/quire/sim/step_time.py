@@ -140,6 +140,19 @@ class StepTimeModel:
         parts = _parts(tokens)
         return self.fixed + sum(a * b for a, b in zip(parts, self.per_token, strict=True))
 
+    def scaled(self, factor: float) -> StepTimeModel:
+        """A machine on which every step takes so many times as long."""
+        return replace(
+            self,
+            fixed=self.fixed * factor,
+            per_token=tuple(each * factor for each in self.per_token),
+            per_row=self.per_row * factor,
+            per_prefill=self.per_prefill * factor,
+            per_decode_context=self.per_decode_context * factor,
+            per_prompt_context=self.per_prompt_context * factor,
+            _table=[],
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """What stands in the file."""
         figures = asdict(self)
