@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from quire import envs
 from quire.errors import ConfigError
+from quire.utils.log_thread import LogThread
 
 ROOT: Final = "quire"
 _FORMAT: Final = "%(asctime)s [%(filename)s:%(lineno)d]"
@@ -134,25 +135,37 @@ def get_logger(name: str) -> QuireLogger:
     return cast(QuireLogger, logger)
 
 
-def setup_logging(process_name: str | None = None) -> None:
+def setup_logging(process_name: str | None = None, *, detached: bool = False) -> None:
     """Name this process in its log lines and read the logging variables again.
+
+    Args:
+        process_name: What lines call it.
+        detached: A thread writes the lines, so that nothing in this process waits for their reader.
 
     Raises:
         ConfigError: a logging variable has a bad value, or its file cannot be used.
     """
     global _process_name
     _process_name = process_name or _process_name
-    _configure()
+    _configure(detached)
 
 
-def _configure() -> None:
+def flush_logs() -> None:
+    """Have lines written before the process ends in a way that Python does not see."""
+    for handler in logging.getLogger(ROOT).handlers:
+        if isinstance(handler, LogThread):
+            handler.leave()
+    sys.stderr.flush()
+
+
+def _configure(detached: bool = False) -> None:
     global _configured
     path = envs.LOGGING_CONFIG_PATH
     if envs.CONFIGURE_LOGGING:
         if path:
             _from_file(path)
         else:
-            _own_handler()
+            _own_handler(detached)
     elif path:
         raise ConfigError(
             f"QUIRE_LOGGING_CONFIG_PATH is {path!r}, but QUIRE_CONFIGURE_LOGGING=0 says that no "
@@ -161,17 +174,31 @@ def _configure() -> None:
     _configured = True
 
 
-def _own_handler() -> None:
+def _own_handler(detached: bool) -> None:
     logger = logging.getLogger(ROOT)
-    for handler in logger.handlers:
-        if isinstance(handler, _CurrentStream):
+    for handler in list(logger.handlers):
+        if isinstance(handler, _CurrentStream | LogThread):
             logger.removeHandler(handler)
     stream = envs.LOGGING_STREAM
-    handler = _CurrentStream(stream)
-    handler.setFormatter(_formatter(stream))
-    logger.addHandler(handler)
+    logger.addHandler(_handler(stream, _descriptor(stream) if detached else None))
     logger.setLevel(_level())
     logger.propagate = False
+
+
+def _handler(stream: str, descriptor: int | None) -> logging.Handler:
+    if descriptor is not None:
+        return LogThread(descriptor, _formatter(stream))
+    handler = _CurrentStream(stream)
+    handler.setFormatter(_formatter(stream))
+    return handler
+
+
+def _descriptor(stream: str) -> int | None:
+    """Of a real stream; a program may have put something else in its place."""
+    try:
+        return int(getattr(sys, stream).fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _formatter(stream: str) -> logging.Formatter:

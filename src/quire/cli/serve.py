@@ -45,7 +45,7 @@ def _serve(arguments: Sequence[str]) -> int:
     from quire.logger import get_logger, setup_logging
 
     envs.ensure_valid()
-    setup_logging("APIServer")
+    setup_logging("APIServer", detached=True)
     for sentence in envs.without_effect():
         get_logger(__name__).warning(sentence)
     if line := taken_line(namespace):

@@ -17,7 +17,6 @@ import gc
 import os
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -52,7 +51,7 @@ from quire.engine.messages import (
     ToCore,
 )
 from quire.errors import QuireError
-from quire.logger import get_logger, setup_logging
+from quire.logger import flush_logs, get_logger, setup_logging
 from quire.utils.function_trace import trace_functions
 from quire.utils.process import (
     die_with_parent,
@@ -322,7 +321,7 @@ def _ends_the_process(what: str) -> Iterator[None]:
         os._exit(0)  # the front end is gone
     except BaseException:
         logger.critical("the thread that %s has failed, and the core with it", what, exc_info=True)
-        sys.stderr.flush()
+        flush_logs()
         os._exit(1)
 
 
@@ -335,7 +334,7 @@ def main(argv: list[str], begun: float) -> int:
     # to finish first. Ctrl-C, systemd and container runtimes signal every process of the group.
     leave_group_signals_to_parent()
     faulthandler.enable()  # a crash in native code says where
-    setup_logging("EngineCore")
+    setup_logging("EngineCore", detached=True)
     if envs.TRACE_FUNCTION:
         logger.warning("QUIRE_TRACE_FUNCTION: calls go to %s", trace_functions())
     descriptor, page, *weights = map(int, argv[1:])
