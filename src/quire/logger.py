@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from quire import envs
 from quire.errors import ConfigError
-from quire.utils.log_thread import LogThread
+from quire.log_thread import LogThread
 
 ROOT: Final = "quire"
 _FORMAT: Final = "%(asctime)s [%(filename)s:%(lineno)d]"
