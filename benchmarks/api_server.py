@@ -99,10 +99,10 @@ async def read_streams(url: str, path: str, body: dict[str, Any], streams: int, 
         f"POST {path} HTTP/1.1\r\nHost: {at.hostname}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(payload)}\r\n\r\n"
     ).encode()
-    chunks = 0
+    chunks = replies = 0
 
     async def one() -> None:
-        nonlocal chunks
+        nonlocal chunks, replies
         reader, writer = await asyncio.open_connection(at.hostname, at.port, limit=2**22)
         while True:
             writer.write(head + payload)
@@ -117,13 +117,14 @@ async def read_streams(url: str, path: str, body: dict[str, Any], streams: int, 
                 tail = (tail + data)[-64:]
             if not tail.endswith(b"0\r\n\r\n"):
                 await reader.readuntil(b"0\r\n\r\n")
+            replies += 1
 
     tasks = [asyncio.ensure_future(one()) for _ in range(streams)]
     server = psutil.Process(pid)
 
-    def look() -> tuple[int, float, float]:
+    def look() -> tuple[int, int, float, float]:
         spent = server.cpu_times()
-        return chunks, spent.user + spent.system, time.monotonic()
+        return chunks, replies, spent.user + spent.system, time.monotonic()
 
     await asyncio.sleep(warm)
     for task in tasks:
@@ -134,8 +135,13 @@ async def read_streams(url: str, path: str, body: dict[str, Any], streams: int, 
     after = look()
     for task in tasks:
         task.cancel()
-    got, cpu, passed = (b - a for a, b in zip(before, after, strict=True))
-    return {"cpu_s_per_1000": 1000 * cpu / got, "chunks_per_s": got / passed, "busy": cpu / passed}
+    got, done, cpu, passed = (b - a for a, b in zip(before, after, strict=True))
+    return {
+        "cpu_s_per_1000": 1000 * cpu / got,
+        "chunks_per_s": got / passed,
+        "tokens_per_s": TOKENS * done / passed,
+        "busy": cpu / passed,
+    }
 
 
 def measure(source: str, args: argparse.Namespace) -> dict[str, float]:
@@ -174,9 +180,11 @@ def _free_port() -> int:
 
 def report(name: str, found: dict[str, float]) -> None:
     """A line."""
+    tokens = found["tokens_per_s"]
     print(
         f"{name:10} {found['cpu_s_per_1000']:.4f} CPU-s per 1,000 chunks, "
-        f"{found['chunks_per_s']:,.0f} chunks/s, {found['busy']:.0%} of a processor",
+        f"{found['chunks_per_s']:,.0f} chunks/s, {found['busy']:.0%} of a processor"
+        + (f"; {tokens:,.0f} tokens/s in replies that ended" if tokens else ""),
         flush=True,
     )
 
