@@ -1,8 +1,9 @@
 """Measures how long steps take on this machine, with steps of designed kinds.
 
 The engine runs in this process. Rounds differ in requests, prompt lengths and token budget, small
-ones first; a round that would take too much of the time is left out. Then a short run through an
-engine core in its own process, as a server has it, tells what passes between steps. Knows no files.
+ones first; a round that would take too much of the time is left out. Then a short load on an engine
+core in its own process, as a server has it, tells what passes between steps, and how much longer
+steps take beside a process that wants the same processors. Knows no files.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import itertools
 import random
 import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 from quire.config import EngineConfig
@@ -41,8 +43,11 @@ FIRST: Final = 8
 """Rounds that run in the order of their size."""
 TIMES: Final = 20
 """How often all rounds run, if there is time."""
-OVERHEAD_ROWS: Final = (1, 4, 16)
-OVERHEAD_TOKENS: Final = 40
+SERVED_ROWS: Final = (1, 4, 16, 64)
+SERVED_PROMPTS: Final = (8, 64, 256)
+SERVED_TOKENS: Final = 40
+SERVED_SHARE: Final = 0.15
+"""Of the time, for the load on a core in its own process; all its rounds run at least once."""
 
 Told = Callable[[str, float], None]
 """Called with what is going on, and the share that is done."""
@@ -131,8 +136,8 @@ class Calibration:
             self._steps()
         finally:
             self._core.shutdown()
-        self._tell("between steps", 0.95)
-        overheads = asyncio.run(measure_overheads(self._given))
+        self._tell("in a process of its own", 1.0 - SERVED_SHARE)
+        served = asyncio.run(serve(self._given, SERVED_SHARE * self._seconds))
         info = self._core.info
         about = {
             "source": "quire calibrate",
@@ -142,13 +147,15 @@ class Calibration:
             "steps": len(self.shapes),
             "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        model = fit(self.shapes, self.times, overheads, about)
+        model = fit(self.shapes, self.times, served.overheads, about)
         errors = [
             abs(model.seconds(shape) / seconds - 1)
             for shape, seconds in zip(self.shapes, self.times, strict=True)
         ]
+        factor = served.factor(model)
         model.about["median_error"] = round(median(errors), 4)
-        return model
+        model.about["served"] = round(factor, 3)
+        return model.scaled(factor)
 
     def _steps(self) -> None:
         config, kv = self._core.config, self._core.kv
@@ -157,19 +164,20 @@ class Calibration:
         for _ in range(2):  # warm-ups: weights are read from disk, buffers are made
             self._round(Round(2, 8, config.scheduler.max_num_batched_tokens))
             self._forget()
-        started = time.monotonic()
+        started, most = time.monotonic(), (1.0 - SERVED_SHARE) * self._seconds
         waiting = rounds(
             config.scheduler.max_num_seqs, length, kv.capacity_tokens,
             config.scheduler.max_num_batched_tokens,
         )  # fmt: skip
         for one in self._again_and_again(waiting):
-            left = self._seconds - (time.monotonic() - started)
+            left = most - (time.monotonic() - started)
             if left <= 0:
                 break
             if self._cost(one) > min(left, max(SHARE * self._seconds, 0.5)):
                 continue
             self._round(one)
-            self._tell(f"{one.rows} x {one.context} tokens", 0.95 * (1 - left / self._seconds))
+            done = (1.0 - SERVED_SHARE) * (1.0 - left / most)
+            self._tell(f"{one.rows} x {one.context} tokens", done)
 
     def _forget(self) -> None:
         self.shapes.clear()
@@ -210,11 +218,35 @@ class Calibration:
                 self.times.append(stats.step_seconds)
 
 
-async def measure_overheads(config: EngineConfig) -> Overheads:
-    """What passes beside the steps of a core in its own process."""
+@dataclass(frozen=True)
+class Served:
+    """Steps of a core in its own process."""
+
+    overheads: Overheads
+    shapes: list[StepShape]
+    times: list[float]
+
+    def factor(self, model: StepTimeModel) -> float:
+        """How many times as long they took as `model` says, decodes and prompts counting alike."""
+        ratios = []
+        for prompts in (False, True):
+            some = [
+                (seconds, model.seconds(shape))
+                for shape, seconds in zip(self.shapes, self.times, strict=True)
+                if (shape.prefills > 0) is prompts
+            ]
+            if said := sum(expected for _, expected in some):
+                ratios.append(sum(seconds for seconds, _ in some) / said)
+        return fmean(ratios) if ratios else 1.0
+
+
+async def serve(config: EngineConfig, seconds: float) -> Served:
+    """Put a load on a core in its own process, and see how long its steps take and what passes
+    beside them."""
     from quire.engine.async_llm import AsyncLLM
 
-    seen: dict[str, list[float]] = {}
+    vocabulary, rng = config.model.read_shape().vocab_size, random.Random(1)
+    seen: dict[str, float] = {}
     sent: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
@@ -223,28 +255,37 @@ async def measure_overheads(config: EngineConfig) -> Overheads:
         await llm.wait_ready()
         try:
 
-            async def one(name: str) -> None:
-                params = SamplingParams(max_tokens=OVERHEAD_TOKENS, ignore_eos=True)
+            async def one(name: str, length: int) -> None:
+                params = SamplingParams(max_tokens=SERVED_TOKENS, ignore_eos=True)
+                prompt = [rng.randrange(vocabulary) for _ in range(length)]
                 sent[name] = time.monotonic()
-                async for _ in llm.generate([5, 6, 7, 8], params, name):
-                    seen.setdefault(name, []).append(time.monotonic())
+                async for _ in llm.generate(prompt, params, name):
+                    seen.setdefault(name, time.monotonic())
 
-            for rows in OVERHEAD_ROWS:
-                await asyncio.gather(*(one(f"{rows}-{i}") for i in range(rows)))
+            started = time.monotonic()
+            for turn in itertools.count():
+                for rows, length in itertools.product(SERVED_ROWS, SERVED_PROMPTS):
+                    if turn == 0 or time.monotonic() - started < seconds:
+                        names = (f"{turn}-{rows}-{length}-{i}" for i in range(rows))
+                        await asyncio.gather(*(one(name, length) for name in names))
+                if time.monotonic() - started >= seconds:
+                    break
         finally:
             await llm.shutdown()
         trace = read_trace(path)
     recorded = EngineConfig.from_dict(trace.header.config)
-    engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-    replayed = list(Lockstep(trace, engine))
-    steps = trace.steps
-    gap = measured_overheads(steps, replayed).gap
+    replayed = list(Lockstep(trace, SimulatedEngine(trace, recorded, pool_of(trace.header.info))))
+    beside = measured_overheads(trace.steps, replayed)
     arrivals = sorted(request.arrival for request in trace.requests)
-    ends = [step.start + step.seconds for step in steps]
+    ends = sorted(step.start + step.seconds for step in trace.steps)
     origin = min(sent.values()) - arrivals[0]
-    first = [
-        min((t - origin - end for end in ends if end <= t - origin), default=0.0)
-        for times in seen.values()
-        for t in times[:1]
-    ]
-    return Overheads(gap, 0.0, 0.0, max(0.0, median(first)) if first else 0.0)
+    first = []
+    for at in seen.values():
+        before = bisect_right(ends, at - origin)
+        first.append(at - origin - ends[before - 1] if before else 0.0)
+    done = [step for step in replayed if step.shape.tokens]
+    return Served(
+        replace(beside, output=max(0.0, median(first)) if first else 0.0),
+        [step.shape for step in done],
+        [step.recorded.seconds for step in done],
+    )

@@ -268,13 +268,20 @@ def fit_recorded(
 
 
 def measured_overheads(steps: list[TraceStep], replayed: list[Replayed]) -> Overheads:
-    """The mean pause between the steps of an engine that had something to do all the time."""
+    """The pause between the steps of an engine that had something to do all the time: the line that
+    fits best over the number of requests."""
     pauses = [
-        max(0.0, after.start - before.start - before.seconds)
+        (step.shape.rows, max(0.0, after.start - before.start - before.seconds))
         for before, after, step in zip(steps, steps[1:], replayed, strict=False)
         if step.shape.tokens and step.is_busy
     ]
     if not pauses:
         return Overheads()
-    most = LONGEST_PAUSE * statistics.median(pauses)
-    return Overheads(gap=statistics.fmean(min(pause, most) for pause in pauses))
+    most = LONGEST_PAUSE * statistics.median(pause for _, pause in pauses)
+    rows = [float(count) for count, _ in pauses]
+    taken = [min(pause, most) for _, pause in pauses]
+    slope = 0.0
+    if len(set(rows)) > 1:
+        slope = max(0.0, statistics.linear_regression(rows, taken).slope)
+    gap = statistics.fmean(taken) - slope * statistics.fmean(rows)
+    return Overheads(gap=max(0.0, gap), gap_per_row=slope)
