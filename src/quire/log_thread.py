@@ -17,7 +17,6 @@ import os
 import queue
 import threading
 from contextlib import suppress
-from logging.handlers import QueueHandler
 from typing import Final
 
 MOST_LINES: Final = 10_000
@@ -26,7 +25,7 @@ EXIT_SECONDS: Final = 1.0
 """That the end of the process waits for lines to leave."""
 
 
-class LogThread(QueueHandler):
+class LogThread(logging.Handler):
     """A handler whose lines a thread writes.
 
     Args:
@@ -38,9 +37,9 @@ class LogThread(QueueHandler):
     def __init__(
         self, descriptor: int, formatter: logging.Formatter, most: int = MOST_LINES
     ) -> None:
+        super().__init__()
         # Not `queue.Queue`: a signal handler that logs may interrupt a `put`.
         self._lines: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
-        super().__init__(self._lines)
         self.setFormatter(formatter)
         self._descriptor = descriptor
         self._most = most
