@@ -12,10 +12,12 @@ from quire.compress import command
 from quire.compress.command import QuantizeOptions, quantize
 from quire.compress.study import Texts
 from quire.config import EngineConfig, ModelConfig, ModelShape
+from quire.errors import ConfigError
 from quire.evaluation.compare import compare
 from quire.evaluation.scored_model import ScoredModel
 from quire.models.inspection import weight_forms
 from quire.models.registry import load_model
+from quire.weights.files import write_safetensors
 
 DEMO = EngineConfig().model.folder
 TOKENS = 1200
@@ -66,7 +68,8 @@ def test_a_mixture_within_the_budget(mixed):
 
 def test_errors_carried_help_in_most_layers(mixed):
     _, report = mixed
-    both = [(la["kld"]["int4, nearest"], la["kld"]["int4, gptq"]) for la in report["layers"]]
+    klds = [layer["kld"] for layer in report["layers"] if layer["name"] != "lm_head"]
+    both = [(kld["int4, nearest"], kld["int4, gptq"]) for kld in klds]
     assert sum(carried < plain for plain, carried in both) > 0.8 * len(both)
     assert sum(c for _, c in both) < 0.8 * sum(p for p, _ in both)
 
@@ -94,7 +97,7 @@ def test_transformers_reads_the_same_weights(mixed):
         theirs(torch.tensor([[1, 2, 3]]))  # which unpacks the weights
     tensors, groups = load_file(out / "model.safetensors"), set()
     for name, module in theirs.named_modules():
-        if not isinstance(module, torch.nn.Linear) or name == "lm_head":
+        if not isinstance(module, torch.nn.Linear):
             continue
         scale = tensors[f"{name}.weight_scale"].double()
         if f"{name}.weight" in tensors:
@@ -106,6 +109,9 @@ def test_transformers_reads_the_same_weights(mixed):
         ours = codes * scale.repeat_interleave(codes.shape[1] // scale.shape[1], 1)
         assert torch.equal(module.weight.data, ours.to(torch.bfloat16)), name
     assert len(groups) > 2 and report["scheme"] == "mixed"
+    assert theirs.lm_head.weight is not theirs.model.embed_tokens.weight
+    plain = load_file(DEMO / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(theirs.model.embed_tokens.weight, plain)
 
 
 def test_it_is_read_here_as_it_was_chosen(mixed):
@@ -126,15 +132,72 @@ def test_memory(text, tmp_path):
     most = 3_300_000
     report = quantized(tmp_path / "small", text, memory=most, max_tokens=400)
     assert 0.9 * most < report["bytes"] <= most
+    assert "more memory: see --head shared" in report["kept"]["lm_head"]
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_one_scheme_for_all(scheme, text, tmp_path):
     report = quantized(tmp_path / "one", text, scheme=scheme, group=32, max_tokens=400)
-    assert {layer["choice"] for layer in report["layers"]} == {scheme}
+    layers = {layer["name"]: layer["choice"] for layer in report["layers"]}
+    assert layers.pop("lm_head") == "int8" and set(layers.values()) == {scheme}
     said = json.loads((tmp_path / "one" / "config.json").read_text())["quantization_config"]
-    assert said["format"] == {"int8": "int-quantized", "int4": "pack-quantized"}[scheme]
+    assert said["format"] == {"int8": "int-quantized", "int4": "mixed-precision"}[scheme]
     assert report["held_out"]["kld"] < {"int8": 0.006, "int4": 0.15}[scheme]
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+def test_a_head_that_is_the_embedding(text, tmp_path):
+    """Apart from it fewer bytes are read, as one with it fewer are kept, too."""
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+    made = {
+        head: quantized(tmp_path / head, text, scheme="int8", head=head, max_tokens=400)
+        for head in ("int8", "shared", "keep")
+    }
+    rows, columns = load_file(DEMO / "model.safetensors")["model.embed_tokens.weight"].shape
+    size = rows * columns
+    sizes = {head: report["bytes"] for head, report in made.items()}
+    assert sizes["keep"] - sizes["shared"] == size - 2 * rows
+    assert sizes["int8"] - sizes["keep"] == size + 2 * rows
+    speeds = {h: r["predicted_tokens_per_second"] / r["bandwidth"] for h, r in made.items()}
+    assert abs(1 / speeds["int8"] - sizes["shared"]) < 1 and speeds["int8"] > 1.1 * speeds["keep"]
+    assert [report["head_apart"] for report in made.values()] == [True, False, False]
+    assert made["keep"]["kept"] == {"lm_head": "it is the head: see --head"}
+    tied = [ModelShape.from_folder(tmp_path / head).tie_word_embeddings for head in made]
+    assert tied == [False, True, True]
+    model = load_model(ModelShape.from_folder(tmp_path / "shared"), tmp_path / "shared", "auto")
+    assert set(weight_forms(model)) == {"int8 with int8 activations"}
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "shared", quantization_config=CompressedTensorsConfig(dequantize=True)
+    )
+    stored = load_file(tmp_path / "shared" / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    ours = (stored[name].float() * stored[f"{name}_scale"].float()).bfloat16()
+    assert torch.equal(theirs.lm_head.weight, ours)
+    assert torch.equal(
+        model.children()["model"].children()["embed_tokens"](torch.arange(rows)), ours
+    )
+
+
+def test_a_head_of_its_own(text, tmp_path):
+    """Its int8 takes fewer bytes in every way, and under --memory, too."""
+    source = tmp_path / "untied"
+    shutil.copytree(DEMO, source)
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(1).contiguous()
+    (source / "model.safetensors").unlink()
+    write_safetensors(tensors, source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (source / "config.json").unlink()
+    (source / "config.json").write_text(json.dumps(config))
+    model = ModelConfig(model=str(source))
+    for name, memory in (("plain", None), ("small", 4_800_000)):
+        how = QuantizeOptions(tmp_path / name, "mixed", None, memory, text, 400)
+        report = quantize(model, how, lambda *_: None)
+        choices = {layer["name"]: layer["choice"] for layer in report["layers"]}
+        assert choices["lm_head"] == "int8" and not report["head_apart"]
+    with pytest.raises(ConfigError, match="--head shared: the head of .* is not its embedding"):
+        quantize(model, QuantizeOptions(tmp_path / "no", text=text, head="shared"), lambda *_: None)
 
 
 def test_a_mixture_of_experts(tmp_path, text):
@@ -150,8 +213,7 @@ def test_a_mixture_of_experts(tmp_path, text):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, source / name)
     model = ModelConfig(model=str(source))
-    how = QuantizeOptions(tmp_path / "out", "int4", text=text, max_tokens=300, group=32,
-                          include_head=True)  # fmt: skip
+    how = QuantizeOptions(tmp_path / "out", "int4", text=text, max_tokens=300, group=32)
     report = quantize(model, how, lambda *_: None)
     names = {layer["name"] for layer in report["layers"]}
     assert any("experts.*.down_proj" in name for name in names) and "lm_head" in names
@@ -177,6 +239,7 @@ def test_errors_are_one_line_and_leave_nothing(capsys, tmp_path, mixed):
         (("quire-demo",), "quire quantize MODEL OUT"),
         (("quire-demo", out, "--scheme", "int3"), "got 'int3'; nearest: int4"),
         (("quire-demo", out, "--scheme", "fp8"), "nearest: int8"),
+        (("quire-demo", out, "--head", "int4"), "must be int8, shared, keep, got 'int4'"),
         (("quire-demo", out, "--group-size", "100"), "got 100; nearest: 128"),
         (("quire-demo", out, "--budget-kld", "-1"), "must be 0 or more, got -1"),
         (("quire-demo", out, "--memory", "much"), "'much'"),
@@ -198,5 +261,6 @@ def test_the_command(capsys, tmp_path, text):
              "--calibration", str(tmp_path / "text.txt")]  # fmt: skip
     assert cli.main(given) == 0
     printed = capsys.readouterr()
-    assert "20 int8" in printed.out and "held out" in printed.out and "GB/s" in printed.out
+    assert "21 int8" in printed.out and "held out" in printed.out and "GB/s" in printed.out
+    assert "apart from the embedding, which stays as it was" in printed.out
     assert "Measuring layers" in printed.err and (out / "config.json").is_file()

@@ -18,6 +18,7 @@ from quire.errors import ConfigError
 from quire.spelling import did_you_mean
 
 SCHEMES: Final = ("int8", "int4", "mixed")
+HEADS: Final = ("int8", "shared", "keep")
 _NEAREST: Final = {
     "fp8": "int8", "int2": "int4", "int3": "int4", "int5": "int8", "int6": "int8", "nf4": "int4",
     "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8", "q4_0": "int4", "q8_0": "int8",
@@ -70,8 +71,10 @@ def build_parser() -> Parser:
         "Default: 128.",
     )  # fmt: skip
     parser.add_argument(
-        "--include-head", action="store_true", default=False,
-        help="Quantise the head, too, if it is not the embedding. Not every engine reads that.",
+        "--head", metavar="HOW", default="int8",
+        help="int8; keep: as it is; shared: with the embedding that it is, as one tensor of int8, "
+        "the fewest bytes, which transformers reads only with dequantize=True. With int8 such a "
+        "head is written apart, and the embedding stays. Default: int8.",
     )  # fmt: skip
     parser.add_argument("--revision", metavar="TEXT", default=None, help="Of a model on the hub.")
     parser.add_argument("--json", action="store_true", default=False, help="Print the report.")
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     text = None if given.calibration is None else read_text(given.calibration)
     options = QuantizeOptions(
         Path(given.out), given.scheme, budget, memory, text, given.calibration_tokens,
-        given.group_size, given.include_head,
+        given.group_size, given.head,
     )  # fmt: skip
     report = quantize(located_model(given.model, {"revision": given.revision}), options, _Phases())
     print(json.dumps(report, indent=2) if given.json else as_text(report))
@@ -109,6 +112,9 @@ def _check(given: argparse.Namespace) -> None:
         if given.scheme in _NEAREST:
             near = f"; nearest: {_NEAREST[given.scheme]}"
         raise ConfigError(f"--scheme must be {', '.join(SCHEMES)}, got {given.scheme!r:.60}{near}")
+    if given.head not in HEADS:
+        near = did_you_mean(given.head, HEADS)
+        raise ConfigError(f"--head must be {', '.join(HEADS)}, got {given.head!r:.60}{near}")
     if given.group_size not in GROUPS:
         size = min(GROUPS, key=lambda known: abs(known - given.group_size))
         raise ConfigError(

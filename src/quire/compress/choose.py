@@ -20,6 +20,13 @@ class Option:
     nbytes: int
     kld: float
     """Mean divergence in nats of the model in which this layer alone is kept so."""
+    read: int | None = None
+    """Bytes that a token reads of it, if not all of them."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that a token reads of it."""
+        return self.nbytes if self.read is None else self.read
 
 
 Options = Mapping[str, Mapping[str, Option]]
@@ -27,7 +34,7 @@ Options = Mapping[str, Mapping[str, Option]]
 
 
 def smallest(options: Options, budget: float) -> dict[str, str]:
-    """The choice of few bytes whose divergences sum up to `budget` at most.
+    """The choice with few bytes to read whose divergences sum up to `budget` at most.
 
     From the smallest option of every layer, the step that lowers the divergence most for its
     bytes is taken until the sum fits.
@@ -39,7 +46,7 @@ def smallest(options: Options, budget: float) -> dict[str, str]:
     total = _kld(options, chosen)
     while total > budget:
         steps = [
-            ((now.kld - then.kld) / max(1, then.nbytes - now.nbytes), name, other)
+            ((now.kld - then.kld) / max(1, then.bytes_read - now.bytes_read), name, other)
             for name, of in options.items()
             for now in (of[chosen[name]],)
             for other, then in of.items()
@@ -83,7 +90,7 @@ def nearest(options: Options, memory: int) -> dict[str, str]:
 
 
 def _smallest(of: Mapping[str, Option]) -> str:
-    return min(of, key=lambda name: (of[name].nbytes, of[name].kld))
+    return min(of, key=lambda name: (of[name].bytes_read, of[name].kld))
 
 
 def _nearest(of: Mapping[str, Option]) -> str:

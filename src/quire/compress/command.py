@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quire.compress.choose import Option
-from quire.compress.layers import LayerUnit, SourceFormat, find_units
+from quire.compress.layers import HEAD, LayerUnit, SourceFormat, find_units
 from quire.compress.report import read_bandwidth, write_report
 from quire.compress.study import PLAIN, Study, Tell, Texts, UnitStudy
 from quire.compress.writer import write_checkpoint
@@ -47,7 +48,8 @@ class QuantizeOptions:
     """Text to measure on; `None`: what the model writes itself."""
     max_tokens: int = 6144
     group: int = 128
-    include_head: bool = False
+    head: str = "int8"
+    """See `find_units`."""
 
 
 def quantize(model: ModelConfig, how: QuantizeOptions, tell: Tell) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def _quantized(
         model.folder, loaded.parameters(), loaded.name_rules(), loaded.dtype, "cpu",
         lambda done, total: tell("Loading weights", done, total),
     )  # fmt: skip
-    units = find_units(loaded, loaded.is_tied, how.include_head)
+    units = find_units(loaded, loaded.is_tied, how.head, _head_kept(model, how, loaded.is_tied))
     if all(unit.kept_because for unit in units):
         raise ConfigError(f"no layer can be quantised: {units[0].name}: {units[0].kept_because}")
     (folder / "out").mkdir()
@@ -149,22 +151,24 @@ def _quantized(
             loaded, units, checkpoint, texts, how.scheme, how.group, folder / "codes", tell
         )
         study.measure()
+        apart = any(of.unit.apart for of in study.units)
         beside = _bytes_beside(checkpoint, study.units)
         room = None if how.memory is None else how.memory - beside
         chosen, by = study.choose(how.budget, room)
         held = study.held_out(chosen)
         _write(checkpoint, model.folder, folder / "out", study, chosen, units, tell)
-        taken = sum(s.options[chosen[s.unit.name]].nbytes for s in study.units)
+        taken = [s.options[chosen[s.unit.name]] for s in study.units]
+        before = [s.options[PLAIN] for s in study.units]
         report = _report(model, how, study.units, units, chosen, by, held)
-        read = _never_multiplied(checkpoint, loaded.is_tied)
-        before = beside + sum(s.options[PLAIN].nbytes for s in study.units)
+        multiplied = beside - _never_multiplied(checkpoint, loaded.is_tied and not apart)
     bandwidth = read_bandwidth()
+    read = [multiplied + sum(one.bytes_read for one in options) for options in (taken, before)]
     report |= {
-        "bytes": beside + taken,
-        "bytes_before": before,
+        "bytes": beside + sum(one.nbytes for one in taken),
+        "bytes_before": beside + sum(one.nbytes for one in before),
         "bandwidth": bandwidth,
-        "predicted_tokens_per_second": bandwidth / max(1, beside + taken - read),
-        "predicted_before": bandwidth / max(1, before - read),
+        "predicted_tokens_per_second": bandwidth / max(1, read[0]),
+        "predicted_before": bandwidth / max(1, read[1]),
     }
     report["plot"] = write_report(folder / "out", report)
     return report
@@ -172,8 +176,28 @@ def _quantized(
 
 def _bytes_beside(checkpoint: Checkpoint, studies: Sequence[UnitStudy]) -> int:
     """Of all tensors that no choice changes."""
-    own = sum(part.tensors["weight"].nbytes for s in studies for _, part in s.unit.parts)
+    changed = [s.unit for s in studies if not s.unit.apart]
+    own = sum(part.tensors["weight"].nbytes for unit in changed for _, part in unit.parts)
     return sum(stored.nbytes for stored in checkpoint.tensors.values()) - own
+
+
+def _head_kept(model: ModelConfig, how: QuantizeOptions, tied: bool) -> str | None:
+    """Why the head stays as it is whatever was asked for; `None`: it need not.
+
+    Raises:
+        ConfigError: it is no embedding, and was to stay one.
+    """
+    if how.head == "shared" and not tied:
+        raise ConfigError(
+            f"--head shared: the head of {model.model!r} is not its embedding; take int8"
+        )
+    if how.head != "int8" or not tied:
+        return None
+    if how.memory is not None:
+        return "it is the embedding, and apart from it would take more memory: see --head shared"
+    if "text_config" in json.loads((model.folder / "config.json").read_text("utf-8")):
+        return "it is the embedding of one part of the model"
+    return None
 
 
 def _never_multiplied(checkpoint: Checkpoint, tied: bool) -> int:
@@ -194,7 +218,7 @@ def _write(
     tell: Tell,
 ) -> None:
     places = {
-        part.name: (of, index)
+        HEAD if of.unit.apart else part.name: (of, index)
         for of in study.units
         for index, (_, part) in enumerate(of.unit.parts)
         if chosen[of.unit.name] != PLAIN
@@ -207,12 +231,11 @@ def _write(
         return study.codes_of_part(of, chosen[of.unit.name], index)
 
     names = [part.name for unit in units for _, part in unit.parts]
-    kept = [name for name in names if name not in places]
-    if all(unit.name != "lm_head" for unit in units) or "lm_head" not in places:
-        kept.append("lm_head")
+    kept = [name for name in [*names, HEAD] if name not in places]
+    apart = any(of.unit.apart and chosen[of.unit.name] != PLAIN for of in study.units)
     write_checkpoint(
         checkpoint, source, out, codes_of, sorted(set(kept)),
-        lambda done, total: tell("Writing", done, total),
+        lambda done, total: tell("Writing", done, total), HEAD if apart else None,
     )  # fmt: skip
 
 
@@ -233,6 +256,7 @@ def _report(
         "memory": how.memory,
         "held_out": held.to_dict(),
         "chosen_by": by.to_dict(),
+        "head_apart": any(s.unit.apart and chosen[s.unit.name] != PLAIN for s in studies),
         "kept": {unit.name: unit.kept_because for unit in units if unit.kept_because},
         "layers": [
             {

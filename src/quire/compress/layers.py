@@ -30,6 +30,8 @@ EXPERT: Final = re.compile(r"(.*\.experts\.)\d+(\..*)")
 """Experts of a layer are kept alike, as their weights are multiplied together."""
 CHOOSERS: Final = ("gate", "shared_expert_gate")
 HEADS: Final = ("lm_head", "embed_tokens", "output_layer")
+HEAD: Final = "lm_head"
+"""Its name in a checkpoint of its own, if it was one with the embedding."""
 
 
 class SourceMethod(PlainMethod):
@@ -76,6 +78,18 @@ class TrialMethod(PreparedMethod):
         self._prepared = prepared
 
 
+class ApartMethod(TrialMethod):
+    """A head with other weights beside an embedding that stays as it was."""
+
+    def __init__(self, original: LinearMethod, prepared: Any) -> None:
+        super().__init__(original.spec, prepared)
+        self._original = original
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `LinearMethod.rows`."""
+        return self._original.rows(ids, dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerUnit:
     """Linear layers that get the same choice: one, or the same of all experts of a layer."""
@@ -86,6 +100,13 @@ class LayerUnit:
     """Their methods as loaded."""
     kept_because: str | None = None
     """Why it cannot be quantised; `None`: it can."""
+    apart: bool = False
+    """It is a head that is written apart from the embedding, which stays."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether logits come from it."""
+        return self.name.rpartition(".")[2] in HEADS
 
     @property
     def weights(self) -> int:
@@ -110,8 +131,16 @@ class LayerUnit:
                 yield i, part
 
 
-def find_units(model: Module, tied: bool, with_head: bool) -> list[LayerUnit]:
-    """All linear layers of a loaded model, those that cannot be quantised included."""
+def find_units(model: Module, tied: bool, head: str, kept: str | None = None) -> list[LayerUnit]:
+    """All linear layers of a loaded model, those that cannot be quantised included.
+
+    Args:
+        model: Loaded with `SourceFormat`.
+        tied: Its head is the embedding.
+        head: `int8`, `shared` or `keep`. One that is the embedding, too, is written apart from it
+            with `int8`, and stays one with it with `shared`.
+        kept: Why the head stays as it is, if it has to.
+    """
     found: dict[str, list[Linear]] = {}
     for _, module in model.modules():
         linear = module.head if isinstance(module, TiedEmbedding) else module
@@ -120,24 +149,26 @@ def find_units(model: Module, tied: bool, with_head: bool) -> list[LayerUnit]:
             group = found.setdefault(name, [])
             if not any(linear is other for other in group):
                 group.append(linear)
-    return [_unit(name, linears, tied, with_head) for name, linears in found.items()]
+    if head == "keep":
+        kept = "it is the head: see --head"
+    return [_unit(name, linears, tied and head == "int8", kept) for name, linears in found.items()]
 
 
-def _unit(name: str, linears: list[Linear], tied: bool, with_head: bool) -> LayerUnit:
+def _unit(name: str, linears: list[Linear], apart: bool, kept: str | None) -> LayerUnit:
     methods = [linear.method for linear in linears]
     originals = tuple(method for method in methods if isinstance(method, SourceMethod))
     unit = LayerUnit(name, tuple(linears), originals)
-    return replace(unit, kept_because=_kept_because(unit, tied, with_head))
+    unit = replace(unit, apart=apart and unit.is_head)
+    return replace(unit, kept_because=_kept_because(unit, kept))
 
 
-def _kept_because(unit: LayerUnit, tied: bool, with_head: bool) -> str | None:
-    last = unit.name.rpartition(".")[2]
-    if last in CHOOSERS:
+def _kept_because(unit: LayerUnit, kept: str | None) -> str | None:
+    if unit.name.rpartition(".")[2] in CHOOSERS:
         return "it chooses experts"
-    if last in HEADS and (tied or last == "embed_tokens"):
-        return "it is an embedding"
-    if last in HEADS and not with_head:
-        return "it is the head: see --include-head"
+    if unit.is_head and kept:
+        return kept
+    if unit.apart and unit.originals[0].spec.bias:
+        return "it is the embedding and has a bias"
     if unit.columns < 32:
         return "it has fewer than 32 columns"
     for _, part in unit.parts:
@@ -164,14 +195,16 @@ def swap(model: Module, unit: LayerUnit, methods: Sequence[LinearMethod]) -> Non
                 module.weights_changed()
 
 
-def trial(original: SourceMethod, coded: Sequence[Any], bias: Tensor | None) -> TrialMethod:
-    """A method with these `CodedWeight`s, part by part."""
+def trial(
+    original: SourceMethod, coded: Sequence[Any], bias: Tensor | None, apart: bool = False
+) -> TrialMethod:
+    """A method with these `CodedWeight`s, part by part. `apart`: see `LayerUnit.apart`."""
     spec = original.spec
     prepared = spec.ops.prepare_coded(
         [fitting(one, spec) for one in coded],
         bias, gated=spec.gated, leaves=spec.leaves, dtype=spec.dtype,
     )  # fmt: skip
-    return TrialMethod(spec, prepared)
+    return ApartMethod(original, prepared) if apart else TrialMethod(spec, prepared)
 
 
 def bias_of(checkpoint: Checkpoint, original: SourceMethod) -> Tensor | None:

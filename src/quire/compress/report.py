@@ -87,6 +87,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         ("written to", report["out"]),
         ("layers", ", ".join(f"{count} {name}" for name, count in counts.items())),
         ("not quantised", ", ".join(f"{n} ({why})" for n, why in report["kept"].items())),
+        ("head", "int8, apart from the embedding, which stays as it was" * report["head_apart"]),
         ("size", f"{human_bytes(report['bytes'])} of {human_bytes(report['bytes_before'])}"),
         ("KLD", f"{held['kld']:.6f} nats in the mean, {held['kld_p99']:.6f} at 99 %, on "
          f"{held['positions']:,} tokens held out ({chosen['kld']:.6f} on those it was chosen by)"),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.compress.choose import Option, nearest, smallest
 from quire.compress.codes import Codes, int4_codes, int8_codes
-from quire.compress.layers import HEADS, LayerUnit, bias_of, swap, trial, weight_of
+from quire.compress.layers import LayerUnit, bias_of, swap, trial, weight_of
 from quire.config.online_schemes import GROUPS
 from quire.errors import ConfigError
 from quire.evaluation.compare import Scores, compare
@@ -167,7 +167,7 @@ class Study:
         longest = max(map(len, texts.chosen.ids))
         name = str(self.dtype).removeprefix("torch.")
         self._passes = ModelPass(model, max(longest, max(map(len, texts.fitted.ids))), name)
-        head = next((u.linears[0] for u in units if u.name.rpartition(".")[2] in HEADS), None)
+        head = next((u.linears[0] for u in units if u.is_head), None)
         self._reference = Remembered(model, self._passes, head)
         for windows in (texts.chosen, texts.held_out):
             self._reference.remember(windows)
@@ -203,17 +203,16 @@ class Study:
         for unit in wanted:
             swap(self._model, unit, [methods[unit.name]])
         for window in self._texts.fitted.ids:
-            states = self._passes.hidden(window)
-            if any(unit.name.rpartition(".")[2] in HEADS for unit in wanted):
-                for _ in self._passes.logits(states):
-                    pass
+            self._passes.hidden(window)
         for unit in wanted:
             swap(self._model, unit, unit.originals)
         return {name: method.hessian for name, method in methods.items()}
 
     def _measure_unit(self, study: UnitStudy, hessian: Tensor | None) -> None:
         unit = study.unit
-        study.options[PLAIN] = Option(unit.weights * self.dtype.itemsize, 0.0)
+        whole = unit.weights * self.dtype.itemsize
+        # The embedding stays whatever becomes of a head apart from it, and is the head without it.
+        study.options[PLAIN] = Option(0 if unit.apart else whole, 0.0, whole)
         if "int8" in self._kinds or not study.group:
             codes = [int8_codes(weight, self.dtype) for weight in self._weights(unit)]
             study.options["int8"] = Option(_bytes_of(codes), self._cost(unit, codes))
@@ -253,7 +252,7 @@ class Study:
             activations = "int8" if one.bits == 8 else of_integers()
             of_linear.setdefault(i, []).append(one.coded(activations))
         swap(self._model, unit, [
-            trial(original, of_linear[i], bias_of(self._checkpoint, original))
+            trial(original, of_linear[i], bias_of(self._checkpoint, original), unit.apart)
             for i, original in enumerate(unit.originals)
         ])  # fmt: skip
 
@@ -290,7 +289,7 @@ class Study:
         options = {study.unit.name: study.options for study in self.units}
         if budget is None:
             chosen = (
-                {name: min(of, key=lambda o: of[o].nbytes) for name, of in options.items()}
+                {name: min(of, key=lambda o: of[o].bytes_read) for name, of in options.items()}
                 if memory is None
                 else nearest(options, memory)
             )
@@ -319,7 +318,7 @@ class Study:
             found = self._judged(chosen, self._texts.chosen)
             self._tell("Verifying choices", turn + 1, _TURNS)
             assert found.kld is not None
-            taken = sum(options[name][choice].nbytes for name, choice in chosen.items())
+            taken = sum(options[name][choice].bytes_read for name, choice in chosen.items())
             if found.kld <= budget and (best is None or taken < best[0]):
                 best = taken, chosen, found
             allowed *= min(4.0, max(0.1, 0.98 * budget / max(found.kld, 1e-12)))
@@ -347,5 +346,9 @@ def _bytes_of(codes: Sequence[Codes]) -> int:
 
 
 def _group(unit: LayerUnit, most: int) -> int:
+    """0: no int4. Heads get none, as online: they decide about every token, and int8 halves them
+    already."""
+    if unit.is_head:
+        return 0
     fits = (g for g in sorted(GROUPS, reverse=True) if g <= most and unit.leaf % g == 0)
     return next(fits, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -94,6 +94,7 @@ def write_checkpoint(
     codes_of: CodesOf,
     kept: Sequence[str],
     tell: Callable[[int, int], None],
+    apart: str | None = None,
 ) -> int:
     """Write all of a model folder.
 
@@ -104,6 +105,7 @@ def write_checkpoint(
         codes_of: See `CodesOf`.
         kept: Names of linear layers that stay, for readers that look for such.
         tell: Hears bytes.
+        apart: Name of a head that `codes_of` has, and that was the embedding so far.
 
     Returns:
         Bytes of all tensors.
@@ -112,7 +114,10 @@ def write_checkpoint(
     files: list[Mapping[str, int]] = []
     batch: dict[str, Tensor] = {}
     done = 0
-    for name, tensor in _tensors(checkpoint, codes_of, groups):
+    names = dict.fromkeys(checkpoint.tensors)
+    if apart is not None:
+        names[f"{apart}.weight"] = None  # some checkpoints have a copy of the embedding there
+    for name, tensor in _tensors(checkpoint, names, codes_of, groups):
         batch[name] = tensor
         done += tensor.nbytes
         if sum(one.nbytes for one in batch.values()) > FILE_BYTES:
@@ -125,14 +130,19 @@ def write_checkpoint(
     config = json.loads((source / "config.json").read_text("utf-8"))
     if groups:
         config["quantization_config"] = quantization_config(list(groups.values()), kept)
+    if apart is not None:
+        config["tie_word_embeddings"] = False
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     return done
 
 
 def _tensors(
-    checkpoint: Checkpoint, codes_of: CodesOf, groups: dict[tuple[int, int], Group]
+    checkpoint: Checkpoint,
+    names: Iterable[str],
+    codes_of: CodesOf,
+    groups: dict[tuple[int, int], Group],
 ) -> Iterator[tuple[str, Tensor]]:
-    for name in checkpoint.tensors:
+    for name in names:
         layer = name.removesuffix(".weight")
         codes = codes_of(layer) if layer != name else None
         if codes is None:
