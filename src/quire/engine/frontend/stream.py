@@ -135,12 +135,7 @@ class RequestStream:
     def put_delta(self, delta: Delta) -> None:
         """Add an output that is nothing but text."""
         waiter = self._waiter
-        if (
-            self.direct_text is not None
-            and self._next is None
-            and waiter is not None
-            and not waiter.done()
-        ):
+        if self.direct_text is not None and waiter is not None and not waiter.done():
             try:
                 if self.direct_text(delta.text, len(delta.token_ids)):
                     return
