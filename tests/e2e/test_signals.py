@@ -71,6 +71,8 @@ def test_a_drain_finishes_its_requests(number: int) -> None:
         assert server.process.wait(PATIENCE) == 0
         assert not psutil.wait_procs(family, timeout=PATIENCE)[1]
         assert "died" not in server.log and "Traceback" not in server.log
+        name = signal.Signals(number).name
+        assert f"{name}: ending; 1 request(s) have 600 s to finish" in server.log
 
 
 def test_a_second_signal_ends_the_drain() -> None:

@@ -261,12 +261,12 @@ class _Server:
         seconds = self._config.shutdown_timeout
         self._state.begin_drain(seconds)
         self._report.look()
-        if answering := self._state.answering:
-            logger.info(
-                "draining: %d request(s) have %g s to finish; a second signal ends them now",
-                answering,
-                seconds,
-            )
+        logger.info(
+            "%s: ending; %d request(s) have %g s to finish, a second signal ends them at once",
+            signal.Signals(self._signal).name,
+            self._state.answering,
+            seconds,
+        )
 
     def _interrupted(self) -> int:
         """The exit code if a signal ended the start. SIGTERM and SIGHUP are no failure: a
