@@ -4,13 +4,16 @@
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
+    python benchmarks/simulator_error.py --why           # which steps or pauses are wrong
 
 Calibrates first. Then each of three rates, two mixes of lengths and two settings runs on a live
 engine (a core in its own process, without HTTP) and in the simulator. Rates are shares of what the
 simulator says is possible. Prints the error of every figure, and the largest and mean of each.
 The machine should do nothing else. If it does, `--own-speed` scales the calibration, for each load,
 by how much slower or faster the recorded steps of the live engine were in all: what is left is the
-error of everything but the speed of the machine at that moment.
+error of everything but the speed of the machine at that moment. `--why` says for each load how many
+times as long as calibrated its steps took, by what was in them, and the pauses between them; both
+record the live engine, as calibration does.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration
 from quire.executor.sizing import size_engine
-from quire.sim.lockstep import Lockstep, SimulatedEngine
+from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
@@ -93,20 +96,48 @@ def possible_rate(config: EngineConfig, info: dict, times: StepTimeModel, mix: s
     return result["request_throughput"]
 
 
-def at_this_speed(path: Path, first: int, times: StepTimeModel) -> tuple[StepTimeModel, int]:
-    """The calibration, on a machine that was as fast as in the recorded steps from `first` on, and
-    how many steps there are by now."""
+def recorded_steps(path: Path, first: int) -> list[Replayed]:
+    """The steps of a recording from `first` on, and what was in each."""
     trace = read_trace(path)
     recorded = EngineConfig.from_dict(trace.header.config)
     engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-    replayed = [step for step in list(Lockstep(trace, engine))[first:] if step.shape.tokens]
-    took = sum(step.recorded.seconds for step in replayed)
-    said = sum(times.seconds(step.shape) for step in replayed)
-    return times.scaled(took / said), len(trace.steps)
+    return list(Lockstep(trace, engine))[first:]
+
+
+def factor(steps: list[Replayed], times: StepTimeModel) -> float:
+    """How many times as long steps took as calibrated; NaN without steps."""
+    some = [step for step in steps if step.shape.tokens]
+    said = sum(times.seconds(step.shape) for step in some)
+    return sum(step.recorded.seconds for step in some) / said if said else float("nan")
+
+
+def why(steps: list[Replayed], times: StepTimeModel) -> str:
+    """Which steps or pauses are not as calibrated."""
+    kinds: dict[str, list[Replayed]] = {"prompts": [s for s in steps if s.shape.prefills]}
+    for low, high in ((1, 1), (2, 8), (9, 1 << 30)):
+        name = f"decodes of {low}" if low == high else f"{low} to {high}" if high < 99 else "more"
+        of_rows = [s for s in steps if low <= s.shape.rows <= high]
+        kinds[name] = [s for s in of_rows if not s.shape.prefills]
+    parts = [f"{name} {factor(some, times):.2f} x ({len(some)})" for name, some in kinds.items()]
+    pauses = [
+        (after.recorded.start - before.recorded.start - before.recorded.seconds, before.shape.rows)
+        for before, after in itertools.pairwise(steps)
+        if before.is_busy and before.shape.tokens
+    ]
+    beside = times.overheads
+    said = [beside.gap + beside.gap_per_row * rows for _, rows in pauses]
+    if pauses:
+        mean = statistics.fmean(pause for pause, _ in pauses)
+        parts.append(f"pauses {1e6 * mean:.0f} us, said {1e6 * statistics.fmean(said):.0f}")
+    return "    " + ", ".join(parts)
 
 
 async def compare(
-    config: EngineConfig, info: dict, times: StepTimeModel, seconds: float, record: Path | None
+    config: EngineConfig,
+    info: dict,
+    times: StepTimeModel,
+    options: argparse.Namespace,
+    record: Path | None,
 ) -> None:
     num_steps = 0
     if record is not None:
@@ -124,19 +155,24 @@ async def compare(
             for mix in MIXES:
                 most = possible_rate(changed, info, times, mix)
                 for share in SHARES:
-                    requests = load(mix, share * most, seconds, seed=number)
+                    requests = load(mix, share * most, options.seconds, seed=number)
                     await llm.reset_prefix_cache()
                     sequences = Sequences(requests, 16, vocabulary)
                     name = f"{number}-{mix}-{share}"
                     live = figures(await play(llm, requests, sequences, name))
-                    mine = times
+                    mine, steps = times, []
                     if record is not None:
                         await asyncio.sleep(1.0)  # the recorder writes
-                        mine, num_steps = at_this_speed(record, num_steps, times)
+                        steps = recorded_steps(record, num_steps)
+                        num_steps += len(steps)
+                    if options.own_speed:
+                        mine = times.scaled(factor(steps, times))
                     made, speed = simulated(changed, info, mine, requests)
                     speeds.append(speed)
                     row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
                     print(f"{row:<44}" + _compared(live, made, errors), flush=True)
+                    if options.why:
+                        print(why(steps, times), flush=True)
     finally:
         await llm.shutdown()
     for name, limit in FIGURES.items():
@@ -162,10 +198,11 @@ def main() -> None:
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
+    parser.add_argument("--why", action="store_true")
     parser.add_argument("--step-times", help="use these instead of calibrating")
     parser.add_argument("--seconds", type=float, help="of each load")
     options = parser.parse_args()
-    seconds = options.seconds or (6.0 if options.quick else 35.0)
+    options.seconds = options.seconds or (6.0 if options.quick else 35.0)
     config = located(
         EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
     )
@@ -176,8 +213,8 @@ def main() -> None:
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
     info = size_engine(config).info.to_dict()
     with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "trace.jsonl" if options.own_speed else None
-        asyncio.run(compare(config, info, times, seconds, record))
+        record = Path(folder) / "trace.jsonl" if options.own_speed or options.why else None
+        asyncio.run(compare(config, info, times, options, record))
 
 
 if __name__ == "__main__":

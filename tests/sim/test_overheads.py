@@ -1,15 +1,20 @@
-"""What a calibration makes of an engine in its own process: pauses, and steps that take longer."""
+"""What a calibration asks of an engine, and what it makes of the pauses between steps."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from quire.engine.calibration import Served
+from quire.config.scheduler import SchedulerConfig
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.calibration import CalibrationLoad
+from quire.params import SamplingParams
 from quire.sim.lockstep import measured_overheads
-from quire.sim.step_time import KNOTS, Overheads, StepShape, StepTimeModel
+from quire.sim.step_time import Overheads, StepShape
 
 
 def steps(pauses: list[tuple[int, float]], busy: bool = True) -> tuple[list[Any], list[Any]]:
@@ -39,10 +44,35 @@ def test_pauses_without_work_do_not_count() -> None:
     assert measured_overheads(*steps([(1, 1.0)] * 3, busy=False)) == Overheads()
 
 
-def test_decodes_and_prompts_count_alike() -> None:
-    model = StepTimeModel(fixed=0.01, per_token=(0.0,) * (len(KNOTS) - 1))
-    decode, prompt = StepShape(1, 1, 0, 9, 0), StepShape(64, 1, 1, 0, 64)
-    shapes, times = [decode] * 90 + [prompt] * 10, [0.011] * 90 + [0.015] * 10
-    assert Served(Overheads(), shapes, times).factor(model) == pytest.approx((1.1 + 1.5) / 2)
-    assert Served(Overheads(), [decode], [0.02]).factor(model) == pytest.approx(2.0)
-    assert Served(Overheads(), [], []).factor(model) == 1.0
+class Engine:
+    """Stands for an engine that takes no time."""
+
+    info: ClassVar = {"vocab_size": 50, "max_model_len": 300, "num_blocks": 400, "block_size": 16}
+
+    def __init__(self) -> None:
+        self.budgets: list[int] = []
+        self.asked: dict[int, list[tuple[int, int]]] = {}
+        # by the budget, the lengths of prompts and outputs
+
+    async def set_limits(self, *, max_num_batched_tokens: int) -> None:
+        self.budgets.append(max_num_batched_tokens)
+
+    async def generate(
+        self, prompt: list[int], params: SamplingParams, name: str
+    ) -> AsyncIterator[None]:
+        assert max(prompt) < 50 and len(prompt) + (params.max_tokens or 0) <= 300
+        self.asked.setdefault(self.budgets[-1], []).append((len(prompt), params.max_tokens or 0))
+        await asyncio.sleep(0.001)
+        yield None
+
+
+def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them() -> None:
+    engine, limits = Engine(), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=640)
+    load = CalibrationLoad(cast(AsyncLLM, engine), limits, 0.6, lambda what, share: None)
+    asyncio.run(load.run())
+    assert set(engine.asked) == {32, 128, 512, 640}
+    in_rounds = {prompt for asked in engine.asked.values() for prompt, out in asked if out == 12}
+    assert {8, 64, 256} <= in_rounds
+    users = [asked for asked in engine.asked[640] if asked[1] != 12]
+    assert len({prompt for prompt, _ in users}) > 10 and len(users) > 30
+    assert len(load.first) == len(load.sent) > 100

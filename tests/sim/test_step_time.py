@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from quire.core.batch import ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
 from quire.errors import ConfigError
-from quire.sim.step_time import KNOTS, Overheads, StepShape, StepTimeModel, fit, roofline, shape_of
+from quire.params import SamplingParams
+from quire.sim.step_time import (
+    KNOTS,
+    Overheads,
+    StepShape,
+    StepTimeModel,
+    Succession,
+    fit,
+    roofline,
+    shape_of,
+)
 
 
 def random_shape(rng: random.Random) -> StepShape:
@@ -17,7 +28,9 @@ def random_shape(rng: random.Random) -> StepShape:
     lengths = [rng.randint(2, 900) for _ in range(prefills)]
     context = sum(rng.randint(1, 4000) for _ in range(decodes))
     prompts = sum(n * rng.randint(0, 2000) + n * (n + 1) // 2 for n in lengths)
-    return StepShape(decodes + sum(lengths), decodes + prefills, prefills, context, prompts)
+    after, woken = (0.0 if prefills else rng.choice([0.0, 3.5, 30.0])), rng.choice([0, 0, 1])
+    tokens, rows = decodes + sum(lengths), decodes + prefills
+    return StepShape(tokens, rows, prefills, context, prompts, after, woken)
 
 
 def machine(shape: StepShape) -> float:
@@ -28,6 +41,8 @@ def machine(shape: StepShape) -> float:
         + 1e-5 * shape.rows
         + 2e-8 * shape.decode_context
         + 3e-8 * shape.prompt_context
+        + 4e-5 * shape.after
+        + 6e-4 * shape.woken
     )
 
 
@@ -69,6 +84,18 @@ def test_steps_vary_around_the_model_as_they_were_measured() -> None:
     assert not steady.spread, "too few to tell"
 
 
+def test_a_fit_to_steps_that_vary_is_their_mean() -> None:
+    """Of decodes and of prompts; throughput goes by the mean, and no step comes twice."""
+    rng = random.Random(6)
+    shapes = [s for s in (random_shape(rng) for _ in range(3000)) if s.tokens]
+    seconds = [machine(s) * rng.lognormvariate(0, 0.35) for s in shapes]
+    model = fit(shapes, seconds)
+    for prompts in (False, True):
+        some = [(s, t) for s, t in zip(shapes, seconds, strict=True) if bool(s.prefills) is prompts]
+        expected = sum(model.seconds(shape) for shape, _ in some)
+        assert expected == pytest.approx(sum(took for _, took in some), rel=0.03)
+
+
 def test_too_few_kinds_of_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 4 kinds, got 1"):
         fit([StepShape(1, 1, 0, 5, 0)] * 50, [0.1] * 50)
@@ -84,11 +111,13 @@ def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
         2e-5,
         3e-9,
         4e-9,
+        5e-6,
+        6e-5,
         Overheads(1e-4, 1e-6, 2e-3, 1e-3),
         {"a": "b"},
         (0.9, 1.1),
     )
-    shape = StepShape(77, 12, 2, 5000, 9000)
+    shape = StepShape(77, 12, 2, 5000, 9000, 3.0, 1)
     assert model.scaled(3.0).seconds(shape) == pytest.approx(3 * model.seconds(shape))
     model.write(tmp_path / "m.json")
     assert StepTimeModel.read(tmp_path / "m.json") == model
@@ -143,9 +172,6 @@ def test_a_roofline_is_memory_first_and_arithmetic_then() -> None:
 
 
 def test_shapes_of_batches_count_what_is_attended() -> None:
-    from quire.core.batch import ScheduledBatch, ScheduledCachedRequests, ScheduledNewRequest
-    from quire.params import SamplingParams
-
     new = ScheduledNewRequest("n", [1] * 9, [], SamplingParams(), ([1],), 4)
     known = ScheduledCachedRequests(["a", "b"], [(), ()], [10, 7])
     batch = ScheduledBatch(1, [new], known, {"a": 1, "b": 3, "n": 5}, 9, [], [])
@@ -153,3 +179,17 @@ def test_shapes_of_batches_count_what_is_attended() -> None:
     assert shape_of(batch) == StepShape(9, 3, 2, 11, 27 + 35)
     decodes = ScheduledBatch(2, [], known, {"a": 1, "b": 1}, 2, [], [])
     assert shape_of(decodes) == StepShape(2, 2, 0, 19, 0)
+
+
+def test_steps_tell_what_was_before_them() -> None:
+    known = ScheduledCachedRequests(["a", "b"], [(), ()], [10, 7])
+    prompt = ScheduledBatch(1, [], known, {"a": 64, "b": 1}, 65, [], [])
+    decodes = ScheduledBatch(2, [], known, {"a": 1, "b": 1}, 2, [], [])
+    following = Succession()
+    assert [following.shape_of(decodes)[5:] for _ in range(2)] == [(0.0, 1), (0.0, 0)]
+    assert following.shape_of(prompt)[5:] == (0.0, 0), "a prompt's own time is in its tokens"
+    assert [following.shape_of(decodes).after for _ in range(3)] == [8.0, 4.0, 2.0]
+    following.idle()
+    assert following.shape_of(prompt).woken == 1
+    faded = [following.shape_of(decodes).after for _ in range(9)]
+    assert faded == sorted(faded, reverse=True) and faded[-1] == 0.0

@@ -1,36 +1,38 @@
-"""Measures how long steps take on this machine, with steps of designed kinds.
+"""Measures how long steps take on this machine, as a server has them.
 
-The engine runs in this process. Rounds differ in requests, prompt lengths and token budget, small
-ones first; a round that would take too much of the time is left out. Then a short load on an engine
-core in its own process, as a server has it, tells what passes between steps, and how much longer
-steps take beside a process that wants the same processors. Knows no files.
+The engine core runs in a process of its own, and this process reads what its requests get while the
+next step runs, as an API process does: that takes processor time from the steps, more from short
+ones and from those with many requests, so it has to be in what is fitted. Two kinds of load take
+turns: rounds of requests that all come at once (each with another number of requests, length of
+prompts and token budget, so that every term of the model is seen alone) and users who come and go
+(so that prompts and decodes share steps, and the engine has idle moments). Knows no files but the
+recording that it reads the steps from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import tempfile
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, Final, NamedTuple
+from statistics import median
+from typing import Final, NamedTuple
 
 from quire.config import EngineConfig
-from quire.core.batch import ScheduledBatch
-from quire.engine.core import EngineCore
-from quire.engine.messages import EngineCoreRequest
-from quire.executor.base import Executor, ExecutorInfo, PendingBatch, make_executor
-from quire.params import SamplingParams
-from quire.sim.lockstep import Lockstep, SimulatedEngine, measured_overheads
+from quire.config.scheduler import SchedulerConfig
+from quire.core.facts import FactKind, unpack
+from quire.engine.async_llm import AsyncLLM
+from quire.params import RequestOutputKind, SamplingParams
+from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads
 from quire.sim.scenario import pool_of
-from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, shape_of
-from quire.utils.math import cdiv
-from quire.workload.trace import read_trace
+from quire.sim.step_time import Overheads, StepTimeModel, fit
+from quire.workload.trace import Trace, read_trace
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS: Final = (8, 64, 256, 1024, 4096)
@@ -40,46 +42,22 @@ DECODES: Final = 12
 SHARE: Final = 0.15
 """Of the time, that one round may take at most."""
 FIRST: Final = 8
-"""Rounds that run in the order of their size."""
-TIMES: Final = 20
-"""How often all rounds run, if there is time."""
-SERVED_ROWS: Final = (1, 4, 16, 64)
-SERVED_PROMPTS: Final = (8, 64, 256)
-SERVED_TOKENS: Final = 40
-SERVED_SHARE: Final = 0.15
-"""Of the time, for the load on a core in its own process; all its rounds run at least once."""
+"""Rounds that run in the order of their size, before it is known what larger ones cost."""
+USERS: Final = (1, 2, 4, 8, 16, 32)
+"""Users of the other half of the time."""
+PROMPTS: Final = (8, 1024)
+"""Between which the prompts of users are, as often short as long."""
+OUTPUTS: Final = (8, 64)
+"""Tokens that users ask for."""
+VISIT: Final = 0.04
+"""Of the time, that a number of users stay at once; after that they get what they asked for."""
 
 Told = Callable[[str, float], None]
 """Called with what is going on, and the share that is done."""
 
 
-class Watching:
-    """An executor that notes what was in the batch it ran."""
-
-    def __init__(self, inner: Executor) -> None:
-        self._inner = inner
-        self.shape = StepShape(0, 0, 0, 0, 0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    @property
-    def max_concurrent_batches(self) -> int:
-        """As it says."""
-        return self._inner.max_concurrent_batches
-
-    def start(self, progress: Any = None) -> ExecutorInfo:
-        """Load the model."""
-        return self._inner.start(progress)
-
-    def submit(self, batch: ScheduledBatch) -> PendingBatch:
-        """Note and run."""
-        self.shape = shape_of(batch)
-        return self._inner.submit(batch)
-
-
 class Round(NamedTuple):
-    """Requests that run together."""
+    """Requests that come together."""
 
     rows: int
     context: int
@@ -91,6 +69,10 @@ class Round(NamedTuple):
     def tokens(self) -> int:
         """All that it computes."""
         return self.rows * (self.context + DECODES)
+
+
+WARM_UP: Final = Round(2, 8, 32)
+WARM_UPS: Final = 2
 
 
 def rounds(max_num_seqs: int, max_model_len: int, kv_tokens: int, budget: int) -> list[Round]:
@@ -109,7 +91,7 @@ class Calibration:
 
     Args:
         config: As given by the user, with the model on this machine.
-        seconds: For the steps, warm-up included.
+        seconds: For the load, warm-up included.
         tell: Hears how far it is.
 
     Raises:
@@ -117,175 +99,177 @@ class Calibration:
     """
 
     def __init__(self, config: EngineConfig, seconds: float, tell: Told) -> None:
-        self._seconds, self._tell = seconds, tell
-        self._given = config
-        # Every prompt must be computed, whatever came before it.
-        config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
-        shape = config.model.read_shape()
-        resolved, _ = config.resolve(shape)
-        self._executor = Watching(make_executor(resolved, shape))
-        self._core = EngineCore(config, executor=self._executor)
-        self._rng = random.Random(0)
-        self._names = itertools.count()
-        self.shapes: list[StepShape] = []
-        self.times: list[float] = []
+        self._config, self._seconds, self._tell = config, seconds, tell
 
     def run(self) -> StepTimeModel:
         """Measure, and fit a model."""
-        try:
-            self._steps()
-        finally:
-            self._core.shutdown()
-        self._tell("in a process of its own", 1.0 - SERVED_SHARE)
-        served = asyncio.run(serve(self._given, SERVED_SHARE * self._seconds))
-        info = self._core.info
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.jsonl"
+            load = asyncio.run(self._measured(path))
+            trace = read_trace(path)
+        recorded = EngineConfig.from_dict(trace.header.config)
+        engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
+        replayed = list(Lockstep(trace, engine))
+        overheads = measured_overheads(trace.steps, replayed)
+        warm = sorted(request.arrival for request in trace.requests)[WARM_UPS * WARM_UP.rows]
+        done = [s for s in replayed if s.shape.tokens and s.recorded.start >= warm]
+        overheads = replace(
+            overheads, arrival=to_wake(trace, replayed), output=delivery(load, trace)
+        )
+        return self._fitted(done, overheads, trace)
+
+    def _fitted(self, steps: list[Replayed], overheads: Overheads, trace: Trace) -> StepTimeModel:
+        shapes, seconds = [s.shape for s in steps], [s.recorded.seconds for s in steps]
         about = {
             "source": "quire calibrate",
-            "model": self._given.model.names[0],
-            "device": info.place,
-            "dtype": info.dtype,
-            "steps": len(self.shapes),
+            "model": self._config.model.names[0],
+            "device": trace.header.info["place"],
+            "dtype": trace.header.info["dtype"],
+            "steps": len(steps),
             "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        model = fit(self.shapes, self.times, served.overheads, about)
-        errors = [
-            abs(model.seconds(shape) / seconds - 1)
-            for shape, seconds in zip(self.shapes, self.times, strict=True)
-        ]
-        factor = served.factor(model)
+        model = fit(shapes, seconds, overheads, about)
+        errors = (abs(model.seconds(s) / took - 1) for s, took in zip(shapes, seconds, strict=True))
         model.about["median_error"] = round(median(errors), 4)
-        model.about["served"] = round(factor, 3)
-        return model.scaled(factor)
+        return model
 
-    def _steps(self) -> None:
-        config, kv = self._core.config, self._core.kv
-        length = config.model.max_model_len
-        assert length is not None, "resolve() settles it"
-        for _ in range(2):  # warm-ups: weights are read from disk, buffers are made
-            self._round(Round(2, 8, config.scheduler.max_num_batched_tokens))
-            self._forget()
-        started, most = time.monotonic(), (1.0 - SERVED_SHARE) * self._seconds
+    async def _measured(self, path: Path) -> CalibrationLoad:
+        """Put the load on an engine that records."""
+        observed = replace(self._config.observability, record=str(path))
+        llm = await AsyncLLM.start(replace(self._config, observability=observed))
+        try:
+            await llm.wait_ready()
+            resolved, _ = self._config.resolve(self._config.model.read_shape())
+            load = CalibrationLoad(llm, resolved.scheduler, self._seconds, self._tell)
+            await load.run()
+            return load
+        finally:
+            await llm.shutdown()
+
+
+class CalibrationLoad:
+    """What a calibration asks of an engine.
+
+    Args:
+        llm: Ready.
+        limits: Of its scheduler.
+        seconds: For everything.
+        tell: Hears how far it is.
+    """
+
+    def __init__(self, llm: AsyncLLM, limits: SchedulerConfig, seconds: float, tell: Told) -> None:
+        self._llm, self._limits, self._seconds, self._tell = llm, limits, seconds, tell
+        self._rng = random.Random(0)
+        self._names = itertools.count()
+        self._vocabulary, self._longest = llm.info["vocab_size"], llm.info["max_model_len"]
+        self._token = float("inf")
+        # seconds per token, of the round that was cheapest so far
+        self.sent: list[float] = []
+        self.first: list[float] = []
+        # when requests were sent, and when their first tokens came, by this process' clock
+
+    async def run(self) -> None:
+        """Rounds and visits in turns until the time is over; each kind of round once at least, but
+        for those that take too long."""
+        for _ in range(WARM_UPS):  # weights are read from disk, buffers are made
+            await self._round(WARM_UP)
+        info = self._llm.info
         waiting = rounds(
-            config.scheduler.max_num_seqs, length, kv.capacity_tokens,
-            config.scheduler.max_num_batched_tokens,
-        )  # fmt: skip
+            self._limits.max_num_seqs,
+            self._longest,
+            info["num_blocks"] * info["block_size"],
+            self._limits.max_num_batched_tokens,
+        )
+        started = time.monotonic()
+        visited = itertools.cycle(USERS)
+        in_rounds = in_visits = 0.0
         for one in self._again_and_again(waiting):
-            left = most - (time.monotonic() - started)
-            if left <= 0:
+            spent = time.monotonic() - started
+            if spent >= self._seconds:
                 break
-            if self._cost(one) > min(left, max(SHARE * self._seconds, 0.5)):
-                continue
-            self._round(one)
-            done = (1.0 - SERVED_SHARE) * (1.0 - left / most)
-            self._tell(f"{one.rows} x {one.context} tokens", done)
-
-    def _forget(self) -> None:
-        self.shapes.clear()
-        self.times.clear()
-
-    def _cost(self, one: Round) -> float:
-        """Seconds that a round will take, by the steps so far. Larger prompts cost less per token,
-        so the estimate is too high until some have run, and falls with each that is larger."""
-        measured = list(zip(self.shapes, self.times, strict=True))
-        step = min((s for shape, s in measured), default=0.0)
-        token = min((s / shape.tokens for shape, s in measured), default=0.0)
-        chunks = cdiv(one.rows * one.context, one.budget)
-        decodes = max(step, token * one.rows) * DECODES
-        return decodes + max(step * chunks, token * one.rows * one.context)
+            self._tell(f"{one.rows} x {one.context} tokens", min(0.94, spent / self._seconds))
+            if self._token * one.tokens <= max(SHARE * self._seconds, 0.5):
+                in_rounds += await self._round(one)
+            if in_visits < in_rounds:
+                in_visits += await self._visit(next(visited))
+        self._tell("what was measured", 0.95)
 
     def _again_and_again(self, waiting: list[Round]) -> Iterator[Round]:
         """The smallest rounds, which tell what others will cost; then all, each time in another
         order, so that what else the machine does falls on all kinds alike."""
         yield from waiting[:FIRST]
-        for _ in range(TIMES):
+        while True:
             yield from self._rng.sample(waiting, len(waiting))
 
-    def _round(self, one: Round) -> None:
-        core = self._core
-        core.scheduler.set_limits(
-            max_num_batched_tokens=max(one.budget, core.scheduler.config.max_num_seqs)
-        )
-        vocabulary = core.info.vocab_size
-        params = SamplingParams(max_tokens=DECODES, ignore_eos=True, seed=1)
-        for _ in range(one.rows):
-            prompt = [self._rng.randrange(vocabulary) for _ in range(one.context)]
-            name = f"calibration-{next(self._names)}"
-            core.add_request(EngineCoreRequest(name, name, 0, prompt, params, 0.0))
-        while core.scheduler.requests:
-            stats = core.step()[1]
-            if self._executor.shape.tokens:
-                self.shapes.append(self._executor.shape)
-                self.times.append(stats.step_seconds)
+    async def _round(self, one: Round) -> float:
+        """Requests that come together; returns how long they took."""
+        # A budget below the number of requests that may run is refused.
+        budget = max(one.budget, self._limits.max_num_seqs)
+        await self._llm.set_limits(max_num_batched_tokens=budget)
+        started = time.monotonic()
+        await asyncio.gather(*(self._ask(one.context, DECODES) for _ in range(one.rows)))
+        took = time.monotonic() - started
+        self._token = min(self._token, took / one.tokens)
+        return took
 
+    async def _visit(self, users: int) -> float:
+        """Users who come and go; returns how long it took."""
+        await self._llm.set_limits(max_num_batched_tokens=self._limits.max_num_batched_tokens)
+        started = time.monotonic()
+        until = started + VISIT * self._seconds
+        # What all ask for at once is done soon after that.
+        most = max(2 * PROMPTS[0], int(VISIT * self._seconds / self._token / users))
+        await asyncio.gather(*(self._user(until, most) for _ in range(users)))
+        return time.monotonic() - started
 
-@dataclass(frozen=True)
-class Served:
-    """Steps of a core in its own process."""
-
-    overheads: Overheads
-    shapes: list[StepShape]
-    times: list[float]
-
-    def factor(self, model: StepTimeModel) -> float:
-        """How many times as long they took as `model` says, decodes and prompts counting alike."""
-        ratios = []
-        for prompts in (False, True):
-            some = [
-                (seconds, model.seconds(shape))
-                for shape, seconds in zip(self.shapes, self.times, strict=True)
-                if (shape.prefills > 0) is prompts
-            ]
-            if said := sum(expected for _, expected in some):
-                ratios.append(sum(seconds for seconds, _ in some) / said)
-        return fmean(ratios) if ratios else 1.0
-
-
-async def serve(config: EngineConfig, seconds: float) -> Served:
-    """Put a load on a core in its own process, and see how long its steps take and what passes
-    beside them."""
-    from quire.engine.async_llm import AsyncLLM
-
-    vocabulary, rng = config.model.read_shape().vocab_size, random.Random(1)
-    seen: dict[str, float] = {}
-    sent: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.jsonl"
-        observed = replace(config.observability, record=str(path))
-        llm = await AsyncLLM.start(replace(config, observability=observed))
-        await llm.wait_ready()
-        try:
-
-            async def one(name: str, length: int) -> None:
-                params = SamplingParams(max_tokens=SERVED_TOKENS, ignore_eos=True)
-                prompt = [rng.randrange(vocabulary) for _ in range(length)]
-                sent[name] = time.monotonic()
-                async for _ in llm.generate(prompt, params, name):
-                    seen.setdefault(name, time.monotonic())
-
+    async def _user(self, until: float, most: int) -> None:
+        """Asks, waits up to as long as the answer took, and asks again. No prompt has more than
+        `most` tokens."""
+        low, high = (math.log(min(n, most, self._longest // 2)) for n in PROMPTS)
+        await asyncio.sleep(self._rng.random() * (until - time.monotonic()) / 4)
+        while time.monotonic() < until:
             started = time.monotonic()
-            for turn in itertools.count():
-                for rows, length in itertools.product(SERVED_ROWS, SERVED_PROMPTS):
-                    if turn == 0 or time.monotonic() - started < seconds:
-                        names = (f"{turn}-{rows}-{length}-{i}" for i in range(rows))
-                        await asyncio.gather(*(one(name, length) for name in names))
-                if time.monotonic() - started >= seconds:
-                    break
-        finally:
-            await llm.shutdown()
-        trace = read_trace(path)
-    recorded = EngineConfig.from_dict(trace.header.config)
-    replayed = list(Lockstep(trace, SimulatedEngine(trace, recorded, pool_of(trace.header.info))))
-    beside = measured_overheads(trace.steps, replayed)
-    arrivals = sorted(request.arrival for request in trace.requests)
+            length = round(math.exp(self._rng.uniform(low, high)))
+            await self._ask(length, self._rng.randint(*OUTPUTS))
+            await asyncio.sleep(self._rng.random() * (time.monotonic() - started))
+
+    async def _ask(self, length: int, tokens: int) -> None:
+        prompt = [self._rng.randrange(self._vocabulary) for _ in range(length)]
+        params = SamplingParams(
+            max_tokens=min(tokens, self._longest - length),
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self.sent.append(time.monotonic())
+        heard = False
+        async for _ in self._llm.generate(prompt, params, f"calibration-{next(self._names)}"):
+            if not heard:
+                self.first.append(time.monotonic())
+            heard = True
+
+
+def delivery(load: CalibrationLoad, trace: Trace) -> float:
+    """Seconds from the end of the step that made a first token until its caller had it: the usual
+    ones."""
     ends = sorted(step.start + step.seconds for step in trace.steps)
-    origin = min(sent.values()) - arrivals[0]
-    first = []
-    for at in seen.values():
+    # The two clocks: the first request was sent when the trace says that it came.
+    origin = min(load.sent) - min(request.arrival for request in trace.requests)
+    after = []
+    for at in load.first:
         before = bisect_right(ends, at - origin)
-        first.append(at - origin - ends[before - 1] if before else 0.0)
-    done = [step for step in replayed if step.shape.tokens]
-    return Served(
-        replace(beside, output=max(0.0, median(first)) if first else 0.0),
-        [step.shape for step in done],
-        [step.recorded.seconds for step in done],
-    )
+        after.append(at - origin - ends[before - 1] if before else 0.0)
+    return max(0.0, median(after)) if after else 0.0
+
+
+def to_wake(trace: Trace, steps: list[Replayed]) -> float:
+    """Seconds from a request's arrival at an engine that has nothing to do until its step begins:
+    the usual ones."""
+    came = {request.number: request.arrival for request in trace.requests}
+    waited = []
+    for step in steps:
+        if step.shape.woken:
+            queued = (f for f in unpack(step.recorded.facts) if f.kind == FactKind.QUEUED)
+            waited += [step.recorded.start - came[f.request] for f in queued if f.request in came][
+                :1
+            ]
+    return max(0.0, median(waited)) if waited else 0.0

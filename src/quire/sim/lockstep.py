@@ -18,7 +18,7 @@ from quire.core.request import RequestStatus
 from quire.errors import ConfigError
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, Simulator
-from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, shape_of
+from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit
 from quire.workload.recorder import ABORT, UNFINISHED
 from quire.workload.trace import Trace, TraceRequest, TraceStep
 
@@ -168,13 +168,15 @@ class SimulatedEngine:
         """Schedule, and apply what the trace says."""
         scheduler, executor = self._scheduler, self._simulator.executor
         batch = scheduler.schedule()
-        shape = shape_of(batch)
+        shape = self._simulator.succession.shape_of(batch)
         result = executor.run(batch, {request_name(n): count for n, count in recorded.several})
         result.forward_seconds, result.swap_seconds = recorded.forward, recorded.swap
         self.set_clock(recorded.start + recorded.seconds)
         for output in scheduler.update(batch, result):
             if output.finish_reason is not None:
                 del executor.live[output.request_id]
+        if not scheduler.requests:
+            self._simulator.succession.idle()
         return shape, scheduler.facts.take()[0]
 
 

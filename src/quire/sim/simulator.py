@@ -23,7 +23,7 @@ from quire.core.request import Request, RequestStatus
 from quire.core.stats import StepStats
 from quire.params import SamplingParams
 from quire.sim.sequences import Sequences
-from quire.sim.step_time import StepShape, StepTimeModel, shape_of
+from quire.sim.step_time import StepShape, StepTimeModel, Succession
 from quire.utils.timing import ManualClock
 from quire.workload.trace import TraceRequest
 
@@ -147,6 +147,7 @@ class Simulator:
         self.scheduler = build_scheduler(config, pool, self.clock)
         self.times = times
         self.executor = ForcedTokens()
+        self.succession = Succession()
         self.outcome = SimulatedRun()
         self._observe = observe
         self._keeps = keep_token_times
@@ -270,7 +271,7 @@ class Simulator:
         scheduler, clock, outcome = self.scheduler, self.clock, self.outcome
         start = clock.now()
         batch = scheduler.schedule()
-        shape = shape_of(batch)
+        shape = self.succession.shape_of(batch)
         seconds = self._seconds(shape) if shape.tokens else 0.0
         result = self.executor.run(batch)
         result.forward_seconds = seconds
@@ -278,6 +279,8 @@ class Simulator:
         self.apply(batch, result, start)
         overheads = self.times.overheads
         clock.advance(overheads.gap + overheads.gap_per_row * shape.rows)
+        if not scheduler.requests:
+            self.succession.idle()
         outcome.busy_seconds += seconds
         if shape.rows > outcome.most_running:
             outcome.most_running = shape.rows

@@ -1,13 +1,19 @@
 """How long a step takes, by what is in it: fitted to measured steps, or from a machine's figures.
 
-`seconds = a + f(tokens) + b rows + c prefills + d decode context + e prompt context`, where `f` is
-linear between powers of two. No term is negative and `f` never falls, so a step with more in it
-never takes less. Knows no scheduler and no clock.
+`seconds = a + f(tokens) + b rows + c prefills + d decode context + e prompt context + g after +
+h woken`, where `f` is linear between powers of two. No term is negative and `f` never falls, so a
+step with more in it never takes less. Knows no scheduler and no clock.
+
+The last two tell of what was before the step: a decode after a long prompt finds the caches full of
+other things, and the first step of an idle engine finds its threads asleep. With a small model that
+doubles the time of such a step.
 """
 
 from __future__ import annotations
 
 import bisect
+import collections
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +32,12 @@ KNOTS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192
 weights are read once however few rows there are."""
 OUTLIER: Final = 20.0
 """A step counts as at most so many times the median of its kind."""
+PASSES: Final = 4
+"""Of the fit; each weighs errors by what the last one expects."""
+FADING: Final = 0.5
+"""What each step leaves of `StepShape.after`."""
+FADED: Final = 0.5
+"""Below this it is nothing."""
 SPREAD: Final = 100
 """Ratios of `StepTimeModel.spread`."""
 LEAST_SPREAD: Final = 200
@@ -46,6 +58,11 @@ class StepShape(NamedTuple):
     """Tokens that requests with one token attend to, summed."""
     prompt_context: int
     """For each token of the other requests, the tokens that it attends to, summed."""
+    after: float = 0.0
+    """Of a step without prompts: how much a prompt has just displaced from the caches. See
+    `Succession`."""
+    woken: int = 0
+    """1 if the engine had nothing to do before it."""
 
 
 def shape_of(batch: ScheduledBatch) -> StepShape:
@@ -65,6 +82,35 @@ def shape_of(batch: ScheduledBatch) -> StepShape:
             prefills += 1
             prompts += count * before + count * (count + 1) // 2
     return StepShape(total, rows, prefills, decodes, prompts)
+
+
+class Succession:
+    """What is in steps that follow each other.
+
+    After a prompt of n tokens, `after` is the root of n, and fades with each step: measured were
+    0.2, 0.5, 0.9 and 1.1 ms more after 8, 150, 600 and 1024 tokens, and about a quarter of that in
+    the four steps after the first.
+    """
+
+    def __init__(self) -> None:
+        self._after, self._woken = 0.0, 1
+
+    def shape_of(self, batch: ScheduledBatch) -> StepShape:
+        """What is in the next step."""
+        shape = shape_of(batch)
+        tokens, rows, prefills = shape[:3]
+        if not tokens:
+            return shape
+        after, woken = self._after, self._woken
+        self._after, self._woken = (after * FADING if after > FADED else 0.0), 0
+        if prefills:
+            self._after = max(self._after, math.sqrt(tokens - rows + prefills))
+            after = 0.0
+        return StepShape(*shape[:5], after, woken) if after or woken else shape
+
+    def idle(self) -> None:
+        """There is nothing to do until the next request comes."""
+        self._woken = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +135,8 @@ class StepTimeModel:
         fixed: Of every step.
         per_token: Seconds of one more token, between `KNOTS[i]` and `KNOTS[i + 1]` tokens; the last
             one also holds above.
-        per_row, per_prefill, per_decode_context, per_prompt_context: See `StepShape`.
+        per_row, per_prefill, per_decode_context, per_prompt_context, per_after, per_woken: See
+            `StepShape`.
         overheads: What passes beside the steps.
         about: Where the figures are from, for people.
     """
@@ -100,6 +147,8 @@ class StepTimeModel:
     per_prefill: float = 0.0
     per_decode_context: float = 0.0
     per_prompt_context: float = 0.0
+    per_after: float = 0.0
+    per_woken: float = 0.0
     overheads: Overheads = field(default_factory=Overheads)
     about: dict[str, Any] = field(default_factory=dict)
     spread: tuple[float, ...] = ()
@@ -113,7 +162,8 @@ class StepTimeModel:
             raise ValueError(f"per_token must be {len(KNOTS) - 1} figures")
         figures = (
             self.fixed, *self.per_token, self.per_row, self.per_prefill, self.per_decode_context,
-            self.per_prompt_context, *asdict(self.overheads).values(),
+            self.per_prompt_context, self.per_after, self.per_woken,
+            *asdict(self.overheads).values(),
         )  # fmt: skip
         if not all(0 <= figure < float("inf") for figure in figures):
             raise ValueError("no figure may be negative")
@@ -133,6 +183,8 @@ class StepTimeModel:
             + self.per_prefill * shape.prefills
             + self.per_decode_context * shape.decode_context
             + self.per_prompt_context * shape.prompt_context
+            + self.per_after * shape.after
+            + self.per_woken * shape.woken
         )
 
     def of_tokens(self, tokens: int) -> float:
@@ -150,6 +202,8 @@ class StepTimeModel:
             per_prefill=self.per_prefill * factor,
             per_decode_context=self.per_decode_context * factor,
             per_prompt_context=self.per_prompt_context * factor,
+            per_after=self.per_after * factor,
+            per_woken=self.per_woken * factor,
             _table=[],
         )
 
@@ -225,46 +279,72 @@ def fit(
 ) -> StepTimeModel:
     """Fit a model to measured steps: least squares of the relative errors, no term negative.
 
-    Steps of the same shape count by the square root of their number, so that the thousands of
-    decodes of a recording do not outweigh its few long prompts.
-
     Raises:
         ConfigError: there are too few steps, or all are alike.
     """
     import numpy
 
-    kinds: dict[StepShape, list[float]] = {}
-    for shape, each in zip(shapes, seconds, strict=True):
-        if shape.tokens and each > 0:
-            kinds.setdefault(shape, []).append(each)
-    if len(kinds) < 4:
+    steps = [(shape, each) for shape, each in zip(shapes, seconds, strict=True) if shape.tokens]
+    steps = [(shape, each) for shape, each in steps if each > 0]
+    if (kinds := len({shape for shape, _ in steps})) < 4:
         raise ConfigError(
-            f"a model of step times needs steps of at least 4 kinds, got {len(kinds)}: record a "
+            f"a model of step times needs steps of at least 4 kinds, got {kinds}: record a "
             "longer run, or one with prompts and decodes"
         )
-    rows, target = [], []
-    for shape, measured in kinds.items():
-        usual = _mean(measured)
-        weight = len(measured) ** 0.5 / usual
-        values = (1.0, *_parts(shape.tokens), *map(float, shape[1:]))
-        rows.append([weight * value for value in values])
-        target.append(weight * usual)
-    terms = _non_negative(numpy.array(rows), numpy.array(target))
-    terms[0] = max(terms[0], 1e-9)
+    values = numpy.array([(1.0, *_parts(s.tokens), *map(float, s[1:])) for s, _ in steps])
+    taken = numpy.array([each for _, each in steps])
+    weights = _weights([shape for shape, _ in steps])
+    expected = _usual(steps)
+    for _ in range(PASSES):
+        # Errors are relative to what is expected. Were they relative to what was measured, slow
+        # steps would count little and quick ones much, and the fit were below the mean, by which
+        # throughput goes.
+        by = weights / expected
+        target = numpy.minimum(taken, OUTLIER * expected)
+        terms = _non_negative(values * by[:, None], target * by)
+        terms[0] = max(terms[0], 1e-9)
+        expected = values @ numpy.array(terms)
     count = len(KNOTS)
-    per_token = _continued(terms[1:count], max(shape.tokens for shape in kinds))
-    row, prefill, decode, prompt = terms[count:]
+    per_token = _continued(terms[1:count], max(shape.tokens for shape, _ in steps))
+    row, prefill, decode, prompt, after, woken = terms[count:]
     model = StepTimeModel(
-        terms[0], per_token, row, prefill, decode, prompt, overheads or Overheads(), about or {}
+        terms[0],
+        per_token,
+        row,
+        prefill,
+        decode,
+        prompt,
+        after,
+        woken,
+        overheads or Overheads(),
+        about or {},
     )
     return replace(model, spread=_spread(model, shapes, seconds), _table=[])
 
 
-def _mean(measured: Sequence[float]) -> float:
-    """The mean: what throughput goes by. One during which the machine was suspended says nothing of
-    others."""
-    most = OUTLIER * statistics.median(measured)
-    return statistics.fmean(min(each, most) for each in measured)
+def _usual(steps: Sequence[tuple[StepShape, float]]) -> Any:
+    """For each step, the median of those like it."""
+    import numpy
+
+    like: dict[tuple[int, ...], list[float]] = {}
+    for shape, each in steps:
+        like.setdefault(_kind(shape), []).append(each)
+    usual = {kind: statistics.median(measured) for kind, measured in like.items()}
+    return numpy.array([usual[_kind(shape)] for shape, _ in steps])
+
+
+def _weights(shapes: Sequence[StepShape]) -> Any:
+    """How much the error of each step counts: those of a kind count together by the square root of
+    their number, so that thousands of decodes do not outweigh a few long prompts."""
+    import numpy
+
+    numbers = collections.Counter(map(_kind, shapes))
+    return numpy.array([numbers[_kind(shape)] ** -0.25 for shape in shapes])
+
+
+def _kind(shape: StepShape) -> tuple[int, ...]:
+    """Steps within a factor of two of each other in tokens and requests are alike."""
+    return shape.tokens.bit_length(), shape.rows.bit_length(), min(shape.prefills, 1)
 
 
 def _spread(
