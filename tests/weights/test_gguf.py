@@ -285,12 +285,6 @@ def test_an_unknown_architecture_names_the_known(tmp_path: Path, arch: str, word
     assert words in caught.value.message
 
 
-def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
-    write_model(tmp_path / "m.gguf", WIDE, llama__expert_count=8)
-    with pytest.raises(ModelLoadError, match="mixtures of experts"):
-        ModelShape.from_folder(tmp_path)
-
-
 # ----------------------------------------------------------------------------- hostile headers
 
 HEAD = b"GGUF" + struct.pack("<I", 3)

@@ -96,7 +96,8 @@ def test_a_model_from_gguf_is_the_model_from_safetensors(name, tmp_path):
     write(tmp_path / "plain", path, KINDS[name], shape)
     read = ModelShape.from_folder(path)
     assert read.num_kv_heads == shape.num_kv_heads
-    ids = [[random.Random(0).randrange(3, 101) for _ in range(70)]]
+    rng = random.Random(0)
+    ids = [[rng.randrange(3, 101) for _ in range(70)]]
     ours = serve(load_model(read, path, "float32", "cpu"), ids, random.Random(0))[0]
     want = serve(load(tmp_path / "plain", "float32"), ids, random.Random(0))[0]
     assert torch.equal(ours, want)

@@ -1,7 +1,7 @@
 """Translates GGUF's terms into Hugging Face's: the configuration, and the names and layout of
 tensors.
 
-`ARCHITECTURES` has a row per architecture of llama.cpp. `config_of` makes the `config.json` that
+`gguf_families.py` has a row per architecture of llama.cpp. `config_of` makes the `config.json` that
 corresponds to the file; `hf_name` gives Hugging Face's name of a tensor, and `GGUFLayout` says what
 llama.cpp's converter did to it. Reads no tensor data except the rotary factors, which exist only as
 a tensor.
@@ -12,42 +12,22 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from quire.checkpoint.gguf_families import (
+    ARCHITECTURES,
+    EXPERTS,
+    MIXTURES,
+    OPTIONS,
+    GGUFLayout,
+    Metadata,
+    no_options,
+)
 from quire.checkpoint.gguf_header import GGUFHeader, is_gguf, read_header
 from quire.errors import ModelLoadError
 from quire.spelling import did_you_mean
-
-
-@dataclass(frozen=True, slots=True)
-class GGUFLayout:
-    """What llama.cpp's converter does to a family's tensors, and has to be undone."""
-
-    architecture: str
-    """Hugging Face's name of the class."""
-    model_type: str
-    permuted: bool = False
-    """Rows of q and k are interleaved for rotary pairs (2i, 2i+1)."""
-    norm_offset: float = 0.0
-    """Added to every norm's weight."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of config.json."""
-
-
-ARCHITECTURES: Final[dict[str, GGUFLayout]] = {
-    "llama": GGUFLayout("LlamaForCausalLM", "llama", permuted=True),
-    "qwen2": GGUFLayout("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": GGUFLayout("Qwen3ForCausalLM", "qwen3"),
-    "gemma": GGUFLayout(
-        "GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_act": "gelu_pytorch_tanh"}
-    ),
-    "mpt": GGUFLayout("MptForCausalLM", "mpt"),
-    "olmo": GGUFLayout("OlmoForCausalLM", "olmo", permuted=True),
-    "starcoder": GGUFLayout("GPTBigCodeForCausalLM", "gpt_bigcode"),
-}
 
 _SINGLE: Final = {
     "token_embd": "model.embed_tokens",
@@ -68,8 +48,25 @@ _BLOCK: Final = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.*.gate_up_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+"""`*`: one tensor has all of them, along its first dimension."""
+_WHOLE: Final = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+"""Names whose end is another, too."""
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")
+"""As files of 2023 have them."""
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 ROPE_FACTORS: Final = "rope_freqs.weight"
 """Divisors of the rotary frequencies, float32 `[head_dim / 2]` (Llama 3.1)."""
@@ -77,15 +74,22 @@ _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 _LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-def hf_name(name: str) -> str | None:
-    """Hugging Face's name of a tensor; `None` for one that is not a weight of the model."""
+def hf_name(name: str, layout: GGUFLayout) -> str | None:
+    """Hugging Face's name of a tensor; `None` for one that is not a weight of the model. Of a
+    tensor with all experts of a layer it has a `*` for their number."""
     if name == ROPE_FACTORS:
         return None
+    expert = _EXPERT.fullmatch(name)
+    if expert is not None:
+        block, part, number = expert.groups()
+        return f"model.layers.{block}.mlp.experts.{number}.{part}_proj.weight"
     match = _NAME.fullmatch(name)
     if match is None:
         return name
     block, part, kind = match.groups()
-    ours = (_SINGLE if block is None else _BLOCK).get(part)
+    if block is not None and f"{part}.{kind}" in _WHOLE:
+        return f"model.layers.{block}.{_WHOLE[f'{part}.{kind}']}"
+    ours = (_SINGLE if block is None else {**_BLOCK, **layout.names}).get(part)
     if ours is None:
         return name
     return f"{ours}.{kind}" if block is None else f"model.layers.{block}.{ours}.{kind}"
@@ -149,12 +153,15 @@ def layout_of(metadata: Mapping[str, Any], source: str) -> GGUFLayout:
             f"{source}: unknown GGUF architecture {name!r}{hint or '.'} Known: {known}; for others "
             "give the safetensors checkpoint"
         )
-    if metadata.get(f"{name}.expert_count"):
+    if not metadata.get(f"{name}.expert_count"):
+        return ARCHITECTURES[name]
+    layout = MIXTURES.get(name, ARCHITECTURES[name])
+    if layout.model_type not in EXPERTS:
         raise ModelLoadError(
-            f"{source}: GGUF files of mixtures of experts are not read; give the safetensors "
+            f"{source}: GGUF files of {name} with experts are not read; give the safetensors "
             "checkpoint"
         )
-    return ARCHITECTURES[name]
+    return layout
 
 
 def config_of(path: Path) -> dict[str, Any]:
@@ -168,7 +175,7 @@ def config_of(path: Path) -> dict[str, Any]:
         header.tensors.update(read_header(part).tensors)
     meta = header.metadata
     layout = layout_of(meta, str(path))
-    get = _Metadata(meta, str(meta["general.architecture"]))
+    get = Metadata(meta, str(meta["general.architecture"]))
     heads = get("attention.head_count")
     config: dict[str, Any] = {
         "architectures": [layout.architecture],
@@ -186,57 +193,15 @@ def config_of(path: Path) -> dict[str, Any]:
         "rope_theta": get("rope.freq_base"),
         "rope_scaling": _scaling(path, header, get),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "attention_bias": any(f"blk.0.attn_{part}.bias" in header.tensors for part in ("q", "qkv")),
         "dtype": "bfloat16",
         "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _eos(meta),
         "quantization_config": _quantization(header),
         **layout.config,
-        **_OPTIONS.get(layout.model_type, _no_options)(header, get),
+        **OPTIONS.get(layout.model_type, no_options)(header, get),
     }
     return {name: value for name, value in config.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Metadata:
-    """Entries of an architecture by their short names."""
-
-    data: Mapping[str, Any]
-    architecture: str
-
-    def __call__(self, name: str) -> Any:
-        return self.data.get(f"{self.architecture}.{name}")
-
-
-def _no_options(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
-    return {}
-
-
-def _mpt(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
-    steepest = get("attention.max_alibi_bias") or None
-    attention = {
-        "alibi": steepest is not None,
-        "alibi_bias_max": steepest,
-        "clip_qkv": get("attention.clamp_kqv") or None,
-        "qk_ln": "blk.0.attn_q_norm.weight" in header.tensors,
-    }
-    return {"attn_config": attention, "no_bias": "blk.0.attn_qkv.bias" not in header.tensors}
-
-
-def _olmo(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
-    return {"clip_qkv": get("attention.clamp_kqv") or None}
-
-
-def _gpt_bigcode(header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
-    return {"multi_query": get("attention.head_count_kv") == 1}
-
-
-_OPTIONS: Final[dict[str, Callable[[GGUFHeader, _Metadata], dict[str, Any]]]] = {
-    "gpt_bigcode": _gpt_bigcode,
-    "mpt": _mpt,
-    "olmo": _olmo,
-}
-"""By model type, the entries that only its configuration has."""
 
 
 def _quantization(header: GGUFHeader) -> dict[str, Any] | None:
@@ -257,18 +222,25 @@ def _eos(meta: Mapping[str, Any]) -> list[int] | None:
     return list(dict.fromkeys(ids)) or None
 
 
-def _scaling(path: Path, header: GGUFHeader, get: _Metadata) -> dict[str, Any] | None:
+def _scaling(path: Path, header: GGUFHeader, get: Metadata) -> dict[str, Any] | None:
     if ROPE_FACTORS in header.tensors:
         return _llama3_scaling(path, header, get)
     kind, factor = get("rope.scaling.type"), get("rope.scaling.factor")
     if kind in (None, "none") or not factor:
         return None
     scaling = {"rope_type": kind, "factor": factor}
-    original = get("rope.scaling.original_context_length")
-    return scaling | ({"original_max_position_embeddings": original} if original else {})
+    more = {
+        "original_max_position_embeddings": get("rope.scaling.original_context_length") or None,
+        "beta_fast": get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": get("rope.scaling.yarn_beta_slow"),
+        "attention_factor": get("rope.scaling.yarn_attn_factor"),
+        # The models of OpenAI are the only ones whose bounds are no whole numbers.
+        "truncate": False if get.architecture == "gpt-oss" else None,
+    }
+    return scaling | {name: value for name, value in more.items() if value is not None}
 
 
-def _llama3_scaling(path: Path, header: GGUFHeader, get: _Metadata) -> dict[str, Any]:
+def _llama3_scaling(path: Path, header: GGUFHeader, get: Metadata) -> dict[str, Any]:
     """The scaling parameters that the stored factors come from: Llama 3.1's, if they give exactly
     these factors.
 

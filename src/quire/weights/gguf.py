@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.checkpoint.gguf_families import Metadata, layers_of
 from quire.checkpoint.gguf_header import TYPES, read_header
 from quire.checkpoint.gguf_model import gguf_file, hf_name, layout_of, parts_of
 from quire.checkpoint.safetensors import TensorEntry
@@ -30,6 +32,7 @@ from quire.weights.gguf_blocks import BLOCK_TYPES, Bytes, Floats
 
 ROWS_AT_ONCE: Final = 2**15
 """Blocks that are unpacked together, so that intermediate arrays stay in the cache."""
+_BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
 class GGUFCheckpoint(contextlib.ExitStack):
@@ -53,6 +56,8 @@ class GGUFCheckpoint(contextlib.ExitStack):
             if number == 0:
                 metadata = header.metadata
                 self._layout = layout_of(metadata, str(part))
+                get = Metadata(metadata, str(metadata["general.architecture"]))
+                self._experts, self._layers = get("expert_count"), layers_of(get)
             self._add(part, header.tensors)
         self._heads = _heads(metadata)
 
@@ -65,9 +70,12 @@ class GGUFCheckpoint(contextlib.ExitStack):
         return torch.from_numpy(self._restored(name, values))
 
     def read_stored(self, name: str) -> Tensor:
-        """The blocks of a matrix as bytes `[N, bytes of a row]`, rows in the original order."""
+        """The blocks of a matrix as bytes `[N, bytes of a row]`, rows in the original order. What
+        is not quantised comes as numbers."""
         place = self._places[name]
         entry = place.entry
+        if entry.dtype not in BLOCK_TYPES:
+            return self.read(name)
         raw = np.frombuffer(place.view, np.uint8, entry.nbytes, entry.begin)
         rows = self._permuted(name, raw.reshape(entry.shape[0], -1))
         # A view of a file that cannot be written to; nobody writes to what is stored.
@@ -78,20 +86,55 @@ class GGUFCheckpoint(contextlib.ExitStack):
         # The view is closed by the last tensor that lets go of it: numpy arrays may outlive us.
         with path.open("rb") as file:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        for theirs, entry in entries.items():
-            name = hf_name(theirs)
-            if name is None:
+        for theirs, whole in entries.items():
+            ours = hf_name(theirs, self._layout)
+            if ours is None or self._is_beyond(theirs):
                 continue
-            if name in self.tensors:
-                raise ModelLoadError(f"{name!r} is in {path.name!r} and in an earlier part")
-            self.tensors[name] = Stored(entry.shape, entry.dtype, entry.nbytes, path, entry.begin)
-            self._places[name] = _Place(view, entry)
+            for name, entry in self._pieces(ours, theirs, whole):
+                if name in self.tensors:
+                    raise ModelLoadError(f"{name!r} is in {path.name!r} and in an earlier part")
+                self.tensors[name] = Stored(
+                    entry.shape, entry.dtype, entry.nbytes, path, entry.begin
+                )
+                self._places[name] = _Place(view, entry)
+
+    def _is_beyond(self, name: str) -> bool:
+        """Whether a tensor belongs to a layer behind the last, which predicts further tokens."""
+        block = _BLOCK.match(name)
+        return block is not None and isinstance(self._layers, int) and int(block[1]) >= self._layers
+
+    def _pieces(
+        self, ours: str, theirs: str, whole: TensorEntry
+    ) -> Iterator[tuple[str, TensorEntry]]:
+        """A tensor as it is; of one with all experts of a layer, each expert's."""
+        if "*" not in ours:
+            if ours.endswith("shared_expert_gate.weight") and len(whole.shape) == 1:
+                whole = replace(whole, shape=(1, *whole.shape))  # as the converter squeezes it
+            yield ours, whole
+            return
+        count, dims = self._experts, 3 if ours.endswith(".weight") else 2
+        if type(count) is not int or len(whole.shape) != dims or whole.shape[0] != count:
+            raise ModelLoadError(
+                f"{theirs!r} must have {dims} dimensions, the first of them expert_count "
+                f"({count!r:.40}); it has the shape {list(whole.shape)}"
+            )
+        size = whole.nbytes // count
+        for i in range(count):
+            name = ours.replace("*", str(i))
+            yield name, replace(whole, shape=whole.shape[1:], begin=whole.begin + i * size,
+                                nbytes=size)  # fmt: skip
 
     def _permuted(self, name: str, rows: Any) -> Any:
-        if self._layout.permuted and ".self_attn." in name:
-            for part, heads in zip(("q_proj", "k_proj"), self._heads, strict=True):
-                if f".{part}." in name:
-                    return unpermuted(rows, heads)
+        if not self._layout.permuted or ".self_attn." not in name:
+            return rows
+        for part, heads in zip(("q_proj", "k_proj"), self._heads, strict=True):
+            if f".{part}." in name:
+                return unpermuted(rows, heads)
+        if ".qkv_proj." in name:  # as the converter's --fuse-qkv has them
+            heads, kv_heads = self._heads
+            size = len(rows) // (heads + 2 * kv_heads)
+            q, k, v = np.split(rows, [heads * size, (heads + kv_heads) * size])
+            return np.concatenate([unpermuted(q, heads), unpermuted(k, kv_heads), v])
         return rows
 
     def _restored(self, name: str, values: Floats) -> Floats:

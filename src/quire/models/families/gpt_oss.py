@@ -19,6 +19,7 @@ from quire.models.decoder_style import DecoderStyle
 from quire.models.mixture import mixture, routing
 from quire.models.shared_styles import windows_by_type
 from quire.weights.names import (
+    GATE_UP,
     QKV,
     NameRules,
     Stack,
@@ -32,7 +33,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
     """Hugging Face's `GptOssForCausalLM`."""
 
     NAME_RULES: ClassVar[NameRules] = NameRules(
-        merges=(QKV,),
+        merges=(QKV, GATE_UP),
         substitutions=((r"\.mlp\.router\.", ".mlp.gate."),),
         stacks=(
             Stack(

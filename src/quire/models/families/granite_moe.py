@@ -13,14 +13,14 @@ from quire.models.decoder import DecoderForCausalLM
 from quire.models.decoder_style import DecoderStyle
 from quire.models.mixture import mixture, routing
 from quire.models.shared_styles import granite_style
-from quire.weights.names import EXPERT_STACKS, QKV, NameRules
+from quire.weights.names import EXPERT_STACKS, GATE_UP, QKV, NameRules
 
 
 class GraniteMoeForCausalLM(DecoderForCausalLM):
     """Hugging Face's `GraniteMoeForCausalLM`."""
 
     NAME_RULES: ClassVar[NameRules] = NameRules(
-        merges=(QKV,),
+        merges=(QKV, GATE_UP),
         substitutions=(
             (r"\.block_sparse_moe\.", ".mlp."),
             (r"\.mlp\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
