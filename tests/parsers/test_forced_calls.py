@@ -44,13 +44,22 @@ def embedded() -> Vocabulary:
     return Vocabulary(path.read_text("utf-8"), 2048, [2])
 
 
+ARGUMENTS = {
+    "json": ('{"city": "Rome"}', "{}"),
+    "python": ('city="Rome"', ""),
+    "qwen_xml": ("<parameter=city>\nRome\n</parameter>\n", ""),
+    "glm_xml": ("\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n", "\n"),
+}
+"""How the styles write the arguments of the two calls."""
+
+
 def written(parser: type[OutputParser], vocabulary: Mapping[str, int], calls: int = 2) -> str:
     """Calls as the grammar has them."""
     syntax = parser.call_syntax(vocabulary)
     assert syntax is not None
     one = [
         syntax.begin.replace("NAME", name) + ("7" + syntax.middle if syntax.middle else "") + args
-        for name, args in (("get_weather", '{"city": "Rome"}'), ("now", "{}"))
+        for name, args in zip(("get_weather", "now"), ARGUMENTS[syntax.style], strict=True)
     ]
     calls = 1 if syntax.one_call else calls
     body = syntax.separator.join(text + syntax.end for text in one[:calls])
@@ -111,6 +120,15 @@ def test_strict_tools_may_be_called_in_free_text(embedded: Vocabulary, name: str
 
 
 AUTO = ToolUse(USE.tools, ToolChoice("auto"))
+
+
+def test_strict_calls_without_their_outer_marks(marked: tuple[Vocabulary, Backend]) -> None:
+    """The parser reads them, so the grammar holds them, too."""
+    grammar = call_grammar(AUTO, PARSERS.get("qwen3_xml"), marked[0].special)
+    call = "<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
+    for before in ("", "I look. ", f"<tool_call>\n{call}\n</tool_call> and "):
+        assert writes(marked, grammar, f"{before}{call}")
+        assert not writes(marked, grammar, f"{before}{call.replace('Rome', 'Bonn')}")
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +209,7 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["llama3_json", "json"])
+@pytest.mark.parametrize("name", ["llama3_json", "json", "pythonic", "llama4_pythonic"])
 def test_where_calls_begin_by_their_place(marked: tuple[Vocabulary, Backend], name: str) -> None:
     """Whatever the grammar lets through as an answer, the parser reads as one."""
     parser = PARSERS.get(name)
@@ -207,10 +225,11 @@ def test_where_calls_begin_by_their_place(marked: tuple[Vocabulary, Backend], na
     assert writes(marked, grammar, two)
     if name == "json":
         assert writes(marked, grammar, "I look.\n\n" + two)
-    else:
-        assert writes(marked, grammar, "<|python_tag|>" + two)
-        assert writes(marked, grammar, "I look. <|python_tag|>" + two)
-        assert not writes(marked, grammar, "I look. <|python_tag|>" + two.replace("Rome", "Bonn"))
+    elif parser.opening:
+        mark, end = parser.opening[0], "".join(parser.closing[:1]) if "llama4" in name else ""
+        assert writes(marked, grammar, mark + two + end)
+        assert writes(marked, grammar, f"I look. {mark}{two}")
+        assert not writes(marked, grammar, f"I look. {mark}{two.replace('Rome', 'Bonn')}")
 
 
 def test_free_choice_without_strict_tools_is_free() -> None:
@@ -219,9 +238,8 @@ def test_free_choice_without_strict_tools_is_free() -> None:
     strict = ToolUse((WEATHER,), ToolChoice("auto"))
     with pytest.raises(InvalidRequest, match="cannot be told from an answer"):
         call_grammar(strict, PARSERS.get("llama3_json"), NONE)  # its mark is text like any other
-    for name in ("pythonic", "qwen3_xml", "glm45"):
-        with pytest.raises(InvalidRequest, match="no JSON to be held"):
-            form_of(ModelParsers((PARSERS.get(name),)), "", SamplingParams(), strict)
+    with pytest.raises(InvalidRequest, match="or is not known"):
+        form_of(ModelParsers(()), "", SamplingParams(), strict)
 
 
 THINKERS = [n for n in REASONING_PARSERS if n != "mistral"]

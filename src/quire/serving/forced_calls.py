@@ -7,18 +7,25 @@ Knows no reasoning, which comes before, and no llguidance.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Sequence
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any, Final, NoReturn
 
 import msgspec
 
 from quire.errors import InvalidRequest
+from quire.serving.decode import show
 from quire.serving.field_names import AS_THE_ENGINE, ENGINE, FieldNames
 from quire.serving.parsing import CallSyntax, OutputParser
 from quire.serving.tools import ToolSpec, ToolUse
 from quire.structured.params import StructuredOutputsParams
+from quire.structured.settle import settle
 
 Format = dict[str, Any]
+MAX_CHECKED_CHARS: Final = 32_768
+"""Longest structural tag whose grammar is written to find out whether a syntax can carry it: this
+is done where requests are read, and takes milliseconds."""
 
 
 def call_grammar(
@@ -37,16 +44,58 @@ def call_grammar(
         InvalidRequest: a tool is strict, and nothing tells a call in this model's syntax.
     """
     syntax = parser.call_syntax(vocabulary)
-    assert syntax is not None, f"{parser.__name__} writes no JSON"
+    assert syntax is not None, f"no grammar can say what {parser.__name__} reads"
     mode, tools = use.choice.mode, use.offered
     if mode == "auto":
         if not any(tool.strict for tool in tools):
             return None
+        for tool in tools:
+            _check_name(syntax, tool)
         form = _auto(syntax, parser.answer, tools)
     else:
         once = mode == "named" or not use.choice.parallel or syntax.one_call
         form = _calls(syntax, _chosen(use), once)
     return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": form})
+
+
+def can_force(use: ToolUse, parser: type[OutputParser], vocabulary: Container[str]) -> bool:
+    """Whether the parser's own syntax can carry all calls that are forced: some cannot say all that
+    a schema may ask for, which JSON can."""
+    syntax = parser.call_syntax(vocabulary)
+    if syntax is None:
+        return False
+    if syntax.style == "json":
+        return True
+    if not all(_fits_name(syntax, tool) for tool in _chosen(use)):
+        return False
+    grammar = call_grammar(use, parser, vocabulary)
+    if grammar is None or len(msgspec.json.encode(grammar)) > MAX_CHECKED_CHARS:
+        return False
+    try:
+        settle(grammar, {})
+    except InvalidRequest:
+        return False
+    return True
+
+
+def held_tools(use: ToolUse) -> frozenset[str]:
+    """The tools whose calls `call_grammar` holds to their schemas."""
+    tools = _chosen(use) if use.constrains else ()
+    forced = use.choice.mode != "auto"
+    return frozenset(tool.name for tool in tools if forced or tool.strict)
+
+
+def _fits_name(syntax: CallSyntax, tool: ToolSpec) -> bool:
+    return not syntax.names or re.fullmatch(syntax.names, tool.name) is not None
+
+
+def _check_name(syntax: CallSyntax, tool: ToolSpec) -> None:
+    if not _fits_name(syntax, tool):
+        raise InvalidRequest(
+            f"{tool.place}: this model's syntax of calls, to which strict tools are held, has no "
+            f"names such as {show(tool.name)}; it has letters, digits, `_` and `.`.",
+            param="tools",
+        )
 
 
 def call_names(use: ToolUse) -> FieldNames:
@@ -86,6 +135,8 @@ def _tag(syntax: CallSyntax, tool: ToolSpec) -> Format:
     # The caller's schema is left as it is, whatever becomes of this one.
     schema = msgspec.json.decode(msgspec.json.encode(tool.parameters or {}))
     content: Format = {"type": "json_schema", "json_schema": {"type": "object", **schema}}
+    if syntax.style != "json":
+        content["style"] = syntax.style
     if syntax.middle:
         number = {"type": "regex", "pattern": syntax.number}
         parts = [number, _const(syntax.middle), content]
@@ -101,8 +152,7 @@ def refuse_strict() -> NoReturn:
     """
     raise InvalidRequest(
         'strict tools need tool_choice "required" or a named tool here: this model\'s syntax of '
-        "calls cannot be told from an answer before it ends, or has no JSON to be held to a "
-        "schema.",
+        "calls cannot be told from an answer before it ends, or is not known.",
         param="tools",
     )
 
@@ -118,21 +168,27 @@ def _auto(syntax: CallSyntax, answer: str, tools: Sequence[ToolSpec]) -> Format:
         refuse_strict()
     calls = _calls(syntax, tools, once=False)
     ways: list[Format] = [{"type": "regex", "pattern": syntax.free}]
-    for text, mark in syntax.leads:
+    for text, mark, *ends in syntax.leads:
         before = [{"type": "regex", "pattern": text}] if text else []
         before += [_const(mark)] if mark else []
-        ways.append({"type": "sequence", "elements": [*before, calls]})
+        after = [{"type": "or", "elements": [_const(""), _const(end)]} for end in ends]
+        ways.append({"type": "sequence", "elements": [*before, calls, *after]})
     return {"type": "or", "elements": ways}
 
 
 def _triggered(syntax: CallSyntax, trigger: str, tools: Sequence[ToolSpec]) -> Format:
     """Free text, and one call after each trigger."""
-    tags = []
+    tags, triggers = [], [trigger]
     for tool in tools:
         tag = _tag(syntax, tool)
         whole = {"begin": syntax.before + tag["begin"], "end": tag["end"] + syntax.after}
         tags.append(tag | whole)
-    return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+    if syntax.bare is not None:
+        begin, end = syntax.bare
+        bare = replace(syntax, begin=begin, end=end)
+        tags += [_tag(bare, tool) for tool in tools]
+        triggers.append(begin.partition("NAME")[0])
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
 def _messages(syntax: CallSyntax, answer: str, tools: Sequence[ToolSpec]) -> Format:

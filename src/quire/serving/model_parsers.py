@@ -19,7 +19,7 @@ from quire.errors import InvalidRequest
 from quire.params import SamplingParams
 from quire.serving.decode import show
 from quire.serving.engine_protocol import TokenizerLike
-from quire.serving.forced_calls import call_grammar, refuse_strict
+from quire.serving.forced_calls import call_grammar, can_force, held_tools, refuse_strict
 from quire.serving.free_reasoning import marks_of_parser, reasoning_before
 from quire.serving.parsers.json_calls import JsonCalls
 from quire.serving.parsing import (
@@ -206,7 +206,7 @@ class ModelParsers:
             special = {mark: known[mark] for mark in shown if mark in known}
         if special:
             params = params.replace(shown_special_ids=sorted(special.values()))
-        setup = ParserSetup(prompt, use.offered, frozenset(special))
+        setup = ParserSetup(prompt, use.offered, frozenset(special), held_tools(use))
         rules = ReplyRules(reasoning, use.choice.parallel)
         parsing = Parsing(kinds, setup, rules)
         marks = marks_of_parser(_reasoning_of(kinds), prompt)
@@ -248,10 +248,11 @@ class ModelParsers:
             )
         vocabulary = tokenizer.special_tokens
         calls = next((kind for kind in kinds if kind.call_syntax(vocabulary) is not None), None)
-        if calls is None:
-            if use.choice.mode == "auto":
+        if use.choice.mode == "auto":
+            if calls is None:
                 refuse_strict()
-            # The model's own syntax is not JSON, or is not known: a list of JSON objects.
+        elif calls is None or not can_force(use, calls, vocabulary):
+            # The model's own syntax cannot say it, or is not known: a list of JSON objects.
             kinds = [*(kind for kind in kinds if not kind.needs_tools), JsonCalls]
             calls = JsonCalls
         grammar = call_grammar(use, calls, vocabulary)

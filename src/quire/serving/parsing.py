@@ -36,12 +36,15 @@ class ParserSetup:
     """Empty if none are offered."""
     hidden: frozenset[str] = frozenset()
     """Special tokens that the parser is shown and the reader of the reply is not."""
+    held: frozenset[str] = frozenset()
+    """Tools whose calls a grammar holds to their schemas, in the parser's own syntax: there a value
+    without a type is exactly what the grammar takes it for."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How a syntax writes a call, for grammars that force one: `NAME` stands for the tool's name.
-    The arguments are JSON. Special tokens of the model are written as their text."""
+    Special tokens of the model are written as their text."""
 
     begin: str
     """What comes before the arguments."""
@@ -63,8 +66,16 @@ class CallSyntax:
     free: str = ""
     """Where there is no trigger because calls begin by their place: a regular expression for
     answers without calls."""
-    leads: tuple[tuple[str, str], ...] = ()
-    """With `free`: what may come before all calls, a regular expression and a mark each."""
+    leads: tuple[tuple[str, ...], ...] = ()
+    """With `free`: what may come before all calls, a regular expression and a mark each, and
+    perhaps what may come after them."""
+    style: str = "json"
+    """How arguments are written: a `style` of structural tags."""
+    bare: tuple[str, str] | None = None
+    """What comes before and after the arguments where the outer marks of a call are left out; the
+    part before them begins a call in free text as well."""
+    names: str = ""
+    """A regular expression for the names that a tool can have in this syntax; empty: any."""
     asides: tuple[tuple[str, str], ...] = ()
     """Where messages have headers of special tokens: beginnings and ends of those that may come
     before a call or an answer. The parser's `answer` begins an answer."""
@@ -102,7 +113,7 @@ class OutputParser(ABC):
 
     @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax | None:
-        """How a call is written, for parsers of calls; `None` if arguments are not JSON.
+        """How a call is written, for parsers of calls; `None` if no grammar can say it.
 
         Args:
             vocabulary: Texts of the model's special tokens.

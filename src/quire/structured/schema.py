@@ -47,10 +47,10 @@ def schema_text(schema: dict[str, Any], *, close_objects: bool) -> str:
     Raises:
         InvalidRequest: a keyword cannot be enforced; the message says where it stands.
     """
-    for where, part in _subschemas(schema):
+    for where, part in subschemas(schema):
         _check_keywords(where, part)
     schema = json.loads(json.dumps(schema))  # the caller's stays as it is
-    for _, part in _subschemas(schema):
+    for _, part in subschemas(schema):
         for name in _HARMLESS:
             part.pop(name, None)
         if close_objects and "properties" in part and "patternProperties" not in part:
@@ -58,7 +58,7 @@ def schema_text(schema: dict[str, Any], *, close_objects: bool) -> str:
     return json.dumps(schema, ensure_ascii=False)
 
 
-def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each schema within a schema, itself first, with its JSON pointer."""
     todo: list[tuple[str, Any]] = [("#", schema)]
     while todo:

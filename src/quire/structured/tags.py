@@ -17,7 +17,9 @@ from quire.errors import InvalidRequest
 from quire.structured import lark
 from quire.structured.lark import SchemaForm
 from quire.structured.params import FreeReasoning
+from quire.structured.python_arguments import python_arguments
 from quire.structured.schema import PARAM as SCHEMA
+from quire.structured.tagged_arguments import GLM, QWEN, tagged_arguments
 
 PARAM: Final = "structured_outputs.structural_tag"
 TEXT: Final = "TEXT: /(?s:.*)/"
@@ -110,6 +112,20 @@ class _Writer:
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
+    def rule(self, body: str | None, *, lazy: bool = False) -> str:
+        """See `members.GrammarParts`."""
+        return self._rule(body or "", lazy=lazy)
+
+    def define(self, name: str, body: str) -> None:
+        """See `members.GrammarParts`."""
+        self.rules[int(name.removeprefix("tag_"))] = f"{name}: {body}"
+
+    def terminal(self, body: str) -> str:
+        """See `members.GrammarParts`."""
+        name = f"TAG_{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
     def literal(self, text: str) -> str:
         """A text, with special tokens as tokens; empty for an empty text."""
         parts: list[str] = []
@@ -123,28 +139,35 @@ class _Writer:
             parts.append(lark.string(text[at:]))
         return " ".join(parts)
 
-    def free_until(self, text: str) -> str:
-        """Any text up to the first place where `text` begins, and that."""
+    def parted(self, text: str) -> tuple[str, str]:
+        """A text before its first special token, and the rest as an expression."""
         first = self._split.search(text) if self._split else None
         plain = text if first is None else text[: first.start()]
-        rest = self.literal(text[len(plain) :])
+        return plain, self.literal(text[len(plain) :])
+
+    def free_until(self, text: str) -> str:
+        """Any text up to the first place where `text` begins, and that."""
+        plain, rest = self.parted(text)
         if not plain:
             return f"TEXT {rest}"
         return f"{self._rule(f'TEXT {lark.string(plain)}', lazy=True)} {rest}".rstrip()
 
     def const_string(self, part: dict[str, Any], where: str) -> str:
         _only(part, where, ("type", "value"))
-        return self.literal(_text(part, "value", where)) or '""'
+        return self.literal(_text(part, "value", where, empty=True)) or '""'
 
     def json_schema(self, part: dict[str, Any], where: str) -> str:
-        _only(part, where, ("type", "json_schema"))
+        _only(part, where, ("type", "json_schema", "style"))
+        style = part.get("style", "json")
+        if style not in STYLES:
+            _fail(where, f"style must be one of {', '.join(STYLES)}, got {str(style)[:40]!r}")
         schema = part.get("json_schema")
         if schema is True:
             schema = {}
         if not isinstance(schema, dict):
             _fail(where, "json_schema must be an object")
         try:
-            return f"%json {json.dumps(self._form(schema))}"
+            return STYLES[style](self._form(schema), self)
         except InvalidRequest as error:
             at = f"{PARAM}.{where}"
             raise InvalidRequest(error.message.replace(SCHEMA, at, 1), param=at) from None
@@ -242,6 +265,15 @@ class _Writer:
         "triggered_tags": write_triggered,
         "tags_with_separator": tags_with_separator,
     }
+
+
+STYLES: Final[dict[str, Callable[[dict[str, Any], _Writer], str]]] = {
+    "json": lambda schema, writer: f"%json {json.dumps(schema)}",
+    "qwen_xml": lambda schema, writer: tagged_arguments(schema, writer, QWEN),
+    "glm_xml": lambda schema, writer: tagged_arguments(schema, writer, GLM),
+    "python": lambda schema, writer: python_arguments(schema, writer),
+}
+"""How the value of a schema is written: as JSON, or an object as the arguments of a call."""
 
 
 def _only(part: dict[str, Any], where: str, known: Sequence[str]) -> None:

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import ClassVar, Final
 
 from quire.serving.parsers.json_text import encoded
 from quire.serving.parsers.python_text import PythonValue
 from quire.serving.parsers.scan import MAX_SHORT, Marks, Scanner
-from quire.serving.parsing import ParserSetup, TurnWriter
+from quire.serving.parsing import CallSyntax, ParserSetup, TurnWriter
 
 _WORD: Final = re.compile(r"[\w.]*")
 _BEFORE: Final = re.compile(r"[\s,]*")
+_FREE: Final = r"[\s\x1C-\x1F]*([^\s\x1C-\x1F\[](?s:.*))?"
+"""An answer that does not begin with a bracket."""
 
 
 class Pythonic(Scanner):
@@ -25,6 +28,19 @@ class Pythonic(Scanner):
     opening: ClassVar[tuple[str, ...]] = ()
     closing: ClassVar[tuple[str, ...]] = ()
     """Marks around the list, left out wherever they are."""
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`. An answer does not begin with a bracket."""
+        leads: tuple[tuple[str, ...], ...] = (("", ""),)
+        if cls.opening and cls.opening[0] in vocabulary:
+            leads += ((_FREE, cls.opening[0], cls.closing[0]),)
+        # Text that is a mark, and no token of its own, may be anywhere in an answer.
+        told = not cls.opening or len(leads) > 1
+        return CallSyntax(
+            "NAME(", ")", ", ", "[", "]",
+            free=_FREE if told else "", leads=leads, style="python", names=r"[A-Za-z0-9_.]+",
+        )  # fmt: skip
 
     def __init__(self, setup: ParserSetup, out: TurnWriter) -> None:
         super().__init__(setup, out)

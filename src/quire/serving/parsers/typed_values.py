@@ -13,40 +13,9 @@ from typing import Any, Final
 from quire.serving.parsers.json_text import encoded
 from quire.serving.parsers.python_text import python_to_json
 from quire.serving.tools import ToolSpec
+from quire.structured.value_types import READS, reads_as_other, type_name, types_of
 
-_DEPTH: Final = 8
-"""How deep combinations of schemas are followed for the types of one value."""
-_JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
-    "array": (list,), "null": (type(None),),
-}  # fmt: skip
-
-
-def types_of(schema: object, depth: int = _DEPTH) -> frozenset[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, dict) or depth == 0:
-        return frozenset()
-    found = schema.get("type")
-    if isinstance(found, str):
-        return frozenset((found,))
-    if isinstance(found, list):
-        return frozenset(name for name in found if isinstance(name, str))
-    values = schema.get("enum")
-    if isinstance(values, list):
-        return frozenset(name for name in (_type_name(value) for value in values) if name)
-    for name in ("anyOf", "oneOf", "allOf"):
-        if isinstance(inner := schema.get(name), list):
-            return frozenset[str]().union(*(types_of(one, depth - 1) for one in inner))
-    if "properties" in schema:
-        return frozenset(("object",))
-    return frozenset()
-
-
-def _type_name(value: Any) -> str:
-    if isinstance(value, str):
-        return "string"
-    fits = (name for name, kinds in _JSON_TYPES.items() if type(value) in kinds)
-    return next(fits, "")
+_ALL_TYPES: Final = frozenset(READS)
 
 
 class Arguments:
@@ -56,13 +25,23 @@ class Arguments:
         name: The tool that is called.
         tools: Those that are offered.
         out: Told the pieces of the JSON text.
+        held: A grammar holds the call to the tool's schema.
     """
 
-    def __init__(self, name: str, tools: Iterable[ToolSpec], out: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        tools: Iterable[ToolSpec],
+        out: Callable[[str], None],
+        *,
+        held: bool = False,
+    ) -> None:
         tool = next((tool for tool in tools if tool.name == name), None)
-        properties = ((tool and tool.parameters) or {}).get("properties")
+        self._schema = (tool and tool.parameters) or {}
+        properties = self._schema.get("properties")
         self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
         self._out = out
+        self._held = held
         self._keys: set[str] = set()
         self._types = frozenset[str]()
         self._parts: list[str] = []
@@ -71,7 +50,8 @@ class Arguments:
     def key(self, key: str) -> None:
         """The next argument. One that came before is left out."""
         self._muted = key in self._keys
-        self._types = types_of(self._properties.get(key))
+        schema = self._properties.get(key, self._schema.get("additionalProperties"))
+        self._types = types_of(schema, self._schema)
         self._parts = []
         if self._muted:
             return
@@ -80,6 +60,11 @@ class Arguments:
         self._out(f'{before}"{encoded(key)}": ')
         if self._types == {"string"}:
             self._out('"')
+
+    def is_json(self, first: str) -> bool:
+        """Whether a value with this first character is certainly an object or a list in JSON."""
+        kind = {"{": "object", "[": "array"}.get(first)
+        return self._held and not self._muted and kind in self._types
 
     def value(self, text: str) -> None:
         """A piece of its value; nothing is added and nothing is stripped."""
@@ -97,7 +82,8 @@ class Arguments:
         if self._types == {"string"}:
             self._out('"')
         else:
-            self._out(typed("".join(self._parts), self._types))
+            read = exact if self._held and self._types else typed
+            self._out(read("".join(self._parts), self._types))
         self._parts = []
 
     def end(self) -> None:
@@ -110,6 +96,12 @@ class Arguments:
         return list(self._properties)
 
 
+def exact(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value that a grammar holds to some types, which are known."""
+    is_text = "string" in types and not reads_as_other(text, types)
+    return f'"{encoded(text)}"' if is_text else text
+
+
 def typed(text: str, types: frozenset[str]) -> str:
     """The JSON of a value that was written without a type.
 
@@ -117,7 +109,7 @@ def typed(text: str, types: frozenset[str]) -> str:
     it has none of them it becomes a string. Without known types, whatever is JSON stays.
     """
     stripped = text.strip()
-    wanted = types or frozenset(_JSON_TYPES)
+    wanted = types or _ALL_TYPES
     if _is_one_of(stripped, wanted):
         return stripped
     for name in ("True", "False", "None"):
@@ -142,7 +134,7 @@ def _is_one_of(text: str, types: frozenset[str]) -> bool:
     if isinstance(value, _Number):
         whole = text.lstrip("-").isdecimal()
         return "number" in types or ("integer" in types and whole)
-    return _type_name(value) in types
+    return type_name(value) in types
 
 
 class _Number:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
+from quire.serving.parsers.json_text import JsonValue
 from quire.serving.parsers.scan import MAX_SHORT, Marks, Scanner, is_name
 from quire.serving.parsers.typed_values import Arguments
-from quire.serving.parsing import ParserSetup, TurnWriter
+from quire.serving.parsing import CallSyntax, ParserSetup, TurnWriter
 
 
 class XmlCalls(Scanner):
@@ -18,6 +20,8 @@ class XmlCalls(Scanner):
         super().__init__(setup, out)
         self._name = ""
         self._arguments: Arguments | None = None
+        self._value_begins = False
+        self._json: JsonValue | None = None
 
     def take_name(self, marks: Marks) -> str | None:
         """Add to `_name` up to a mark, which is not consumed. The mark; empty: the name is too
@@ -29,13 +33,35 @@ class XmlCalls(Scanner):
         """Begin the call of the tool `_name`."""
         name = self._name.strip()
         self.begin(name)
-        self._arguments = Arguments(name, self.setup.tools, self.out.arguments)
+        held = name in self.setup.held
+        self._arguments = Arguments(name, self.setup.tools, self.out.arguments, held=held)
 
     @property
     def arguments(self) -> Arguments:
         """Of the call that is being read."""
         assert self._arguments is not None, "no call"
         return self._arguments
+
+    def begin_value(self, name: str) -> None:
+        """A value begins; what it is shows with its first character."""
+        self.arguments.key(name)
+        self._value_begins, self._json = True, None
+
+    def passed_json(self) -> bool:
+        """Read on in a value that is known to be JSON, in which a mark may be part of a string.
+        Whether a mark may come now; if not, more text is needed."""
+        if self.at == len(self.text):
+            return True
+        if self._value_begins:
+            self._value_begins = False
+            if self.arguments.is_json(self.text[self.at]):
+                self._json = JsonValue()
+        if self._json is None:
+            return True
+        end = self._json.take(self.text, self.at)
+        self.arguments.value(self.text[self.at : end])
+        self.at = end
+        return self._json.done
 
     def end_call(self) -> None:
         """The call is complete."""
@@ -49,6 +75,15 @@ class Qwen3Xml(XmlCalls):
     </tool_call>`. The outer tags may be missing."""
 
     special_tokens = ("<tool_call>", "</tool_call>")
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`."""
+        begin, end = "<function=NAME>\n", "</function>"
+        return CallSyntax(
+            f"<tool_call>\n{begin}", f"{end}\n</tool_call>", "\n",
+            trigger="<tool_call>", bare=(begin, end), style="qwen_xml",
+        )  # fmt: skip
 
     def read_text(self) -> bool:
         """Text, until a call opens."""
@@ -111,7 +146,7 @@ class Qwen3Xml(XmlCalls):
             return False
         self.at += len(mark)
         if mark:
-            self.arguments.key(self._name.strip())
+            self.begin_value(self._name.strip())
             self._first, self._newline = True, False
             self.state = type(self).read_value
         else:
@@ -120,10 +155,12 @@ class Qwen3Xml(XmlCalls):
 
     def read_value(self) -> bool:
         """A value, without the line breaks next to its tags."""
-        end, mark = _PARAMETER_END.find(self.text, self.at, self.final)
-        if self._first and self.at < end:
+        if self._first and self.at < len(self.text):
             self._first = False
             self.at += self.text[self.at] == "\n"
+        if not self.passed_json():
+            return False
+        end, mark = _PARAMETER_END.find(self.text, self.at, self.final)
         piece = self.text[self.at : end]
         if piece:
             if self._newline:
@@ -158,6 +195,13 @@ class Glm45(XmlCalls):
     special_tokens = (
         "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
     )  # fmt: skip
+
+    @classmethod
+    def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
+        """See `OutputParser`. Line breaks are as the model likes: version 4.7 writes none."""
+        return CallSyntax(
+            "<tool_call>NAME", "</tool_call>", "\n", trigger="<tool_call>", style="glm_xml"
+        )
 
     def read_text(self) -> bool:
         """Text, until a call opens."""
@@ -210,7 +254,7 @@ class Glm45(XmlCalls):
         self.at = end
         if mark == "<arg_value>":
             self.at += len(mark)
-            self.arguments.key(self._name.strip())
+            self.begin_value(self._name.strip())
             self.state = type(self).read_value
         elif mark:
             self.state = type(self).read_call
@@ -218,6 +262,8 @@ class Glm45(XmlCalls):
 
     def read_value(self) -> bool:
         """A value."""
+        if not self.passed_json():
+            return False
         end, mark = _VALUE_END.find(self.text, self.at, self.final)
         self.arguments.value(self.text[self.at : end])
         self.at = end + len(mark)
