@@ -183,6 +183,12 @@ def test_gpt_oss_may_answer_although_a_tool_is_strict(marked: tuple[Vocabulary, 
             assert writes(marked, form, before + answer), before
             assert writes(marked, form, before + call), before
             assert not writes(marked, form, before + wrong), before
+            for begin, _ in harmony.call_syntax(marked[0].special).others:
+                for city, fits in (("Rome", True), ("Bonn", False)):
+                    other = begin.replace("NAME", "get_weather") + f'{{"city": "{city}"}}'
+                    assert writes(marked, form, before + other) is fits, other
+                    said = told(read([other], [harmony], ParserSetup("", TOOLS)))
+                    assert said == [["call", "get_weather", f'{{"city": "{city}"}}']]
     prefilled = f"x{harmony.answer}"
     params = thinking.parsing(prefilled, AUTO, SamplingParams(), Tokens(marked))[1]
     assert writes(marked, params.structured_outputs, "Hi.")

@@ -183,10 +183,9 @@ def _triggered(syntax: CallSyntax, trigger: str, tools: Sequence[ToolSpec]) -> F
         tag = _tag(syntax, tool)
         whole = {"begin": syntax.before + tag["begin"], "end": tag["end"] + syntax.after}
         tags.append(tag | whole)
-    if syntax.bare is not None:
-        begin, end = syntax.bare
-        bare = replace(syntax, begin=begin, end=end)
-        tags += [_tag(bare, tool) for tool in tools]
+    for begin, end in syntax.others:
+        other = replace(syntax, begin=begin, end=end)
+        tags += [_tag(other, tool) for tool in tools]
         triggers.append(begin.partition("NAME")[0])
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
@@ -201,6 +200,7 @@ def _messages(syntax: CallSyntax, answer: str, tools: Sequence[ToolSpec]) -> For
         "separator": "",
     }
     told: Format = {"type": "sequence", "elements": [_const(answer), text]}
-    calls = [{"type": "tag", **_tag(syntax, tool)} for tool in tools]
+    ways = [syntax, *(replace(syntax, begin=begin, end=end) for begin, end in syntax.others)]
+    calls = [{"type": "tag", **_tag(way, tool)} for way in ways for tool in tools]
     last: Format = {"type": "or", "elements": [text, told, *calls]}
     return {"type": "sequence", "elements": [asides, last]}

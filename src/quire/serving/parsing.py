@@ -71,9 +71,9 @@ class CallSyntax:
     perhaps what may come after them."""
     style: str = "json"
     """How arguments are written: a `style` of structural tags."""
-    bare: tuple[str, str] | None = None
-    """What comes before and after the arguments where the outer marks of a call are left out; the
-    part before them begins a call in free text as well."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Other ways in which a model may write what comes before and after the arguments: they are
+    read as calls, too, so they are held to the schema where nothing forces a call."""
     names: str = ""
     """A regular expression for the names that a tool can have in this syntax; empty: any."""
     asides: tuple[tuple[str, str], ...] = ()

@@ -31,12 +31,21 @@ class Harmony(Scanner):
 
     @classmethod
     def call_syntax(cls, vocabulary: Container[str]) -> CallSyntax:
-        """See `OutputParser`. A reply has one call: `<|call|>` after it ends the output."""
+        """See `OutputParser`. A reply has one call: `<|call|>` after it ends the output.
+
+        The recipient may be in the channel or, as templates show earlier calls, with the role; the
+        type of the content may be marked or not.
+        """
         end = "<|end|><|start|>assistant"
         told = "<|channel|>" in vocabulary  # otherwise a header is text like any other
+        channel, role = "<|channel|>commentary to=functions.NAME", " to=functions.NAME"
+        kinds = ("<|constrain|>json<|message|>", "json<|message|>")
+        others = [(f"{channel} {kinds[1]}", "")]
+        others += [(f"{role}<|channel|>commentary {kind}", "") for kind in kinds]
         return CallSyntax(
-            "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+            f"{channel} {kinds[0]}",
             "",
+            others=tuple(others) if told else (),
             trigger=None if told else "<|channel|>commentary to=functions.",
             one_call=True,
             asides=(

@@ -82,7 +82,7 @@ class Qwen3Xml(XmlCalls):
         begin, end = "<function=NAME>\n", "</function>"
         return CallSyntax(
             f"<tool_call>\n{begin}", f"{end}\n</tool_call>", "\n",
-            trigger="<tool_call>", bare=(begin, end), style="qwen_xml",
+            trigger="<tool_call>", others=((begin, end),), style="qwen_xml",
         )  # fmt: skip
 
     def read_text(self) -> bool:
