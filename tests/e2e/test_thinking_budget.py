@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,6 +189,27 @@ def test_what_is_refused(model: str, server: RoutesServer) -> None:
             assert body["error"]["param"] == "thinking_token_budget"
         finally:
             other.close()
+
+
+def test_sentences_of_granite_are_refused_by_name(model: str, tmp_path: Path) -> None:
+    """They have many spellings in tokens, so no budget could be held."""
+    template = tmp_path / "granite.jinja"
+    template.write_text(
+        "Write your thoughts after 'Here is my thought process:' and your response after 'Here is "
+        "my response:'.{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    told = {**options(model), "chat_template": str(template)}
+    with asyncio.Runner() as runner:
+        other = RoutesServer(runner, told)
+        try:
+            body = other.ask("/v1/chat/completions", {**ASK, "thinking_token_budget": 5}, 400)
+            assert "'Here is my thought process:', got 5" in body["error"]["message"]
+            assert body["error"]["param"] == "thinking_token_budget"
+        finally:
+            other.close()
+    said = "Here is my thought process:', got 5"
+    with LLM(model, chat_template=str(template)) as llm, pytest.raises(InvalidRequest, match=said):
+        llm.chat(TURNS, SamplingParams(thinking_token_budget=5), use_tqdm=False)
 
 
 def test_kill_9_of_the_core(server: RoutesServer, llm: LLM) -> None:

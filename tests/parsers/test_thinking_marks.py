@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.serving.parsing import REASONING_PARSERS
 from quire.thinking import ThinkingMarks
-from quire.tokenizer.thinking import MARKS, REASONING_MARKS, marks_of
+from quire.tokenizer.thinking import MARKS, REASONING_MARKS, SENTENCES, marks_of
 
 
 def test_the_table_has_what_the_parsers_have() -> None:
@@ -21,6 +21,8 @@ def test_templates_tell_them() -> None:
     assert marks_of(["{{ messages }}"]) is None
     assert marks_of(["<think>\n{{ content }}</think>"]) == MARKS["qwen3"]
     assert marks_of(["{% if x %}</think>{% endif %}"]) == MARKS["deepseek_r1"]
+    assert marks_of(["Write 'Here is my thought process:' first"]) == SENTENCES
+    assert marks_of(["<|start_of_role|>a<think></think><response>"]) == MARKS["granite"]
     assert marks_of(["a", "[THINK]"]) == MARKS["mistral"]
 
 

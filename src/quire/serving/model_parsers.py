@@ -137,15 +137,19 @@ class ModelParsers:
         tells = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, effort != OFF)}
         return {name: tells[name] for name in tells if name in self.told} | variables
 
-    def mark_thinking(self, params: SamplingParams) -> SamplingParams:
+    def mark_thinking(self, params: SamplingParams, prompt: str = "") -> SamplingParams:
         """Parameters with the marks around the reasoning, if a budget of it needs them.
+
+        Args:
+            params: The request's.
+            prompt: As the template rendered it, where there is a template.
 
         Raises:
             InvalidRequest: no parser in force knows such marks.
         """
         if params.thinking_token_budget is None:
             return params
-        marks = self.marks
+        marks = marks_of_parser(_reasoning_of(self.kinds), prompt)
         if marks is None:
             raise InvalidRequest(
                 "thinking_token_budget needs a model whose reasoning has known marks; the parsers "
@@ -194,7 +198,7 @@ class ModelParsers:
             reasoning: Whether the reply has the reasoning.
             may_reason: Whether the model may begin to reason by itself; see `may_reason`.
         """
-        params = self.mark_thinking(params)
+        params = self.mark_thinking(params, prompt)
         kinds = [kind for kind in self.kinds if use.offered or not kind.needs_tools]
         if use.constrains:
             kinds, params = self._constrained(kinds, use, params, tokenizer)

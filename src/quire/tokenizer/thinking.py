@@ -31,6 +31,9 @@ REASONING_MARKS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 first row that fits counts."""
 
 _TAGS: Final = ThinkingMarks("<think>", "</think>")
+SENTENCES: Final = ThinkingMarks("Here is my thought process:", "Here is my response:")
+"""Of Granite 3.2. They are plain text, so no budget can be held: text has many spellings in tokens,
+and the end of the reasoning could be missed and be forced into the answer."""
 MARKS: Final[dict[str, ThinkingMarks]] = {
     "openai_gptoss": ThinkingMarks("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     "mistral": ThinkingMarks("[THINK]", "[/THINK]"),
@@ -42,8 +45,7 @@ MARKS: Final[dict[str, ThinkingMarks]] = {
     "deepseek_r1": ThinkingMarks("<think>", "</think>", always=True),
     "qwen3": _TAGS,
 }
-"""Of the parsers above, as the parsers themselves have them. Granite 3.2 writes sentences instead,
-which are no tokens."""
+"""Of the parsers above, as the parsers themselves have them. Granite 3.2 writes `SENTENCES`."""
 
 
 def first_that_fits(rows: Sequence[tuple[str, tuple[str, ...]]], text: str) -> str:
@@ -54,4 +56,8 @@ def first_that_fits(rows: Sequence[tuple[str, tuple[str, ...]]], text: str) -> s
 
 def marks_of(templates: Sequence[str]) -> ThinkingMarks | None:
     """The marks of a model with these chat templates; `None`: not known."""
-    return MARKS.get(first_that_fits(REASONING_MARKS, "\n".join(templates)))
+    text = "\n".join(templates)
+    name = first_that_fits(REASONING_MARKS, text)
+    if name == "granite" and SENTENCES.opening in text:
+        return SENTENCES
+    return MARKS.get(name)

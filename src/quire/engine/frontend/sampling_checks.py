@@ -200,7 +200,7 @@ class SamplingChecks:
             if not mark or mark[0] not in self._tokenizer.added_ids:
                 refuse(
                     "thinking_token_budget",
-                    f"needs a model with a token of its own for {text}, got {given}.",
+                    f"needs a model with a token of its own for {text!r}, got {given}.",
                 )
             self._check_vocabulary("thinking_token_budget", mark)
         return Thinking(opening, closing)

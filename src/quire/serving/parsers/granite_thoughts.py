@@ -11,8 +11,9 @@ from typing import Final
 from quire.serving.parsers.scan import Marks
 from quire.serving.parsers.thoughts import Thoughts
 from quire.serving.parsing import ParserSetup, TurnWriter
+from quire.tokenizer.thinking import SENTENCES
 
-_SENTENCES: Final = ("Here is my thought process:", "Here is my response:")
+_SENTENCES: Final = (SENTENCES.opening, SENTENCES.closing)
 _STARTS: Final = Marks("Here is my thought process:", "Here's my thought process:", "<think>")
 _RESPONSE: Final = Marks("<response>")
 _RESPONSE_END: Final = Marks("</response>")
