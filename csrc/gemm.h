@@ -17,8 +17,8 @@
 // Then bias, activation, residual, and one rounding.
 //
 // Weights that are codes (kCodes8, kCodes4) are multiplied with rows that are codes too: coded_tile.h.
-// Narrow ones (kE4M3, kE5M2, kI8, kTable4) become numbers of type `wide`, a block at a time, in a near
-// cache, and are multiplied as those: widen.h.
+// Narrow ones (kE4M3, kE5M2, kI8, kTable4) become numbers of type `wide`, in registers or, a block at a time,
+// in a near cache, and are multiplied as those: widen.h.
 #pragma once
 #include "isa.h"
 #include "scalar.h"

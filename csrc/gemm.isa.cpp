@@ -9,6 +9,7 @@
 #include "coded_tile.h"
 #include "gemm.h"
 #include "math.h"
+#include "narrow_units.h"
 #include "pool.h"
 
 namespace quire {
@@ -26,6 +27,8 @@ constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
+// Rows for which numbers of narrow weights are made in registers, at most.
+constexpr int64_t kInRegisters = 48;
 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 2;
@@ -57,7 +60,23 @@ struct Block {
   float* into;          // nullptr, or what the weighed sums of the leaf are added to, not written to `sums`
   bool ends = false;    // its leaf
   int64_t extra = 0;    // lines to fetch per group and pass
+  // Of 8-bit floats (widen.h). The scales of the group that ends here, or nullptr; and whether the sums of
+  // the groups before it are in `sums`.
+  const char* scales = nullptr;
+  bool grows = false;
+  // nullptr, or memory for numbers: `weights` are the codes of a narrow tile, k0 .. k1 a leaf.
+  void* wide = nullptr;
 };
+
+// The end of a group: its sums times its scales join those before it.
+template <int R, int V>
+QUIRE_INLINE void scale_sums(const Block& b, const float* sums, int64_t column, Vec (&acc)[R][V]) {
+  _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) {
+    const Vec scale = load_scales(b.work.args.layer->coded.scale_type, b.scales, column + j * kLanes);
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r)
+      acc[r][j] = add(b.grows ? load(sums + r * kTile + j * kLanes) : zero(), mul(acc[r][j], scale));
+  }
+}
 
 // Where row i of the product is added to.
 QUIRE_INLINE float* added_to(const Block& b, int64_t i) {
@@ -90,51 +109,113 @@ template <int P> QUIRE_INLINE void fetch(const char*& next) {
 }
 
 #if QUIRE_LEVEL >= 3
+// Two k of 64 columns.
 template <int R>
-QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, __m512 (&acc)[R][4]) {
-  __m512bh b[4];
-  QUIRE_UNROLL for (int j = 0; j < 4; ++j) b[j] = (__m512bh)_mm512_loadu_si512(w + 32 * j);
+QUIRE_INLINE void multiply_step(const bf16* const x, int64_t stride, const __m512i (&w)[4], Vec (&acc)[R][4]) {
   QUIRE_UNROLL for (int r = 0; r < R; ++r) {
     int32_t pair;
     __builtin_memcpy(&pair, x + r * stride, 4);
     const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
-    QUIRE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], a, b[j]);
+    QUIRE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j].v = _mm512_dpbf16_ps(acc[r][j].v, a, (__m512bh)w[j]);
   }
 }
+template <int R>
+QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, Vec (&acc)[R][4]) {
+  __m512i b[4];
+  QUIRE_UNROLL for (int j = 0; j < 4; ++j) b[j] = _mm512_loadu_si512(w + 32 * j);
+  multiply_step<R>(x, stride, b, acc);
+}
 
+// The end of a block, and perhaps of a leaf.
+template <int R> QUIRE_INLINE void end_bf16(const Block& b, int64_t row, float* sums, Vec (&acc)[R][4]) {
+  for (int64_t left = b.joins; left > 0; --left) {
+    sums -= b.apart;
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
+      acc[r][j] = add(load(sums + r * 64 + j * 16), acc[r][j]);
+  }
+  if (b.into) {
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+      const Vec share = splat(b.work.args.shares[row + r]);
+      float* out = added_to(b, row + r);
+      QUIRE_UNROLL for (int j = 0; j < 4; ++j) {
+        store(out + j * 16, add(load(out + j * 16), mul(acc[r][j], share)));
+      }
+    }
+    return;
+  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
+    store(sums + r * 64 + j * 16, acc[r][j]);
+}
 // Rows alone are bound by memory: they fetch their own weights, 16 steps ahead.
 template <int R, int P>
 void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
   const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
   const bf16* w = reinterpret_cast<const bf16*>(b.weights) + (b.k0 - b.begins) * kTile;
   const int64_t stride = b.work.stride, k1 = b.k1;
-  __m512 acc[R][4];
+  Vec acc[R][4];
   QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
-    acc[r][j] = b.fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * 64 + j * 16);
+    acc[r][j] = b.fresh ? zero() : load(sums + r * 64 + j * 16);
   int64_t k = b.k0;
   for (; k + 8 <= k1; k += 8, w += 8 * kTile) {
     fetch<P>(next);
     QUIRE_UNROLL for (int s = 0; s < 8; s += 2) step_bf16<R>(x + k + s, stride, w + s * kTile, acc);
   }
   for (; k < k1; k += 2, w += 2 * kTile) step_bf16<R>(x + k, stride, w, acc);
-  for (int64_t left = b.joins; left > 0; --left) {
-    sums -= b.apart;
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
-      acc[r][j] = _mm512_add_ps(_mm512_loadu_ps(sums + r * 64 + j * 16), acc[r][j]);
-  }
-  if (b.into) {
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-      const __m512 share = _mm512_set1_ps(b.work.args.shares[row + r]);
-      float* out = added_to(b, row + r);
-      QUIRE_UNROLL for (int j = 0; j < 4; ++j) {
-        const __m512 said = _mm512_mul_ps(acc[r][j], share);
-        _mm512_storeu_ps(out + j * 16, _mm512_add_ps(_mm512_loadu_ps(out + j * 16), said));
+  if (b.scales) scale_sums<R, 4>(b, sums, 0, acc);
+  end_bf16<R>(b, row, sums, acc);
+}
+
+// Numbers of narrow weights are made in registers, group by group, anew for each pass: that takes less time
+// than reading them from a near cache, unless rows are many.
+template <int R, class S> void tile_units(const Block& b, int64_t row, float* sums, int64_t pass) {
+  const Linear& layer = *b.work.args.layer;
+  const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
+  const int64_t stride = b.work.stride, group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
+  const int64_t bytes = unit_bytes(layer);
+  // One pass fetches what it reads itself a little later; the first of several the next block, a line each.
+  const bool alone = b.lines == 0;
+  const int64_t lines = alone ? bytes / 64 : pass < bytes / 64 ? 1 : 0;
+  const char* next = b.next + (alone ? 0 : pass * (b.k1 - b.k0) / 2 * 64);
+  S source(layer);
+  Block part = b;
+  Vec acc[R][4];
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j] = zero();
+  for (int64_t k = b.k0, end; k < b.k1; k = end) {
+    const int64_t first = k / group * group;
+    end = first + group < b.k1 ? first + group : b.k1;
+    const char* at = b.weights + k / group * size;
+    const char* unit = at + head + (k - first) / 2 * bytes;
+    if (alone) next += head;
+    if (source.begin(at)) {
+      for (int64_t i = k; i < end; i += 2, unit += bytes) {
+        for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 3);
+        __m512i numbers[4];
+        source.unit(unit, numbers);
+        multiply_step<R>(x + i, stride, numbers, acc);
+      }
+    } else {
+      widen_weights(WidenArgs{&layer, b.weights, k, end, b.wide});
+      const bf16* w = static_cast<const bf16*>(b.wide);
+      for (int64_t i = k; i < end; i += 2, w += 2 * kTile) step_bf16<R>(x + i, stride, w, acc);
+    }
+    if constexpr (S::kScalesSums) {
+      part.scales = at;
+      part.grows = k > b.k0;
+      scale_sums<R, 4>(part, sums, 0, acc);
+      if (end == b.k1) break;
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j) {
+        store(sums + r * 64 + j * 16, acc[r][j]);
+        acc[r][j] = zero();
       }
     }
-    return;
   }
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
-    _mm512_storeu_ps(sums + r * 64 + j * 16, acc[r][j]);
+  end_bf16<R>(b, row, sums, acc);
+}
+
+template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
+  if (b.work.args.layer->dtype == kTable4) return tile_units<R, PowerUnits>(b, row, sums, pass);
+  if (kLooksUpBytes) return tile_units<R, E4M3Table>(b, row, sums, pass);
+  tile_units<R, E4M3Units>(b, row, sums, pass);
 }
 #endif
 
@@ -214,6 +295,7 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
         steps_f32<R, D>(x, stride, b, column, k, k + 8, acc);
       }
     steps_f32<R, D>(x, stride, b, column, k, b.k1, acc);
+    if (b.scales) scale_sums<R, V>(b, at, column, acc);
     for (int64_t left = b.joins; left > 0; --left) {
       at -= b.apart;
       QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
@@ -430,6 +512,7 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
     return coded_rows<R, 0>(b, row, sums, next);
   }
 #if QUIRE_LEVEL >= 3
+  if (b.wide) return narrow_rows<R>(b, row, sums, pass);
   if (b.work.direct) {
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
     // A short block's passes go on: a longer lead did no harm there, and good with 16 rows.
@@ -653,6 +736,17 @@ int64_t narrow_length(bool direct, int64_t rows, int64_t k) {
   return rows <= kRows && k > kNarrowBlock ? kNarrowBlock : block_length(direct, rows, k);
 }
 
+// Whether the numbers of a narrow weight are made in registers.
+bool in_registers(const Work& work, int64_t rows) {
+#if QUIRE_LEVEL >= 3
+  const Linear& layer = *work.args.layer;
+  return work.direct && rows <= kInRegisters && (layer.dtype == kE4M3 || PowerUnits::fits(layer));
+#else
+  (void)work, (void)rows;
+  return false;
+#endif
+}
+
 // The same for codes: blocks of about as many bytes, of whole groups.
 int64_t coded_length(const Linear& layer, int64_t rows, int64_t k) {
   const int64_t times = layer.dtype == kCodes8 ? 2 : 4, unit = layer.coded.group ? layer.coded.group : 16;
@@ -685,22 +779,29 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const int64_t k = padded_k(layer), leaf_k = k / layer.leaves;
   const char* weights = tile_at(layer, tile);
   const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
-  const bool narrow = is_narrow(layer);
-  const int64_t length = is_coded(layer) ? coded_length(layer, row1 - row0, leaf_k)
-                         : narrow        ? narrow_length(work.direct, row1 - row0, leaf_k)
-                                         : block_length(work.direct, row1 - row0, leaf_k);
+  const bool narrow = is_narrow(layer), at_once = narrow && in_registers(work, row1 - row0);
+  const int64_t group = layer.coded.group;
+  int64_t length = at_once           ? leaf_k
+                   : is_coded(layer) ? coded_length(layer, row1 - row0, leaf_k)
+                   : narrow          ? narrow_length(work.direct, row1 - row0, leaf_k)
+                                     : block_length(work.direct, row1 - row0, leaf_k);
+  // One of several groups, whose sums join others, is not cut but where a leaf ends.
+  const bool scaled = narrow && !at_once && scales_sums(layer), whole = scaled && group < k;
+  if (whole) length = group;
   // A narrow weight has fewer lines, and one that is read once is fetched where it becomes numbers.
   const int64_t all_lines = narrow                ? layer.dtype == kTable4 ? kLines / 4 : kLines / 2
                             : layer.dtype == kF32 ? 2 * kLines
                                                   : kLines;
   const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines);
-  void* const wide = narrow ? scratch(6, static_cast<size_t>((length + 1) * kTile) * 4) : nullptr;
+  const int64_t most = at_once && group < length ? group : length;
+  void* const wide = narrow ? scratch(6, static_cast<size_t>((most + 1) * kTile) * 4) : nullptr;
   const int64_t apart = (row1 - row0) * kTile;
   const int64_t head = layer.coded.group ? (group_head(layer) / 64 + passes - 1) / passes : 0;
   for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {
     const int64_t begin = leaf * leaf_k, end = begin + leaf_k;
-    for (int64_t k0 = begin; k0 < end; k0 += length) {
-      const int64_t k1 = k0 + length < end ? k0 + length : end;
+    for (int64_t k0 = begin, k1; k0 < end; k0 = k1) {
+      k1 = (whole ? k0 / length * length : k0) + length;
+      if (k1 > end) k1 = end;
       const int64_t joins = k1 == end && !work.args.rows ? branches(leaf) : 0;
       // Steps of one pass read 256 bytes each: alone it fetches 4 KiB ahead of itself, among others
       // its share of the next block.
@@ -709,10 +810,13 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                                      : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
-      if (narrow) widen_weights(WidenArgs{&layer, weights, k0, k1, wide});
-      const Block block{work,  narrow ? static_cast<const char*>(wide) : weights,
-                        narrow ? k0 : 0, k0, k1, k0 == begin, joins, apart, next, lines, all_lines,
-                        adds ? into : nullptr, k1 == end, head};
+      const bool made = narrow && !at_once, ends_group = scaled && (whole || k1 == end);
+      if (made) widen_weights(WidenArgs{&layer, weights, k0, k1, wide});
+      const Block block{work, made ? static_cast<const char*>(wide) : weights,
+                        made ? k0 : 0, k0, k1, whole || k0 == begin, joins, apart, next, lines, all_lines,
+                        adds ? into : nullptr, k1 == end, head,
+                        ends_group ? weights + k0 / group * group_bytes(layer) : nullptr, whole && k0 > begin,
+                        at_once ? wide : nullptr};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }

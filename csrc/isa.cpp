@@ -26,6 +26,12 @@ static bool is_amd() {
 }
 const bool kFetchPast = is_amd();
 
+static bool has_vbmi() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512vbmi");
+}
+const bool kLooksUpBytes = has_vbmi();
+
 bool has_isa(int isa) {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -45,6 +51,7 @@ bool has_isa(int isa) {
 #else
 
 const bool kFetchPast = false;
+const bool kLooksUpBytes = false;
 bool has_isa(int isa) { return isa == kPortable; }
 
 #endif

@@ -34,6 +34,8 @@ bool set_isa(int isa);
 // Whether memory that is read once should be fetched past the larger caches (prefetchnta). On Intel's
 // processors such lines came at half the speed (Xeon with AMX); Zen 4 was faster with it.
 extern const bool kFetchPast;
+// Whether bytes can be looked up in tables of 128 (AVX512_VBMI).
+extern const bool kLooksUpBytes;
 
 // QUIRE_KERNEL(norm, (const NormArgs&)) declares quire::portable::norm, quire::avx2::norm, ...;
 // QUIRE_PICK(norm)(args) calls that of the active instruction set.

@@ -8,6 +8,9 @@
 // The layout is the same on every instruction set. The number is (value - zero) * scale, rounded to
 // float32, less the minimum, rounded to float32, then to the type `wide`; a bf16 number that is denormal may become zero, as which products
 // on AVX512_BF16 take it anyway.
+//
+// 8-bit floats, which every type has, are multiplied as they are: within a leaf, the sum of a group's products
+// is multiplied with its scale, and groups are added in ascending order from 0 on, each product and sum rounded.
 #pragma once
 #include "gemm.h"
 
@@ -17,6 +20,8 @@ constexpr int64_t kUnit = 128;
 
 // Bytes of a unit.
 static inline int64_t unit_bytes(const Linear& layer) { return layer.dtype == kTable4 ? kUnit / 2 : kUnit; }
+// Whether scales belong to the sums of groups, not to numbers.
+static inline bool scales_sums(const Linear& layer) { return layer.dtype == kE4M3 || layer.dtype == kE5M2; }
 // Of a group: scales, zeros and codes.
 static inline int64_t group_bytes(const Linear& layer) {
   return group_head(layer) + layer.coded.group / 2 * unit_bytes(layer);

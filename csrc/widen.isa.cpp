@@ -1,6 +1,5 @@
 // Codes of narrow weights become numbers. Layout and arithmetic: widen.h.
-#include "kv_types.h"
-#include "widen.h"
+#include "narrow_units.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -12,8 +11,6 @@ struct Factors {
   alignas(64) float scales[kUnit];
   alignas(64) float zeros[kUnit];
   alignas(64) float minima[kUnit];
-  alignas(64) int16_t exponents[kUnit];  // of scales that are powers of two: what bf16 numbers grow by
-  bool powers;                           // all are
 };
 
 // kLanes codes of a unit as float32, from number i on, divided by kTimes: the scale makes up for it.
@@ -115,39 +112,28 @@ void widen_units(const char* unit, int64_t units, const float* values, const Fac
 }
 
 #if QUIRE_LEVEL >= 3
-// Numbers that bf16 has, of at least a half or 0, times powers of two, by whole numbers alone: the bits
-// of `widen_units` in half the steps.
-void widen_powers(const char* unit, int64_t units, const float* values, const Factors& by, char* out) {
-  alignas(64) uint16_t table[32], low[32], high[32], shifts[2][32];
-  for (int i = 0; i < 32; ++i) {
-    table[i] = static_cast<uint16_t>(f32_to_bits(values[i % 16]) >> 16);
-    low[i] = static_cast<uint16_t>(2 * (i % 16));
-    high[i] = static_cast<uint16_t>(low[i] + 1);
-    shifts[0][i] = i < 16 ? 0 : 4;
-    shifts[1][i] = i < 16 ? 8 : 12;
-  }
-  const __m512i all = _mm512_load_si512(table), any = _mm512_set1_epi16(0x7fff);
-  for (int64_t u = 0; u < units; ++u, unit += kUnit / 2, out += kUnit * 2) {
-    __builtin_prefetch(unit + kAhead, 0, 3);
-    const __m512i words = _mm512_loadu_si512(unit);
-    const __m512i half[2] = {_mm512_permutexvar_epi16(_mm512_load_si512(low), words),
-                             _mm512_permutexvar_epi16(_mm512_load_si512(high), words)};
-    _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m) {
-      const __m512i codes = _mm512_srlv_epi16(half[m / 2], _mm512_load_si512(shifts[m % 2]));
-      const __m512i x = _mm512_permutexvar_epi16(codes, all);  // by the lowest five bits
-      const __mmask32 some = _mm512_test_epi16_mask(x, any);
-      const __m512i grown = _mm512_mask_add_epi16(x, some, x, _mm512_load_si512(by.exponents + 32 * m));
-      _mm512_storeu_si512(out + 64 * m, grown);
-    }
+// As a source makes them: narrow_units.h.
+template <class S> void widen_by(const S& source, const char* unit, int64_t units, int64_t bytes, char* out) {
+  for (int64_t u = 0; u < units; ++u, unit += bytes, out += kUnit * 2) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(unit + kAhead + line, 0, 3);
+    __m512i numbers[4];
+    source.unit(unit, numbers);
+    _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m) _mm512_storeu_si512(out + 64 * m, numbers[m]);
   }
 }
-
-bool fit_bf16(const float* values) {
-  for (int i = 0; i < 16; ++i) {
-    const uint32_t bits = f32_to_bits(values[i]), size = bits & 0x7fffffffu;
-    if (bits & 0xffffu || (size && size < f32_to_bits(0.5f)) || size > f32_to_bits(1024.0f)) return false;
+#elif QUIRE_LEVEL >= 1
+void widen_e4m3(const char* unit, int64_t units, char* out) {
+  for (int64_t u = 0; u < units; ++u, unit += kUnit, out += kUnit * 2) {
+    for (int64_t line = 0; line < kUnit; line += 64) __builtin_prefetch(unit + kAhead + line, 0, 3);
+#if QUIRE_LEVEL == 2
+    for (int64_t i = 0; i < kUnit; i += 32)
+      _mm512_storeu_si512(out + 2 * i, bf16_of_e4m3(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit + i))));
+#else
+    for (int64_t i = 0; i < kUnit; i += 16)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i),
+                          bf16_of_e4m3(_mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + i))));
+#endif
   }
-  return true;
 }
 #endif
 
@@ -173,56 +159,105 @@ Widen chosen(const Linear& layer) {
   }
 }
 
-// `head`: where the group begins.
-void read_factors(const Linear& layer, const char* head, Factors& to) {
-  const Coded& c = layer.coded;
-  const float times = layer.dtype == kE4M3 ? Codes<kE4M3>::kTimes : 1.0f;
-  const auto* zeros = reinterpret_cast<const int8_t*>(head + kTile * static_cast<int64_t>(item_size(c.scale_type)));
-  alignas(64) float scales[kTile], minima[kTile] = {};
+// Numbers of 64 columns in the order of those of a unit.
+void spread(const Coded& c, const float* numbers, float* to) {
   for (int64_t i = 0; i < kTile; i += kLanes) {
-    store(scales + i, mul(load_scales(c.scale_type, head, i), splat(times)));
-    if (c.group_minima) store(minima + i, load_scales(c.scale_type, head + minima_at(layer), i));
-  }
-  for (int64_t i = 0; i < kTile; ++i) {
-    const int64_t first = c.wide == kBF16 ? 2 * i : i, second = c.wide == kBF16 ? first + 1 : i + kTile;
-    to.scales[first] = to.scales[second] = scales[i];
-    to.zeros[first] = to.zeros[second] = c.group_zeros ? static_cast<float>(zeros[i]) : 0.0f;
-    to.minima[first] = to.minima[second] = minima[i];
-  }
-  to.powers = c.scale_type == kE8M0;
-  if (!to.powers) return;
-  const auto* by = reinterpret_cast<const uint8_t*>(head);
-  for (int64_t i = 0; i < kTile; ++i) {
-    to.powers &= by[i] != 0;
-    to.exponents[2 * i] = to.exponents[2 * i + 1] = static_cast<int16_t>((by[i] - 127) * 128);
+    const Vec v = load(numbers + i);
+    if (c.wide != kBF16) {
+      store(to + i, v);
+      store(to + kTile + i, v);
+      continue;
+    }
+#if QUIRE_LEVEL >= 2
+    const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    store(to + 2 * i, {_mm512_permutexvar_ps(first, v.v)});
+    store(to + 2 * i + kLanes, {_mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(8)), v.v)});
+#else
+    for (int64_t j = 0; j < kLanes; ++j) to[2 * (i + j)] = to[2 * (i + j) + 1] = numbers[i + j];
+#endif
   }
 }
 
-}  // namespace
+// `head`: where the group begins. What a layer has not is not set.
+void read_factors(const Linear& layer, const char* head, Factors& to) {
+  const Coded& c = layer.coded;
+  const float times = layer.dtype == kE4M3 ? Codes<kE4M3>::kTimes : 1.0f;
+  alignas(64) float numbers[kTile];
+  for (int64_t i = 0; i < kTile; i += kLanes)
+    store(numbers + i, scales_sums(layer) ? splat(times) : mul(load_scales(c.scale_type, head, i), splat(times)));
+  spread(c, numbers, to.scales);
+  if (!c.group_zeros && !c.group_minima) return;
+  const auto* zeros = reinterpret_cast<const int8_t*>(head + kTile * static_cast<int64_t>(item_size(c.scale_type)));
+  for (int64_t i = 0; i < kTile; ++i) numbers[i] = c.group_zeros ? static_cast<float>(zeros[i]) : 0.0f;
+  spread(c, numbers, to.zeros);
+  for (int64_t i = 0; i < kTile; i += kLanes)
+    store(numbers + i, c.group_minima ? load_scales(c.scale_type, head + minima_at(layer), i) : zero());
+  spread(c, numbers, to.minima);
+}
 
-void widen_weights(const WidenArgs& a) {
+// As the chosen function does it.
+void widen_usual(const WidenArgs& a) {
   const Linear& layer = *a.layer;
   const int64_t group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
-  const Widen usual = chosen(layer);
-#if QUIRE_LEVEL >= 3
-  const Coded& c = layer.coded;
-  const bool fits = layer.dtype == kTable4 && c.wide == kBF16 && c.scale_type == kE8M0 && !c.group_zeros &&
-         !c.group_minima && fit_bf16(c.values);
-#endif
+  const Widen widen = chosen(layer);
   char* out = static_cast<char*>(a.out);
   Factors by;
   for (int64_t k = a.k0, end; k < a.k1; k = end) {
     const int64_t first = k / group * group;
     end = first + group < a.k1 ? first + group : a.k1;
     const char* at = a.tile + k / group * size;
-    read_factors(layer, at, by);
-    Widen widen = usual;
-#if QUIRE_LEVEL >= 3
-    if (fits && by.powers) widen = widen_powers;
-#endif
+    if (k == a.k0 || !scales_sums(layer)) read_factors(layer, at, by);
     widen(at + head + (k - first) / 2 * unit_bytes(layer), (end - k + 1) / 2, layer.coded.values, by, out);
     out += (end - k) * kTile * static_cast<int64_t>(item_size(layer.coded.wide));
   }
+}
+
+#if QUIRE_LEVEL >= 1
+// `widen(at, unit, units, out, k, end)` makes the numbers of a group.
+template <class F> void by_groups(const WidenArgs& a, const F& widen) {
+  const Linear& layer = *a.layer;
+  const int64_t group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
+  char* out = static_cast<char*>(a.out);
+  for (int64_t k = a.k0, end; k < a.k1; k = end) {
+    const int64_t first = k / group * group;
+    end = first + group < a.k1 ? first + group : a.k1;
+    const char* at = a.tile + k / group * size;
+    widen(at, at + head + (k - first) / 2 * unit_bytes(layer), (end - k + 1) / 2, out, k, end);
+    out += (end - k) * kTile * 2;
+  }
+}
+#endif
+
+}  // namespace
+
+void widen_weights(const WidenArgs& a) {
+#if QUIRE_LEVEL >= 1
+  const Linear& layer = *a.layer;
+  if (layer.dtype == kE4M3 && layer.coded.wide == kBF16) {
+#if QUIRE_LEVEL >= 3
+    const auto by = [&](const auto& source) {
+      by_groups(a, [&](const char*, const char* unit, int64_t units, char* out, int64_t, int64_t) {
+        widen_by(source, unit, units, kUnit, out);
+      });
+    };
+    return kLooksUpBytes ? by(E4M3Table(layer)) : by(E4M3Units(layer));
+#else
+    return by_groups(a, [&](const char*, const char* unit, int64_t units, char* out, int64_t, int64_t) {
+      widen_e4m3(unit, units, out);
+    });
+#endif
+  }
+#if QUIRE_LEVEL >= 3
+  if (PowerUnits::fits(layer)) {
+    PowerUnits source(layer);
+    return by_groups(a, [&](const char* at, const char* unit, int64_t units, char* out, int64_t k, int64_t end) {
+      if (source.begin(at)) widen_by(source, unit, units, kUnit / 2, out);
+      else widen_usual(WidenArgs{&layer, a.tile, k, end, out});
+    });
+  }
+#endif
+#endif
+  widen_usual(a);
 }
 
 }  // namespace QUIRE_ISA

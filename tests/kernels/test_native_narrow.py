@@ -1,12 +1,13 @@
 """Compiled products of weights that become numbers: the bits of the product of those numbers, on
-every instruction set."""
+every instruction set. Of 8-bit floats: those of the sums of groups times their scales."""
 
 import pytest
 import torch
 
-from kernel_kit import on_every_isa, same
-from quire.kernels import native_linear, reference
+from kernel_kit import error, on_every_isa, same
+from quire.kernels import coded_linear, native_linear, reference
 from quire.kernels.dispatch import choose
+from quire.kernels.exact import sum_neighbours
 from quire.kernels.moe import ExpertWeights, grouped_experts
 from quire.kernels.native_coded import PackedCoded
 from quire.kernels.native_experts import grouped_experts as fast_experts
@@ -39,18 +40,52 @@ CASES = [
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def weight(kind, group, zeros, n, k, leaves, *, powers=False):
+def weight(kind, group, zeros, n, k, leaves, *, powers=False, small=False):
+    """With `small`, codes and scales whose products and sums are exact."""
     del leaves
     kind, _, minima = kind.partition(" ")
     coded = made(kind, group, zeros, "float", seed=n + k, n=n, k=k, minima=bool(minima))
     if powers:
         coded.scales.copy_(torch.exp2(coded.scales.mul(40).sub(20).round()))
         coded.scales[0] = 0
+    if small and kind in ("e4m3", "e5m2"):
+        coded.codes.copy_(coded.codes.float().mul(2).round().clamp(-4, 4))
+        coded.scales.copy_(torch.exp2(coded.scales.mul(4).round()))
     return coded
 
 
-def both(case, dtype, *, bias=True, gated=False, powers=False):
-    coded = weight(*case, powers=powers)
+EXACT = [case for case in CASES if not case[0].startswith("e")] + [CASES[5], CASES[6]]
+FLOATS8 = [case for case in CASES if case not in EXACT]
+
+
+class Scaled:
+    """The definition, each sum of a group by the compiled product of numbers."""
+
+    def __init__(self, coded, bias, leaves, dtype):
+        values, k, self.bias, self.leaves = coded.values(), coded.shape[1], bias, []
+        for begin in range(0, k, k // leaves):
+            cuts = sorted({begin, begin + k // leaves, *range(0, k, coded.group)})
+            cuts = [cut for cut in cuts if begin <= cut <= begin + k // leaves]
+            self.leaves.append([
+                (a, b, native_linear.prepare_linear(values[:, a:b], dtype=dtype),
+                 coded.scales[:, a // coded.group])
+                for a, b in zip(cuts, cuts[1:], strict=False)
+            ])  # fmt: skip
+
+    def __call__(self, x, out):
+        sums = []
+        for leaf in self.leaves:
+            total = torch.zeros(len(x), len(leaf[0][3]))
+            for a, b, codes, scales in leaf:
+                part = native_linear.linear(x[:, a:b].contiguous(), codes, torch.float32)
+                total += part * scales
+            sums.append(total)
+        whole = sum_neighbours(sums)
+        return (whole if self.bias is None else whole + self.bias.to(whole.dtype)).to(out)
+
+
+def both(case, dtype, *, bias=True, gated=False, powers=False, small=False):
+    coded = weight(*case, powers=powers, small=small)
     shift = torch.randn(case[3]) if bias else None
     how = {"gated": gated, "leaves": case[5], "dtype": dtype}
     fast = native_linear.prepare_coded(coded, shift, **how)
@@ -62,11 +97,32 @@ def rows(count, k, dtype=torch.float32, seed=1):
     return torch.randn(count, k, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def few_bits(count, k):
+    """Whole numbers, so that sums of small codes are exact in any order."""
+    return rows(count, k).mul(2).round().bfloat16()
+
+
+@pytest.mark.parametrize("case", FLOATS8, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scales_are_multiplied_with_sums(case, dtype):
+    coded, bias = weight(*case), torch.randn(case[3]).to(dtype)
+    fast = native_linear.prepare_coded(coded, bias, leaves=case[5], dtype=dtype)
+    assert isinstance(fast, PackedCoded)
+    wanted = Scaled(coded, bias, case[5], dtype)
+    plain = coded_linear.prepare_coded(coded, bias, leaves=case[5], dtype=dtype)
+    for count in (1, 5, 7, 20, 60, 200):
+        x = rows(count, case[4], dtype)
+        for out in (dtype, torch.float32):
+            assert same(native_linear.linear(x, fast, out), wanted(x, out))
+        got = native_linear.linear(x, fast, torch.float32)
+        assert error(got, reference.linear(x, plain, torch.float32)) < 1e-6
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_bit_is_that_of_the_numbers(case, dtype):
     fast, wide = both(case, dtype)
-    for count in (1, 5, 6, 7, 20, 200):
+    for count in (1, 5, 6, 7, 20, 60, 200):
         x = rows(count, case[4], dtype)
         for out in (dtype, torch.float32):
             assert same(native_linear.linear(x, fast, out), native_linear.linear(x, wide, out))
@@ -98,7 +154,7 @@ def test_every_code_of_eight_bits():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_do_not_notice_each_other(dtype):
-    for case in (CASES[1], CASES[5], CASES[13]):
+    for case in (CASES[0], CASES[1], CASES[5], CASES[13]):
         fast, _ = both(case, dtype)
         x = rows(400, case[4], dtype)
         whole = native_linear.linear(x, fast)
@@ -108,9 +164,9 @@ def test_rows_do_not_notice_each_other(dtype):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_rest_of_what_a_layer_does(case):
-    fast, wide = both(case, torch.bfloat16)
+    fast, wide = both(case, torch.bfloat16, small=True)
     n, k = case[3], case[4]
-    x = rows(5, k, torch.bfloat16)
+    x = few_bits(5, k)
     residual = rows(5, n, torch.bfloat16, seed=2)
     got = native_linear.linear_add(x, fast, residual.clone())
     assert same(got, native_linear.linear_add(x, wide, residual.clone()))
@@ -120,14 +176,16 @@ def test_the_rest_of_what_a_layer_does(case):
     for dtype in (torch.float32, torch.bfloat16):
         got = native_linear.embedding_of(ids, fast, dtype)
         assert same(got, native_linear.embedding_of(ids, wide, dtype))
-        plain = reference.prepare_linear(weight(*case).dequantise(), dtype=torch.bfloat16)
+        plain = reference.prepare_linear(
+            weight(*case, small=True).dequantise(), dtype=torch.bfloat16
+        )
         assert torch.equal(got, reference.embedding_of(ids, plain, dtype))
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[6]], ids=str)
 def test_gates(case):
-    fast, wide = both(case, torch.bfloat16, gated=True)
-    x = rows(13, case[4], torch.bfloat16)
+    fast, wide = both(case, torch.bfloat16, gated=True, small=True)
+    x = few_bits(13, case[4])
     for activation in ("silu", "gelu", "gelu_tanh"):
         got = native_linear.gated_linear(x, fast, activation)
         assert same(got, native_linear.gated_linear(x, wide, activation))

@@ -184,7 +184,8 @@ def test_text_is_sensible(name):
 
 @pytest.mark.parametrize("name", ["fp8_per_block", "mxfp8", "mxfp4"])
 def test_the_product_is_that_of_the_rounded_weights(name, tmp_path):
-    """A checkpoint with the weights that the codes stand for computes the same bits."""
+    """A checkpoint with the weights that the codes stand for computes the same; the same bits
+    unless the codes are 8-bit floats, whose scales belong to sums."""
     tensors = load_file(DEMO / "model.safetensors")
     for tensor in [n for n in tensors if n.endswith("proj.weight")]:
         tensors[tensor] = online._MAKERS[name](tensors[tensor]).dequantise().bfloat16()
@@ -198,7 +199,11 @@ def test_the_product_is_that_of_the_rounded_weights(name, tmp_path):
         with LLM(given, **how, max_model_len=128) as llm:
             (output,) = llm.generate("Once upon a time", params, use_tqdm=False)
             found.append([{t: e.logprob for t, e in p.items()} for p in output.outputs[0].logprobs])
-    assert found[0] == found[1]
+    if name == "mxfp4":
+        assert found[0] == found[1]
+    for one, other in zip(*found, strict=True):  # the likeliest; others may be different ones
+        assert next(iter(one)) == next(iter(other))
+        assert max(one.values()) == pytest.approx(max(other.values()), abs=0.05)
 
 
 # ---- what is refused -----------------------------------------------------------------------------

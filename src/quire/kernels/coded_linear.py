@@ -9,8 +9,17 @@ codes are whole numbers, so no order and no instruction set changes them:
            it after each group, the product and the difference rounded.
 
 A layer of one group has one such sum, whatever its leaves. Otherwise each leaf has one, and they
-are added as those of `tiles.linear`. With float activations the weight is what
-`CodedWeight.dequantise` says, and the product that of `tiles.linear`. Knows no checkpoint.
+are added as those of `tiles.linear`.
+
+With float activations the weight is what `CodedWeight.dequantise` says, rounded to the model's
+type, and the product that of `tiles.linear`. But 8-bit floats are multiplied as they are
+(`PreparedScaled`):
+
+    leaf[n] = sum over groups, ascending, of (sum over the group's k in the leaf of
+              x[k] * code[n, k]) * scale[n, g], each product with a scale and each sum of groups
+              rounded, beginning with 0
+
+Knows no checkpoint.
 """
 
 from __future__ import annotations
@@ -104,6 +113,77 @@ class PreparedCoded:
         return total.to(torch.float32)
 
 
+def scales_sums(coded: CodedWeight) -> bool:
+    """Whether the scales are multiplied with sums of products, not with the codes' numbers."""
+    floats = coded.kind in ("e4m3", "e5m2") and coded.activations == "float"
+    return floats and coded.order is None and can_scale(coded.group, coded.shape[1])
+
+
+def can_scale(group: int, k: int) -> bool:
+    """Whether compiled products take such groups: two columns are multiplied at a time."""
+    return group % 2 == 0 or group >= k
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedScaled:
+    """8-bit floats for the plain operations; float activations."""
+
+    weight: Tensor
+    """[N, K], float32: the numbers, for an embedding."""
+    groups: tuple[tuple[tuple[int, int, PreparedLinear, Tensor], ...], ...]
+    """For each leaf those that have columns in it: the first of these, the end, codes, and
+    scales [N]."""
+    bias: Tensor | None
+    """float32 [N]."""
+
+    @property
+    def leaves(self) -> int:
+        """L."""
+        return len(self.groups)
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the numbers, and of the codes as floats."""
+        return self.weight.nbytes + sum(g[2].nbytes for leaf in self.groups for g in leaf)
+
+    def products(self, x: Tensor) -> list[Tensor]:
+        """Float32 [T, N] for each leaf."""
+        found = []
+        for leaf in self.groups:
+            total = torch.zeros(len(x), self.out_features, device=x.device)
+            for first, end, codes, scales in leaf:
+                (sums,) = codes.products(x[:, first:end])
+                total.add_(sums.mul_(scales))
+            found.append(total)
+        return found
+
+
+def _scaled(
+    coded: CodedWeight, bias: Tensor | None, leaves: int, dtype: torch.dtype | None
+) -> PreparedScaled:
+    values, k = coded.values(), coded.shape[1]
+    assert k % leaves == 0, "leaves are equally long"
+    groups = []
+    for begin in range(0, k, k // leaves):
+        leaf, first, last = [], begin, begin + k // leaves
+        while first < last:
+            group = first // coded.group
+            end = min((group + 1) * coded.group, last)
+            codes = prepare_linear(values[:, first:end])
+            leaf.append((first, end, codes, coded.scales[:, group].clone()))
+            first = end
+        groups.append(tuple(leaf))
+    weight = coded.dequantise()
+    weight = weight if dtype is None else weight.to(dtype).to(torch.float32)
+    shift = None if bias is None else bias.to(torch.float32, copy=True)
+    return PreparedScaled(weight, tuple(groups), shift)
+
+
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes int8 [T, K] and scales float32 [T] of the rows of [T, K], symmetric.
 
@@ -132,7 +212,7 @@ def prepare_coded(
     gated: bool = False,
     leaves: int = 1,
     dtype: torch.dtype | None = None,
-) -> PreparedLinear | PreparedCoded:
+) -> PreparedLinear | PreparedCoded | PreparedScaled:
     """Prepare a quantised weight (and bias [N]) for `linear` and all operations that take what
     `prepare_linear` gives.
 
@@ -150,6 +230,8 @@ def prepare_coded(
     coded = concat((parts,) if isinstance(parts, CodedWeight) else tuple(parts))
     if bias is not None and dtype is not None:
         bias = bias.to(dtype)
+    if scales_sums(coded) and coded.shape[1]:
+        return _scaled(coded, bias, leaves, dtype)
     if coded.activations == "float":
         return prepare_linear(coded.dequantise(), bias, gated=gated, dtype=dtype, leaves=leaves)
     shift = None if bias is None else bias.to(torch.float32, copy=True)

@@ -1,8 +1,9 @@
 """Packs quantised weights that are multiplied with float activations. Layout: `csrc/widen.h`.
 
-The codes become numbers of the model's type in a near cache, a block at a time, so the product has
-the bits of that of `CodedWeight.dequantise`, rounded to that type, and its memory is that of the
-codes. Knows no checkpoint.
+The codes become numbers of the model's type in registers or a near cache, so the product has the
+bits of that of `CodedWeight.dequantise`, rounded to that type, and its memory is that of the codes.
+8-bit floats are multiplied as they are, and sums with their scales
+(`coded_linear.PreparedScaled`). Knows no checkpoint.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.coded import KINDS, CodedWeight
+from quire.kernels.coded_linear import can_scale
 from quire.kernels.native_coded import (
     POINTERS,
     Form,
@@ -34,7 +36,7 @@ def can_pack_narrow(coded: CodedWeight, leaves: int) -> bool:
     """Whether there are compiled products for it. Columns in an order of their own would be added
     in that order."""
     k = coded.shape[1]
-    whole = coded.group % 2 == 0 or coded.group >= k
+    whole = can_scale(coded.group, k)
     fits = k > 0 and coded.order is None and (leaves == 1 or k % (2 * leaves) == 0)
     return whole and fits and bool((coded.scales.abs() < _LARGEST).all())
 

@@ -337,9 +337,10 @@ def _check_plain(part: StoredPart, columns: int) -> None:
 
 
 def fitting(coded: CodedWeight, spec: LinearSpec) -> CodedWeight:
-    """In groups small enough that none crosses from one leaf to the next: the same weight."""
+    """In groups small enough that none crosses from one leaf to the next: the same weight. With
+    float activations they may cross."""
     leaf = spec.in_features // spec.leaves
-    if coded.group >= spec.in_features or leaf % coded.group == 0:
+    if coded.activations == "float" or coded.group >= spec.in_features or leaf % coded.group == 0:
         return coded
     return coded.in_groups_of(math.gcd(coded.group, leaf))
 
