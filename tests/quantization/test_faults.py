@@ -77,7 +77,41 @@ HOSTILE = [
     ("bnb nf4", "weight.absmax", lambda t: t[1:].clone(), "must hold 2560 scales of blocks of 64"),
     ("bnb nf4", "weight.quant_map", put(0.5), "is not the table of nf4"),
     ("bnb nf4", "weight.quant_state.bitsandbytes__nf4", put(0), "holds no state of bitsandbytes"),
+    ("bnb nf4", "weight.absmax", put(torch.nan), "finite numbers, got nan"),
+    ("ct mxfp8", "weight_scale", put(255), "exponents of 255"),
+    ("ct mxfp8", "weight", put(torch.nan), "codes that are NaN"),
+    ("ct nvfp4", "weight_global_scale", put(torch.nan), "finite numbers, got nan"),
+    ("modelopt fp8", "weight", put(torch.nan), "codes that are NaN"),
+    ("gptq 4", "g_idx", put(2**31 - 1), "groups must be 0 to 9, got 2147483647"),
+    ("ct int4 actorder", "weight_g_idx", put(-2), "groups must be 0 to 9, got -2"),
 ]
+TOO_LARGE = [
+    ("ct mxfp8", "weight_scale", put(254), "at most 7.54e+35 for codes up to 448"),
+    ("ct mxfp4", "weight_scale", put(254), "at most 5.63e+37 for codes up to 6"),
+    ("ct nvfp4", "weight_global_scale", put(1e-44), "scales must be finite, got inf"),
+    ("modelopt nvfp4", "weight_scale_2", lambda t: t * 0 + 3e38, "scales must be finite, got inf"),
+    ("modelopt fp8", "weight_scale", lambda t: t * 0 + 1e37, "got 1e+37"),
+    ("ct int8", "weight_scale", put(1e37), "got 1e+37"),
+    ("ct int4 g32", "weight_scale", put(3e38), "at most 2.25e+37 for codes up to 15"),
+    ("gptq 4", "scales", lambda t: t.float() * 0 + 3e38, "got 3e+38"),
+]
+"""Numbers, each finite, that make infinite ones together."""
+SHAPES = [
+    ("ct mxfp8", "weight_scale", 1),
+    ("ct mxfp4", "weight_scale", 0),
+    ("ct nvfp4", "weight_scale", 1),
+    ("modelopt nvfp4", "weight_scale", 0),
+    ("bnb nf4", "weight", 0),
+    ("bnb nf4", "weight.quant_map", 0),
+    ("bnb int8", "SCB", 0),
+    ("fp8 block", "weight_scale_inv", 1),
+    ("gptq 4", "qzeros", 1),
+    ("gptq 4", "g_idx", 0),
+    ("awq gemm", "qzeros", 0),
+    ("ct int4 g64 asymmetric", "weight_zero_point", 0),
+    ("ct int4 actorder", "weight_g_idx", 0),
+]
+"""Tensors, and the dimension in which they lack the last."""
 
 
 @pytest.mark.parametrize(("name", "tensor", "change", "why"), HOSTILE)
@@ -86,6 +120,22 @@ def test_hostile_tensors_are_refused_by_name(name, tensor, change, why, written,
     assert f"layer {LAYER!r} (" in said and f"tensor '{LAYER}.{tensor}': " in said
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(said)
+
+
+@pytest.mark.parametrize(("name", "tensor", "change", "why"), TOO_LARGE)
+def test_weights_that_would_be_infinite_are_refused(name, tensor, change, why, written, tmp_path):
+    said = refused(written(name), tmp_path, {f"{LAYER}.{tensor}": change})
+    assert f"layer {LAYER!r} (" in said and why in said
+
+
+@pytest.mark.parametrize(("name", "tensor", "dim"), SHAPES)
+def test_wrong_shapes_are_refused_by_name(name, tensor, dim, written, tmp_path):
+    def shorter(stored):
+        return stored.narrow(dim, 0, stored.shape[dim] - 1).contiguous()
+
+    said = refused(written(name), tmp_path, {f"{LAYER}.{tensor}": shorter})
+    shape = list(shorter(load_file(written(name) / "model.safetensors")[f"{LAYER}.{tensor}"]).shape)
+    assert f"{LAYER!r} is " in said and f" {tensor} " in said and f"{shape}, not [" in said
 
 
 CONTRADICTIONS = [

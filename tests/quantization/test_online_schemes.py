@@ -12,7 +12,7 @@ from quire.cli.serve import build_parser
 from quire.config import EngineConfig, ModelShape
 from quire.config.cli import engine_config
 from quire.config.online_schemes import SCHEMES, online_plan
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ModelLoadError
 from quire.kernels.coded import KINDS
 from quire.models.inspection import weight_forms
 from quire.models.registry import load_model
@@ -95,6 +95,15 @@ def test_e2m1_halfway_goes_to_the_even_code():
     table = torch.tensor(KINDS["e2m1"].values)
     got = table[online_floats.nearest_e2m1(halfway).long()]
     assert got.tolist() == [0, 1, 1, 2, 2, 4, 4, 0, -4, 6, -6, 0]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", sorted(online._MAKERS))
+def test_numbers_that_are_not_finite_are_refused(name, number):
+    weight = torch.ones(70, 64)
+    weight[69, 33] = number
+    with pytest.raises(ModelLoadError, match="finite"):
+        online._MAKERS[name](weight)
 
 
 @pytest.mark.parametrize("name", [*CASES, "int8", "int4"])

@@ -74,6 +74,10 @@ KINDS: Final[dict[str, CodeKind]] = {
 """By name. `int4` holds 2 and 3 bit codes as well: with zeros, any code from 0 to 15."""
 
 
+LARGEST: Final = 3.38e38
+"""Of a weight: what bfloat16 and float32 still hold."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight:
     """A quantised weight [N, K] as numbers, whatever checkpoint it came from.
@@ -127,6 +131,7 @@ class CodedWeight:
         if self.minima is not None:
             self._check_scales("minima", self.minima, n, -(-k // self.group))
         self._check_codes(kind)
+        self._check_products(kind)
         if self.order is not None:
             self._check_order(k)
 
@@ -164,6 +169,17 @@ class CodedWeight:
                 f"{_name(self.zeros.dtype)} {list(self.zeros.shape)}"
             )
         _check_range("zeros", self.zeros, kind)
+
+    def _check_products(self, kind: CodeKind) -> None:
+        """No code may stand for infinity, whichever are there: a look at scales is enough."""
+        if not self.scales.numel():
+            return
+        largest, most = float(self.scales.abs().max()), _widest(kind, self.zeros is not None)
+        if largest * most > LARGEST:
+            raise ModelLoadError(
+                f"scales must be at most {LARGEST / most:.3g} for codes up to {most:g}, as larger "
+                f"weights are no finite numbers; got {largest:.3g}"
+            )
 
     def _check_order(self, k: int) -> None:
         order = self.order
@@ -290,6 +306,16 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)
+
+
+def _widest(kind: CodeKind, with_zeros: bool) -> float:
+    """The largest size of a code's value, less its zero."""
+    if kind.values:
+        return max(map(abs, kind.values))
+    if kind.dtype.is_floating_point:
+        return float(torch.finfo(kind.dtype).max)
+    sizes = max(abs(kind.lowest), abs(kind.highest))
+    return float(kind.highest - kind.lowest if with_zeros else sizes)
 
 
 def _check_range(what: str, numbers: Tensor, kind: CodeKind) -> None:

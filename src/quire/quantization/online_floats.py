@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from quire.errors import ModelLoadError
 from quire.kernels.coded import KINDS, CodedWeight
 
 E4M3_MAX: Final = 448.0
@@ -94,6 +95,9 @@ def _powers(weight: Tensor, group: int, largest: int) -> Tensor:
     found = []
     for _, wide in _some(weight):
         most = _by_groups(wide.abs(), group).amax(2)
+        if not bool(most.isfinite().all()):  # these have a power and a code of their own
+            row, of = most.isfinite().logical_not().nonzero()[0].tolist()
+            raise ModelLoadError(f"weights must be finite, got {most[row, of]} in group {of}")
         # frexp is exact: most = mantissa * 2**exponent, the mantissa from a half to less than 1
         exponents = torch.frexp(most).exponent - 1 - largest
         powers = torch.ldexp(torch.ones_like(most), exponents.clamp_(-126, 127))
