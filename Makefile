@@ -109,13 +109,14 @@ fix: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# PEER_VLLM=PYTHON and PEER_LLAMA=PYTHON add vLLM and llama.cpp, from environments of their own, to the
-# same runs.
+# PEER_VLLM=PYTHON, PEER_OPENVINO=PYTHON and PEER_LLAMA=PYTHON add vLLM, OpenVINO and llama.cpp, from
+# environments of their own, to the same runs.
 SHAPE = qwen2.5-0.5b
 bench: install
 	$(BIN)/python benchmarks/make_model.py $(SHAPE) build/bench
-	$(BIN)/python benchmarks/cpu_engine.py --model build/bench/$(SHAPE)-random \
-	  $(if $(PEER_VLLM),--peer-vllm $(PEER_VLLM)) $(if $(PEER_LLAMA),--peer-llama $(PEER_LLAMA))
+	$(BIN)/quire bench engine --model build/bench/$(SHAPE)-random \
+	  $(if $(PEER_VLLM),--peer-vllm $(PEER_VLLM)) $(if $(PEER_LLAMA),--peer-llama $(PEER_LLAMA)) \
+	  $(if $(PEER_OPENVINO),--peer-openvino $(PEER_OPENVINO))
 	$(BIN)/python benchmarks/cpu_kernels.py --shape $(SHAPE)
 	$(BIN)/python benchmarks/cpu_leaves.py --shape $(SHAPE)
 	$(BIN)/python benchmarks/scheduler_cost.py

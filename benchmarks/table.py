@@ -2,7 +2,8 @@
 
     python benchmarks/table.py benchmarks/results/*.json
 
-Reads the output of `cpu_engine.py --json` and of `cpu_kernels.py --json`.
+Reads what `cpu_engine.py --json` wrote before it became `quire bench engine`, which prints its own
+table, and the output of `cpu_kernels.py --json`.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ def test_b18_c9_half_the_width_twice_the_blocks() -> None:
 
 def test_b19_many_prompts_at_once(llm: LLM) -> None:
     """A hundred prompts together take a fraction of the steps, with more tokens in each and more KV
-    in use. `benchmarks/cpu_engine.py` measures the tokens per second."""
+    in use. `quire bench engine` measures the tokens per second."""
     prompts = [f"Request {number}: tell me a story." for number in range(100)]
     together = run(llm, prompts, 8)
     alone = run(llm, prompts[:1], 8)

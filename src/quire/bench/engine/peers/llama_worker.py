@@ -1,21 +1,21 @@
-"""llama.cpp in a process: loads a GGUF file, then runs each case it is sent. See `cpu_engine.py`.
+"""llama.cpp in a process: loads a GGUF file, then runs each case it is sent.
 
-    python llama_worker.py MODEL.gguf
+    python llama_worker.py MODEL.gguf split|unified
 
-Speaks the protocol of `engine_worker.py`. Uses the library's own calls, without its Python
-classes, so that nothing but llama.cpp is measured: prompts in batches of up to 512 tokens, then
-one step per token for all sequences, greedy by its own sampler. Keys and values are f16, which
-is its default and was faster than bf16.
+`unified`: all sequences share one buffer of keys and values; `split`: each has its own. Uses the
+library's own calls, without its Python classes, so that nothing but llama.cpp is measured: prompts
+in batches of up to 512 tokens, then one step per token for all sequences, greedy by its own
+sampler. Keys and values are f16, which is its default and was faster than bf16.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
 import sys
 import time
+from typing import Any
 
 import llama_cpp as lib
 
@@ -25,7 +25,8 @@ BATCH = 512
 class Runner:
     """A model, and a context for each case."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, setting: str) -> None:
+        self._is_unified = setting == "unified"
         lib.llama_backend_init()
         self._model = lib.llama_model_load_from_file(
             path.encode(), lib.llama_model_default_params()
@@ -34,9 +35,9 @@ class Runner:
             sys.exit(f"llama.cpp cannot load {path}")
         self._greedy = lib.llama_sampler_init_greedy()
         self._batch = lib.llama_batch_init(BATCH, 0, 1)
-        self._contexts: dict[tuple[int, int], ctypes.c_void_p] = {}
+        self._contexts: dict[tuple[int, int], Any] = {}
 
-    def run(self, job: dict) -> float:
+    def run(self, job: dict[str, int]) -> float:
         """Seconds for a case; making its context is not counted."""
         sequences, length = job["prompts"], job["in"] + job["out"]
         context = self._contexts.get((sequences, length))
@@ -48,18 +49,18 @@ class Runner:
         self._generate(context, prompts, job["out"])
         return time.perf_counter() - start
 
-    def _open(self, sequences: int, length: int) -> ctypes.c_void_p:
+    def _open(self, sequences: int, length: int) -> Any:
         params = lib.llama_context_default_params()
         params.n_ctx = -(-sequences * length // 256) * 256
         params.n_batch = params.n_ubatch = BATCH
         params.n_seq_max = sequences
-        params.kv_unified = True
+        params.kv_unified = self._is_unified
         cores = len(os.sched_getaffinity(0))
         params.n_threads = params.n_threads_batch = cores
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
         return lib.llama_init_from_model(self._model, params)
 
-    def _generate(self, context, prompts: list[list[int]], outputs: int) -> None:
+    def _generate(self, context: Any, prompts: list[list[int]], outputs: int) -> None:
         lib.llama_memory_clear(lib.llama_get_memory(context), False)
         last: list[int] = []
         entries = [
@@ -72,7 +73,7 @@ class Runner:
         for place in range(len(prompts[0]), len(prompts[0]) + outputs - 1):
             last = self._step(context, [(t, place, row, True) for row, t in enumerate(last)])
 
-    def _step(self, context, entries: list[tuple[int, int, int, bool]]) -> list[int]:
+    def _step(self, context: Any, entries: list[tuple[int, int, int, bool]]) -> list[int]:
         """Run tokens of (id, position, sequence, is the next one wanted); returns the next ones."""
         batch = self._batch
         batch.n_tokens = len(entries)
@@ -88,16 +89,25 @@ class Runner:
         ]
 
 
-def _prompts(job: dict) -> list[list[int]]:
+def _prompts(job: dict[str, int]) -> list[list[int]]:
     numbers = random.Random(job["seed"])
-    return [[numbers.randrange(10, 8000) for _ in range(job["in"])] for _ in range(job["prompts"])]
+    low, high = min(10, job["vocab"] // 2), min(8000, job["vocab"])
+    return [[numbers.randrange(low, high) for _ in range(job["in"])] for _ in range(job["prompts"])]
 
 
 def main() -> None:
+    """Say what runs, then run what is asked."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    runner = Runner(sys.argv[1])
-    about = {"llama_cpp": lib.__version__, "python": sys.version.split()[0]}
+    path, setting = sys.argv[1:]
+    runner = Runner(path, setting)
+    about = {
+        "llama_cpp": lib.__version__,
+        "build": lib.llama_print_system_info().decode(),
+        "python": sys.version.split()[0],
+        "settings": f"kv_unified={setting == 'unified'} threads={len(os.sched_getaffinity(0))} "
+        f"batch={BATCH} flash_attn=on keys and values f16",
+    }
     answers.write(json.dumps(about) + "\n")
     for line in sys.stdin:
         answers.write(json.dumps({"seconds": runner.run(json.loads(line))}) + "\n")

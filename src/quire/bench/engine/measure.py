@@ -1,0 +1,186 @@
+"""Runs cases on all engines in turn, in one run: figures of one table never come from two.
+
+A ratio is the median over the rounds of (peer's seconds / quire's of the same round). Of a peer's
+settings the one that was quickest in a case counts there; the others are told.
+
+The limit on paper: weights streamed once per step at the speed of the memory, or two operations per
+weight and token at the speed of the registers, whichever is longer; the head only for sampled
+tokens. Both speeds are measured before and after each run of quire, because a shared machine's
+memory is not equally fast for a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from quire.bench.engine.options import Case
+from quire.bench.engine.workers import BenchedEngine
+from quire.config.shape import ModelShape
+from quire.kernels.compiled import choose_isa, set_num_threads
+from quire.kernels.probe import Probe, Rates
+from quire.utils.host import available_cores
+
+WARM_UP: Final = Case(2, 32, 8)
+
+Seen = Callable[[str, int, int], None]
+"""Called with a case, the rounds of it that are done, and how many there are."""
+
+
+class Paper(Protocol):
+    """What no engine can beat."""
+
+    def rates(self) -> Rates:
+        """What the machine gives now."""
+        ...
+
+    def seconds(self, case: Case, rates: Rates) -> float:
+        """For a whole case at these rates."""
+        ...
+
+
+class Limits:
+    """Seconds below which no engine can be that reads every weight once per step.
+
+    Args:
+        model: Its folder.
+    """
+
+    def __init__(self, model: Path) -> None:
+        shape = ModelShape.from_folder(model)
+        width = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        layer = shape.hidden_size * (
+            width + shape.num_heads * shape.head_dim + 3 * shape.intermediate_size
+        )
+        self._body, self._head = shape.num_layers * layer, shape.vocab_size * shape.hidden_size
+        set_num_threads(available_cores())
+        choose_isa()
+        self._probe = Probe()
+
+    def rates(self) -> Rates:
+        """What memory and registers give now."""
+        return self._probe.measure()
+
+    def seconds(self, case: Case, rates: Rates) -> float:
+        """For a whole case at these rates."""
+        prefill = self._step(case.prompts * case.inputs, case.prompts, rates)
+        return prefill + (case.outputs - 1) * self._step(case.prompts, case.prompts, rates)
+
+    def _step(self, tokens: int, sampled: int, rates: Rates) -> float:
+        work = 2 * (self._body * tokens + self._head * sampled) / rates.multiply
+        return max(work, 2 * (self._body + self._head) / rates.read)
+
+
+def measure(
+    workers: Sequence[BenchedEngine],
+    cases: Mapping[str, Case],
+    rounds: int,
+    paper: Paper,
+    *,
+    pause: float = 0.0,
+    seen: Seen = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Everything of one run.
+
+    Args:
+        workers: quire's first.
+        cases: By name.
+        rounds: In which each worker runs a case once.
+        paper: The limit.
+        pause: Seconds before each run.
+        seen: Hears how far it is.
+
+    Raises:
+        StartupError: an engine ended.
+    """
+    for worker in workers:
+        worker.run(WARM_UP, 7)  # the first run of any engine is slower
+    results, ratios = {}, {}
+    for seed, (name, case) in enumerate(cases.items()):
+        seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
+        limits = []
+        for number in range(rounds):
+            # Whoever begins changes, so that none always follows the other.
+            for worker in workers[:: 1 if number % 2 else -1]:
+                time.sleep(pause)
+                before = paper.rates()
+                seconds[worker.name].append(worker.run(case, 1000 * number + seed))
+                if worker is workers[0]:
+                    rates = before.mean(paper.rates())
+                    limits.append((paper.seconds(case, rates), rates))
+            seen(name, number + 1, rounds)
+        results[name] = _result(workers, case, seconds)
+        results[name]["limit"] = _limit(limits, seconds[workers[0].name])
+        ratios[name] = _ratios(results[name])
+    peers = dict.fromkeys(worker.peer for worker in workers[1:])
+    return {
+        "machine": machine(),
+        "versions": {worker.name: worker.about for worker in workers},
+        "ready_seconds": {worker.name: round(worker.ready_seconds, 2) for worker in workers},
+        "results": results,
+        "ratios": {peer: {name: row[peer] for name, row in ratios.items()} for peer in peers},
+    }
+
+
+def _result(
+    workers: Sequence[BenchedEngine], case: Case, seconds: Mapping[str, list[float]]
+) -> dict[str, Any]:
+    """Seconds and rate of each peer with its best setting, and of all that were tried."""
+    rows: dict[str, Any] = {}
+    for worker in workers:
+        taken = seconds[worker.name]
+        row = {
+            "seconds": [round(each, 4) for each in taken],
+            "tokens_per_second": round(case.tokens / statistics.median(taken), 1),
+        }
+        best = rows.setdefault(worker.peer, {"tried": {}, "tokens_per_second": 0.0})
+        best["tried"][worker.setting] = row
+        if row["tokens_per_second"] > best["tokens_per_second"]:
+            rows[worker.peer] = {**row, "setting": worker.setting, "tried": best["tried"]}
+    return rows
+
+
+def _ratios(row: Mapping[str, Any]) -> dict[str, float]:
+    """By peer: how many times as fast quire was."""
+    ours = row["quire"]["seconds"]
+    return {
+        peer: round(
+            statistics.median(a / b for a, b in zip(their["seconds"], ours, strict=True)), 3
+        )
+        for peer, their in row.items()
+        if peer not in ("quire", "limit")
+    }
+
+
+def _limit(limits: Sequence[tuple[float, Rates]], ours: Sequence[float]) -> dict[str, Any]:
+    fractions = [limit / taken for (limit, _), taken in zip(limits, ours, strict=True)]
+    return {
+        "seconds": [round(limit, 4) for limit, _ in limits],
+        "gb_per_second": [round(rates.read / 1e9, 1) for _, rates in limits],
+        "gflop_per_second": [round(rates.multiply / 1e9) for _, rates in limits],
+        "fraction": round(statistics.median(fractions), 3),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What this ran on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    about = dict(line.split("\t:", 1) for line in reversed(lines) if "\t:" in line)
+    about = {key.strip(): value.strip() for key, value in about.items()}
+    name = about.get("model name", platform.processor())
+    if "cpu family" in about:
+        name += f" (family {about['cpu family']}, model {about['model']})"
+    return {
+        "cpu": name,
+        "cores": available_cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+    }

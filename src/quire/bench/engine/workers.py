@@ -1,0 +1,212 @@
+"""Engines in processes of their own: quire's, and those of peers, each with the settings that are
+tried. Knows no figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from quire.bench.engine.options import PEERS, Case
+from quire.errors import StartupError
+
+SCRIPTS: Final = Path(__file__).resolve().parent / "peers"
+LAST: Final = 600
+"""Characters of what an engine that ended said last, told with the error."""
+VLLM: Final = {"VLLM_CPU_KVCACHE_SPACE": "4"}
+"""Of both settings of vLLM: its environment out of the box, but for the memory that it takes."""
+
+
+class BenchedEngine:
+    """An engine in a process: one line of JSON in, one out.
+
+    Args:
+        peer: Whose it is; what ratios go by.
+        setting: Which of the settings that are tried; empty if there is one.
+        command: To start it.
+        env: Variables beside this process' own.
+        vocabulary: Ids of prompts are below this.
+        verbose: Show what it logs.
+
+    Raises:
+        StartupError: it ended, or said something else than what it is.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        setting: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        vocabulary: int,
+        *,
+        verbose: bool = False,
+    ) -> None:
+        self.peer, self.setting, self._vocabulary = peer, setting, vocabulary
+        self._log = None if verbose else tempfile.TemporaryFile("w+")  # noqa: SIM115 until `close`
+        start = time.perf_counter()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            env={**os.environ, **env}, text=True,
+        )  # fmt: skip
+        self.about = self._read()
+        self.ready_seconds = time.perf_counter() - start
+
+    @property
+    def name(self) -> str:
+        """Its peer's, and its setting."""
+        return f"{self.peer} {self.setting}".rstrip()
+
+    def run(self, case: Case, seed: int) -> float:
+        """Seconds that the engine took for a case, the mean of its repeats.
+
+        Raises:
+            StartupError: it ended.
+        """
+        total = sum(self._run_once(case, seed + 100 * i) for i in range(case.repeats))
+        return total / case.repeats
+
+    def _run_once(self, case: Case, seed: int) -> float:
+        assert self._process.stdin is not None
+        job = {
+            "prompts": case.prompts, "in": case.inputs, "out": case.outputs, "seed": seed,
+            "vocab": self._vocabulary,
+        }  # fmt: skip
+        with suppress(BrokenPipeError):  # then there is no answer either
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+        return float(self._read()["seconds"])
+
+    def close(self) -> None:
+        """End the process."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._log is not None:
+            self._log.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError):
+            what = f"{self.name} said {line[:80]!r}" if line else f"{self.name} ended"
+            words = self._last_words()
+            self.close()
+            raise StartupError(f"{what}{words}") from None
+
+    def _last_words(self) -> str:
+        if self._log is None:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self._log.seek(0)
+        said = self._log.read().strip()[-LAST:]
+        return f"; it said last: {said}" if said else ""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What all engines are started for."""
+
+    model: Path
+    vocabulary: int
+    context: int
+    """Tokens of the longest sequence."""
+    verbose: bool = False
+    workers: list[BenchedEngine] = field(default_factory=list)
+
+    def start(
+        self, peer: str, setting: str, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        """One more worker."""
+        self.workers.append(
+            BenchedEngine(peer, setting, command, env, self.vocabulary, verbose=self.verbose)
+        )
+
+    def close(self) -> None:
+        """End all."""
+        for worker in self.workers:
+            worker.close()
+
+
+def start_own(contest: Contest) -> None:
+    """Start quire.
+
+    Raises:
+        StartupError: it does not start.
+    """
+    script = str(SCRIPTS / "llm_worker.py")
+    ours = [sys.executable, script, "quire", str(contest.model), str(contest.context)]
+    contest.start("quire", "", ours, {})
+
+
+def start_peers(contest: Contest, peers: Mapping[str, str], folder: Path) -> None:
+    """Start each peer with each of its settings. What did start is in `contest.workers`, also if
+    another did not.
+
+    Args:
+        contest: What for.
+        peers: Pythons, by name.
+        folder: Takes what a peer needs to have converted.
+
+    Raises:
+        StartupError: one does not start, or the model cannot be converted for it.
+    """
+    for peer, python in peers.items():
+        {"vllm": _vllm, "openvino": _openvino, "llama": _llama}[peer](contest, python, folder)
+
+
+def _vllm(contest: Contest, python: str, folder: Path) -> None:
+    """Out of the box, and with all cores and the OpenMP that its package brought."""
+    script = str(SCRIPTS / "llm_worker.py")
+    command = [python, script, "vllm", str(contest.model), str(contest.context)]
+    plain = {**VLLM, "PYTHONPATH": ""}
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    tuned = {**plain, "VLLM_CPU_OMP_THREADS_BIND": cores}
+    for library in sorted(Path(python).parent.parent.rglob("libiomp5.so"))[:1]:
+        tuned["LD_PRELOAD"] = str(library)
+    contest.start("vllm", "tuned", command, tuned)
+    contest.start("vllm", "default", command, plain)
+
+
+def _llama(contest: Contest, python: str, folder: Path) -> None:
+    """With keys and values of all sequences in one buffer, and with one of its own for each."""
+    path = str(folder / "model.gguf")
+    _convert("llama", [python, str(SCRIPTS / "to_gguf.py"), str(contest.model), path])
+    for setting in ("split", "unified"):
+        command = [python, str(SCRIPTS / "llama_worker.py"), path, setting]
+        contest.start("llama", setting, command, {"PYTHONPATH": ""})
+
+
+def _openvino(contest: Contest, python: str, folder: Path) -> None:
+    """Computed in bf16; f32 was never faster."""
+    path = str(folder / "openvino")
+    export = [python, "-m", "optimum.exporters.openvino", "-m", str(contest.model)]
+    task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+    _convert("openvino", [*export, *task, path])
+    command = [python, str(SCRIPTS / "openvino_worker.py"), path]
+    contest.start("openvino", "", command, {"PYTHONPATH": ""})
+
+
+def _convert(peer: str, command: Sequence[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()[-LAST:]
+        raise StartupError(f"the model cannot be converted for {PEERS[peer]}: {words}")

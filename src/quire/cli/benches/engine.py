@@ -1,0 +1,84 @@
+"""`quire bench engine`: how fast the engine is on this machine, alone and beside its peers."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from quire.bench.engine.options import CASES, EngineBenchOptions
+from quire.cli.benches.flags import add_fields, check_writable, made_of, write_json
+from quire.cli.benches.progress import BenchProgress
+from quire.cli.parser import Parser
+
+HELP: Final = {
+    "cases": "Of " + ", ".join(CASES) + ", separated by commas: prompts x tokens in _ tokens out. "
+    "Default: all that the model's context holds.",
+    "rounds": "In which each engine runs each case once.",
+    "pause": "Seconds before each run, in which threads of the engine before it stop spinning.",
+    "peer_vllm": "Python that can import vllm (CPU); run as it is out of the box, and with all "
+    "cores and its own OpenMP.",
+    "peer_openvino": "Python that can import openvino_genai and optimum.",
+    "peer_llama": "Python that can import llama_cpp and gguf; run with split and with unified KV.",
+    "verbose": "Show what the engines log.",
+}
+EPILOG: Final = (
+    "Every engine loads the model once, in a process of its own; then all take turns, so that what "
+    "else the machine does falls on all. Prompts are random ids without a shared prefix, greedy, "
+    "in bf16. The best of a peer's settings counts."
+)
+
+
+def build_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        "bench engine", "Measure the engine on this machine, beside peers.", epilog=EPILOG
+    )
+    parser.add_argument("--model", metavar="MODEL", default="quire-demo", help="Which to run.")
+    parser.add_argument(
+        "--output-json", metavar="PATH", default=None, help="File to write the result to."
+    )
+    add_fields(parser, EngineBenchOptions, HELP, "Engine")
+    parser.add_config_flag()
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and print; returns the exit code."""
+    namespace = build_parser().parse(arguments)
+    check_writable(namespace.output_json)
+    options: EngineBenchOptions = made_of(EngineBenchOptions, namespace)
+    report = _measured(namespace.model, options)
+    from quire.bench.engine.text import engine_text
+
+    print(engine_text(report))
+    write_json(namespace.output_json, report)
+    return 0
+
+
+def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
+    from quire.bench.engine.measure import Limits, measure
+    from quire.bench.engine.workers import Contest, start_own, start_peers
+    from quire.config import EngineConfig
+    from quire.config.locate import located
+    from quire.version import __version__
+
+    config = located(EngineConfig.from_options(model=model)).model
+    shape, place = config.read_shape(), Path(config.folder)
+    cases = options.chosen(shape.max_position_embeddings)
+    context = max(case.context for case in cases.values())
+    contest = Contest(place, shape.vocab_size, context, options.verbose)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-"))
+        stack.callback(contest.close)
+        start_own(contest)
+        start_peers(contest, options.peers, Path(folder))
+        progress = stack.enter_context(BenchProgress())
+        report = measure(
+            contest.workers, cases, options.rounds, Limits(place), pause=options.pause,
+            seen=progress.seen,
+        )  # fmt: skip
+    about = {"model": place.name, "version": __version__, "rounds": options.rounds}
+    return {**about, **report}

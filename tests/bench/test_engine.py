@@ -1,0 +1,136 @@
+"""`quire bench engine`: engines in turns, peers with each of their settings, made-up ones here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.bench.engine.measure import measure
+from quire.bench.engine.options import CASES, Case, EngineBenchOptions
+from quire.bench.engine.text import engine_text
+from quire.bench.engine.workers import BenchedEngine, Contest, start_peers
+from quire.cli.benches.engine import main
+from quire.errors import ConfigError, StartupError
+from quire.kernels.probe import Rates
+
+PEER = """
+import json, sys
+script, *given = sys.argv[1:]
+if script.endswith("to_gguf.py"):
+    open(given[1], "w").write("converted")
+    sys.exit()
+if given[0] == "vllm":
+    sys.exit("no such package: vllm")
+assert open(given[0]).read() == "converted"
+setting = given[1]
+print(json.dumps({"llama_cpp": "0.9", "build": "AVX", "settings": "kv " + setting}), flush=True)
+for line in sys.stdin:
+    job = json.loads(line)
+    rows = job["prompts"]
+    # Split is quicker for several sequences, unified for one.
+    seconds = {"split": 0.2, "unified": 0.1 * rows}[setting] + job["seed"] // 1000
+    print(json.dumps({"seconds": seconds}), flush=True)
+"""
+
+
+def program(path: Path, text: str) -> str:
+    """A Python that runs `text` whatever script it is given."""
+    (path.with_suffix(".py")).write_text(text)
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {path.with_suffix(".py")} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+class Paper:
+    def rates(self) -> Rates:
+        return Rates(1e9, 1e9)
+
+    def seconds(self, case: Case, rates: Rates) -> float:
+        return 0.05
+
+
+def constant(seconds: float) -> list[str]:
+    """An engine that always takes so long, and one more in each round."""
+    text = (
+        'import json, sys\nprint(\'{"quire": "0.1"}\', flush=True)\n'
+        "for line in sys.stdin: print(json.dumps("
+        f"{{'seconds': {seconds} + json.loads(line)['seed'] // 1000}}), flush=True)"
+    )
+    return [sys.executable, "-c", text]
+
+
+@pytest.fixture
+def contest(tmp_path: Path) -> Any:
+    made = Contest(tmp_path, 100, 300)
+    yield made
+    made.close()
+
+
+def test_the_best_setting_of_a_peer_counts_for_each_case(contest: Contest, tmp_path: Path) -> None:
+    contest.start("quire", "", constant(0.1), {})
+    llama = program(tmp_path / "llama", PEER)
+    start_peers(contest, {"llama": llama}, tmp_path)
+    cases = {"one": Case(1, 4, 5), "eight": Case(8, 4, 5)}
+    report = measure(contest.workers, cases, 3, Paper())
+    for case, setting, first in (("one", "unified", 0.1), ("eight", "split", 0.2)):
+        row = report["results"][case]["llama"]
+        assert row["setting"] == setting and set(row["tried"]) == {"split", "unified"}
+        assert row["seconds"] == [first, 1 + first, 2 + first], "in the order of the rounds"
+        assert report["ratios"]["llama"][case] == pytest.approx((1 + first) / 1.1, abs=1e-3)
+    assert report["results"]["eight"]["quire"]["tokens_per_second"] == round(8 * 5 / 1.1, 1)
+    assert report["results"]["eight"]["limit"]["fraction"] == pytest.approx(0.05 / 1.1, abs=1e-3)
+    text = engine_text({**report, "model": "m", "version": "0.1", "rounds": 3})
+    assert "(unified)" in text and "(split)" in text
+    for setting in ("split", "unified"):
+        assert f"- llama {setting}: llama_cpp 0.9, build AVX, settings kv {setting}" in text
+
+
+def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_path: Path) -> None:
+    python = program(tmp_path / "python", PEER)
+    with pytest.raises(StartupError, match="vllm tuned ended; it said last: no such package: vllm"):
+        start_peers(contest, {"vllm": python}, tmp_path)
+    talker = [sys.executable, "-c", "print('Loading the model...')"]
+    with pytest.raises(StartupError, match="x said 'Loading the model"):
+        BenchedEngine("x", "", talker, {}, 100)
+    short = BenchedEngine("x", "", [sys.executable, "-c", "print('{}')"], {}, 100)
+    with pytest.raises(StartupError, match="x ended"):
+        short.run(Case(1, 1, 1), 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"rounds": 0}, "--rounds must be 1 to 1000, got 0"),
+        ({"pause": -1.0}, "--pause must be 0 to 60, got -1"),
+        ({"cases": "8x8_8"}, "there is no .'8x8_8'.; cases: decode_1x16_65"),
+        ({"peer_llama": "/nowhere/python"}, "--peer-llama: '/nowhere/python' is no program"),
+    ],
+)
+def test_wrong_options_are_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        EngineBenchOptions(**given)
+
+
+def test_cases_that_a_model_cannot_hold_are_left_out_or_refused() -> None:
+    assert set(CASES) - set(EngineBenchOptions().chosen(2048)) == {"long_4x4096_64"}
+    with pytest.raises(
+        ConfigError, match="long_4x4096_64 needs a context of 4160, the model has 9"
+    ):
+        EngineBenchOptions(cases="long_4x4096_64").chosen(9)
+
+
+def test_the_command_measures_this_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    options = ["--cases", "decode_1x16_65", "--rounds", "1", "--pause", "0"]
+    assert main([*options, "--output-json", str(path)]) == 0
+    assert "| decode_1x16_65 |" in capsys.readouterr().out
+    report = json.loads(path.read_text())
+    assert report["results"]["decode_1x16_65"]["quire"]["tokens_per_second"] > 0
+    assert 0 < report["results"]["decode_1x16_65"]["limit"]["fraction"] < 1
+    assert report["ratios"] == {}
