@@ -275,6 +275,33 @@ def modelopt_fp8():
     return {"quant_method": "modelopt", "quant_algo": "FP8"}, write
 
 
+def quark(kind, way="per_channel", **weight):
+    """AMD Quark: `ct_*` tensors under other names and another configuration."""
+    made = {"fp8_e4m3": lambda: ct_fp8("channel" if way == "per_channel" else "tensor"),
+            "int8": ct_int8, "fp4": ct_mxfp4}[kind]()[1]  # fmt: skip
+
+    def write(matrix):
+        tensors, value = made(matrix)
+        codes = tensors.pop("weight_packed", tensors.get("weight"))
+        tensors |= {"weight": codes, "input_scale": torch.tensor(0.5)}
+        if kind != "fp4":
+            tensors["weight_scale"] = tensors["weight_scale"].squeeze()
+        if kind == "int8":
+            tensors["weight_zero_point"] = torch.zeros(len(codes), dtype=torch.int8)
+        return tensors, value
+
+    said = {"dtype": kind, "qscheme": way, "symmetric": True, "ch_axis": 0, **weight}
+    inputs = {"dtype": kind, "is_dynamic": False, "qscheme": "per_tensor"}
+    layer = {"weight": said, "input_tensors": inputs, "output_tensors": None, "bias": None}
+    config = {
+        "quant_method": "quark", "exclude": ["lm_head", "re:.*mlp.gate$"],
+        "export": {"kv_cache_group": [], "pack_method": "reorder"},
+        "global_quant_config": layer, "layer_quant_config": {"*v_proj": layer},
+        "layer_type_quant_config": {},
+    }  # fmt: skip
+    return config, write
+
+
 def bnb_int8():
     def write(weight):
         most = weight.abs().amax(1)
@@ -369,6 +396,10 @@ FORMATS = {
     "fp8 tensor": lambda: fp8(False),
     "modelopt fp8": modelopt_fp8,
     "modelopt nvfp4": modelopt_nvfp4,
+    "quark fp8 tensor": lambda: quark("fp8_e4m3", "per_tensor"),
+    "quark fp8 channel": lambda: quark("fp8_e4m3"),
+    "quark int8": lambda: quark("int8"),
+    "quark mxfp4": lambda: quark("fp4", "per_group", group_size=32, scale_format="e8m0"),
     "bnb int8": bnb_int8,
     "bnb nf4": bnb_nf4,
 }

@@ -80,6 +80,8 @@ HOSTILE = [
     ("bnb nf4", "weight.absmax", put(torch.nan), "finite numbers, got nan"),
     ("ct mxfp8", "weight_scale", put(255), "exponents of 255"),
     ("ct mxfp8", "weight", put(torch.nan), "codes that are NaN"),
+    ("quark int8", "weight_scale", put(torch.inf, 2), r"finite numbers, got inf at \[2\]"),
+    ("quark mxfp4", "weight_scale", put(255), "exponents of 255"),
     ("ct nvfp4", "weight_global_scale", put(torch.nan), "finite numbers, got nan"),
     ("modelopt fp8", "weight", put(torch.nan), "codes that are NaN"),
     ("gptq 4", "g_idx", put(2**31 - 1), "groups must be 0 to 9, got 2147483647"),
@@ -177,6 +179,19 @@ UNREAD = [
     ({"quant_method": "compressed-tensors"}, "'config_groups' must be an object"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "must be two positive whole numbers"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "nearest: FP8, NVFP4"),
+    (
+        {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint4"}}},
+        "global_quant_config of Quark has weights of 'uint4' None",
+    ),
+    (
+        {
+            "quant_method": "quark",
+            "layer_quant_config": {"*k_proj": {"weight": [{"dtype": "fp8_e4m3"}] * 2}},
+        },
+        "layer_quant_config.*k_proj of Quark has weights quantised twice",
+    ),
+    ({"quant_method": "quark", "global_quant_config": 3}, "must be an object, got 3"),
+    ({"quant_method": "quark"}, "'global_quant_config' must be an object with 'weight'"),
     ({"quant_method": "bitsandbytes"}, "one of load_in_4bit and load_in_8bit"),
     *(({"quant_method": name}, advice) for name, advice in REFUSED.items()),
 ]  # fmt: skip

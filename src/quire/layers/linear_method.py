@@ -258,6 +258,7 @@ WEIGHT_FORMATS: Final[Registry[Callable[[Mapping[str, Any]], WeightFormat]]] = R
             "gptq": "gptq",
             "modelopt": "modelopt",
             "mxfp4": "mxfp4",
+            "quark": "quark",
         }.items()
     },
     error=ModelLoadError,

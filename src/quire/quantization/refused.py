@@ -21,7 +21,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "llm-awq": "save it as AWQ gemm (autoawq)",
     "petit_nvfp4": "save it as ModelOpt NVFP4",
     "quanto": f"{_UNQUANTISED}, or {_NEAREST}",
-    "quark": f"{_NEAREST}; Quark exports AWQ's format too",
     "quip": f"{_UNQUANTISED}, or {_NEAREST}",
     "spqr": f"{_UNQUANTISED}, or {_NEAREST}",
     "torchao": f"{_UNQUANTISED}, or {_NEAREST} (its tensors are Python objects)",
