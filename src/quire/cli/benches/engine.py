@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from quire.bench.engine.options import CASES, EngineBenchOptions
-from quire.cli.benches.flags import add_fields, check_writable, made_of, write_json
+from quire.cli.benches.flags import add_result_flag, check_writable, write_json
 from quire.cli.benches.progress import BenchProgress
+from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
 
 HELP: Final = {
@@ -37,10 +38,8 @@ def build_parser() -> Parser:
         "bench engine", "Measure the engine on this machine, beside peers.", epilog=EPILOG
     )
     parser.add_argument("--model", metavar="MODEL", default="quire-demo", help="Which to run.")
-    parser.add_argument(
-        "--output-json", metavar="PATH", default=None, help="File to write the result to."
-    )
-    add_fields(parser, EngineBenchOptions, HELP, "Engine")
+    add_result_flag(parser)
+    add_option_flags(parser, EngineBenchOptions, "Benchmark", help=HELP)
     parser.add_config_flag()
     return parser
 
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     namespace = build_parser().parse(arguments)
     check_writable(namespace.output_json)
-    options: EngineBenchOptions = made_of(EngineBenchOptions, namespace)
+    options = options_from(namespace, EngineBenchOptions)
     report = _measured(namespace.model, options)
     from quire.bench.engine.text import engine_text
 

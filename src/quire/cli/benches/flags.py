@@ -1,8 +1,5 @@
-"""Flags that several benchmarks share: numbers, the dataset's, the engine's for `LLM`.
-
-The dataset's flags are made from the fields of `DatasetOptions`, and the engine's are those of
-`quire serve`.
-"""
+"""Flags that several benchmarks share: their own numbers, the dataset's, the result's file, and the
+engine's for `LLM`, which are those of `quire serve`."""
 
 from __future__ import annotations
 
@@ -11,78 +8,42 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from quire.cli.option_flags import add_option_flags
 from quire.cli.parser import Parser
 from quire.config import EngineConfig, neutral
-from quire.config.cli import given_neutral, given_options
+from quire.config.cli import add_engine_flags, given_neutral, given_options
 from quire.errors import ConfigError
-from quire.workload.options import DatasetOptions, flag_of
-
-_READERS: Final = {"int": int, "int | None": int, "float": float}
+from quire.workload.options import DatasetOptions
 
 
-def add_fields(parser: Parser, options: type[Any], help: Mapping[str, str], title: str) -> None:
-    """A flag for each field of a dataclass of numbers and switches that `help` names."""
-    group = parser.add_argument_group(title)
-    for field in dataclasses.fields(options):
-        if field.name not in help:
-            continue
-        names: tuple[str, ...] = (flag_of(field.name),)
-        add_flag(parser, group, names, str(field.type), field.default, help[field.name])
+def bench_parser(name: str, about: str, options: type[Any], help: Mapping[str, str]) -> Parser:
+    """The parser of a benchmark that starts an engine: a flag for each field of `options` that
+    `help` names, the result's file, and the engine's flags."""
+    parser = Parser(f"bench {name}", about)
+    add_result_flag(parser)
+    add_option_flags(parser, options, "Benchmark", help=help)
+    parser.add_config_flag()
+    add_engine_flags(parser)
+    return parser
 
 
-def add_flag(
-    parser: Parser, group: Any, names: tuple[str, ...], kind: str, default: Any, text: str
-) -> None:
-    """One flag of a group. Its default is in its help, and applied after a `--config` file."""
-    how: dict[str, Any] = {"default": argparse.SUPPRESS}
-    if kind == "bool":
-        how["action"] = "store_true"
-    else:
-        how["type"] = _READERS.get(kind, str)
-        how["metavar"] = "TEXT" if how["type"] is str else "N" if how["type"] is int else "X"
-        if default is not None:
-            text = f"{text} Default: {default}."
-    action = group.add_argument(*names, help=text.replace("%", "%%"), **how)
-    parser.set_late_default(action.dest, default)
+def add_result_flag(parser: Parser) -> None:
+    """Add `--output-json`."""
+    parser.add_argument(
+        "--output-json", metavar="PATH", default=None, help="File to write the result to."
+    )
 
 
-def add_dataset_flags(parser: Parser, defaults: Mapping[str, Any] | None = None) -> None:
+def add_dataset_flags(parser: Parser, defaults: Mapping[str, Any]) -> None:
     """Flags for all fields of `DatasetOptions` but `seed`, with other defaults where given."""
-    group = parser.add_argument_group("Dataset", "Which requests.")
-    for field in dataclasses.fields(DatasetOptions):
-        if field.name != "seed":
-            names: tuple[str, ...] = (flag_of(field.name),)
-            if field.name == "dataset_path":
-                names += ("--dataset",)
-            default = (defaults or {}).get(field.name, field.default)
-            text = field.metadata["help"]
-            add_flag(parser, group, names, str(field.type), default, text)
-
-
-def dataset_options(namespace: argparse.Namespace, **changed: Any) -> DatasetOptions:
-    """The dataset that was asked for.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-    names = (field.name for field in dataclasses.fields(DatasetOptions))
-    given = {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
-    if given.get("seed") is None:
-        given["seed"] = 0
-    return DatasetOptions(**{**given, **changed})
-
-
-def made_of(options: type[Any], namespace: argparse.Namespace) -> Any:
-    """An options dataclass from the namespace's values.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-    names = (field.name for field in dataclasses.fields(options))
-    given = {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
-    return options(**{name: value for name, value in given.items() if value is not None})
+    fields = dataclasses.fields(DatasetOptions)
+    help = {field.name: field.metadata["help"] for field in fields if field.name != "seed"}
+    add_option_flags(
+        parser, DatasetOptions, "Dataset", help=help,
+        defaults={"dataset_path": None, **defaults}, also={"dataset_path": "--dataset"},
+    )  # fmt: skip
 
 
 def llm_options(namespace: argparse.Namespace, **defaults: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.bench.offline.options import LatencyOptions
-from quire.cli.benches.flags import add_fields, check_writable, llm_options, made_of, write_json
+from quire.cli.benches.flags import bench_parser, check_writable, llm_options, write_json
 from quire.cli.benches.progress import BenchProgress
+from quire.cli.option_flags import options_from
 from quire.cli.parser import Parser
-from quire.config.cli import add_engine_flags
 
 HELP: Final = {
     "input_len": "Tokens of each prompt.",
@@ -27,22 +27,14 @@ HELP: Final = {
 
 def build_parser() -> Parser:
     """The parser of this command."""
-    parser = Parser(
-        "bench latency", "Measure how long one batch takes, from submission to its last token."
-    )
-    add_fields(parser, LatencyOptions, HELP, "Latency")
-    parser.add_argument(
-        "--output-json", metavar="PATH", default=None, help="File to write the result to."
-    )
-    parser.add_config_flag()
-    add_engine_flags(parser)
-    return parser
+    about = "Measure how long one batch takes, from submission to its last token."
+    return bench_parser("latency", about, LatencyOptions, HELP)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     namespace = build_parser().parse(arguments)
-    options = made_of(LatencyOptions, namespace)
+    options = options_from(namespace, LatencyOptions)
     check_writable(namespace.output_json)
     from quire.bench.offline.latency import latency_text, measure_latency
     from quire.engine.llm import LLM

@@ -13,18 +13,18 @@ from typing import Any, Final
 from quire.bench.offline.options import ThroughputOptions
 from quire.cli.benches.flags import (
     add_dataset_flags,
-    add_fields,
+    add_result_flag,
     check_writable,
-    dataset_options,
     llm_options,
-    made_of,
     seed_of,
     write_json,
 )
 from quire.cli.benches.progress import BenchProgress
+from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
 from quire.config.cli import add_engine_flags
 from quire.errors import ConfigError
+from quire.workload.options import DatasetOptions
 
 HELP: Final = {
     "n": "Completions of each request.",
@@ -36,10 +36,8 @@ def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser("bench prioritization", "Measure requests with random priorities.")
     parser.add_argument("--backend", metavar="NAME", default="vllm", help="Only vllm: this engine.")
-    parser.add_argument(
-        "--output-json", metavar="PATH", default=None, help="File to write the result to."
-    )
-    add_fields(parser, ThroughputOptions, HELP, "Prioritization")
+    add_result_flag(parser)
+    add_option_flags(parser, ThroughputOptions, "Prioritization", help=HELP)
     add_dataset_flags(parser, {"dataset_name": None, "num_prompts": 200})
     parser.add_config_flag()
     add_engine_flags(parser)
@@ -52,9 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     if namespace.backend != "vllm":
         raise ConfigError(f"--backend must be vllm (this engine), got {namespace.backend!r}")
     check_writable(namespace.output_json)
-    options = made_of(ThroughputOptions, namespace)
+    options = options_from(namespace, ThroughputOptions)
     name = namespace.dataset_name or ("sharegpt" if namespace.dataset_path else "random")
-    dataset = dataset_options(namespace, dataset_name=name)
+    dataset = options_from(namespace, DatasetOptions, dataset_name=name)
     from quire.bench.offline.drive import check_context
     from quire.bench.offline.throughput import jobs_of, run_inline, throughput_result
     from quire.engine.llm import LLM

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from quire.bench.offline.options import LongDocumentOptions, PrefixCachingOptions
-from quire.cli.benches.flags import add_fields, check_writable, llm_options, made_of, write_json
+from quire.cli.benches.flags import bench_parser, check_writable, llm_options, write_json
 from quire.cli.benches.progress import BenchProgress
+from quire.cli.option_flags import options_from
 from quire.cli.parser import Parser
-from quire.config.cli import add_engine_flags
 
 if TYPE_CHECKING:
     from quire.bench.offline.drive import Job
@@ -39,7 +39,7 @@ DOCUMENT_HELP: Final = {
 
 def prefix_caching_parser() -> Parser:
     """The parser of `quire bench prefix-caching`."""
-    return _parser(
+    return bench_parser(
         "prefix-caching", "Measure prompts that share a prefix and come again.",
         PrefixCachingOptions, PREFIX_HELP,
     )  # fmt: skip
@@ -47,21 +47,10 @@ def prefix_caching_parser() -> Parser:
 
 def long_document_qa_parser() -> Parser:
     """The parser of `quire bench long-document-qa`."""
-    return _parser(
+    return bench_parser(
         "long-document-qa", "Measure long documents that are asked about again.",
         LongDocumentOptions, DOCUMENT_HELP,
     )  # fmt: skip
-
-
-def _parser(name: str, about: str, options: type[Any], help: dict[str, str]) -> Parser:
-    parser = Parser(f"bench {name}", about)
-    add_fields(parser, options, help, "Requests")
-    parser.add_argument(
-        "--output-json", metavar="PATH", default=None, help="File to write the result to."
-    )
-    parser.add_config_flag()
-    add_engine_flags(parser)
-    return parser
 
 
 def prefix_caching(arguments: Sequence[str]) -> int:
@@ -105,7 +94,7 @@ def _measure(
     first_line: str,
 ) -> int:
     namespace = parser.parse(arguments)
-    options = made_of(options_of, namespace)
+    options = options_from(namespace, options_of)
     check_writable(namespace.output_json)
     from quire.bench.offline.drive import Drive, Job, check_context
     from quire.bench.offline.repeats import cache_result, cache_text

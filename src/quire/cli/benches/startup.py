@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from quire.bench.offline.options import StartupOptions
-from quire.cli.benches.flags import add_fields, check_writable, llm_options, made_of, write_json
+from quire.cli.benches.flags import bench_parser, check_writable, llm_options, write_json
 from quire.cli.benches.progress import BenchProgress
+from quire.cli.option_flags import options_from
 from quire.cli.parser import Parser
-from quire.config.cli import add_engine_flags
 
 HELP: Final = {
     "num_iters_cold": "Starts for which the model's files are dropped from memory.",
@@ -22,23 +22,14 @@ HELP: Final = {
 
 def build_parser() -> Parser:
     """The parser of this command."""
-    parser = Parser(
-        "bench startup",
-        "Measure how long the engine takes to start, each time in a new process.",
-    )
-    add_fields(parser, StartupOptions, HELP, "Starts")
-    parser.add_argument(
-        "--output-json", metavar="PATH", default=None, help="File to write the result to."
-    )
-    parser.add_config_flag()
-    add_engine_flags(parser)
-    return parser
+    about = "Measure how long the engine takes to start, each time in a new process."
+    return bench_parser("startup", about, StartupOptions, HELP)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     namespace = build_parser().parse(arguments)
-    options = made_of(StartupOptions, namespace)
+    options = options_from(namespace, StartupOptions)
     check_writable(namespace.output_json)
     from quire.bench.offline.startup import measure_startup, startup_text
     from quire.config import EngineConfig

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from quire.bench.offline.options import ThroughputOptions
 from quire.cli.benches.flags import (
     add_dataset_flags,
-    add_fields,
+    add_result_flag,
     check_writable,
-    dataset_options,
     llm_options,
-    made_of,
     write_json,
 )
 from quire.cli.benches.progress import BenchProgress
+from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
 from quire.config.cli import add_engine_flags
 from quire.errors import ConfigError
+from quire.workload.options import DatasetOptions
 
 if TYPE_CHECKING:
     from quire.workload.request import WorkloadRequest
@@ -50,10 +50,8 @@ def build_parser() -> Parser:
         "--lora-path", metavar="PATH", default=None,
         help="Refused: give a model folder with the adapter merged into it.",
     )  # fmt: skip
-    parser.add_argument(
-        "--output-json", metavar="PATH", default=None, help="File to write the result to."
-    )
-    add_fields(parser, ThroughputOptions, HELP, "Throughput")
+    add_result_flag(parser)
+    add_option_flags(parser, ThroughputOptions, "Throughput", help=HELP)
     add_dataset_flags(parser, {"dataset_name": None})
     parser.add_config_flag()
     add_engine_flags(parser)
@@ -63,11 +61,11 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit code: 1 if requests failed."""
     namespace = build_parser().parse(arguments)
-    _check(namespace)
+    options = options_from(namespace, ThroughputOptions)
+    _check(namespace, options)
     check_writable(namespace.output_json)
-    options = made_of(ThroughputOptions, namespace)
     name = namespace.dataset_name or ("sharegpt" if namespace.dataset_path else "random")
-    dataset = dataset_options(namespace, dataset_name=name)
+    dataset = options_from(namespace, DatasetOptions, dataset_name=name)
     from quire.bench.offline.throughput import throughput_result, throughput_text
     from quire.workload.datasets import make_requests
 
@@ -82,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 Make = Callable[[Any], "list[WorkloadRequest]"]
 
 
-def _check(namespace: argparse.Namespace) -> None:
+def _check(namespace: argparse.Namespace, options: ThroughputOptions) -> None:
     if namespace.backend not in BACKENDS:
         raise ConfigError(
             f"--backend must be one of {', '.join(BACKENDS)}, got {namespace.backend!r}"
@@ -94,7 +92,7 @@ def _check(namespace: argparse.Namespace) -> None:
             f"--lora-path {namespace.lora_path!r}: adapters are not loaded; give a model folder "
             "with the adapter merged into it"
         )
-    if namespace.async_engine and namespace.prequeue_requests:
+    if namespace.async_engine and options.prequeue_requests:
         raise ConfigError(
             "--prequeue-requests needs the engine in this process: leave --async-engine out"
         )
