@@ -4,6 +4,9 @@ First, both compute their figures of the same 400 random records, which must be 
 measure, in turns. The server (tests/bench/fake_server.py) streams tokens at fixed times, so that
 what differs is the two measurements, and not the server from run to run.
 
+`max_concurrent_requests` is compared by the definition of vLLM 0.32 (`by_the_second`), made of
+quire's records: quire itself counts the requests in flight at one moment, as later versions do.
+
     python benchmarks/agreement.py --peer-vllm PYTHON [--rounds 3]
 """
 
@@ -18,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ def options(url: str) -> list[str]:
         *("--random-input-len", "24", "--random-output-len", "16", "--num-prompts", "80"),
         *("--request-rate", "8", "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el"),
         *("--metric-percentiles", "50,99", "--disable-tqdm", "--save-result"),
+        "--save-detailed",
     ]
 
 
@@ -44,6 +48,20 @@ def measured(command: list[str], url: str, environment: dict[str, str]) -> dict[
             cwd=folder, env=environment, check=True, capture_output=True,
         )  # fmt: skip
         return dict(json.loads((Path(folder) / "r.json").read_text()))
+
+
+def by_the_second(records: list[Any]) -> int:
+    """Most requests that were in flight at any time within the same second of the run."""
+    done = [record for record in records if record.ok]
+    first = min(record.start for record in done)
+    seconds = Counter(
+        second
+        for record in done
+        for second in range(
+            int(record.start - first), int(record.start + record.latency - first) + 1
+        )
+    )
+    return max(seconds.values())
 
 
 def same_records(peer: str, environment: dict[str, str]) -> None:
@@ -62,6 +80,7 @@ def same_records(peer: str, environment: dict[str, str]) -> None:
     line = next(line for line in done.stdout.splitlines() if line.startswith("figures "))
     theirs = json.loads(line.removeprefix("figures "))
     ours = summary(records, 33.0, percentiles=(50, 90, 99), goodput=slos)
+    ours["max_concurrent_requests"] = by_the_second(records)
     common = [name for name in theirs if name in ours]
     far = {n: (theirs[n], ours[n]) for n in common if not math.isclose(theirs[n], ours[n])}
     print(f"{len(common) - len(far)} of {len(common)} figures of the same records are equal")
@@ -71,6 +90,7 @@ def same_records(peer: str, environment: dict[str, str]) -> None:
 
 def main() -> None:
     from fake_server import fake
+    from quire.bench.result import records_of
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-vllm", required=True, help="Python of an environment with vLLM")
@@ -86,6 +106,7 @@ def main() -> None:
         for _ in range(args.rounds):
             peer = measured(theirs, server.url, bare | {"HF_HUB_OFFLINE": "1"})
             own = measured([sys.executable, "-m", "quire"], server.url, dict(os.environ))
+            own["max_concurrent_requests"] = by_the_second(records_of(own))
             for name in own:
                 if isinstance(own[name], int | float) and isinstance(peer.get(name), int | float):
                     values[name].append((peer[name], own[name]))

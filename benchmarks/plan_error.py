@@ -1,0 +1,117 @@
+"""How far `quire plan` is from the engine: its sizes, and what it expects for some users.
+
+    python benchmarks/plan_error.py                 # the embedded model, about 3 minutes
+    python benchmarks/plan_error.py --model DIR     # for example of make_model.py
+    python benchmarks/plan_error.py --step-times FILE --users 4 16
+
+Calibrates first, unless `--step-times` names a file of `quire calibrate`. Then as many users as
+given, each with requests of `--context` tokens of which `--output-len` are output, send their next
+request when they have the answer to the last: in a simulation, as `quire plan` does, and to a live
+engine (a core in its own process, without HTTP). Prints what was predicted and measured; exit code
+1 if the throughput is more than 15 % off or a size is not the engine's. The machine should do
+nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+
+from quire.bench.result import RequestRecord, summary
+from quire.cli.plan import PlannedLoad, expected
+from quire.config import EngineConfig
+from quire.config.locate import located
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.calibration import Calibration
+from quire.executor.sizing import SizedEngine, size_engine
+from quire.params import RequestOutputKind, SamplingParams
+from quire.sim.sequences import Sequences
+from quire.sim.step_time import StepTimeModel
+from quire.workload.trace import TraceRequest
+
+WANTED = 15.0
+"""Percent that the throughput may be off."""
+FIGURES = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
+
+
+async def live(llm: AsyncLLM, load: PlannedLoad, name: str) -> dict:
+    """The load on an engine."""
+    coming = iter(list(load.requests()))
+    sequences = Sequences((), 16, llm.info["vocab_size"])
+    begun = time.monotonic()
+    records: list[RequestRecord] = []
+
+    async def ask(traced: TraceRequest) -> None:
+        params = SamplingParams(
+            max_tokens=traced.output_len, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        prompt = sequences.make(traced)[0]
+        record = RequestRecord(time.monotonic() - begun, traced.prompt_len)
+        records.append(record)
+        last = 0.0
+        async for output in llm.generate(prompt, params, f"{name}-{len(records)}"):
+            now = time.monotonic() - begun
+            if record.first_token is None:
+                record.first_token = now
+            else:
+                record.itls.append(now - last)
+            last = now
+            record.output_len += len(output.outputs[0].token_ids)
+        record.end = last
+
+    async def user() -> None:
+        for traced in coming:
+            await ask(traced)
+
+    await asyncio.gather(*(user() for _ in range(load.users)))
+    return summary(records, time.monotonic() - begun)
+
+
+async def compare(
+    config: EngineConfig, sized: SizedEngine, times: StepTimeModel, options: argparse.Namespace
+) -> bool:
+    """Print rows; whether all is as it should be."""
+    llm = await AsyncLLM.start(config)
+    try:
+        await llm.wait_ready()
+        same = llm.info["num_blocks"] == sized.info.num_blocks
+        print(f"KV blocks: predicted {sized.info.num_blocks}, engine {llm.info['num_blocks']}")
+        print(f"{'users':<8}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
+        for users in options.users:
+            load = PlannedLoad(users, options.context, options.output_len, None)
+            made = expected(sized, load, times)
+            await llm.reset_prefix_cache()
+            measured = await live(llm, load, str(users))
+            errors = {name: 100 * (made[name] / measured[name] - 1) for name in FIGURES}
+            same &= abs(errors["output_throughput"]) <= WANTED
+            cells = (f"{measured[n]:>10.1f} {made[n]:>8.1f} {errors[n]:>+5.0f}%" for n in FIGURES)
+            print(f"{users:<8}" + "".join(cells), flush=True)
+    finally:
+        await llm.shutdown()
+    print(f"measured, predicted, error; wanted: throughput within {WANTED:g} %")
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="quire-demo")
+    parser.add_argument("--step-times", help="use these instead of calibrating")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of calibrating")
+    parser.add_argument("--users", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--output-len", type=int, default=128)
+    options = parser.parse_args()
+    config = located(
+        EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
+    )
+    if options.step_times:
+        times = StepTimeModel.read(options.step_times)
+    else:
+        times = Calibration(config, options.seconds, lambda what, share: None).run()
+    return 0 if asyncio.run(compare(config, size_engine(config), times, options)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
