@@ -172,8 +172,9 @@ def _as_type(scales: Tensor, code: int) -> Tensor:
 
 def placed(rows: Tensor, columns: Tensor) -> Tensor:
     """Rows in the order of packed columns, zeros in those that fill up a tile."""
-    found = rows[columns.clamp(min=0)]
-    found[columns < 0] = 0
+    found = rows.index_select(0, columns.clamp(min=0))  # whole rows, unlike rows[columns]
+    if bool((columns < 0).any()):
+        found[columns < 0] = 0
     return found
 
 

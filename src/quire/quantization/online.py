@@ -245,14 +245,25 @@ def int4(weight: Tensor, group: int) -> CodedWeight:
     scales = torch.empty(n, k // group, device=weight.device)
     for rows in _some_rows(weight):
         wide = weight[rows].to(torch.float32, copy=True).view(-1, k // group, group)
-        largest = wide.gather(2, wide.abs().argmax(2, keepdim=True))
-        scale = largest.div_(-8.0).to(torch.bfloat16).to(torch.float32)
+        scale = _largest(wide).div_(-8.0).to(torch.bfloat16).to(torch.float32)
         scale.masked_fill_(scale == 0, 1.0)
         scales[rows] = scale.squeeze(2)
         given = wide.div_(scale).round_().add_(8.0).clamp_(0, 15)
-        codes[rows] = given.to(torch.uint8).view(-1, k)
+        # They fit int8, too, which float32 becomes five times as fast as uint8.
+        codes.view(torch.int8)[rows] = given.view(-1, k)
     zeros = torch.full((1, 1), 8, dtype=torch.uint8, device=weight.device).expand(n, k // group)
     return CodedWeight("int4", codes, scales, zeros, group, "int8")
+
+
+def _largest(groups: Tensor) -> Tensor:
+    """Of `[N, G, group]` the number of the largest size, the first among equals: `[N, G, 1]`."""
+    high, low = groups.amax(2, keepdim=True), groups.amin(2, keepdim=True)
+    found = torch.where(high > -low, high, low)
+    # amax is ten times as fast as argmax. Which comes first counts only where there are both signs.
+    at = (high == -low).squeeze(2).nonzero(as_tuple=True)
+    some = groups[at]
+    found[at] = some.gather(1, some.abs().argmax(1, keepdim=True))
+    return found
 
 
 def _some_rows(weight: Tensor) -> list[slice]:
