@@ -87,7 +87,7 @@ chaos-long: $(VENV)/.test
 	$(BIN)/python tests/chaos/drill.py --size long --json build/chaos-long.json $(ARGS)
 
 ASAN_TESTS := tests/kernels/test_sanitizers.py tests/kernels/test_pool.py \
-  tests/kernels/test_native_*.py tests/invariance/test_fused_decoder.py
+  tests/kernels/test_native_*.py tests/kernels/test_kv_types.py tests/invariance/test_fused_decoder.py
 
 # The kernels with address and undefined-behaviour sanitizers run the kernel tests. What a
 # sanitizer says must not be captured: it ends the process.

@@ -1,7 +1,8 @@
 """How fast attention reads a KV cache of each type: decoding, many requests at a long context.
 
 All types take turns in one run, because the machine's memory is not equally fast all the time; the
-medians of the ratios to the model's own type are what to look at.
+medians of the ratios to the model's own type are what to look at. With one thread it is processor
+time, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ def main() -> None:
         name: caches(kind, 1 + options.requests * blocks, kv_heads, dim)
         for name, kind in KINDS.items()
     }
+    clock = time.process_time if options.threads == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in KINDS}
     for _ in range(options.rounds):
         for name, (keys, values) in made.items():
-            start = time.perf_counter()
+            start = clock()
             native_attention.paged_attention(q, keys, values, step, spec)
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     print(f"{options.requests} x {options.context}, {heads}/{kv_heads} heads of {dim}, {isa}")
     for name, (keys, _) in made.items():
         ratio = statistics.median(

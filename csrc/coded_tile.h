@@ -13,7 +13,7 @@
 // minimum, rounded, is taken from the sum so far. So the bits are the same everywhere.
 #pragma once
 #include "gemm.h"
-#include "math.h"
+#include "row_codes.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -216,26 +216,6 @@ QUIRE_INLINE IVec load_int8(const int8_t* p) { IVec r; QUIRE_LANES r.v[i] = p[i]
 
 // ---- rows to codes -----------------------------------------------------------------------------
 
-// Codes of y = x * inverse, |y| <= 127.5: rounded to whole numbers, ties to even.
-QUIRE_INLINE void store_codes(int8_t* out, Vec y, int64_t n) {
-  float numbers[kLanes];
-  store(numbers, round_even(y));
-  for (int64_t i = 0; i < kLanes && i < n; ++i) out[i] = static_cast<int8_t>(static_cast<int32_t>(numbers[i]));
-}
-#if QUIRE_LEVEL >= 2
-QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(y.v)));
-}
-#elif QUIRE_LEVEL == 1
-QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) {
-  const __m256i all = _mm256_cvtps_epi32(y.v);
-  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(halves, halves));
-}
-#else
-QUIRE_INLINE void store_codes_whole(int8_t* out, Vec y) { store_codes(out, y, kLanes); }
-#endif
-
 // What the sum of a group's codes is multiplied with before it is added to the products: minus the zero
 // where all are the same; else the tile does the rest.
 static inline int32_t sum_factor(const Linear& layer) {
@@ -249,16 +229,9 @@ static inline int32_t sum_factor(const Linear& layer) {
 static inline void quantise_row(const Linear& layer, int x_dtype, const void* x, int64_t from,
                                 const CodedRows& to, int64_t row, int8_t* unordered) {
   const int64_t k = layer.k;
-  Vec most = zero(), odd = zero();
-  for (int64_t i = 0; i < k; i += kLanes) {
-    const Vec v = load_any(x_dtype, x, from + i, k - i);
-    most = max(most, copy_sign(v, zero()));
-    odd = add(odd, mul(v, zero()));  // infinity times zero: not a number
-  }
-  const float largest = max_of(most), broken = sum(odd);
-  const bool counts = broken == 0.0f && largest >= 7.888609052210118e-31f;  // 2**-100
+  const RowScale scaled = row_scale(x_dtype, x, from, k);
   int8_t* const codes = to.codes + row * to.stride;
-  to.scales[row] = counts ? largest / 127.0f : broken == 0.0f ? 0.0f : bits_to_f32(0x7fc00000u);
+  to.scales[row] = scaled.scale;
   __builtin_memset(codes, 0, static_cast<size_t>(to.stride));
   int32_t* const sums = to.sums + row * to.groups;
   float* const totals = to.totals ? to.totals + row * to.groups : nullptr;
@@ -266,14 +239,8 @@ static inline void quantise_row(const Linear& layer, int x_dtype, const void* x,
     sums[g] = 0;
     if (totals) totals[g] = 0.0f;
   }
-  if (!counts) return;
-  const Vec inverse = splat(127.0f / largest);
-  int8_t* const out = layer.coded.order ? unordered : codes;
-  for (int64_t i = 0; i < k; i += kLanes) {
-    const Vec y = mul(load_any(x_dtype, x, from + i, k - i), inverse);
-    if (k - i >= kLanes) store_codes_whole(out + i, y);
-    else store_codes(out + i, y, k - i);
-  }
+  if (scaled.inverse == 0.0f) return;
+  row_codes(x_dtype, x, from, k, scaled.inverse, layer.coded.order ? unordered : codes);
   if (layer.coded.order)
     for (int64_t i = 0; i < k; ++i) codes[i] = unordered[layer.coded.order[i]];
   const int64_t group = layer.coded.group ? layer.coded.group : to.stride;

@@ -3,6 +3,7 @@
 // A source makes the 128 numbers of a unit, in their order: `begin` reads the scales of a group and says
 // whether this source can make its numbers; `unit` makes those of one unit.
 #pragma once
+#include "byte_table.h"
 #include "kv_types.h"
 #include "widen.h"
 
@@ -49,44 +50,21 @@ struct E4M3Units {
   }
 };
 
-// The same by two tables of 128 bytes, for the upper and the lower halves of the numbers. Instructions of
-// AVX512_VBMI, which not every machine with BF16 has: written out, so that no compiler uses them elsewhere.
+// The same by tables.
 struct E4M3Table {
   static constexpr bool kScalesSums = true;
-  __m512i high[2], low[2], order;
+  ByteTable table;
+  __m512i order;
 
   explicit E4M3Table(const Linear&) {
-    alignas(64) uint8_t above[128], below[128], places[64];
-    for (int i = 0; i < 128; ++i) {
-      const uint32_t bits = i == 0x7f ? 0x7fc00000u : f32_to_bits(i < 8 ? static_cast<float>(i) * 0.001953125f
-                                                                         : bits_to_f32((static_cast<uint32_t>(i) << 20) + (120u << 23)));
-      above[i] = static_cast<uint8_t>(bits >> 24);
-      below[i] = static_cast<uint8_t>(bits >> 16);
-    }
-    // Where interleaving within 128 bits takes the lower and the upper eight bytes from.
-    for (int i = 0; i < 64; ++i) places[i / 8 % 4 * 16 + i / 32 * 8 + i % 8] = static_cast<uint8_t>(i);
-    for (int i = 0; i < 2; ++i) {
-      high[i] = _mm512_load_si512(above + 64 * i);
-      low[i] = _mm512_load_si512(below + 64 * i);
-    }
-    order = _mm512_load_si512(places);
+    alignas(64) uint8_t from[64];
+    for (int i = 0; i < 64; ++i) from[ByteTable::place(i)] = static_cast<uint8_t>(i);
+    order = _mm512_load_si512(from);
   }
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
-  // By the lowest seven bits of each byte.
-  QUIRE_INLINE __m512i looked_up(__m512i codes, const __m512i (&table)[2]) {
-    asm("vpermi2b %2, %1, %0" : "+v"(codes) : "v"(table[0]), "v"(table[1]));
-    return codes;
-  }
   inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
-    _Pragma("GCC unroll 4") for (int m = 0; m < 2; ++m) {
-      __m512i codes;
-      asm("vpermb %1, %2, %0" : "=v"(codes) : "v"(_mm512_loadu_si512(p + 64 * m)), "v"(order));
-      const __m512i below = looked_up(codes, low);
-      const __m512i above = _mm512_ternarylogic_epi32(looked_up(codes, high), codes,
-                                                      _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-      out[2 * m] = _mm512_unpacklo_epi8(below, above);
-      out[2 * m + 1] = _mm512_unpackhi_epi8(below, above);
-    }
+    _Pragma("GCC unroll 4") for (int m = 0; m < 2; ++m)
+      table.numbers(picked(_mm512_loadu_si512(p + 64 * m), order), out[2 * m], out[2 * m + 1]);
   }
 };
 

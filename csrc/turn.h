@@ -5,6 +5,7 @@
 // their order. For vdpbf16ps two neighbours along the sum stand side by side. Meanwhile about half
 // as many lines as are read are fetched.
 #pragma once
+#include "byte_table.h"
 #include "kv_types.h"
 #include "product.h"
 
@@ -187,10 +188,41 @@ template <> struct Pairs<kE4M3> {
   }
 };
 
+// Keys of E4M3 by tables: bytes are turned by fours, then become numbers. The bits of `Pairs`.
+static void turn_by_table(const char* const* lines, int64_t count, int64_t dim, float* out, Ahead& ahead) {
+  const ByteTable table;
+  alignas(64) uint8_t from[64];
+  for (int i = 0; i < 64; ++i)  // of four dimensions of a position the first two, then the last two
+    from[ByteTable::place(i)] = static_cast<uint8_t>(i % 32 / 2 * 4 + i / 32 * 2 + i % 2);
+  const __m512i order = _mm512_load_si512(from);
+  for (int64_t first = 0; first < count; first += kLanes) {
+    for (int64_t unit = 0; unit < dim / 4; unit += kLanes) {
+      const int64_t some = dim / 4 - unit < kLanes ? dim / 4 - unit : kLanes;
+      Vec v[kLanes];
+      QUIRE_EACH for (int i = 0; i < kLanes; ++i)
+        v[i] = some == kLanes ? Memory<kF32>::load(lines[first + i], unit) : Memory<kF32>::load_n(lines[first + i], unit, some);
+      ahead.pull(kLanes);
+      transpose(v);
+      float* to = out + 2 * unit * kTurned + first;
+      const auto put = [&](int64_t i, Vec fours) {
+        __m512i one, other;
+        table.numbers(picked(_mm512_castps_si512(fours.v), order), one, other);
+        _mm512_storeu_si512(to + 2 * i * kTurned, one);
+        _mm512_storeu_si512(to + (2 * i + 1) * kTurned, other);
+      };
+      if (some == kLanes)
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) put(i, v[i]);
+      else
+        for (int64_t i = 0; i < some; ++i) put(i, v[i]);
+    }
+  }
+}
+
 // Keys of bf16, or that become bf16, two dimensions as one unit of 32 bits.
 static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
                       bf16* out, Ahead& ahead) {
   float* const to = reinterpret_cast<float*>(out);
+  if (dtype == kE4M3 && kLooksUpBytes && dim % 4 == 0) return turn_by_table(lines, count, dim, to, ahead);
   switch (dtype) {
     case kE4M3: return turn<Pairs<kE4M3>>(lines, count, dim / 2, tail, to, ahead);
     case kE5M2: return turn<Pairs<kE5M2>>(lines, count, dim / 2, tail, to, ahead);
@@ -221,9 +253,32 @@ static void pair_values(const char* const* lines, int64_t count, int64_t dim, in
   }
 }
 
+// Values of E4M3 by tables; `dim` is a multiple of 64. The bits of `pair_values`.
+static void pair_by_table(const char* const* lines, int64_t count, int64_t dim, bf16* out, Ahead& ahead) {
+  const ByteTable table;
+  alignas(64) uint8_t from[2][64];
+  for (int i = 0; i < 128; ++i)  // numbers of both lines in turns
+    from[i / 64][ByteTable::place(i % 64)] = static_cast<uint8_t>(i % 2 * 64 + i / 2);
+  const __m512i order[2] = {_mm512_load_si512(from[0]), _mm512_load_si512(from[1])};
+  for (int64_t k = 0; k < count; k += 2) {
+    for (int64_t i = 0; i < dim; i += 64) {
+      ahead.pull(2);
+      const __m512i one = _mm512_loadu_si512(lines[k] + i), other = _mm512_loadu_si512(lines[k + 1] + i);
+      bf16* to = out + k * dim + 2 * i;
+      QUIRE_EACH for (int m = 0; m < 2; ++m) {
+        __m512i first, second;
+        table.numbers(picked(one, other, order[m]), first, second);
+        _mm512_storeu_si512(to + 64 * m, first);
+        _mm512_storeu_si512(to + 64 * m + 32, second);
+      }
+    }
+  }
+}
+
 // Values of bf16, or that become bf16, as [count / 2][width][2].
 static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
                         int64_t width, int64_t tail, bf16* out, Ahead& ahead) {
+  if (dtype == kE4M3 && kLooksUpBytes && dim % 64 == 0) return pair_by_table(lines, count, dim, out, ahead);
   switch (dtype) {
     case kE4M3: return pair_values<kE4M3>(lines, count, dim, width, tail, out, ahead);
     case kE5M2: return pair_values<kE5M2>(lines, count, dim, width, tail, out, ahead);
