@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drop_in import parser
 from quire import LLM, EngineConfig, SamplingParams
+from quire.compat.settings import section
+from quire.config.cli import engine_config
 from quire.engine.frontend.sampling_checks import SamplingChecks
 from quire.errors import ConfigError
 from quire.params import StructuredOutputsParams
@@ -97,6 +101,46 @@ def test_what_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match="--structured-outputs-config") as caught:
         EngineConfig.from_options(structured_outputs_config=given)
     assert told in caught.value.message
+
+
+DOORS = {
+    "JSON": ["--structured-outputs-config", '{"disable_any_whitespace": true, "backend": "auto"}'],
+    "keys": ["--structured-outputs-config.disable_any_whitespace", "true",
+             "--structured-outputs-config.backend=auto"],
+    "vLLM's spelling": ["--structured_outputs_config.disable-any-whitespace=true",
+                        "--structured-outputs-config.backend", "auto"],
+}  # fmt: skip
+FILES = {
+    "mapping": "structured-outputs-config:\n  disable_any_whitespace: true\n  backend: auto\n",
+    "text": f"structured_outputs_config: '{DOORS['JSON'][1]}'",
+    "keys": "structured-outputs-config.disable_any_whitespace: true\n"
+            "structured-outputs-config.backend: auto\n",
+    "section": "model:\n  structured_outputs_config: {disable_any_whitespace: true, backend: auto}",
+}  # fmt: skip
+
+
+def test_every_front_door(tmp_path: Path) -> None:
+    said = {"disable_any_whitespace": True, "backend": "auto"}
+    path = tmp_path / "config.yaml"
+
+    def read(*arguments: str) -> dict[str, Any]:
+        return engine_config(parser().parse(arguments)).model.structured_outputs_config
+
+    for name, arguments in DOORS.items():
+        assert read(*arguments) == said, name
+    for name, text in FILES.items():
+        path.write_text(text)
+        assert read("--config", str(path)) == said, name
+    assert read("--config", str(path), "--structured-outputs-config", "{}") == {}
+    for given in (said, section(**said, enable_in_reasoning=None)):
+        config = EngineConfig.from_options(structured_outputs_config=given)
+        assert config.model.structured_outputs_config == said
+    for wrong in ("nonsense", "[1]", "null", "5"):
+        with pytest.raises(ConfigError, match="--structured-outputs-config: expected a JSON obj"):
+            read("--structured-outputs-config", wrong)
+    path.write_text("structured-outputs-config.backend: outlines")
+    with pytest.raises(ConfigError, match="llguidance follows all grammars"):
+        read("--config", str(path))
 
 
 def test_vllms_defaults_say_nothing() -> None:

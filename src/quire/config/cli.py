@@ -418,7 +418,8 @@ def server_config(namespace: argparse.Namespace) -> ServerConfig:
 def load_yaml(path: str) -> dict[str, Any]:
     """Read the mapping of a `--config` file; `max-num-seqs` and `max_num_seqs` are the same key.
 
-    Sections may be nested (`cache: {block_size: 32}`); they are flattened.
+    Sections may be nested (`cache: {block_size: 32}`); they are flattened. As on the command line,
+    `option.key: value` is an entry of an object.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or is not a mapping.
@@ -449,7 +450,8 @@ def _flatten(data: Mapping[Any, Any]) -> dict[str, Any]:
         if key in groups and isinstance(value, dict):
             flat.update(_flatten(value))
         else:
-            flat[str(key).replace("-", "_")] = value
+            name, dot, entry = str(key).replace("-", "_").partition(".")
+            flat[name] = _merged(flat.get(name), {entry: value} if dot else value)
     return flat
 
 
