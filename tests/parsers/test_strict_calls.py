@@ -230,6 +230,8 @@ def test_calls_that_fit_the_schema_are_permitted(name: str, known: bool) -> None
             text = letters.walk(StructuredOutputsParams(json=schema), rng)
             if text is None or (call := written(json.loads(text), name)) is None:
                 continue
+            if any(mark in text for mark in PARSERS.get(name).special_tokens):
+                continue  # letters of a mark would be given as the token
             if (tried := tried + 1) and calls_in(call, name, schema, rng) == [json.loads(text)]:
                 assert letters.writes(grammar, call), (schema, call)
     assert tried >= 10

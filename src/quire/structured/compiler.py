@@ -9,9 +9,11 @@ one process hands on its text, and it is compiled once more where it is used.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from itertools import takewhile
 from typing import Final
 
 import llguidance
@@ -100,7 +102,7 @@ class Vocabulary:
         """
         matcher = llguidance.LLMatcher(self.tokens, grammar.text, log_level=0, limits=self.limits)
         if matcher.is_error():
-            raise _refused(_said(matcher), grammar.kind)
+            raise _refused(_said(matcher, grammar.kind), grammar.kind)
         return matcher
 
     def check(self, grammar: Grammar) -> None:
@@ -114,7 +116,7 @@ class Vocabulary:
         if forced := matcher.compute_ff_tokens():
             matcher.consume_token(forced[0])
         if matcher.is_error():
-            raise _refused(_said(matcher), grammar.kind)
+            raise _refused(_said(matcher, grammar.kind), grammar.kind)
         if not any(mask):
             raise _refused("no output can satisfy it", grammar.kind)
 
@@ -140,10 +142,20 @@ class Vocabulary:
         return ThreadPoolExecutor(1, thread_name_prefix="masks")
 
 
-def _said(matcher: llguidance.LLMatcher) -> str:
+_QUOTE: Final = re.compile(r"\s*\d+ \| ")
+"""A line of the grammar in a message."""
+_SAYS: Final = {"NoExtensionBias": "it leads to itself and to nothing else"}
+"""Messages that say too little."""
+
+
+def _said(matcher: llguidance.LLMatcher, kind: str) -> str:
     """What llguidance says is wrong, in one line; its messages quote the grammar and nothing
-    else."""
+    else. The caller knows the grammar only where the request has one."""
     lines = matcher.get_error().split("<non-verbose/>")[0].splitlines()
+    if kind != "grammar":
+        lines = list(takewhile(lambda line: not _QUOTE.match(line), lines))
+    for word, meaning in _SAYS.items():
+        lines = [line.replace(word, meaning) for line in lines]
     text = " ".join(" ".join(lines).split())
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 

@@ -14,9 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+from msgspec import structs
 
 from quire.errors import InvalidRequest
 from quire.structured.params import Grammar, StructuredOutputsParams
+from quire.structured.schema import PARAM as JSON
+from quire.structured.tags import schemas_of
 from quire.utils.helpers.words import HelperLimits
 
 if TYPE_CHECKING:
@@ -83,8 +86,21 @@ def judge(vocabulary: Vocabulary, params: StructuredOutputsParams) -> Grammar | 
         grammar = vocabulary.settle(params)
         vocabulary.check(grammar)
     except InvalidRequest as error:
-        return Refusal(error.message, error.param)
+        return _schema_at_fault(vocabulary, params) or Refusal(error.message, error.param)
     return grammar
+
+
+def _schema_at_fault(vocabulary: Vocabulary, params: StructuredOutputsParams) -> Refusal | None:
+    """Which of the schemas in a structural tag cannot be compiled by itself, if one is."""
+    if params.structural_tag is None:
+        return None
+    for where, schema in schemas_of(params.structural_tag):
+        alone = structs.replace(params, structural_tag=None, json=schema, reasoning=None)
+        try:
+            vocabulary.check(vocabulary.settle(alone))
+        except InvalidRequest as error:
+            return Refusal(error.message.replace(JSON, where, 1), where)
+    return None
 
 
 def verdict(found: Grammar | Refusal) -> Grammar:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from quire.errors import InvalidRequest
@@ -46,6 +46,21 @@ def tags_to_lark(tag: dict[str, Any], form: SchemaForm, special: Mapping[str, in
         _only(tag, "", ("type", "structures", "triggers"))
         start = writer.write_triggered(_modern(tag), "structures")
     return "\n".join((f"start: {start}", *writer.rules, TEXT))
+
+
+def schemas_of(tag: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas in a structural tag that `tags_to_lark` takes, with their places."""
+    todo: list[tuple[str, Any]] = [("", tag)]
+    while todo:
+        where, part = todo.pop()
+        if isinstance(part, list):
+            todo += [(f"{where}[{i}]", one) for i, one in enumerate(part)][::-1]
+        elif isinstance(part, dict):
+            schema = part.get("json_schema" if part.get("type") == "json_schema" else "schema")
+            if isinstance(schema, dict):
+                yield f"{PARAM}{where}", schema
+                continue
+            todo += [(f"{where}.{name}", part[name]) for name in part][::-1]
 
 
 def after_reasoning(reasoning: FreeReasoning, special: Mapping[str, int], body: str) -> str:
@@ -159,7 +174,7 @@ class _Writer:
     def json_schema(self, part: dict[str, Any], where: str) -> str:
         _only(part, where, ("type", "json_schema", "style"))
         style = part.get("style", "json")
-        if style not in STYLES:
+        if not isinstance(style, str) or style not in STYLES:
             _fail(where, f"style must be one of {', '.join(STYLES)}, got {str(style)[:40]!r}")
         schema = part.get("json_schema")
         if schema is True:
