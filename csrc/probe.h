@@ -17,5 +17,7 @@ struct MultiplyArgs {
 };
 // Multiply-adds in registers, on all threads: those of a product of bf16.
 QUIRE_KERNEL(probe_multiply, (const MultiplyArgs&))
+// The same for whole numbers: those of a product of codes of eight and four bits.
+QUIRE_KERNEL(probe_multiply_codes, (const MultiplyArgs&))
 
 }  // namespace quire

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.bench.engine.limit import ModelWork, limit
 from quire.bench.engine.measure import measure
 from quire.bench.engine.options import CASES, Case, EngineBenchOptions
 from quire.bench.engine.text import engine_text
@@ -47,16 +49,17 @@ def program(path: Path, text: str) -> str:
 
 class Paper:
     def rates(self) -> Rates:
-        return Rates(1e9, 1e9)
+        return Rates(1e9, 1e9, 1e9)
 
-    def seconds(self, case: Case, rates: Rates) -> float:
-        return 0.05
+    def seconds(self, case: Case, work: Mapping[str, int], rates: Rates) -> float:
+        return work["weight_bytes"] / rates.read
 
 
 def constant(seconds: float) -> list[str]:
     """An engine that always takes so long, and one more in each round."""
     text = (
-        'import json, sys\nprint(\'{"quire": "0.1"}\', flush=True)\n'
+        "import json, sys\n"
+        'print(\'{"quire": "0.1", "work": {"weight_bytes": 50000000}}\', flush=True)\n'
         "for line in sys.stdin: print(json.dumps("
         f"{{'seconds': {seconds} + json.loads(line)['seed'] // 1000}}), flush=True)"
     )
@@ -71,33 +74,40 @@ def contest(tmp_path: Path) -> Any:
 
 
 def test_the_best_setting_of_a_peer_counts_for_each_case(contest: Contest, tmp_path: Path) -> None:
-    contest.start("quire", "", constant(0.1), {})
+    contest.start("quire", "bf16", "", constant(0.1), {})
+    contest.start("quire", "int8", "", constant(0.05), {})
     llama = program(tmp_path / "llama", PEER)
-    start_peers(contest, {"llama": llama}, tmp_path)
+    start_peers(contest, {"llama": llama}, ["bf16", "int8"], tmp_path)
     cases = {"one": Case(1, 4, 5), "eight": Case(8, 4, 5)}
     report = measure(contest.workers, cases, 3, Paper())
     for case, setting, first in (("one", "unified", 0.1), ("eight", "split", 0.2)):
-        row = report["results"][case]["llama"]
+        row = report["results"][case]["llama bf16"]
         assert row["setting"] == setting and set(row["tried"]) == {"split", "unified"}
         assert row["seconds"] == [first, 1 + first, 2 + first], "in the order of the rounds"
-        assert report["ratios"]["llama"][case] == pytest.approx((1 + first) / 1.1, abs=1e-3)
-    assert report["results"]["eight"]["quire"]["tokens_per_second"] == round(8 * 5 / 1.1, 1)
-    assert report["results"]["eight"]["limit"]["fraction"] == pytest.approx(0.05 / 1.1, abs=1e-3)
+        ratios = report["ratios"][case]
+        assert ratios["llama bf16"] == pytest.approx((1 + first) / 1.1, abs=1e-3)
+        assert ratios["llama int8"] == pytest.approx((1 + first) / 1.05, abs=1e-3)
+        assert ratios["quire int8"] == pytest.approx(1.1 / 1.05, abs=1e-3)
+    ours = report["results"]["eight"]["quire bf16"]
+    assert ours["tokens_per_second"] == round(8 * 5 / 1.1, 1)
+    assert ours["limit"]["fraction"] == pytest.approx(0.05 / 1.1, abs=1e-3)
     text = engine_text({**report, "model": "m", "version": "0.1", "rounds": 3})
-    assert "(unified)" in text and "(split)" in text
+    assert "(unified, " in text and "(split, " in text
     for setting in ("split", "unified"):
-        assert f"- llama {setting}: llama_cpp 0.9, build AVX, settings kv {setting}" in text
+        assert f"- llama bf16 {setting}: llama_cpp 0.9, build AVX, settings kv {setting}" in text
 
 
 def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_path: Path) -> None:
     python = program(tmp_path / "python", PEER)
-    with pytest.raises(StartupError, match="vllm tuned ended; it said last: no such package: vllm"):
-        start_peers(contest, {"vllm": python}, tmp_path)
+    with pytest.raises(
+        StartupError, match="vllm bf16 tuned ended; it said last: no such package: vllm"
+    ):
+        start_peers(contest, {"vllm": python}, ["bf16"], tmp_path)
     talker = [sys.executable, "-c", "print('Loading the model...')"]
-    with pytest.raises(StartupError, match="x said 'Loading the model"):
-        BenchedEngine("x", "", talker, {}, 100)
-    short = BenchedEngine("x", "", [sys.executable, "-c", "print('{}')"], {}, 100)
-    with pytest.raises(StartupError, match="x ended"):
+    with pytest.raises(StartupError, match="x bf16 said 'Loading the model"):
+        BenchedEngine("x", "bf16", "", talker, {}, 100)
+    short = BenchedEngine("x", "bf16", "", [sys.executable, "-c", "print('{}')"], {}, 100)
+    with pytest.raises(StartupError, match="x bf16 ended"):
         short.run(Case(1, 1, 1), 0)
 
 
@@ -106,6 +116,7 @@ def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_
     [
         ({"rounds": 0}, "--rounds must be 1 to 1000, got 0"),
         ({"pause": -1.0}, "--pause must be 0 to 60, got -1"),
+        ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4"),
         ({"cases": "8x8_8"}, "there is no .'8x8_8'.; cases: decode_1x16_65"),
         ({"peer_llama": "/nowhere/python"}, "--peer-llama: '/nowhere/python' is no program"),
     ],
@@ -127,10 +138,39 @@ def test_the_command_measures_this_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "result.json"
-    options = ["--cases", "decode_1x16_65", "--rounds", "1", "--pause", "0"]
+    options = [
+        "--cases",
+        "decode_1x16_65",
+        "--rounds",
+        "1",
+        "--pause",
+        "0",
+        "--formats",
+        "bf16,int4",
+    ]
     assert main([*options, "--output-json", str(path)]) == 0
     assert "| decode_1x16_65 |" in capsys.readouterr().out
     report = json.loads(path.read_text())
-    assert report["results"]["decode_1x16_65"]["quire"]["tokens_per_second"] > 0
-    assert 0 < report["results"]["decode_1x16_65"]["limit"]["fraction"] < 1
-    assert report["ratios"] == {}
+    assert report["results"]["decode_1x16_65"]["quire bf16"]["tokens_per_second"] > 0
+    for form in ("bf16", "int4"):
+        assert 0 < report["results"]["decode_1x16_65"][f"quire {form}"]["limit"]["fraction"] < 1
+    assert list(report["ratios"]["decode_1x16_65"]) == ["quire int4"]
+    kept = {form: report["versions"][f"quire {form}"]["work"] for form in ("bf16", "int4")}
+    assert kept["bf16"]["weight_bytes"] == 2 * (kept["bf16"]["body"] + kept["bf16"]["head"])
+    assert kept["int4"]["weight_bytes"] * 3 < kept["bf16"]["weight_bytes"]
+    assert kept["int4"]["body_codes"] == kept["int4"]["body"] and not kept["bf16"]["body_codes"]
+
+
+def test_the_limit_counts_bytes_or_operations_whichever_takes_longer() -> None:
+    work = {
+        "weight_bytes": 1000, "body": 600, "body_codes": 200, "head": 100, "head_codes": 100,
+        "kv_bytes": 10, "attention": 3,
+    }  # fmt: skip
+    assert set(work) == set(ModelWork.__slots__)
+    slow_memory, endless = Rates(1.0, 1e30, 1e30), 1e30
+    # A prompt, then two steps that see 5 and 6 positions of each of two requests.
+    assert limit(Case(2, 4, 3), work, slow_memory) == 1000 + 1000 + 100 + 1000 + 120
+    computing = 2 * (400 * 8 + 2 * 3 * 10 * 2), 2 * (400 * 2 + 2 * 3 * 5 * 2)
+    assert limit(Case(2, 4, 1), work, Rates(endless, 1.0, endless)) == computing[0]
+    assert limit(Case(2, 4, 2), work, Rates(endless, 1.0, endless)) == sum(computing)
+    assert limit(Case(2, 4, 1), work, Rates(endless, endless, 1.0)) == 2 * (200 * 8 + 100 * 2)

@@ -30,10 +30,16 @@ class Rates:
     """Bytes of memory per second."""
     multiply: float
     """Operations per second in registers: two per multiply-add of bf16 numbers."""
+    multiply_codes: float
+    """The same of codes of eight bits with codes of four, as quantised weights are multiplied."""
 
     def mean(self, other: Rates) -> Rates:
         """What held between two measurements."""
-        return Rates((self.read + other.read) / 2, (self.multiply + other.multiply) / 2)
+        return Rates(
+            (self.read + other.read) / 2,
+            (self.multiply + other.multiply) / 2,
+            (self.multiply_codes + other.multiply_codes) / 2,
+        )
 
 
 class Probe:
@@ -46,9 +52,15 @@ class Probe:
 
     def measure(self, seconds: float = 0.3) -> Rates:
         """Medians over about this time."""
-        read = _seconds_of(lambda: lib.probe_read(self._memory.ctypes.data, _BYTES), seconds / 2)
-        multiply = _seconds_of(lambda: lib.probe_multiply(_ROUNDS), seconds / 2)
-        return Rates(_BYTES / read, lib.probe_multiply(_ROUNDS) / multiply)
+        part = seconds / 3
+        read = _seconds_of(lambda: lib.probe_read(self._memory.ctypes.data, _BYTES), part)
+        multiply = _seconds_of(lambda: lib.probe_multiply(_ROUNDS), part)
+        codes = _seconds_of(lambda: lib.probe_multiply_codes(_ROUNDS), part)
+        return Rates(
+            _BYTES / read,
+            lib.probe_multiply(_ROUNDS) / multiply,
+            lib.probe_multiply_codes(_ROUNDS) / codes,
+        )
 
 
 def _seconds_of(call: Callable[[], object], budget: float) -> float:

@@ -62,7 +62,7 @@ class FormTotal(NamedTuple):
 def weight_forms(model: Module) -> dict[str, FormTotal]:
     """How the linear layers of a loaded model are kept, and what they take."""
     found: dict[str, FormTotal] = {}
-    for linear in _linears(model):
+    for linear in linears(model):
         method = linear.method
         if not method.nbytes:
             continue  # a head that a model for pooling never loads
@@ -88,7 +88,7 @@ def planned_schemes(model: Module) -> dict[str, SchemeTotal]:
     """How a quantised checkpoint keeps the linear layers of a model whose headers were compared
     with it, by scheme; or what `--quantization` will make of another."""
     found: dict[str, SchemeTotal] = {}
-    for linear in _linears(model):
+    for linear in linears(model):
         if not isinstance(linear.method, (CheckpointMethod, OnlineMethod)):
             continue
         for label, activations, weights, nbytes in linear.method.planned():
@@ -99,7 +99,7 @@ def planned_schemes(model: Module) -> dict[str, SchemeTotal]:
     return found
 
 
-def _linears(model: Module) -> list[Linear]:
+def linears(model: Module) -> list[Linear]:
     """Each once: an embedding may have a layer, its own or the head's."""
     found: dict[int, Linear] = {}
     for _, module in model.modules():

@@ -1,12 +1,9 @@
 """Runs cases on all engines in turn, in one run: figures of one table never come from two.
 
-A ratio is the median over the rounds of (peer's seconds / quire's of the same round). Of a peer's
-settings the one that was quickest in a case counts there; the others are told.
-
-The limit on paper: weights streamed once per step at the speed of the memory, or two operations per
-weight and token at the speed of the registers, whichever is longer; the head only for sampled
-tokens. Both speeds are measured before and after each run of quire, because a shared machine's
-memory is not equally fast for a minute.
+A ratio is the median over the rounds of (peer's seconds / quire's of the same round and format). Of
+a peer's settings the one that was quickest in a case counts there; the others are told. What the
+machine can do is measured before and after each run of quire, because a shared machine's memory is
+not equally fast for a minute.
 """
 
 from __future__ import annotations
@@ -19,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from quire.bench.engine.limit import limit
 from quire.bench.engine.options import Case
 from quire.bench.engine.workers import BenchedEngine
-from quire.config.shape import ModelShape
 from quire.kernels.compiled import choose_isa, set_num_threads
 from quire.kernels.probe import Probe, Rates
 from quire.utils.host import available_cores
 
+OWN: Final = "quire"
 WARM_UP: Final = Case(2, 32, 8)
 
 Seen = Callable[[str, int, int], None]
@@ -39,25 +37,15 @@ class Paper(Protocol):
         """What the machine gives now."""
         ...
 
-    def seconds(self, case: Case, rates: Rates) -> float:
-        """For a whole case at these rates."""
+    def seconds(self, case: Case, work: Mapping[str, int], rates: Rates) -> float:
+        """For a whole case of what an engine of quire has to do, at these rates."""
         ...
 
 
-class Limits:
-    """Seconds below which no engine can be that reads every weight once per step.
+class MachinePaper:
+    """The machine's own limits."""
 
-    Args:
-        model: Its folder.
-    """
-
-    def __init__(self, model: Path) -> None:
-        shape = ModelShape.from_folder(model)
-        width = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
-        layer = shape.hidden_size * (
-            width + shape.num_heads * shape.head_dim + 3 * shape.intermediate_size
-        )
-        self._body, self._head = shape.num_layers * layer, shape.vocab_size * shape.hidden_size
+    def __init__(self) -> None:
         set_num_threads(available_cores())
         choose_isa()
         self._probe = Probe()
@@ -66,14 +54,9 @@ class Limits:
         """What memory and registers give now."""
         return self._probe.measure()
 
-    def seconds(self, case: Case, rates: Rates) -> float:
-        """For a whole case at these rates."""
-        prefill = self._step(case.prompts * case.inputs, case.prompts, rates)
-        return prefill + (case.outputs - 1) * self._step(case.prompts, case.prompts, rates)
-
-    def _step(self, tokens: int, sampled: int, rates: Rates) -> float:
-        work = 2 * (self._body * tokens + self._head * sampled) / rates.multiply
-        return max(work, 2 * (self._body + self._head) / rates.read)
+    def seconds(self, case: Case, work: Mapping[str, int], rates: Rates) -> float:
+        """See `limit`."""
+        return limit(case, work, rates)
 
 
 def measure(
@@ -88,7 +71,7 @@ def measure(
     """Everything of one run.
 
     Args:
-        workers: quire's first.
+        workers: quire's first, one for each format.
         cases: By name.
         rounds: In which each worker runs a case once.
         paper: The limit.
@@ -103,27 +86,28 @@ def measure(
     results, ratios = {}, {}
     for seed, (name, case) in enumerate(cases.items()):
         seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
-        limits = []
+        limits: dict[str, list[tuple[float, Rates]]] = {}
         for number in range(rounds):
             # Whoever begins changes, so that none always follows the other.
             for worker in workers[:: 1 if number % 2 else -1]:
                 time.sleep(pause)
                 before = paper.rates()
                 seconds[worker.name].append(worker.run(case, 1000 * number + seed))
-                if worker is workers[0]:
+                if worker.peer == OWN:
                     rates = before.mean(paper.rates())
-                    limits.append((paper.seconds(case, rates), rates))
+                    least = paper.seconds(case, worker.about["work"], rates)
+                    limits.setdefault(worker.row, []).append((least, rates))
             seen(name, number + 1, rounds)
         results[name] = _result(workers, case, seconds)
-        results[name]["limit"] = _limit(limits, seconds[workers[0].name])
+        for row, found in limits.items():
+            results[name][row]["limit"] = _limit(found, results[name][row]["seconds"])
         ratios[name] = _ratios(results[name])
-    peers = dict.fromkeys(worker.peer for worker in workers[1:])
     return {
         "machine": machine(),
         "versions": {worker.name: worker.about for worker in workers},
         "ready_seconds": {worker.name: round(worker.ready_seconds, 2) for worker in workers},
         "results": results,
-        "ratios": {peer: {name: row[peer] for name, row in ratios.items()} for peer in peers},
+        "ratios": ratios,
     }
 
 
@@ -138,23 +122,27 @@ def _result(
             "seconds": [round(each, 4) for each in taken],
             "tokens_per_second": round(case.tokens / statistics.median(taken), 1),
         }
-        best = rows.setdefault(worker.peer, {"tried": {}, "tokens_per_second": 0.0})
+        best = rows.setdefault(worker.row, {"tried": {}, "tokens_per_second": 0.0})
         best["tried"][worker.setting] = row
         if row["tokens_per_second"] > best["tokens_per_second"]:
-            rows[worker.peer] = {**row, "setting": worker.setting, "tried": best["tried"]}
+            rows[worker.row] = {**row, "setting": worker.setting, "tried": best["tried"]}
     return rows
 
 
-def _ratios(row: Mapping[str, Any]) -> dict[str, float]:
-    """By peer: how many times as fast quire was."""
-    ours = row["quire"]["seconds"]
-    return {
-        peer: round(
-            statistics.median(a / b for a, b in zip(their["seconds"], ours, strict=True)), 3
-        )
-        for peer, their in row.items()
-        if peer not in ("quire", "limit")
-    }
+def _ratios(rows: Mapping[str, Any]) -> dict[str, float]:
+    """By engine and format: how many times as fast quire was with that format; of quire's own, as
+    how many times the first of them."""
+    first = next(iter(rows))
+    found = {}
+    for name, row in rows.items():
+        if name == first:
+            continue
+        peer, form = name.split(" ")
+        theirs, ours = row["seconds"], rows[f"{OWN} {form}"]["seconds"]
+        if peer == OWN:
+            theirs = rows[first]["seconds"]
+        found[name] = round(statistics.median(a / b for a, b in zip(theirs, ours, strict=True)), 3)
+    return found
 
 
 def _limit(limits: Sequence[tuple[float, Rates]], ours: Sequence[float]) -> dict[str, Any]:
@@ -163,6 +151,7 @@ def _limit(limits: Sequence[tuple[float, Rates]], ours: Sequence[float]) -> dict
         "seconds": [round(limit, 4) for limit, _ in limits],
         "gb_per_second": [round(rates.read / 1e9, 1) for _, rates in limits],
         "gflop_per_second": [round(rates.multiply / 1e9) for _, rates in limits],
+        "gop_per_second_of_codes": [round(rates.multiply_codes / 1e9) for _, rates in limits],
         "fraction": round(statistics.median(fractions), 3),
     }
 

@@ -38,6 +38,25 @@ CASES: Final = {
     "prefill_1x512": Case(1, 512, 1, repeats=4),
     "long_4x4096_64": Case(4, 4096, 64),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class FormatNames:
+    """How weights are kept, in each engine's words."""
+
+    quire: str | None
+    """`quantization`."""
+    llama: str
+    openvino: str
+
+
+FORMATS: Final = {
+    "bf16": FormatNames(None, "bf16", "fp16"),
+    "int8": FormatNames("int8", "q8_0", "int8"),
+    "int4": FormatNames("int4", "q4_0", "int4"),
+}
+"""Each engine's own kind of it, made of the same bf16 weights. vLLM quantises none by itself on
+CPUs, and takes part in bf16 alone."""
 PEERS: Final = {"vllm": "vLLM", "openvino": "OpenVINO GenAI", "llama": "llama.cpp"}
 
 
@@ -51,6 +70,8 @@ class EngineBenchOptions:
 
     cases: str | None = None
     """Names, separated by commas; those that the model's context holds if not given."""
+    formats: str = "bf16"
+    """Of `FORMATS`, separated by commas."""
     rounds: int = 3
     pause: float = 2.0
     """Seconds between two runs: threads of the engine that ran stop spinning."""
@@ -67,6 +88,10 @@ class EngineBenchOptions:
         unknown = [name for name in (self.cases or "").split(",") if name and name not in CASES]
         if unknown or self.cases == "":
             raise ConfigError(f"--cases: there is no {unknown or ''!s}; cases: {', '.join(CASES)}")
+        if unknown := [name for name in self.kept if name not in FORMATS]:
+            raise ConfigError(
+                f"--formats: there is no {unknown[0]!r}; formats: {', '.join(FORMATS)}"
+            )
         for peer, python in self.peers.items():
             if shutil.which(os.path.expanduser(python)) is None:
                 raise ConfigError(f"--peer-{peer}: {python!r} is no program that can be run")
@@ -76,6 +101,11 @@ class EngineBenchOptions:
         """Pythons of the peers to compare with, by name."""
         given = {"vllm": self.peer_vllm, "openvino": self.peer_openvino, "llama": self.peer_llama}
         return {name: os.path.expanduser(python) for name, python in given.items() if python}
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The formats, each once."""
+        return tuple(dict.fromkeys(self.formats.split(",")))
 
     def chosen(self, longest: int) -> dict[str, Case]:
         """The cases to run on a model whose context is `longest` tokens.

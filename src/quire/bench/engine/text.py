@@ -9,43 +9,57 @@ from quire.bench.engine.options import PEERS
 
 
 def engine_text(report: Mapping[str, Any]) -> str:
-    """Cases, rates and ratios, how near quire is to the limit on paper, and each engine's build and
-    settings."""
+    """Engines, rates and ratios, how near quire is to the limit on paper, and each engine's build
+    and settings."""
     return "\n".join([*_table(report), "", *_about(report)])
 
 
 def _table(report: Mapping[str, Any]) -> Iterator[str]:
-    peers, machine = list(report["ratios"]), report["machine"]
+    machine, results = report["machine"], report["results"]
     yield (
         f"{report['model']}, quire {report['version']}, {machine['cores']} cores of "
-        f"{machine['cpu']}; tokens per second, medians of {report['rounds']} rounds in turns; "
-        "ratio: how many times as fast quire is."
+        f"{machine['cpu']}; tokens per second, medians of {report['rounds']} rounds in turns. Of "
+        "quire: share of the limit on paper, and how many times as fast as its first row; of a "
+        "peer: how many times as fast quire is with weights of that kind."
     )
     yield ""
-    heads = [text for peer in peers for text in (PEERS[peer], "ratio")]
-    yield "| case | quire | " + " | ".join([*heads, "of the limit on paper"]) + " |"
-    yield "|---" + "|---:" * (2 + len(heads)) + "|"
-    for case, row in report["results"].items():
-        cells = [case, str(row["quire"]["tokens_per_second"])]
-        for peer in peers:
-            cells += [_rate(row[peer]), str(report["ratios"][peer][case])]
-        limit = row["limit"]
-        cells.append(
-            f"{limit['fraction']:.0%} ({_range(limit['gb_per_second'])} GB/s, "
-            f"{_range(limit['gflop_per_second'])} GFLOP/s)"
-        )
+    yield "| engine | " + " | ".join(results) + " |"
+    yield "|---" + "|---:" * len(results) + "|"
+    for name in next(iter(results.values())):
+        peer, form = name.split(" ")
+        cells = [f"{PEERS.get(peer, peer)} {form}"]
+        for case, row in results.items():
+            cells.append(_cell(row[name], report["ratios"][case].get(name)))
         yield "| " + " | ".join(cells) + " |"
+    yield ""
+    yield _rates([rows[name]["limit"] for rows in results.values() for name in rows
+                  if "limit" in rows[name]])  # fmt: skip
 
 
-def _rate(row: Mapping[str, Any]) -> str:
+def _cell(row: Mapping[str, Any], ratio: float | None) -> str:
     """With the setting, where several were tried."""
-    setting = f" ({row['setting']})" if len(row["tried"]) > 1 else ""
-    return f"{row['tokens_per_second']}{setting}"
+    said = [row["setting"]] if len(row["tried"]) > 1 else []
+    if "limit" in row:
+        said.append(f"{row['limit']['fraction']:.0%} of limit")
+    if ratio is not None:
+        said.append(f"{ratio:.2f} x")
+    return f"{row['tokens_per_second']}" + (f" ({', '.join(said)})" if said else "")
+
+
+def _rates(limits: Sequence[Mapping[str, Any]]) -> str:
+    """What the limits on paper were reckoned with."""
+    every = {key: [value for one in limits for value in one[key]] for key in
+             ("gb_per_second", "gflop_per_second", "gop_per_second_of_codes")}  # fmt: skip
+    memory, floats, codes = (_range(values) for values in every.values())
+    return (
+        f"The machine meanwhile: {memory} GB/s of memory, {floats} GFLOP/s in bf16, {codes} Gop/s "
+        "in whole numbers of 8 bits."
+    )
 
 
 def _about(report: Mapping[str, Any]) -> Iterator[str]:
     for name, about in report["versions"].items():
-        said = ", ".join(f"{key} {value}" for key, value in about.items())
+        said = ", ".join(f"{key} {value}" for key, value in about.items() if key != "work")
         yield f"- {name}: {said}; ready after {report['ready_seconds'][name]} s"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from quire.bench.engine.options import PEERS, Case
+from quire.bench.engine.options import FORMATS, PEERS, Case
 from quire.errors import StartupError
 
 SCRIPTS: Final = Path(__file__).resolve().parent / "peers"
@@ -29,7 +29,8 @@ class BenchedEngine:
     """An engine in a process: one line of JSON in, one out.
 
     Args:
-        peer: Whose it is; what ratios go by.
+        peer: Whose it is.
+        form: Of `FORMATS`.
         setting: Which of the settings that are tried; empty if there is one.
         command: To start it.
         env: Variables beside this process' own.
@@ -43,6 +44,7 @@ class BenchedEngine:
     def __init__(
         self,
         peer: str,
+        form: str,
         setting: str,
         command: Sequence[str],
         env: Mapping[str, str],
@@ -50,7 +52,8 @@ class BenchedEngine:
         *,
         verbose: bool = False,
     ) -> None:
-        self.peer, self.setting, self._vocabulary = peer, setting, vocabulary
+        self.peer, self.form, self.setting = peer, form, setting
+        self._vocabulary = vocabulary
         self._log = None if verbose else tempfile.TemporaryFile("w+")  # noqa: SIM115 until `close`
         start = time.perf_counter()
         self._process = subprocess.Popen(
@@ -62,8 +65,13 @@ class BenchedEngine:
 
     @property
     def name(self) -> str:
-        """Its peer's, and its setting."""
-        return f"{self.peer} {self.setting}".rstrip()
+        """Its peer's, its format and its setting."""
+        return f"{self.row} {self.setting}".rstrip()
+
+    @property
+    def row(self) -> str:
+        """What figures go by: the best of its settings counts."""
+        return f"{self.peer} {self.form}"
 
     def run(self, case: Case, seed: int) -> float:
         """Seconds that the engine took for a case, the mean of its repeats.
@@ -132,11 +140,11 @@ class Contest:
     workers: list[BenchedEngine] = field(default_factory=list)
 
     def start(
-        self, peer: str, setting: str, command: Sequence[str], env: Mapping[str, str]
+        self, peer: str, form: str, setting: str, command: Sequence[str], env: Mapping[str, str]
     ) -> None:
         """One more worker."""
         self.workers.append(
-            BenchedEngine(peer, setting, command, env, self.vocabulary, verbose=self.verbose)
+            BenchedEngine(peer, form, setting, command, env, self.vocabulary, verbose=self.verbose)
         )
 
     def close(self) -> None:
@@ -145,35 +153,45 @@ class Contest:
             worker.close()
 
 
-def start_own(contest: Contest) -> None:
-    """Start quire.
+def start_own(contest: Contest, formats: Sequence[str]) -> None:
+    """Start quire once for each format.
 
     Raises:
         StartupError: it does not start.
     """
     script = str(SCRIPTS / "llm_worker.py")
     ours = [sys.executable, script, "quire", str(contest.model), str(contest.context)]
-    contest.start("quire", "", ours, {})
+    for form in formats:
+        scheme = FORMATS[form].quire
+        contest.start("quire", form, "", ours if scheme is None else [*ours, scheme], {})
 
 
-def start_peers(contest: Contest, peers: Mapping[str, str], folder: Path) -> None:
-    """Start each peer with each of its settings. What did start is in `contest.workers`, also if
-    another did not.
+def start_peers(
+    contest: Contest, peers: Mapping[str, str], formats: Sequence[str], folder: Path
+) -> None:
+    """Start each peer with each format and each of its settings. What did start is in
+    `contest.workers`, also if another did not.
 
     Args:
         contest: What for.
         peers: Pythons, by name.
+        formats: Of `FORMATS`.
         folder: Takes what a peer needs to have converted.
 
     Raises:
         StartupError: one does not start, or the model cannot be converted for it.
     """
     for peer, python in peers.items():
-        {"vllm": _vllm, "openvino": _openvino, "llama": _llama}[peer](contest, python, folder)
+        for form in formats:
+            {"vllm": _vllm, "openvino": _openvino, "llama": _llama}[peer](
+                contest, python, form, folder
+            )
 
 
-def _vllm(contest: Contest, python: str, folder: Path) -> None:
+def _vllm(contest: Contest, python: str, form: str, folder: Path) -> None:
     """Out of the box, and with all cores and the OpenMP that its package brought."""
+    if form != "bf16":
+        return
     script = str(SCRIPTS / "llm_worker.py")
     command = [python, script, "vllm", str(contest.model), str(contest.context)]
     plain = {**VLLM, "PYTHONPATH": ""}
@@ -181,27 +199,29 @@ def _vllm(contest: Contest, python: str, folder: Path) -> None:
     tuned = {**plain, "VLLM_CPU_OMP_THREADS_BIND": cores}
     for library in sorted(Path(python).parent.parent.rglob("libiomp5.so"))[:1]:
         tuned["LD_PRELOAD"] = str(library)
-    contest.start("vllm", "tuned", command, tuned)
-    contest.start("vllm", "default", command, plain)
+    contest.start("vllm", form, "tuned", command, tuned)
+    contest.start("vllm", form, "default", command, plain)
 
 
-def _llama(contest: Contest, python: str, folder: Path) -> None:
+def _llama(contest: Contest, python: str, form: str, folder: Path) -> None:
     """With keys and values of all sequences in one buffer, and with one of its own for each."""
-    path = str(folder / "model.gguf")
-    _convert("llama", [python, str(SCRIPTS / "to_gguf.py"), str(contest.model), path])
+    kind = FORMATS[form].llama
+    path = str(folder / f"{kind}.gguf")
+    _convert("llama", [python, str(SCRIPTS / "to_gguf.py"), str(contest.model), path, kind])
     for setting in ("split", "unified"):
         command = [python, str(SCRIPTS / "llama_worker.py"), path, setting]
-        contest.start("llama", setting, command, {"PYTHONPATH": ""})
+        contest.start("llama", form, setting, command, {"PYTHONPATH": ""})
 
 
-def _openvino(contest: Contest, python: str, folder: Path) -> None:
+def _openvino(contest: Contest, python: str, form: str, folder: Path) -> None:
     """Computed in bf16; f32 was never faster."""
-    path = str(folder / "openvino")
+    kind = FORMATS[form].openvino
+    path = str(folder / f"openvino-{kind}")
     export = [python, "-m", "optimum.exporters.openvino", "-m", str(contest.model)]
-    task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+    task = ["--task", "text-generation-with-past", "--weight-format", kind]
     _convert("openvino", [*export, *task, path])
     command = [python, str(SCRIPTS / "openvino_worker.py"), path]
-    contest.start("openvino", "", command, {"PYTHONPATH": ""})
+    contest.start("openvino", form, "", command, {"PYTHONPATH": ""})
 
 
 def _convert(peer: str, command: Sequence[str]) -> None:

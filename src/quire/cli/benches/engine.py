@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from quire.bench.engine.options import CASES, EngineBenchOptions
+from quire.bench.engine.options import CASES, FORMATS, EngineBenchOptions
 from quire.cli.benches.flags import add_result_flag, check_writable, write_json
 from quire.cli.benches.progress import BenchProgress
 from quire.cli.option_flags import add_option_flags, options_from
@@ -17,6 +17,8 @@ from quire.cli.parser import Parser
 HELP: Final = {
     "cases": "Of " + ", ".join(CASES) + ", separated by commas: prompts x tokens in _ tokens out. "
     "Default: all that the model's context holds.",
+    "formats": "How weights are kept: of " + ", ".join(FORMATS) + ", separated by commas. Each "
+    "engine has its own kind of each; vLLM takes part in bf16 alone.",
     "rounds": "In which each engine runs each case once.",
     "pause": "Seconds before each run, in which threads of the engine before it stop spinning.",
     "peer_vllm": "Python that can import vllm (CPU); run as it is out of the box, and with all "
@@ -28,7 +30,7 @@ HELP: Final = {
 EPILOG: Final = (
     "Every engine loads the model once, in a process of its own; then all take turns, so that what "
     "else the machine does falls on all. Prompts are random ids without a shared prefix, greedy, "
-    "in bf16. The best of a peer's settings counts."
+    "computed in bf16. The best of a peer's settings counts."
 )
 
 
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
-    from quire.bench.engine.measure import Limits, measure
+    from quire.bench.engine.measure import MachinePaper, measure
     from quire.bench.engine.workers import Contest, start_own, start_peers
     from quire.config import EngineConfig
     from quire.config.locate import located
@@ -72,11 +74,11 @@ def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-"))
         stack.callback(contest.close)
-        start_own(contest)
-        start_peers(contest, options.peers, Path(folder))
+        start_own(contest, options.kept)
+        start_peers(contest, options.peers, options.kept, Path(folder))
         progress = stack.enter_context(BenchProgress())
         report = measure(
-            contest.workers, cases, options.rounds, Limits(place), pause=options.pause,
+            contest.workers, cases, options.rounds, MachinePaper(), pause=options.pause,
             seen=progress.seen,
         )  # fmt: skip
     about = {"model": place.name, "version": __version__, "rounds": options.rounds}

@@ -1,6 +1,6 @@
 """quire or vLLM in a process: loads a model, then runs each case it is sent.
 
-    python llm_worker.py PACKAGE MODEL CONTEXT
+    python llm_worker.py PACKAGE MODEL CONTEXT [QUANTIZATION]
 
 PACKAGE is `quire` or `vllm`: both have the same `LLM`. What the engine itself prints goes to
 stderr.
@@ -21,16 +21,22 @@ SETTINGS = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE", "LD_PRELOAD")
 
 def main() -> None:
     """Say what runs, then run what is asked."""
-    package, model, context = sys.argv[1:]
+    package, model, context, *scheme = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     engine = importlib.import_module(package)
-    llm = engine.LLM(model, max_model_len=int(context), dtype="bfloat16")
-    about = {name: str(importlib.import_module(name).__version__) for name in (package, "torch")}
+    kept = {"quantization": scheme[0]} if scheme else {}
+    llm = engine.LLM(model, max_model_len=int(context), dtype="bfloat16", **kept)
+    about: dict[str, Any] = {
+        name: str(importlib.import_module(name).__version__) for name in (package, "torch")
+    }
     about["python"] = sys.version.split()[0]
     about["settings"] = f"max_model_len={context} dtype=bfloat16" + "".join(
-        f" {name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)
+        [f" {name}={value}" for name, value in kept.items()]
+        + [f" {name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)]
     )
+    if package == "quire":
+        about["work"] = importlib.import_module("quire.bench.engine.limit").work_of(llm.llm_engine)
     answers.write(json.dumps(about) + "\n")
     for line in sys.stdin:
         answers.write(json.dumps({"seconds": run(engine, llm, json.loads(line))}) + "\n")

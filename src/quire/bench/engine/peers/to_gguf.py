@@ -1,10 +1,10 @@
 """A folder of bf16 safetensors as a GGUF file for llama.cpp: the same weights, no tokenizer.
 
-    python to_gguf.py MODEL_DIR OUT.gguf
+    python to_gguf.py MODEL_DIR OUT.gguf [bf16|q8_0|q4_0]
 
 For timings on ids, and for the shapes of `make_model.py` (Qwen2 and Llama). Needs the package
 `gguf` and neither torch nor quire: it runs in the peer's environment. Matrices stay bf16, vectors
-become float32, as llama.cpp asks for them.
+become float32, as llama.cpp asks for them. Other kinds are what llama.cpp itself makes of that.
 """
 
 from __future__ import annotations
@@ -98,5 +98,27 @@ def convert(folder: Path, target: Path) -> None:
     writer.close()
 
 
+def quantise(source: Path, target: Path, kind: str) -> None:
+    """llama.cpp's own quantisation of a bf16 file, with its defaults."""
+    import llama_cpp as lib
+
+    params = lib.llama_model_quantize_default_params()
+    params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    if lib.llama_model_quantize(str(source).encode(), str(target).encode(), params):
+        sys.exit(f"llama.cpp cannot quantise {source} to {kind}")
+
+
+def main() -> None:
+    """Convert, and quantise if that is asked for."""
+    folder, target, kind = Path(sys.argv[1]), Path(sys.argv[2]), (sys.argv[3:] or ["bf16"])[0]
+    if kind == "bf16":
+        convert(folder, target)
+        return
+    plain = target.with_suffix(".bf16")
+    convert(folder, plain)
+    quantise(plain, target, kind)
+    plain.unlink()
+
+
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

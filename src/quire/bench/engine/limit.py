@@ -1,0 +1,77 @@
+"""The limit on paper: seconds of a case below which no engine can be that computes all of it.
+
+A step reads every weight of a product once, and the keys and values that its requests see. It does
+two operations per weight and token (the head's only for tokens that are sampled) and four per head,
+dimension and position that a token sees. It takes as long as the longer of the two. A prompt is
+taken as one step: more would read weights more often. For a mixture of experts it is too high,
+because a step may leave experts out. Knows the machine by its `Rates` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.bench.engine.options import Case
+from quire.kernels.probe import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What quire has to do for a model, in the form in which it keeps it."""
+
+    weight_bytes: int
+    """Of all products, the head's included."""
+    body: int
+    """Weights that every token is multiplied with."""
+    body_codes: int
+    """Of these, those that are multiplied as whole numbers of eight or four bits."""
+    head: int
+    """Weights of the head."""
+    head_codes: int
+    kv_bytes: int
+    """Of a token's keys and values in all layers."""
+    attention: int
+    """Dimensions of all heads of queries in all layers."""
+
+
+def work_of(engine: Any) -> dict[str, int]:
+    """The fields of `ModelWork`, of an `LLMEngine` whose core is in this process."""
+    from quire.models.inspection import linears
+
+    core, found = engine.core, dict.fromkeys(ModelWork.__slots__, 0)
+    shape = core.executor.model.shape
+    for linear in linears(core.executor.model):
+        method = linear.method
+        weights = method.spec.out_features * method.spec.in_features
+        part = "head" if weights == shape.vocab_size * shape.hidden_size else "body"
+        found["weight_bytes"] += method.nbytes
+        found[part] += weights
+        if method.form.startswith("int") and "products in" not in method.form:
+            found[f"{part}_codes"] += weights
+    info = core.info
+    found["kv_bytes"] = info.kv_cache_bytes // (info.num_blocks * info.block_size)
+    found["attention"] = shape.num_layers * shape.num_heads * shape.head_dim
+    return found
+
+
+def limit(case: Case, work: Mapping[str, int], rates: Rates) -> float:
+    """Seconds of a whole case at these rates."""
+    known = ModelWork(**work)
+    seen = case.inputs * (case.inputs + 1) // 2
+    total = _step(case, known, rates, tokens=case.inputs, seen=seen)
+    for done in range(1, case.outputs):
+        total += _step(case, known, rates, tokens=1, seen=case.inputs + done)
+    return total
+
+
+def _step(case: Case, work: ModelWork, rates: Rates, tokens: int, seen: int) -> float:
+    """Of `tokens` new ones of each prompt, which see `seen` positions together."""
+    new, rows = case.prompts * tokens, case.prompts
+    codes = work.body_codes * new + work.head_codes * rows
+    plain = work.body * new + work.head * rows - codes + 2 * work.attention * seen * rows
+    computing = 2 * plain / rates.multiply + 2 * codes / rates.multiply_codes
+    # A prompt's own keys and values are in caches while it is computed.
+    kept = work.kv_bytes * seen * rows if tokens == 1 else 0
+    return max(computing, (work.weight_bytes + kept) / rates.read)
