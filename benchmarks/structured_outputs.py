@@ -4,7 +4,10 @@
     python benchmarks/structured_outputs.py rate [--model DIR] [--batch 1,8,32,64] [--pairs 5]
 
 `mask`: what a grammar adds for each token and row with a vocabulary of 151,936: to follow the
-output, to make the mask, and to apply it, in microseconds of CPU time. The tokens are learned by
+output, to make the mask, and to apply it, in microseconds of CPU time. To apply it is what the pick
+of a random token takes longer with it than without, which may be less than nothing, since fewer
+tokens are left; `apart`, which is not in the sum, is the same for masks that are applied in a pass
+of their own before the pick, as penalties and the like need it. The tokens are learned by
 BPE from the Python files of this installation, which takes a minute, or are those of `--tokenizer
 tokenizer.json`. `random` tokens are concatenations of pieces at random, of which most contain a
 quote or half a character: no tokenizer has such, but nothing is harder for a grammar of JSON.
@@ -19,6 +22,7 @@ weights and the learned tokens.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -70,6 +74,8 @@ PEOPLE = {"type": "array", "items": PERSON, "minItems": 100}
 """Nobody gets to its end."""
 STORY = "Once upon a time"
 REPEATS = 7
+RANDOM = np.array([[1.0, 0.0, 1.0, -np.inf]])
+"""Temperature 1 without top-k, top-p and min-p, as `pick_tokens` takes it."""
 
 
 def value(rng: random.Random) -> dict[str, Any]:
@@ -157,23 +163,26 @@ def of_masks(name: str, vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
     rng = random.Random(0)
     texts = [vocabulary.tokens.tokenize_str(json.dumps(value(rng))) for _ in range(40)]
     times = [once(vocabulary, schema, texts) for _ in range(REPEATS)]
-    each = np.minimum.reduce(times) / 1e3
-    forced = int((each[:, 1] == 0).sum())
-    print(f"{name}: {len(each)} tokens, {forced} of them forced")
-    for part, column in (("follow", 0), ("make", 1), ("apply", 2), ("all", slice(None))):
-        costs = each[:, column].reshape(len(each), -1).sum(1)
+    follow, make, free, within, apart = np.minimum.reduce(times).T / 1e3
+    print(f"{name}: {len(make)} tokens, {int((make == 0).sum())} of them forced")
+    apply = within - free
+    whole = follow + make + apply
+    rows = {"follow": follow, "make": make, "apply": apply, "all": whole, "apart": apart - free}
+    for part, costs in rows.items():
         middle, far = np.percentile(costs, (50, 99))
         print(f"  {part:7} median {middle:7.1f}   mean {costs.mean():7.1f}   99 % {far:7.1f}")
 
 
 def once(vocabulary: Vocabulary, schema: dict[str, Any], texts: list[list[int]]) -> np.ndarray:
-    """Nanoseconds of CPU time of each token: to follow it, to make the mask, to apply it
-    `[tokens, 3]`. A forced token takes no mask."""
+    """Nanoseconds of CPU time of each token: to follow it, to make the mask, and to pick without
+    one, with it, and after it was applied `[tokens, 5]`. A forced token takes no mask and no
+    pick."""
     now = time.thread_time_ns
     logits = torch.randn(32, vocabulary.vocab_size)  # a batch, not to stay in the nearest cache
+    unmasked, fresh = logits.clone(), itertools.cycle(range(len(logits)))
     start = vocabulary.compile(vocabulary.settle(StructuredOutputsParams(json=schema)))
     masks, which = np.empty((1, vocabulary.num_words), np.int32), np.zeros(1, np.int64)
-    costs: list[tuple[int, int, int]] = []
+    costs: list[tuple[int, ...]] = []
     for tokens in texts:
         state, output = GrammarState(start, vocabulary), np.array(tokens, np.int32)
         for at in range(len(tokens)):
@@ -182,14 +191,23 @@ def once(vocabulary: Vocabulary, schema: dict[str, Any], texts: list[list[int]])
             forced = state.forces_after(so_far)
             followed = now()
             if forced:
-                costs.append((followed - begun, 0, 0))
+                costs.append((followed - begun, 0, 0, 0, 0))
                 continue
-            words = state.allowed(so_far)
+            masks[0] = state.allowed(so_far)
             made = now()
-            masks[0] = words
-            which[0] = at % len(logits)
-            ops.keep_allowed(logits, which, masks)
-            costs.append((followed - begun, made - followed, now() - made))
+            place = np.array([at], np.uint64), np.array([at], np.int64)
+            row = [logits[next(fresh)].unsqueeze(0) for _ in range(3)]
+            times = [now()]
+            ops.pick_tokens(row[0], RANDOM, *place)
+            times.append(now())
+            ops.pick_tokens(row[1], RANDOM, *place, (which, masks))
+            times.append(now())
+            ops.keep_allowed(row[2], which, masks)
+            ops.pick_tokens(row[2], RANDOM, *place)
+            times.append(now())
+            costs.append((followed - begun, made - followed, *np.diff(times).tolist()))
+            if len(costs) % 10 == 0:
+                logits.copy_(unmasked)
     return np.array(costs)
 
 

@@ -57,11 +57,13 @@ struct Place {
 
 class Row {
  public:
-  Row(const float* x, int64_t n) : x_(x), n_(n), w_(work()) {
+  Row(const Numbers& x, int64_t n) : x_(x), n_(n), w_(work()) {
     w_.peaks.resize(static_cast<size_t>(groups_of(n)));
     QUIRE_PICK(find_peaks)(x, n, w_.peaks.data());
     top_ = *std::max_element(w_.peaks.begin(), w_.peaks.end());
   }
+
+  bool is_empty() const { return top_ == kEverything; }
 
   int64_t likeliest() const {
     const auto group = std::find(w_.peaks.begin(), w_.peaks.end(), top_) - w_.peaks.begin();
@@ -87,7 +89,7 @@ class Row {
   }
 
  private:
-  const float* x_;
+  Numbers x_;
   int64_t n_;
   Work& w_;
   float top_, floor_ = kEverything;
@@ -193,8 +195,11 @@ class Row {
 };
 
 void pick_row(const PickArgs& a, int64_t row) {
-  const float* x = a.logits + row * a.stride;
-  Row work_row(x, a.vocab);
+  Row work_row({a.logits + row * a.stride, a.masks ? a.masks[row] : nullptr}, a.vocab);
+  if (a.masks && work_row.is_empty()) {
+    a.tokens[row] = -1;
+    return;
+  }
   const double* number = a.numbers ? a.numbers + 4 * row : nullptr;
   if (!number || number[0] <= 0.0) {
     a.tokens[row] = work_row.likeliest();
@@ -217,7 +222,7 @@ void top_row(const TopArgs& a, int64_t row) {
   if (count == 0) return;
   Work& w = work();
   w.peaks.resize(static_cast<size_t>(groups_of(a.vocab)));
-  QUIRE_PICK(find_peaks)(x, a.vocab, w.peaks.data());
+  QUIRE_PICK(find_peaks)({x, nullptr}, a.vocab, w.peaks.data());
   const float bound = nth_largest(w.peaks, count, w.sorted);
   w.found.clear();
   for (size_t g = 0; g < w.peaks.size(); ++g) {

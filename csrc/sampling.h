@@ -118,8 +118,17 @@ struct Scale {
   float operator()(float x) const { return (x - top) / temperature; }
 };
 
-// Largest number of each group of x[0 .. n); NaN is left out.
-QUIRE_KERNEL(find_peaks, (const float* x, int64_t n, float* peaks))
+// Numbers of a row that a mask may hide. Nobody writes -inf in the place of hidden ones: that would
+// take longer than all that reads them.
+struct Numbers {
+  const float* x;
+  const uint32_t* allowed;  // x[i] is if bit i % 32 of word i / 32 is set; nullptr: all are
+  bool has(int64_t i) const { return !allowed || (allowed[i / 32] >> (i % 32) & 1u); }
+  float operator[](int64_t i) const { return has(i) ? x[i] : -__builtin_inff(); }
+};
+
+// Largest number of each group of the first n; NaN is left out.
+QUIRE_KERNEL(find_peaks, (const Numbers& x, int64_t n, float* peaks))
 // The last one of those kept, in the order: all with larger y stay, and of equals those with an id
 // up to this one's.
 struct Edge {
@@ -127,11 +136,11 @@ struct Edge {
   int64_t id;
 };
 // Sum of the weights of each group's tokens up to an edge; peaks as above.
-QUIRE_KERNEL(sum_weights, (const float* x, int64_t n, const float* peaks, const Scale& scale,
+QUIRE_KERNEL(sum_weights, (const Numbers& x, int64_t n, const float* peaks, const Scale& scale,
                            const Edge& edge, int64_t* sums))
 
 // The race of the tokens up to an edge; peaks as above.
-QUIRE_KERNEL(race, (const float* x, int64_t n, const float* peaks, const Scale& scale,
+QUIRE_KERNEL(race, (const Numbers& x, int64_t n, const float* peaks, const Scale& scale,
                     const Edge& edge, uint64_t seed, uint64_t position, int64_t* winner))
 
 // Tokens by about their y, likeliest first.
@@ -141,7 +150,7 @@ static inline int bin_of(float y) {
   return bin < kBins ? bin : kBins - 1;
 }
 // Sum of the weights of each bin, of tokens with y at least `floor`.
-QUIRE_KERNEL(sum_bins, (const float* x, int64_t n, const float* peaks, const Scale& scale,
+QUIRE_KERNEL(sum_bins, (const Numbers& x, int64_t n, const float* peaks, const Scale& scale,
                         float floor, int64_t* bins))
 // Whether all of x[0 .. n) are finite.
 QUIRE_KERNEL(are_finite, (const float* x, int64_t n, bool* answer))
@@ -161,7 +170,9 @@ struct PickArgs {
   const double* numbers;
   const uint64_t* seeds;      // [rows]
   const int64_t* positions;   // [rows]: number of output tokens so far; not negative
-  int64_t* tokens;            // [rows]
+  // [rows], each as `Numbers::allowed`; nullptr: all tokens of all rows are allowed.
+  const uint32_t* const* masks;
+  int64_t* tokens;            // [rows]; -1: no allowed token has a logit above -inf
 };
 void pick_tokens(const PickArgs& args);
 

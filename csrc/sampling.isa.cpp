@@ -39,6 +39,11 @@ QUIRE_INLINE Vec exact_exp(Vec x) {
   return mul(mul(y, splat(2.0f)), exponent_bits(shifted));
 }
 
+// The lanes from number i on that are allowed; i is a multiple of kLanes.
+QUIRE_INLINE uint32_t lanes_of(const uint32_t* allowed, int64_t i) {
+  return allowed[i / 32] >> (i % 32) & kAllLanes;
+}
+
 // Largest of n numbers; NaN is left out.
 float largest(const float* x, int64_t n) {
   Vec a = splat(kNever), b = a;
@@ -50,6 +55,40 @@ float largest(const float* x, int64_t n) {
   float top = max_of(max(a, b));
   for (; at < n; ++at) top = x[at] > top ? x[at] : top;
   return top;
+}
+
+// The numbers of one group, filled up with -inf.
+struct Group {
+  float x[kGroup];
+  Group(const Numbers& from, int64_t first, int64_t n) {
+    const int64_t count = n - first < kGroup ? n - first : kGroup;
+    for (int64_t i = 0; i < kGroup; i += kLanes) {
+      Vec v = splat(kNever);
+      if (i + kLanes <= count) {
+        v = load(from.x + first + i);
+        if (from.allowed) v = only(lanes_of(from.allowed, first + i), v, kNever);
+      }
+      store(x + i, v);
+    }
+    for (int64_t i = count / kLanes * kLanes; i < count; ++i) x[i] = from[first + i];
+  }
+};
+
+constexpr int64_t kLine = 64 / sizeof(float);
+
+// Largest of the allowed numbers of a group. Most groups of most masks are allowed as a whole, or
+// not at all.
+float largest_allowed(const Numbers& x, int64_t first, int64_t n) {
+  const int64_t end = first + kGroup < n ? first + kGroup : n;
+  uint32_t any = 0, all = ~0u;
+  for (int64_t at = first; at < end; at += 32)
+    any |= x.allowed[at / 32], all &= x.allowed[at / 32];
+  if (any == 0) return kNever;
+  // The processor does not see by itself where this goes, and would wait for each group.
+  for (int64_t i = 0; i < kGroup; i += kLine) __builtin_prefetch(x.x + first + 8 * kGroup + i);
+  if (all == ~0u) return largest(x.x + first, end - first);
+  const Group group(x, first, n);
+  return largest(group.x, end - first);
 }
 
 // ---- The race ----------------------------------------------------------------------------------
@@ -144,32 +183,24 @@ QUIRE_INLINE bool any_from(const uint32_t words[4][kCalls], uint32_t least) {
   return any != 0;
 }
 
-// The numbers of one group, filled up with -inf.
-struct Group {
-  float x[kGroup];
-  Group(const float* from, int64_t count) {
-    for (int64_t i = 0; i < kGroup; i += kLanes)
-      store(x + i, i + kLanes <= count ? load(from + i) : splat(kNever));
-    for (int64_t i = count / kLanes * kLanes; i < count; ++i) x[i] = from[i];
-  }
-};
-
 }  // namespace
 
-void find_peaks(const float* x, int64_t n, float* peaks) {
-  for (int64_t g = 0; g < groups_of(n); ++g)
-    peaks[g] = largest(x + g * kGroup, n - g * kGroup < kGroup ? n - g * kGroup : kGroup);
+void find_peaks(const Numbers& x, int64_t n, float* peaks) {
+  for (int64_t g = 0; g < groups_of(n); ++g) {
+    const int64_t first = g * kGroup, count = n - first < kGroup ? n - first : kGroup;
+    peaks[g] = x.allowed ? largest_allowed(x, first, n) : largest(x.x + first, count);
+  }
 }
 
-void sum_weights(const float* x, int64_t n, const float* peaks, const Scale& scale,
+void sum_weights(const Numbers& x, int64_t n, const float* peaks, const Scale& scale,
                  const Edge& edge, int64_t* sums) {
   const float least = edge.y > kNothing ? edge.y : kNothing;
   const Vec top = splat(scale.top), temperature = splat(scale.temperature);
   for (int64_t g = 0; g < groups_of(n); ++g) {
     sums[g] = 0;
     if (!(scale(peaks[g]) >= least)) continue;
-    const int64_t first = g * kGroup, left = n - first;
-    const Group group(x + first, left < kGroup ? left : kGroup);
+    const int64_t first = g * kGroup;
+    const Group group(x, first, n);
     float y[kGroup], e[kGroup];
     for (int64_t i = 0; i < kGroup; i += kLanes) {
       const Vec v = div(sub(load(group.x + i), top), temperature);
@@ -185,15 +216,14 @@ void sum_weights(const float* x, int64_t n, const float* peaks, const Scale& sca
   }
 }
 
-void sum_bins(const float* x, int64_t n, const float* peaks, const Scale& scale, float floor,
+void sum_bins(const Numbers& x, int64_t n, const float* peaks, const Scale& scale, float floor,
               int64_t* bins) {
   const float least = floor > kNothing ? floor : kNothing;
   const Vec top = splat(scale.top), temperature = splat(scale.temperature);
   for (int i = 0; i < kBins; ++i) bins[i] = 0;
   for (int64_t g = 0; g < groups_of(n); ++g) {
     if (!(scale(peaks[g]) >= least)) continue;
-    const int64_t left = n - g * kGroup;
-    const Group group(x + g * kGroup, left < kGroup ? left : kGroup);
+    const Group group(x, g * kGroup, n);
     float y[kGroup], e[kGroup];
     for (int64_t i = 0; i < kGroup; i += kLanes) {
       const Vec v = div(sub(load(group.x + i), top), temperature);
@@ -207,7 +237,7 @@ void sum_bins(const float* x, int64_t n, const float* peaks, const Scale& scale,
 
 // Most tokens need no logarithm, and no weight of their own: who is to win must arrive before the
 // first so far, and the largest logit of a group says which words that takes there.
-void race(const float* x, int64_t n, const float* peaks, const Scale& scale, const Edge& edge,
+void race(const Numbers& x, int64_t n, const float* peaks, const Scale& scale, const Edge& edge,
           uint64_t seed, uint64_t position, int64_t* winner) {
   const float least = edge.y > kNothing ? edge.y : kNothing;
   Winner first{__builtin_inf(), 0};
@@ -218,9 +248,9 @@ void race(const float* x, int64_t n, const float* peaks, const Scale& scale, con
     const int64_t begin = g * kGroup, end = begin + kGroup < n ? begin + kGroup : n;
     for (int64_t i = begin; i < end; ++i) {
       const uint32_t word = words[i & 3][(i - begin) >> 2];
-      const float y = scale(x[i]);
+      const float y = scale(x.x[i]);
       const bool stays = y > least || (y == least && i <= edge.id);
-      if (stays && word >= least_word(first, most))
+      if (stays && word >= least_word(first, most) && x.has(i))  // who is hidden is asked last
         enter(first, i, weight_of(y), word, seed, position);
     }
   };

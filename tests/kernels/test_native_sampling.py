@@ -1,6 +1,7 @@
 """Compiled sampling on every instruction set this machine has: token for token, and bit for bit,
 what the sampler's plain steps give."""
 
+import itertools
 import math
 
 import numpy as np
@@ -214,6 +215,46 @@ def test_masks_on_some_rows(vocab):
         assert torch.equal(got, want)
         assert best.tolist() == want[which].amax(1).tolist()
     assert best[3] == -math.inf
+
+
+def made_masks(count, vocab, rng):
+    """Nothing, one token, few, whole words, anything, all but some, everything; over and over."""
+    bits = np.zeros((count, -(-vocab // 32) * 32), np.uint8)
+    for row, kind in zip(bits, itertools.cycle(range(7)), strict=False):
+        if kind == 3:
+            row[:] = np.repeat(rng.integers(0, 2, len(row) // 32), 32)
+        elif kind >= 4:
+            row[:] = rng.random(len(row)) < (0.5, 0.999, 2)[kind - 4]
+        if kind:
+            row[rng.integers(0, vocab, 5 if kind == 2 else 1)] = 1
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("vocab", [*VOCABS, 151936])
+@pytest.mark.parametrize("kind", ["usual", "ties", "flat", "banned", "peaked"])
+def test_masks_in_the_pick_are_masks_before_it(kind, vocab):
+    rng = np.random.default_rng(vocab)
+    count = 63 if vocab < 10000 else 21
+    logits = made_logits(kind, count, vocab, torch.Generator().manual_seed(vocab))
+    logits[:, 0] = torch.clamp(logits[:, 0], min=-1.0)  # never all banned
+    which = np.arange(0, count, 3) if kind == "ties" else rng.permutation(count)[:-2].copy()
+    masks = made_masks(len(which), vocab, rng)
+    requests = [
+        RequestSampling.from_params(SamplingParams(**filters(rng)), [], vocab) for _ in range(count)
+    ]
+    where = np.array([request.seed for request in requests], np.uint64), np.arange(count)
+    for numbers in (None, np.array([request.numbers for request in requests])):
+        before = logits.clone()
+        empty = np.zeros(count, bool)
+        empty[which] = (rows.keep_allowed(before, which, masks) == -math.inf).numpy()
+        before[torch.from_numpy(empty)] = 0.0
+        want = native_sampling.pick_tokens(before, numbers, *where).numpy()
+        alone = native_sampling.pick_tokens(logits, numbers, *where).numpy()
+        got = native_sampling.pick_tokens(logits.clone(), numbers, *where, (which, masks)).numpy()
+        assert (got[empty] == -1).all() and empty.sum() >= len(which) // 7
+        assert (got[~empty] == want[~empty]).all()
+        others = np.setdiff1d(np.arange(count), which)
+        assert (got[others] == alone[others]).all()
 
 
 def test_masks_for_other_rows_are_our_bug():

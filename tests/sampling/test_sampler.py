@@ -416,6 +416,12 @@ def test_masks_of_any_length_and_sign(vocab, dtype):
     assert result.token_ids == [vocab - 1] and not result.failed
 
 
+def test_min_tokens_yields_where_a_mask_leaves_only_the_end():
+    params = SamplingParams(seed=1, min_tokens=3, stop_token_ids=[4], max_tokens=9)
+    result = run_masked(torch.zeros(1, 65), [(params, [], [], Fixed([4], 65))])
+    assert (result.failed, result.token_ids) == ({}, [4])
+
+
 def test_a_mask_for_another_vocabulary_is_our_bug():
     with pytest.raises(ValueError, match=r"a mask over 65 tokens has 3 words, got \(2,\)"):
         run_masked(torch.zeros(1, 65), [(SamplingParams(seed=1), [], [], Fixed([1], 64))])

@@ -93,7 +93,8 @@ class Ops:
     log_softmax: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
     pick_tokens: Callable[..., Tensor] | None
-    """All of the sampler's picking in one call, or `None`: `quire.sampling.sampler.PICKING`."""
+    """All of the sampler's picking in one call, with masks if there are some, or `None`:
+    `quire.sampling.sampler.PICKING`."""
     prepare_coded: Callable[..., Any]
     prepare_linear: Callable[..., Any]
     relu: Callable[[Tensor], Tensor]

@@ -19,7 +19,11 @@ from quire.kernels.compiled import lib
 
 
 def pick_tokens(
-    logits: Tensor, numbers: np.ndarray | None, seeds: np.ndarray, positions: np.ndarray
+    logits: Tensor,
+    numbers: np.ndarray | None,
+    seeds: np.ndarray,
+    positions: np.ndarray,
+    masks: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Tensor:
     """One token for each row of `logits`, float32 `[rows, vocab]`, which stay as they are.
 
@@ -29,11 +33,21 @@ def pick_tokens(
             (1: off), natural logarithm of min_p (-inf: off). `None`: the likeliest everywhere.
         seeds: uint64 `[rows]`.
         positions: int64 `[rows]`, number of output tokens so far.
+        masks: Rows and what they allow, as `keep_allowed` takes them. The tokens are those after
+            it.
 
     Returns:
-        int64 `[rows]`.
+        int64 `[rows]`; -1: the row's mask leaves no token.
+
+    Raises:
+        ValueError: the masks are made for another vocabulary.
     """
     logits = _rows_of_numbers(logits)
+    words = np.zeros(len(logits), dtype=np.uintp)
+    if masks is not None:
+        which, rows = masks
+        plain.check_masks(logits, which, rows)
+        words[which] = rows.ctypes.data + np.arange(len(rows)) * rows.strides[0]
     tokens = torch.empty(len(logits), dtype=torch.int64)
     lib.pick_tokens(
         logits.data_ptr(),
@@ -42,6 +56,7 @@ def pick_tokens(
         0 if numbers is None else numbers.ctypes.data,
         seeds.ctypes.data,
         positions.ctypes.data,
+        0 if masks is None else words.ctypes.data,
         tokens.data_ptr(),
     )
     return tokens

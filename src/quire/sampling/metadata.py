@@ -226,6 +226,8 @@ class SamplerState:
     """Reason by row."""
     best: Tensor | None = None
     """The largest logit that a mask has left, of each row that has one."""
+    masks: tuple[np.ndarray, np.ndarray] | None = None
+    """Rows with their masks, as `keep_allowed` takes them, if the pick is to apply them."""
 
     def fail(self, row: int, reason: str) -> None:
         """Give up on a row; its logits become zeros so that later steps see plain numbers."""

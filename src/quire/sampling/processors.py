@@ -41,10 +41,25 @@ def token_mask(state: SamplerState) -> None:
     It must come before `min_tokens`, which yields where it would leave nothing, and so has to see
     what is left.
     """
+    masks = _masks(state)
+    if masks is not None:
+        state.best = state.ops.keep_allowed(state.logits, *masks)
+
+
+def token_mask_in_pick(state: SamplerState) -> None:
+    """The same, where no step before the pick needs to see what is left: the pick reads only what
+    is allowed, while a pass of its own over the row would take longer than most masks take to
+    make."""
+    state.masks = _masks(state)
+
+
+def _masks(state: SamplerState) -> tuple[np.ndarray, np.ndarray] | None:
+    """The rows that have masks, and these; `None` if none has. Rows whose grammar fails do so
+    here."""
     meta = state.meta
     asked = meta.rows.get("token_mask")
     if asked is None:
-        return
+        return None
     rows: list[int] = []
     masks = np.empty((len(asked), -(-state.logits.shape[1] // 32)), dtype=np.int32)
     before: np.ndarray | None = None
@@ -68,9 +83,7 @@ def token_mask(state: SamplerState) -> None:
             before = masks[len(rows)]
             copy_words(found, before, state.logits.shape[1])
             rows.append(row)
-    if rows:
-        which = np.array(rows, np.int64)
-        state.best = state.ops.keep_allowed(state.logits, which, masks[: len(rows)])
+    return (np.array(rows, np.int64), masks[: len(rows)]) if rows else None
 
 
 def bad_words(state: SamplerState) -> None:

@@ -33,6 +33,7 @@ from quire.sampling.processors import (
     min_tokens,
     thinking_budget,
     token_mask,
+    token_mask_in_pick,
 )
 from quire.sampling.race import winners
 
@@ -46,6 +47,8 @@ _RESHAPING: Final = frozenset(
 )
 """Steps after which a row may have no candidate, or a number out of range. `token_mask` is another,
 but says itself what it has left."""
+_SEES_MASKED: Final = _RESHAPING - {"allowed_token_ids"} | {"thinking_budget", "late_processors"}
+"""Steps between `token_mask` and the end of the pick that read what it has left, or may undo it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,11 @@ def pick(state: SamplerState) -> None:
     seeds = np.array([request.seed & _SEED_BITS for request in meta.requests], dtype=np.uint64)
     positions = np.array([len(output) for output in meta.outputs], dtype=np.int64)
     late = _pick_slowly(state, meta.rows.get("late_processors", ()))
-    state.token_ids = call(state.logits, numbers, seeds, positions)
+    state.token_ids = call(state.logits, numbers, seeds, positions, state.masks)
+    if state.masks is not None:
+        for row in (state.token_ids < 0).nonzero().flatten().tolist():
+            state.fail(row, NOTHING_LEFT)
+            state.token_ids[row] = 0
     for row, token in late.items():
         state.token_ids[row] = token
 
@@ -232,7 +239,7 @@ class Sampler:
         """
         ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         state = SamplerState(logits, metadata, ids, self._ops)
-        for step in self._plan(logits):
+        for step in self._plan(logits, metadata):
             step(state)
         rows = range(len(logits))
         logprobs = [state.logprobs.get(row) for row in rows]
@@ -248,9 +255,12 @@ class Sampler:
         failed = {row: NOT_A_NUMBER for row, token in enumerate(tokens) if token < 0}
         return SamplerOutput(tokens, [None] * len(tokens), failed)
 
-    def _plan(self, logits: Tensor) -> tuple[Step, ...]:
-        """The steps, those of `PICKING` as one where the kernels can."""
+    def _plan(self, logits: Tensor, metadata: SamplingMetadata) -> tuple[Step, ...]:
+        """The steps, those of `PICKING` as one where the kernels can, and with masks if it may."""
         if self._ops.pick_tokens is None or logits.device.type != "cpu":
             return self.steps
         first = self.steps.index(PICKING[0])
-        return (*self.steps[:first], pick, *self.steps[first + len(PICKING) :])
+        before = self.steps[:first]
+        if _SEES_MASKED.isdisjoint(metadata.rows):
+            before = tuple(token_mask_in_pick if s is token_mask else s for s in before)
+        return (*before, pick, *self.steps[first + len(PICKING) :])
