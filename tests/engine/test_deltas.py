@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
+from quire.engine.frontend.stream import RequestStream, StreamBuffers
 from quire.outputs import FinishReason, RequestOutput
-from quire.params import RequestOutputKind
+from quire.params import RequestOutputKind, SamplingParams
 from test_output_processor import DELTA, Frontend, core, ids
 
 SCORED = [TokenLogprobs([65], [-0.5], 1)]
@@ -86,3 +88,23 @@ def test_a_stream_of_text_is_told_in_short_from_its_second_output() -> None:
     last = frontend.processor.process([core(name, "d", end=FinishReason.LENGTH)], 1.0, deltas=True)
     assert last.request_outputs[0].finished
     assert not last.deltas
+
+
+async def test_outputs_that_are_merged_for_a_slow_reader_leave_the_cores_as_they_are() -> None:
+    """Listeners such as the journal on disk read them later."""
+    frontend = Frontend()
+    name = frontend.add(seed=1).requests[0].request_id
+    buffers = StreamBuffers(None, lambda: None)
+    checked = cast("Any", SimpleNamespace(params=SamplingParams(output_kind=DELTA)))
+    stream = RequestStream("0", 1, checked, lambda _: None, buffers)
+    steps = [core(name, text) for text in "abcdefghijklmnopqrstuvwxyz" * 4]
+    for output in steps:
+        got = frontend.processor.process([output], 1.0, deltas=True)
+        for whole in got.request_outputs:
+            stream.put(whole)
+        for delta in got.deltas:
+            stream.put_delta(delta)
+    assert len(stream.unread()) < len(steps), "none was merged"
+    assert [output.new_token_ids for output in steps] == [
+        ids(text) for text in "abcdefghijklmnopqrstuvwxyz" * 4
+    ]

@@ -67,7 +67,9 @@ class Delta:
         """The same as any other output. To be called before the next step is processed, as it tells
         the times that are known then."""
         completion = self._completion
-        output = CompletionOutput(completion.index, self.text, self.token_ids, None, None)
+        # A list of its own: outputs that wait for their reader grow, and listeners such as the
+        # journal on disk read the core's list later.
+        output = CompletionOutput(completion.index, self.text, list(self.token_ids), None, None)
         return _request_output(completion.request, [output])
 
 
