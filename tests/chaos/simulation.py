@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import random
 import sys
@@ -58,6 +59,9 @@ TO_CORE = msgspec.msgpack.Decoder(ToCore)
 KILLER = VOCABULARY[0] + 1
 """A prompt that begins with this token kills each core that works on its third output token."""
 KILLS_AT = 2
+MANY_CORES = 20
+"""Each holds open files of /proc, which in a process of its own would end with it: after a schedule
+with more they are collected."""
 MOST_ACTS = 20_000
 """A schedule that needs more has stopped getting anywhere."""
 
@@ -508,25 +512,32 @@ async def play(first: int, count: int) -> Played:
     told = Played()
     with quiet():
         for seed in range(first, first + count):
-            simulation = Simulation(seed)
-            try:
-                await simulation.play()
-            except Exception as error:
-                told.broken[seed] = f"{type(error).__name__}: {error}"
-            for call in simulation.calls:
-                call.cancel()
-            await asyncio.gather(*simulation.calls, return_exceptions=True)
-            told.schedules += 1
-            told.requests += len(simulation.callers)
-            told.deaths += len(simulation.cores) - 1
-            told.blamed += simulation.num_blamed
-            told.convicted += simulation.num_convicted
-            told.killed += sum(core.killed for core in simulation.cores)
-            told.acts += simulation.acts
-            told.tokens += sum(
-                len(p.token_ids) for c in simulation.callers for o in c.got for p in o.outputs
-            )
+            if await _play_one(seed, told) > MANY_CORES:
+                gc.collect()
     return told
+
+
+async def _play_one(seed: int, told: Played) -> int:
+    """One schedule; how many cores it took."""
+    simulation = Simulation(seed)
+    try:
+        await simulation.play()
+    except Exception as error:
+        told.broken[seed] = f"{type(error).__name__}: {error}"
+    for call in simulation.calls:
+        call.cancel()
+    await asyncio.gather(*simulation.calls, return_exceptions=True)
+    told.schedules += 1
+    told.requests += len(simulation.callers)
+    told.deaths += len(simulation.cores) - 1
+    told.blamed += simulation.num_blamed
+    told.convicted += simulation.num_convicted
+    told.killed += sum(core.killed for core in simulation.cores)
+    told.acts += simulation.acts
+    told.tokens += sum(
+        len(p.token_ids) for c in simulation.callers for o in c.got for p in o.outputs
+    )
+    return len(simulation.cores)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
