@@ -217,9 +217,9 @@ def _openvino(contest: Contest, python: str, form: str, folder: Path) -> None:
     """Computed in bf16; f32 was never faster."""
     kind = FORMATS[form].openvino
     path = str(folder / f"openvino-{kind}")
-    export = [python, "-m", "optimum.exporters.openvino", "-m", str(contest.model)]
+    export = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
     task = ["--task", "text-generation-with-past", "--weight-format", kind]
-    _convert("openvino", [*export, *task, path])
+    _convert("openvino", [*export, "-m", str(contest.model), *task, path])
     command = [python, str(SCRIPTS / "openvino_worker.py"), path]
     contest.start("openvino", form, "", command, {"PYTHONPATH": ""})
 
