@@ -117,6 +117,7 @@ def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_
         ({"rounds": 0}, "--rounds must be 1 to 1000, got 0"),
         ({"pause": -1.0}, "--pause must be 0 to 60, got -1"),
         ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4"),
+        ({"formats": "int8", "peer_vllm": "python3"}, "--formats is 'int8': add bf16"),
         ({"cases": "8x8_8"}, "there is no .'8x8_8'.; cases: decode_1x16_65"),
         ({"peer_llama": "/nowhere/python"}, "--peer-llama: '/nowhere/python' is no program"),
     ],

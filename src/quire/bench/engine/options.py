@@ -92,6 +92,10 @@ class EngineBenchOptions:
             raise ConfigError(
                 f"--formats: there is no {unknown[0]!r}; formats: {', '.join(FORMATS)}"
             )
+        if self.peer_vllm and "bf16" not in self.kept:
+            raise ConfigError(
+                f"--peer-vllm takes part in bf16 alone; --formats is {self.formats!r}: add bf16"
+            )
         for peer, python in self.peers.items():
             if shutil.which(os.path.expanduser(python)) is None:
                 raise ConfigError(f"--peer-{peer}: {python!r} is no program that can be run")
