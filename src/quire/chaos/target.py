@@ -209,7 +209,8 @@ async def _read(
     reader: asyncio.StreamReader, reply: HttpReply, seconds: float, heard: Callable[[], None]
 ) -> None:
     async def line() -> bytes:
-        return await asyncio.wait_for(reader.readline(), seconds)
+        async with asyncio.timeout(seconds):  # `wait_for` would make a task for each line
+            return await reader.readline()
 
     first = await line()
     heard()
