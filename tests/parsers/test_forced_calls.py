@@ -16,7 +16,7 @@ from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serving.forced_calls import call_grammar
 from quire.serving.model_parsers import ModelParsers
 from quire.serving.parsing import PARSERS, REASONING_PARSERS, OutputParser, ParserSetup
-from quire.serving.tools import NO_TOOLS, ToolChoice, ToolSpec, ToolUse
+from quire.serving.tools import NO_TOOLS, ToolChoice, ToolSpec, ToolUse, tool_use
 from quire.structured.compiler import Vocabulary
 from quire.structured.settle import unforced
 
@@ -117,6 +117,22 @@ def test_strict_tools_may_be_called_in_free_text(embedded: Vocabulary, name: str
     assert accepts(embedded, grammar, "Let me see. " + text + " Done.")
     assert not accepts(embedded, grammar, "Let me see. " + text.replace("Rome", "Bonn"))
     assert told(read([text], [parser], ParserSetup("", TOOLS)))[0][1] == "get_weather"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, v in SYNTAXES if not v and PARSERS.get(n).call_syntax(v).trigger],  # type: ignore[union-attr]
+)
+def test_tools_that_are_not_allowed_cannot_be_called(embedded: Vocabulary, name: str) -> None:
+    parser = PARSERS.get(name)
+    places = {"get_weather": "tool_choice.tools[0].name"}
+    tools = [ToolSpec("get_weather"), ToolSpec("now")]
+    grammar = call_grammar(tool_use(tools, ToolChoice("auto", allowed=places)), parser, NONE)
+    text = written(parser, NONE, 1)
+    assert accepts(embedded, grammar, "Plain text.")
+    assert accepts(embedded, grammar, "Let me see. " + text)
+    assert not accepts(embedded, grammar, text.replace("get_weather", "now"))
+    assert call_grammar(tool_use(tools, ToolChoice("auto")), parser, NONE) is None
 
 
 AUTO = ToolUse(USE.tools, ToolChoice("auto"))

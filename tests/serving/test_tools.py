@@ -23,6 +23,7 @@ from scripted_core import scripted_engine
 USER = {"role": "user", "content": "What is the weather in Paris?"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+OTHER = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 Serve = Callable[..., httpx.AsyncClient]
 
@@ -67,6 +68,37 @@ async def test_streams_say_the_name_first_and_then_arguments(serve: Serve) -> No
     assert len(calls) > 2, "arguments come as they are generated"
     assert "".join(c["function"]["arguments"] for c in calls) == '{"city": "Paris"}'
     assert frames[-1]["finish_reason"] == "tool_calls"
+
+
+def allowed(mode: str, *names: Any) -> dict[str, Any]:
+    """OpenAI's choice of some tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools(mode: str) -> None:
+    """The model is told of these alone, and a grammar keeps it from calls of others."""
+    use = read_tools([OTHER, TOOL], allowed(mode, "get_weather"))
+    assert use.for_template() == [TOOL] and use.narrowed and use.constrains
+    engine, _ = scripted_engine(["x"])
+    parsers = choose_parsers(ServerConfig(tool_call_parser="hermes"), [])
+    _, params = parsers.parsing("", use, engine.default_params, engine.tokenizer)
+    assert params.structured_outputs is not None
+    form = params.structured_outputs.structural_tag["format"]  # type: ignore[index]
+    assert [tag["begin"].count("get_weather") for tag in form["tags"]] == [1]
+    assert form["type"] == ("triggered_tags" if mode == "auto" else "tags_with_separator")
+    every = read_tools([OTHER, TOOL], allowed("auto", "now", "get_weather"))
+    assert every.for_template() == [OTHER, TOOL] and not every.constrains
+
+
+async def test_some_of_the_tools_need_a_syntax_that_tells_calls(serve: Serve) -> None:
+    client = serve(CALL, tool_call_parser="none")
+    body = {"messages": [USER], "tools": [OTHER, TOOL], "tool_choice": allowed("auto", "now")}
+    reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400 and "a part of the tools" in reply.json()["error"]["message"]
+    choice = await chat(client, tools=[TOOL], tool_choice=allowed("auto", "get_weather"))
+    assert choice["message"]["content"] == CALL
 
 
 async def test_without_tools_the_text_is_as_it_is(serve: Serve) -> None:
@@ -137,6 +169,20 @@ async def test_tokens_of_reasoning_are_counted(
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", ["required", '"always"']),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
          "tool_choice", ['"g"', "not among"]),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+         "tool_choice.allowed_tools", ["mode", "null"]),
+        ({"tools": [TOOL], "tool_choice": allowed("named", "get_weather")},
+         "tool_choice.allowed_tools", ["required", '"named"']),
+        ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice", ["at least one"]),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "get_weather", "g")},
+         "tool_choice.allowed_tools.tools[1].function.name", ['"g"', "not among"]),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", 5)},
+         "tool_choice.allowed_tools.tools[0]", ["function", "5"]),
+        ({"tool_choice": allowed("auto", "get_weather")}, "tool_choice", ["needs tools"]),
+        ({"tools": [TOOL, TOOL], "tool_choice": allowed("auto", "get_weather")},
+         "tools[1].function.name", ["another tool"]),
+        ({"tools": [TOOL, OTHER], "tool_choice": allowed("auto", "get_weather"),
+          "response_format": {"type": "json_object"}}, "tool_choice", ["response_format"]),
         ({"reasoning_effort": "high"}, "reasoning_effort", ["takes none of", '"high"']),
         ({"reasoning_effort": "much"}, "reasoning_effort", ["minimal", '"much"']),
         ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages[0].tool_call_id",

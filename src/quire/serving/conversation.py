@@ -21,6 +21,7 @@ TEXT_PARTS: Final = ("text", "input_text", "output_text")
 """Types of content parts that are text; the last two are those of the Responses API, which clients
 send here as well. As in vLLM, the texts of a message are joined by newlines."""
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_NAMED: Final = '{"type": "function", "function": {"name": ...}}'
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -76,7 +77,8 @@ def read_tools(
 
     Args:
         tools: OpenAI's nested tool objects.
-        choice: `none`, `auto`, `required` or `{"type": "function", "function": {"name": ...}}`.
+        choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name": ...}}` or
+            `{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}`.
         parallel: OpenAI's `parallel_tool_calls`.
 
     Raises:
@@ -110,15 +112,43 @@ def _tool(tool: dict[str, Any], where: str) -> ToolSpec:
 def _choice(choice: Any, parallel: bool) -> ToolChoice:
     if choice in ("none", "auto", "required"):
         return ToolChoice(choice, parallel=parallel)
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(name, str):
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return _allowed(choice.get("allowed_tools"), parallel)
+    name = _name(choice)
+    if name is not None:
         return ToolChoice("named", name, parallel)
     raise InvalidRequest(
-        'tool_choice must be "none", "auto", "required" or '
-        f'{{"type": "function", "function": {{"name": ...}}}}, got {show(choice)}.',
+        f'tool_choice must be "none", "auto", "required", {_NAMED} or '
+        f'{{"type": "allowed_tools", ...}}, got {show(choice)}.',
         param="tool_choice",
     )
+
+
+def _allowed(given: Any, parallel: bool) -> ToolChoice:
+    where = "tool_choice.allowed_tools"
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (0, 0)
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        raise InvalidRequest(
+            f'{where} must be {{"mode": "auto" or "required", "tools": [...]}}, got {show(given)}.',
+            param=where,
+        )
+    names = {}
+    for i, tool in enumerate(tools):
+        name = _name(tool)
+        if name is None:
+            raise InvalidRequest(
+                f"{where}.tools[{i}] must be {_NAMED}, got {show(tool)}.",
+                param=f"{where}.tools[{i}]",
+            )
+        names[name] = f"{where}.tools[{i}].function.name"
+    return ToolChoice(mode, parallel=parallel, allowed=names)
+
+
+def _name(given: Any) -> str | None:
+    """The name in a reference to a function; `None`: it is none."""
+    function = given.get("function") if isinstance(given, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) and given.get("type") == "function" else None
 
 
 def _turn(message: ChatMessage, where: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Grammars that make a model call tools, in the syntax that its parser reads.
 
 A structural tag (`structured/tags.py`): for `tool_choice` required or named, calls and nothing
-else; for strict tools that may be called, free text in which what begins a call must go on as one.
-Knows no reasoning, which comes before, and no llguidance.
+else; for strict tools that may be called, and where others may not, free text in which what begins
+a call must go on as one. Knows no reasoning, which comes before, and no llguidance.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ def call_grammar(
         vocabulary: Texts of the model's special tokens.
 
     Raises:
-        InvalidRequest: a tool is strict, and nothing tells a call in this model's syntax.
+        InvalidRequest: a tool is strict, or others may not be called, and nothing tells a call in
+            this model's syntax.
     """
     syntax = parser.call_syntax(vocabulary)
     assert syntax is not None, f"no grammar can say what {parser.__name__} reads"
     mode, tools = use.choice.mode, use.offered
     if mode == "auto":
-        if not any(tool.strict for tool in tools):
+        if not use.constrains:
             return None
         for tool in tools:
             _check_name(syntax, tool)
@@ -92,8 +93,8 @@ def _fits_name(syntax: CallSyntax, tool: ToolSpec) -> bool:
 def _check_name(syntax: CallSyntax, tool: ToolSpec) -> None:
     if not _fits_name(syntax, tool):
         raise InvalidRequest(
-            f"{tool.place}: this model's syntax of calls, to which strict tools are held, has no "
-            f"names such as {show(tool.name)}; it has letters, digits, `_` and `.`.",
+            f"{tool.place}: this model's syntax of calls, to which strict and allowed tools are "
+            f"held, has no names such as {show(tool.name)}; it has letters, digits, `_` and `.`.",
             param="tools",
         )
 
@@ -145,14 +146,15 @@ def _tag(syntax: CallSyntax, tool: ToolSpec) -> Format:
 
 
 def refuse_strict() -> NoReturn:
-    """Refuse strict tools that the model is free to call or not.
+    """Refuse strict tools, or a part of the tools, that the model is free to call or not.
 
     Raises:
         InvalidRequest: always.
     """
     raise InvalidRequest(
-        'strict tools need tool_choice "required" or a named tool here: this model\'s syntax of '
-        "calls cannot be told from an answer before it ends, or is not known.",
+        'strict tools, and a part of the tools, need tool_choice "required" or a named tool here: '
+        "this model's syntax of calls cannot be told from an answer before it ends, or is not "
+        "known.",
         param="tools",
     )
 

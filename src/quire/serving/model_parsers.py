@@ -246,8 +246,8 @@ class ModelParsers:
         if params.structured_outputs is not None:
             raise InvalidRequest(
                 "A reply cannot be made of calls of tools and have a form of its own: tool_choice "
-                "required or named, and strict tools, exclude response_format and "
-                "structured_outputs.",
+                "required or named, a part of the tools, and strict tools exclude response_format "
+                "and structured_outputs.",
                 param="tool_choice",
             )
         vocabulary = tokenizer.special_tokens

@@ -8,7 +8,7 @@ them, which checks everything that does not depend on the form. Knows neither te
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -59,6 +59,9 @@ class ToolChoice:
     name: str | None = None
     parallel: bool = True
     """Whether a reply may call several tools. Otherwise calls after the first are left out."""
+    allowed: Mapping[str, str] | None = None
+    """Names of the tools that may be called, each with its path in the caller's request; `None`:
+    all may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class ToolUse:
 
     tools: tuple[ToolSpec, ...] = ()
     choice: ToolChoice = ToolChoice("none")
+    narrowed: bool = False
+    """Whether the request has other tools, which the choice does not allow."""
 
     @property
     def offered(self) -> tuple[ToolSpec, ...]:
@@ -76,9 +81,10 @@ class ToolUse:
 
     @property
     def constrains(self) -> bool:
-        """Whether the output must be constrained: a call is forced, or a tool is strict."""
+        """Whether the output must be constrained: a call is forced, a tool is strict, or others
+        must not be called."""
         forced = self.choice.mode in ("required", "named")
-        return forced or any(tool.strict for tool in self.offered)
+        return forced or self.narrowed or any(tool.strict for tool in self.offered)
 
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools for the chat template; `None` if there are none to show."""
@@ -189,4 +195,12 @@ def tool_use(
             f"{param} names the tool {show(choice.name)}, which is not among the tools.",
             param=param,
         )
-    return ToolUse(tuple(tools), choice)
+    if choice.allowed is None:
+        return ToolUse(tuple(tools), choice)
+    if not choice.allowed:
+        raise InvalidRequest(f"{param} must allow at least one of the tools.", param=param)
+    for name, where in choice.allowed.items():
+        if name not in seen:
+            raise InvalidRequest(f"{where} is not among the tools: {show(name)}.", param=where)
+    kept = tuple(tool for tool in tools if tool.name in choice.allowed)
+    return ToolUse(kept, choice, narrowed=len(kept) < len(tools))

@@ -95,6 +95,42 @@ def a_call_and_its_result(client: openai.OpenAI) -> None:
     assert forced.choices[0].message.tool_calls[0].function.name == "get_weather"
 
 
+def some_of_the_tools(client: openai.OpenAI) -> None:
+    """`allowed_tools` of chat and of Responses: the tool that fits best is not among them."""
+    time = {**WEATHER, "name": "get_time", "description": "Get the time in a city."}
+    for mode in ("auto", "required"):
+        reply = client.chat.completions.create(
+            model=MODEL,
+            messages=ASK_WEATHER,
+            tools=[{"type": "function", "function": tool} for tool in (WEATHER, time)],
+            tool_choice={
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": mode,
+                    "tools": [{"type": "function", "function": {"name": "get_time"}}],
+                },
+            },
+            temperature=0,
+        )
+        calls = reply.choices[0].message.tool_calls or []
+        assert all(call.function.name == "get_time" for call in calls), calls
+        assert calls or mode == "auto"
+        response = client.responses.create(
+            model=MODEL,
+            input="What is the weather in Paris?",
+            tools=[{"type": "function", **tool} for tool in (WEATHER, time)],
+            tool_choice={
+                "type": "allowed_tools",
+                "mode": mode,
+                "tools": [{"type": "function", "name": "get_time"}],
+            },
+            temperature=0,
+        )
+        calls = [item for item in response.output if item.type == "function_call"]
+        assert all(call.name == "get_time" for call in calls), calls
+        assert calls or mode == "auto"
+
+
 def parse(client: openai.OpenAI) -> None:
     reply = client.chat.completions.parse(
         model=MODEL, messages=CAPITAL, response_format=Capital, temperature=0, max_tokens=100
@@ -186,6 +222,7 @@ with openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0) as clien
         chat_stream,
         stream_helper_with_tools,
         a_call_and_its_result,
+        some_of_the_tools,
         parse,
         completions,
         responses,

@@ -218,10 +218,8 @@ def _tools(request: InputTokensRequest) -> ToolUse:
         )
     if check_tagged(choice, TOOL_CHOICES, REFUSED_TOOLS, "tool_choice") == "function":
         return tool_use(tools, ToolChoice("named", choice["name"], parallel))
-    allowed = _allowed(choice["tools"], {tool.name for tool in tools})
-    mode = choice["mode"]
-    tools = [tool for tool in tools if tool.name in allowed]
-    return tool_use(tools, ToolChoice(mode, parallel=parallel))
+    allowed = _allowed(choice["tools"])
+    return tool_use(tools, ToolChoice(choice["mode"], parallel=parallel, allowed=allowed))
 
 
 def _tool(tool: dict[str, Any], where: str) -> ToolSpec:
@@ -231,17 +229,13 @@ def _tool(tool: dict[str, Any], where: str) -> ToolSpec:
     )
 
 
-def _allowed(tools: list[Any], known: set[str]) -> set[str]:
-    names = set()
+def _allowed(tools: list[Any]) -> dict[str, str]:
+    """Names, and where each is."""
+    names = {}
     for i, tool in enumerate(tools):
         where = f"tool_choice.tools[{i}]"
         check_tagged(tool, {"function": TOOL_CHOICES["function"]}, REFUSED_TOOLS, where)
-        if tool["name"] not in known:
-            raise InvalidRequest(
-                f"{where}.name is not among the tools: {show(tool['name'])}.",
-                param=f"{where}.name",
-            )
-        names.add(tool["name"])
+        names[tool["name"]] = f"{where}.name"
     return names
 
 
