@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -18,7 +19,8 @@ from quire.utils.helpers.words import HelperLimits
 from vocabularies import DEMO, END, demo
 
 
-def make(limits: HelperLimits | None = None, max_wait: float = 60.0) -> HelperGate:
+def make(limits: HelperLimits | None = None, max_wait: float = math.inf) -> HelperGate:
+    """A gate at which nobody waits too long, however busy the machine is."""
     return HelperGate(lambda: DEMO.read_text("utf-8"), 2048, [END], limits, max_wait)
 
 
