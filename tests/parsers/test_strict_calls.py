@@ -25,6 +25,7 @@ from quire.serving.tools import ToolChoice, ToolSpec, ToolUse
 from quire.structured.compiler import Vocabulary
 from quire.structured.settle import settle
 from quire.structured.value_types import types_of
+from vocabularies import large_tokenizer
 
 Schema = dict[str, Any]
 STYLES = ("pythonic", "llama4_pythonic", "qwen3_xml", "glm45")
@@ -127,17 +128,17 @@ def parameters(rng: random.Random) -> Schema:
 
 
 class Letters:
-    """The embedded model's tokens, and marks of a syntax as tokens of their own."""
+    """The embedded model's tokens or others, and marks of a syntax as tokens of their own."""
 
-    def __init__(self, marks: Sequence[str]) -> None:
+    def __init__(self, marks: Sequence[str], tokenizer: str | None = None) -> None:
         path = Path(EMBEDDED_FOLDER) / "quire-demo" / "tokenizer.json"
-        self.backend = Backend.from_file(str(path))
+        self.backend = Backend.from_str(tokenizer or path.read_text("utf-8"))
         self.backend.add_special_tokens(list(marks))
         size = self.backend.get_vocab_size()
         self.vocabulary = Vocabulary(self.backend.to_str(), size, [EOS])
         texts = [self.decode([token]).strip()[:1] for token in range(size)]
-        self.closing = np.array([i for i, text in enumerate(texts) if text in tuple("\"'<)]}")])
-        """Tokens that look like the end of something."""
+        self.closing = np.array([text in tuple("\"'<)]}") for text in texts])
+        """Which tokens look like the end of something."""
         self.likes = [self.encode(text) for text in (*TEXTS, "</parameter>", "</arg_value>")]
 
     def encode(self, text: str) -> list[int]:
@@ -168,7 +169,7 @@ class Letters:
             allowed = allowed[allowed != EOS]
             if not len(allowed):
                 return self.decode(ids) if matcher.is_accepting() else None
-            closing = np.intersect1d(allowed, self.closing) if rng.random() < 0.5 else ()
+            closing = allowed[self.closing[allowed]] if rng.random() < 0.5 else ()
             ids.append(int(rng.choice(closing if len(closing) else allowed)))
             assert matcher.consume_token(ids[-1])
         return None
@@ -212,6 +213,31 @@ def test_what_the_grammar_permits_is_read_back(name: str, known: bool) -> None:
                 for call in calls:
                     jsonschema.validate(call, schema, cls=jsonschema.Draft202012Validator)
     assert ended >= 14
+
+
+@pytest.fixture(scope="module")
+def large() -> Letters:
+    """A vocabulary of the size people use, and the marks of all syntaxes."""
+    kinds = [PARSERS.get(name) for name in (*STYLES, "hermes")]
+    marks = sorted({mark for kind in kinds for mark in kind.special_tokens})
+    return Letters(marks, large_tokenizer(151_936 - len(marks)))
+
+
+@pytest.mark.parametrize("name", [*STYLES, "hermes"])
+def test_what_the_grammar_permits_of_a_large_vocabulary_is_read_back(
+    large: Letters, name: str
+) -> None:
+    ended = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        schema = parameters(rng)
+        grammar = call_grammar(strict(schema), PARSERS.get(name), large.vocabulary.special)
+        for _ in range(2):
+            if (text := large.walk(grammar, rng)) is not None:
+                ended += 1
+                for call in calls_in(text, name, schema, rng):
+                    jsonschema.validate(call, schema, cls=jsonschema.Draft202012Validator)
+    assert ended >= 3
 
 
 @CASES
