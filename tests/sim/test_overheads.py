@@ -10,11 +10,13 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from quire.config.scheduler import SchedulerConfig
+from quire.core.facts import FactKind, FactLog
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.calibration import CalibrationLoad
+from quire.engine.calibration import CalibrationLoad, delivery
 from quire.params import SamplingParams
-from quire.sim.lockstep import measured_overheads
+from quire.sim.lockstep import Replayed, measured_overheads
 from quire.sim.step_time import Overheads, StepShape
+from quire.workload.trace import Trace, TraceHeader, TraceRequest
 
 
 def steps(pauses: list[tuple[int, float]], busy: bool = True) -> tuple[list[Any], list[Any]]:
@@ -42,6 +44,22 @@ def test_more_requests_never_shorten_a_pause(rows: tuple[int, ...]) -> None:
 
 def test_pauses_without_work_do_not_count() -> None:
     assert measured_overheads(*steps([(1, 1.0)] * 3, busy=False)) == Overheads()
+
+
+def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
+    """Not from a later step that ended before the token came."""
+    log, recorded = FactLog(), []
+    number = log.name("one")
+    kinds = [(FactKind.ADMITTED, 6, 0), (FactKind.CHUNK, 4, 6), None]
+    for step, kind in enumerate(kinds):
+        log.begin_step(step, 0.01 * step)
+        if kind is not None:
+            log.add(kind[0], number, a=kind[1], b=kind[2])
+        recorded.append(SimpleNamespace(start=0.01 * step, seconds=0.01, facts=log.take()[0]))
+    load = SimpleNamespace(sent=[100.0], first={0: 100.032})
+    trace = Trace(TraceHeader(), [TraceRequest(0.0, 10, 2, number=number)])
+    replayed = [cast(Replayed, SimpleNamespace(recorded=one)) for one in recorded]
+    assert delivery(cast(CalibrationLoad, load), trace, replayed) == pytest.approx(0.012)
 
 
 class Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Iterator
@@ -97,3 +98,20 @@ def test_a_long_run_leaves_nothing_but_its_results() -> None:
     assert not simulator.executor.live and not simulator.scheduler.requests
     assert not simulator.scheduler.facts.take()[0]
     assert len(simulator._params) <= 60
+
+
+def test_few_steps_already_vary_around_their_mean() -> None:
+    """Twenty prompts, one after the other: some take half as long and some one and a half times,
+    and together they take what they take without a spread, within a tenth."""
+    prompts = [TraceRequest(10.0 * n, 300, 1) for n in range(20)]
+    even = simulate(prompts)
+    spread = tuple(0.5 + n / 99 for n in range(100))
+    varied = simulate(prompts, times=dataclasses.replace(TIMES, prompt_spread=spread, _table=[]))
+    waits = [
+        [first - came for first, came in zip(run.first_tokens, run.arrivals, strict=True)]
+        for run in (even, varied)
+    ]
+    assert sum(waits[1]) == pytest.approx(sum(waits[0]), rel=0.1)
+    assert max(waits[1]) > 1.3 * min(waits[1]) > 1.3 * 0.5 * min(waits[0])
+    others = simulate(prompts, times=dataclasses.replace(TIMES, spread=spread, _table=[]))
+    assert list(others.first_tokens) == list(even.first_tokens), "that is of decodes"

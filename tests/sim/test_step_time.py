@@ -74,14 +74,19 @@ def test_larger_steps_than_any_seen_go_on_as_before() -> None:
 
 
 def test_steps_vary_around_the_model_as_they_were_measured() -> None:
+    """Decodes and prompts each in their own way."""
     rng = random.Random(5)
-    shapes = [s for s in (random_shape(rng) for _ in range(900)) if s.tokens]
-    model = fit(shapes, [machine(s) * rng.choice([0.8, 0.8, 0.8, 1.6]) for s in shapes])
-    assert sum(model.spread) == pytest.approx(len(model.spread), rel=1e-3)
-    assert list(model.spread) == sorted(model.spread)
+    shapes = [s for s in (random_shape(rng) for _ in range(1800)) if s.tokens]
+    usual = {False: [0.8, 0.8, 0.8, 1.6], True: [0.95, 1.05]}
+    model = fit(shapes, [machine(s) * rng.choice(usual[bool(s.prefills)]) for s in shapes])
+    for spread in (model.spread, model.prompt_spread):
+        assert sum(spread) == pytest.approx(len(spread), rel=1e-3)
+        assert list(spread) == sorted(spread)
     assert 70 <= sum(ratio < 1.2 for ratio in model.spread) <= 80
-    steady = fit(shapes[:100], [machine(s) for s in shapes[:100]])
-    assert not steady.spread, "too few to tell"
+    assert model.prompt_spread[0] > 0.85 and model.prompt_spread[-1] < 1.15
+    few = [*[s for s in shapes if s.prefills][:90], *[s for s in shapes if not s.prefills][:90]]
+    steady = fit(few, [machine(s) for s in few])
+    assert not steady.spread and not steady.prompt_spread, "too few to tell"
 
 
 def test_a_fit_to_steps_that_vary_is_their_mean() -> None:

@@ -17,11 +17,10 @@ import math
 import random
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Final, NamedTuple
 
 from quire.config import EngineConfig
@@ -114,7 +113,7 @@ class Calibration:
         warm = sorted(request.arrival for request in trace.requests)[WARM_UPS * WARM_UP.rows]
         done = [s for s in replayed if s.shape.tokens and s.recorded.start >= warm]
         overheads = replace(
-            overheads, arrival=to_wake(trace, replayed), output=delivery(load, trace)
+            overheads, arrival=to_wake(trace, replayed), output=delivery(load, trace, replayed)
         )
         return self._fitted(done, overheads, trace)
 
@@ -160,12 +159,11 @@ class CalibrationLoad:
     def __init__(self, llm: AsyncLLM, limits: SchedulerConfig, seconds: float, tell: Told) -> None:
         self._llm, self._limits, self._seconds, self._tell = llm, limits, seconds, tell
         self._rng = random.Random(0)
-        self._names = itertools.count()
         self._vocabulary, self._longest = llm.info["vocab_size"], llm.info["max_model_len"]
         self._token = float("inf")
         # seconds per token, of the round that was cheapest so far
         self.sent: list[float] = []
-        self.first: list[float] = []
+        self.first: dict[int, float] = {}
         # when requests were sent, and when their first tokens came, by this process' clock
 
     async def run(self) -> None:
@@ -240,30 +238,43 @@ class CalibrationLoad:
             ignore_eos=True,
             output_kind=RequestOutputKind.DELTA,
         )
+        number = len(self.sent)
         self.sent.append(time.monotonic())
-        heard = False
-        async for _ in self._llm.generate(prompt, params, f"calibration-{next(self._names)}"):
-            if not heard:
-                self.first.append(time.monotonic())
-            heard = True
+        async for _ in self._llm.generate(prompt, params, f"calibration-{number}"):
+            self.first.setdefault(number, time.monotonic())
 
 
-def delivery(load: CalibrationLoad, trace: Trace) -> float:
-    """Seconds from the end of the step that made a first token until its caller had it: the usual
-    ones."""
-    ends = sorted(step.start + step.seconds for step in trace.steps)
+def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> float:
+    """Seconds from the end of the step that made a first token until its caller had it: the mean,
+    because that of times to first token is asked for."""
     # The two clocks: the first request was sent when the trace says that it came.
     origin = min(load.sent) - min(request.arrival for request in trace.requests)
-    after = []
-    for at in load.first:
-        before = bisect_right(ends, at - origin)
-        after.append(at - origin - ends[before - 1] if before else 0.0)
-    return max(0.0, median(after)) if after else 0.0
+    made = _first_tokens(trace, steps)
+    in_order = sorted(trace.requests, key=lambda request: request.arrival)
+    after = [
+        at - origin - made[in_order[number].number]
+        for number, at in load.first.items()
+        if in_order[number].number in made
+    ]
+    return max(0.0, fmean(after)) if after else 0.0
+
+
+def _first_tokens(trace: Trace, steps: list[Replayed]) -> dict[int, float]:
+    """By number of the request: when the step ended that computed the last of its prompt."""
+    lengths = {request.number: request.prompt_len for request in trace.requests}
+    made: dict[int, float] = {}
+    for step in steps:
+        end = step.recorded.start + step.recorded.seconds
+        for fact in unpack(step.recorded.facts):
+            computes = fact.kind in (FactKind.ADMITTED, FactKind.CHUNK)
+            if computes and fact.a + fact.b >= lengths.get(fact.request, math.inf):
+                made.setdefault(fact.request, end)
+    return made
 
 
 def to_wake(trace: Trace, steps: list[Replayed]) -> float:
     """Seconds from a request's arrival at an engine that has nothing to do until its step begins:
-    the usual ones."""
+    the mean."""
     came = {request.number: request.arrival for request in trace.requests}
     waited = []
     for step in steps:
@@ -272,4 +283,4 @@ def to_wake(trace: Trace, steps: list[Replayed]) -> float:
             waited += [step.recorded.start - came[f.request] for f in queued if f.request in came][
                 :1
             ]
-    return max(0.0, median(waited)) if waited else 0.0
+    return max(0.0, fmean(waited)) if waited else 0.0

@@ -8,7 +8,7 @@ text.
 from __future__ import annotations
 
 import itertools
-import random
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +29,8 @@ from quire.workload.trace import TraceRequest
 
 OWN_TOKENS: Final = 2**31
 """Ids from here on are outputs that are like no other; `Sequences` makes smaller ones."""
+GOLDEN: Final = (math.sqrt(5) - 1) / 2
+"""Multiples of it, without their whole parts, lie as evenly over 0 to 1 as any (H. Weyl, 1916)."""
 IDLE_SECONDS: Final = 0.001
 """How far the clock is set ahead after a step with nothing in it."""
 KEPT_PARAMS: Final = ("prompt_logprobs", "skip_reading_prefix_cache")
@@ -151,7 +153,8 @@ class Simulator:
         self.outcome = SimulatedRun()
         self._observe = observe
         self._keeps = keep_token_times
-        self._rng = random.Random(0)  # the same for all settings that are compared
+        self._drawn = [0.0, 0.0]
+        # where in their spreads the last steps without and with prompts were drawn
         self._params: dict[tuple[Any, ...], SamplingParams] = {}
 
     def run(self, requests: Iterable[TraceRequest], sequences: Sequences) -> SimulatedRun:
@@ -286,8 +289,14 @@ class Simulator:
             outcome.most_running = shape.rows
 
     def _seconds(self, shape: StepShape) -> float:
-        seconds, spread = self.times.seconds(shape), self.times.spread
-        return seconds * spread[int(self._rng.random() * len(spread))] if spread else seconds
+        seconds, times, kind = self.times.seconds(shape), self.times, min(shape.prefills, 1)
+        spread = times.prompt_spread if kind else times.spread
+        if not spread:
+            return seconds
+        # Not at random: by these steps any few draws lie evenly over the spread, so that a dozen
+        # long prompts take on average what they should. The same for all settings compared.
+        self._drawn[kind] = at = (self._drawn[kind] + GOLDEN) % 1.0
+        return seconds * spread[int(at * len(spread))]
 
     def apply(self, batch: ScheduledBatch, result: BatchResult, start: float) -> None:
         """Apply a result, now, and note what the callers get."""

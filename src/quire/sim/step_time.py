@@ -39,9 +39,9 @@ FADING: Final = 0.5
 FADED: Final = 0.5
 """Below this it is nothing."""
 SPREAD: Final = 100
-"""Ratios of `StepTimeModel.spread`."""
-LEAST_SPREAD: Final = 200
-"""Steps without which nothing is said of how they vary."""
+"""Ratios of a `StepTimeModel.spread`."""
+LEAST_SPREAD: Final = 100
+"""Steps of a sort without which nothing is said of how they vary."""
 MOST_TOKENS: Final = 2**16
 """Steps up to this size are looked up in a table."""
 
@@ -152,8 +152,11 @@ class StepTimeModel:
     overheads: Overheads = field(default_factory=Overheads)
     about: dict[str, Any] = field(default_factory=dict)
     spread: tuple[float, ...] = ()
-    """How much longer or shorter steps take than what this says, in equal shares of them: ratios of
-    mean 1, in ascending order. Empty: they take just that."""
+    """How much longer or shorter steps without prompts take than what this says, in equal shares of
+    them: ratios of mean 1, in ascending order. Empty: they take just that."""
+    prompt_spread: tuple[float, ...] = ()
+    """The same of steps with prompts. They are longer, so they vary less: half a long prompt's time
+    more or less would be taken by all who wait behind it."""
     _table: list[float] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -167,7 +170,7 @@ class StepTimeModel:
         )  # fmt: skip
         if not all(0 <= figure < float("inf") for figure in figures):
             raise ValueError("no figure may be negative")
-        if any(not 0 <= ratio < float("inf") for ratio in self.spread):
+        if any(not 0 <= ratio < float("inf") for ratio in (*self.spread, *self.prompt_spread)):
             raise ValueError("no ratio of the spread may be negative")
         if not any(figures[:-4]):
             raise ValueError("a step must take some time")
@@ -229,10 +232,8 @@ class StepTimeModel:
         try:
             given = {k: v for k, v in data.items() if k not in ("format", "version", "knots")}
             given["overheads"] = Overheads(**given["overheads"])
-            return cls(
-                **given
-                | {"per_token": tuple(given["per_token"]), "spread": tuple(given.get("spread", ()))}
-            )
+            lists = {name: tuple(given.get(name, ())) for name in ("spread", "prompt_spread")}
+            return cls(**given | lists | {"per_token": tuple(given["per_token"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"a figure is missing or unknown: {error}") from None
 
@@ -319,7 +320,11 @@ def fit(
         overheads or Overheads(),
         about or {},
     )
-    return replace(model, spread=_spread(model, shapes, seconds), _table=[])
+    decodes = [step for step in steps if not step[0].prefills]
+    prompts = [step for step in steps if step[0].prefills]
+    return replace(
+        model, spread=_spread(model, decodes), prompt_spread=_spread(model, prompts), _table=[]
+    )
 
 
 def _usual(steps: Sequence[tuple[StepShape, float]]) -> Any:
@@ -347,14 +352,8 @@ def _kind(shape: StepShape) -> tuple[int, ...]:
     return shape.tokens.bit_length(), shape.rows.bit_length(), min(shape.prefills, 1)
 
 
-def _spread(
-    model: StepTimeModel, shapes: Sequence[StepShape], seconds: Sequence[float]
-) -> tuple[float, ...]:
-    ratios = sorted(
-        min(OUTLIER, each / model.seconds(shape))
-        for shape, each in zip(shapes, seconds, strict=True)
-        if shape.tokens and each > 0
-    )
+def _spread(model: StepTimeModel, steps: Sequence[tuple[StepShape, float]]) -> tuple[float, ...]:
+    ratios = sorted(min(OUTLIER, each / model.seconds(shape)) for shape, each in steps)
     if len(ratios) < LEAST_SPREAD:
         return ()
     picked = [ratios[(2 * i + 1) * len(ratios) // (2 * SPREAD)] for i in range(SPREAD)]
