@@ -17,8 +17,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
 
+from quire.bench.live_trace import timed
 from quire.bench.result import RequestRecord, summary
 from quire.cli.plan import PlannedLoad, expected
 from quire.config import EngineConfig
@@ -26,10 +26,9 @@ from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration
 from quire.executor.sizing import SizedEngine, size_engine
-from quire.params import RequestOutputKind, SamplingParams
 from quire.sim.sequences import Sequences
 from quire.sim.step_time import StepTimeModel
-from quire.workload.trace import TraceRequest
+from quire.utils.timing import RealClock
 
 WANTED = 15.0
 """Percent that the throughput may be off."""
@@ -38,35 +37,19 @@ FIGURES = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "
 
 async def live(llm: AsyncLLM, load: PlannedLoad, name: str) -> dict:
     """The load on an engine."""
-    coming = iter(list(load.requests()))
+    coming = enumerate(list(load.requests()))
     sequences = Sequences((), 16, llm.info["vocab_size"])
-    begun = time.monotonic()
+    clock = RealClock()
+    begun = clock.now()
     records: list[RequestRecord] = []
 
-    async def ask(traced: TraceRequest) -> None:
-        params = SamplingParams(
-            max_tokens=traced.output_len, ignore_eos=True, output_kind=RequestOutputKind.DELTA
-        )
-        prompt = sequences.make(traced)[0]
-        record = RequestRecord(time.monotonic() - begun, traced.prompt_len)
-        records.append(record)
-        last = 0.0
-        async for output in llm.generate(prompt, params, f"{name}-{len(records)}"):
-            now = time.monotonic() - begun
-            if record.first_token is None:
-                record.first_token = now
-            else:
-                record.itls.append(now - last)
-            last = now
-            record.output_len += len(output.outputs[0].token_ids)
-        record.end = last
-
     async def user() -> None:
-        for traced in coming:
-            await ask(traced)
+        for number, traced in coming:
+            prompt = sequences.make(traced)[0]
+            records.append(await timed(llm, traced, prompt, f"{name}-{number}", begun))
 
     await asyncio.gather(*(user() for _ in range(load.users)))
-    return summary(records, time.monotonic() - begun)
+    return summary(records, clock.now() - begun)
 
 
 async def compare(

@@ -38,29 +38,43 @@ async def play(
 
     async def one(index: int) -> RequestRecord:
         traced = requests[index]
-        params = SamplingParams(
-            max_tokens=max(1, traced.output_len),
-            ignore_eos=True,
-            detokenize=True,
-            output_kind=RequestOutputKind.DELTA,
-        )
         await asyncio.sleep(max(0.0, begin + traced.arrival - clock.now()))
-        record = RequestRecord(clock.now() - begin, traced.prompt_len)
-        try:
-            last = 0.0
-            async for output in llm.generate(
-                prompts[index], params, f"{name}-{index}", priority=traced.priority
-            ):
-                now = clock.now() - begin
-                if record.first_token is None:
-                    record.first_token = now
-                else:
-                    record.itls.append(now - last)
-                last = now
-                record.output_len += len(output.outputs[0].token_ids)
-            record.end = last
-        except QuireError as error:
-            record.error = error.message
-        return record
+        return await timed(llm, traced, prompts[index], f"{name}-{index}", begin)
 
     return list(await asyncio.gather(*(one(index) for index in range(len(requests)))))
+
+
+async def timed(
+    llm: AsyncLLM, traced: TraceRequest, prompt: list[int], request_id: str, begin: float
+) -> RequestRecord:
+    """Send one request now and wait for its end.
+
+    Args:
+        llm: Ready.
+        traced: Which request of a trace it is.
+        prompt: Its token ids.
+        request_id: Unlike others.
+        begin: Time 0 of the record, by `RealClock`.
+    """
+    clock = RealClock()
+    params = SamplingParams(
+        max_tokens=max(1, traced.output_len),
+        ignore_eos=True,
+        detokenize=True,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    record = RequestRecord(clock.now() - begin, traced.prompt_len)
+    try:
+        last = 0.0
+        async for output in llm.generate(prompt, params, request_id, priority=traced.priority):
+            now = clock.now() - begin
+            if record.first_token is None:
+                record.first_token = now
+            else:
+                record.itls.append(now - last)
+            last = now
+            record.output_len += len(output.outputs[0].token_ids)
+        record.end = last
+    except QuireError as error:
+        record.error = error.message
+    return record
