@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
+from fake_core import FakeCore
+from quire.config import EngineConfig
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.cores.handle import OnExit, OnMessage
 from quire.engine.frontend.stream import RequestStream, StreamBuffers
 from quire.errors import StepFailed
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.params import RequestOutputKind, SamplingParams
 
 
 def output(text: str, finished: bool = False, count: int = 1) -> RequestOutput:
@@ -121,3 +127,71 @@ async def test_text_alone_needs_no_output() -> None:
     with pytest.raises(ValueError, match="written"):
         await rig.reader
     assert rig.taken == [("reader", "0"), ("direct", "2"), ("direct", "3")]
+
+
+class WritingPipe:
+    """Writes down what it is to send, and what the journal has at that moment."""
+
+    is_paused = False
+
+    def __init__(self, name: str, said: list[Any], tokens: Callable[[], Any]) -> None:
+        self._name, self._said, self._tokens = name, said, tokens
+
+    def send_chunk(self, data: bytes) -> None:
+        if data == b"worse":
+            raise OSError("the connection is broken")
+        self._said.append(("sent", self._name, data, self._tokens()))
+
+
+async def test_a_step_is_sent_in_one_go_after_the_last_of_it_is_rendered() -> None:
+    cores: list[FakeCore] = []
+
+    def make(epoch: int, on_message: OnMessage, on_exit: OnExit) -> FakeCore:
+        cores.append(FakeCore(epoch, on_message, on_exit))
+        return cores[-1]
+
+    engine = AsyncLLM(EngineConfig.from_options(), entropy=b"x", make_core=make)
+    engine.supervisor.start()
+    journal = engine.frontend.journal
+    assert journal is not None
+    said: list[Any] = []
+    pipes = {}
+    params = SamplingParams(output_kind=RequestOutputKind.DELTA, ignore_eos=True, max_tokens=9)
+
+    async def read(stream: RequestStream) -> None:
+        async for _ in stream:
+            pass
+
+    def take_for(name: str, stream: RequestStream, words: list[bytes]) -> Callable[..., bool]:
+        def take(text: str, num_tokens: int) -> bool:
+            said.append(("rendered", name))
+            if (word := words.pop(0)) == b"bad":
+                raise ValueError("it cannot be rendered")
+            stream.outbox.waiting.append((pipes[name], word))
+            return True
+
+        return take
+
+    words = {"a": [b"a1", b"worse"], "b": [b"b1", b"bad"], "c": [b"c1", b"c2"]}
+    readers = []
+    for name in words:
+        stream = await engine.submit({"prompt_token_ids": [5]}, params, name)
+        stream.direct_text = take_for(name, stream, words[name])
+        (internal,) = engine.frontend.internal_ids(name)
+        pipes[name] = WritingPipe(name, said, lambda i=internal: len(journal.tokens()[i]))
+        readers.append(asyncio.ensure_future(read(stream)))
+    core = cores[0]
+    while core.state != "ready":
+        core.load()
+    core.take(), core.take(), core.take()
+    for _ in range(3):
+        core.step()
+        while core.outbox:
+            core.give()
+        engine.check_integrity()
+        await asyncio.sleep(0)
+    rendered = [("rendered", name) for name in words]
+    first = [("sent", name, name.encode() + b"1", 2) for name in words]
+    assert said == [*rendered, *first, *rendered, ("sent", "c", b"c2", 3)]
+    for reader in readers:
+        reader.cancel()

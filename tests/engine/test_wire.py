@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 
@@ -53,3 +54,59 @@ def test_an_absurd_length_is_refused_before_memory_is_taken() -> None:
         theirs.sendall((2**32 - 1).to_bytes(4, "little"))
         with pytest.raises(ConnectionError, match="over the limit"):
             wire.receive(ours)
+
+
+async def connect() -> tuple[wire.Channel, socket.socket]:
+    """A channel and the other end of its socket."""
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    _, channel = await loop.create_unix_connection(wire.Channel, sock=ours)
+    return channel, theirs
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 10**6])
+async def test_a_channel_gives_frames_however_they_arrive(size: int) -> None:
+    channel, theirs = await connect()
+    frames = [wire.encode({"n": i, "pad": "x" * (i * 3701 % 70_000)}) for i in range(12)]
+    stream = b"".join(frames)
+    got: list[bytes] = []
+    for start in range(0, len(stream), size):
+        channel.data_received(stream[start : start + size])  # nobody listens yet
+        if start > len(stream) // 2 and not got:
+            first = await channel.frame()
+            assert first == frames[0][wire.HEADER :]
+            got.append(first)
+            channel.listen(got.append)
+    if not got:
+        channel.listen(got.append)
+    assert got == [frame[wire.HEADER :] for frame in frames]
+    theirs.close()
+    await channel.closed
+    assert await channel.frame() is None
+
+
+async def test_who_stops_listening_gets_nothing_more() -> None:
+    channel, theirs = await connect()
+    got: list[bytes] = []
+
+    def take(frame: bytes) -> None:
+        got.append(frame)
+        channel.listen(None)
+
+    channel.listen(take)
+    channel.data_received(b"".join(map(wire.encode, range(3))))
+    assert got == [msgspec.msgpack.encode(0)]
+    channel.listen(got.append)
+    assert got == [msgspec.msgpack.encode(i) for i in range(3)]
+    channel.transport.close()
+    theirs.close()
+
+
+async def test_a_channel_to_a_broken_peer_is_cut() -> None:
+    channel, theirs = await connect()
+    got: list[bytes] = []
+    channel.listen(got.append)
+    with theirs:
+        theirs.sendall(wire.encode(1) + (2**32 - 1).to_bytes(4, "little") + b"more")
+        await channel.closed
+    assert got == [msgspec.msgpack.encode(1)]

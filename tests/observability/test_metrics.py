@@ -13,6 +13,7 @@ from quire.core.stats import FinishedRequestStats, IterationStats, MachineStats,
 from quire.engine.cores.watchdog import KINDS
 from quire.observability.metrics.prometheus import MAX_AGE, PrometheusSink
 from quire.observability.metrics.store import (
+    TOGETHER,
     Counter,
     Gauge,
     Histogram,
@@ -350,6 +351,24 @@ def test_observations_on_a_bound_count_below_it() -> None:
     ttft = next(s for s in store.snapshot() if s.name == "vllm:time_to_first_token_seconds")
     assert isinstance(ttft, Histogram)
     assert (ttft.buckets["0.08"], ttft.buckets["0.1"], ttft.buckets["0.25"]) == (0, 1, 2)
+
+
+def test_a_snapshot_has_all_that_was_recorded() -> None:
+    store = MetricStore("m")
+    for i in range(1, 2 * TOGETHER + 4):
+        gaps = [0.01, 0.01, 0.3, 0.01, 0.5][: i % 6]
+        store.record(StepStats(num_running=i), IterationStats(1, 0, inter_token_latency=gaps))
+        if i % 5 == 0 or i > 2 * TOGETHER:
+            found = {s.name: s for s in store.snapshot()}
+            running, prompts = found["vllm:num_requests_running"], found["vllm:prompt_tokens"]
+            assert isinstance(running, Gauge) and isinstance(prompts, Counter)
+            assert (running.value, prompts.value) == (i, i)
+            itl = found["vllm:inter_token_latency_seconds"]
+            assert isinstance(itl, Histogram)
+            sizes = [j % 6 for j in range(1, i + 1)]
+            assert itl.count == sum(sizes)
+            assert itl.buckets["0.01"] == sum(min(n, 2) + (n > 3) for n in sizes)
+            assert itl.buckets["0.3"] == sum(min(n, 4) for n in sizes)
 
 
 @pytest.mark.parametrize(

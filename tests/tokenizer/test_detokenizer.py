@@ -85,6 +85,51 @@ def test_deltas_add_up_for_word_piece(
     assert "".join(deltas) == word_piece.decode(ids)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "word_piece", None])
+@given(
+    ids=byte_ids,
+    pattern=sizes,
+    flowing=st.lists(st.booleans(), min_size=1, max_size=5),
+    prompt=st.sampled_from([[], [1], [5]]),
+    reason=st.sampled_from(list(FinishReason)),
+)
+@quick
+def test_flow_is_update_and_take(
+    request: pytest.FixtureRequest,
+    kind: str | None,
+    ids: list[int],
+    pattern: list[int],
+    flowing: list[bool],
+    prompt: list[int],
+    reason: FinishReason,
+) -> None:
+    tokenizer = None if kind is None else request.getfixturevalue(kind)
+    if kind == "word_piece":
+        ids = [i % 13 for i in ids]
+    plain, short = (IncrementalDetokenizer(tokenizer, SamplingParams(), prompt) for _ in range(2))
+    for i, group in enumerate(chunks(ids, pattern)):
+        plain.update(group)
+        expected = plain.take(finished=False, delta=True)
+        if flowing[i % len(flowing)]:
+            assert short.can_flow
+            assert short.flow(group) == expected
+        else:
+            short.update(group)
+            assert short.take(finished=False, delta=True) == expected
+        if i % 3 == 2:
+            short, other = short.fork(), short
+            other.flow(group)  # goes its own way
+    assert (short.token_ids, short.text) == (plain.token_ids, plain.text)
+    for one in (plain, short):
+        one.update(ids[:1], reason)
+    assert short.take(finished=True, delta=True) == plain.take(finished=True, delta=True)
+    assert (short.token_ids, short.text) == (plain.token_ids, plain.text)
+
+
+def test_text_with_stop_strings_does_not_flow(byte_level: Tokenizer) -> None:
+    assert not IncrementalDetokenizer(byte_level, SamplingParams(stop="b"), []).can_flow
+
+
 @given(text=texts, pattern=sizes)
 @example(text="👩‍👩‍👧", pattern=[1])
 @quick

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -22,9 +22,8 @@ from quire.engine.cores.watchdog import LOOK_SECONDS
 from quire.engine.frontend.disk.identity import identity
 from quire.engine.frontend.front_end import FrontEnd, load_tokenizer
 from quire.engine.frontend.load_progress import Loading
-from quire.engine.frontend.output_processor import Delta
 from quire.engine.frontend.questions import explain_live
-from quire.engine.frontend.stream import RequestStream, StreamBuffers
+from quire.engine.frontend.stream import Outbox, RequestStream, StreamBuffers
 from quire.engine.live_config import LiveConfig
 from quire.engine.verbs import find_verb
 from quire.errors import (
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from quire.engine.frontend.disk.stored import Resumption
     from quire.engine.frontend.listeners import AnyParams
     from quire.engine.frontend.meter import Entry, Meter
+    from quire.engine.frontend.output_processor import Delta
     from quire.engine.frontend.processed_input import ProcessedInput
     from quire.engine.frontend.prompts import PromptType
     from quire.engine.frontend.questions import Question
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_Output = TypeVar("_Output", RequestOutput, Delta)
+SENT_TOGETHER: Final = 64
+"""Streams whose text is rendered before any of it is sent. With more, the first would wait long."""
 
 
 class AsyncLLM:
@@ -125,6 +126,7 @@ class AsyncLLM:
         self.templates = self.frontend.templates
         self.buffers = StreamBuffers(limit, self.frontend.count_slow_reader)
         """What readers have yet to take."""
+        self._outbox = Outbox()
         self._ticker: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -233,7 +235,12 @@ class AsyncLLM:
 
     def _stream(self, request_id: str, processed: ProcessedInput) -> RequestStream:
         stream = RequestStream(
-            request_id, processed.seed, processed.checked, self._abort_now, self.buffers
+            request_id,
+            processed.seed,
+            processed.checked,
+            self._abort_now,
+            self.buffers,
+            self._outbox,
         )
         self._streams[request_id] = stream
         return stream
@@ -551,24 +558,36 @@ class AsyncLLM:
     def _take(self, outputs: list[EngineCoreOutput], stats: StepStats | None) -> None:
         taken = self.frontend.take(outputs, stats, deltas=True)
         self.frontend.release(taken)
-        for delta in taken.deltas:
-            if (stream := self._streams.get(delta.request_id)) is not None:
-                self._hand_on(stream.put_delta, delta)
+        self._hand_on_deltas(taken.deltas)
         for output in taken.request_outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
             if output.finished:
                 del self._streams[output.request_id]
-            self._hand_on(stream.put, output)
+            try:
+                stream.put(output)
+            except Exception:
+                self._not_handed_on(output.request_id)
         self.frontend.report(stats, taken.iteration)
 
-    def _hand_on(self, put: Callable[[_Output], None], output: _Output) -> None:
-        try:
-            put(output)
-        except Exception:
-            # Its caller gets no more; the others' outputs of this step are not lost with it.
-            logger.exception("an output of request %s could not be handed on", output.request_id)
+    def _hand_on_deltas(self, deltas: Sequence[Delta]) -> None:
+        streams = self._streams
+        for first in range(0, len(deltas), SENT_TOGETHER):
+            try:
+                for delta in deltas[first : first + SENT_TOGETHER]:
+                    stream = streams.get(delta.request_id)
+                    if stream is not None:
+                        try:
+                            stream.put_delta(delta)
+                        except Exception:
+                            self._not_handed_on(delta.request_id)
+            finally:
+                self._outbox.send()
+
+    def _not_handed_on(self, request_id: str) -> None:
+        # Its caller gets no more; the others' outputs of this step are not lost with it.
+        logger.exception("an output of request %s could not be handed on", request_id)
 
     def _replay(self, has_worked: bool) -> list[EngineCoreRequest]:
         requests, outputs = self.frontend.replay(has_worked)

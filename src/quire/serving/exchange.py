@@ -18,6 +18,7 @@ import msgspec
 
 from quire.bounds import read_field
 from quire.config import ServerConfig
+from quire.engine.frontend.stream import Pipe
 from quire.errors import InvalidRequest, PayloadTooLarge, QuireError, TooManyRequests
 from quire.logger import get_logger
 from quire.serving import errors
@@ -50,7 +51,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 NO_DESCRIPTORS: Final = "quire.no_descriptors"
 """Key in the scope of a request that came when the process could open hardly any more files."""
 PIPE: Final = "quire.pipe"
-"""Key of the `Pipe` in the scope of a request that came over a socket."""
+"""Key of the `ReplyPipe` in the scope of a request that came over a socket."""
 KEY: Final = "quire.exchange"
 """Key of the exchange in the ASGI scope."""
 JSON: Final = b"application/json"
@@ -70,7 +71,7 @@ _UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"
 """Asks proxies to pass on a stream without buffering."""
 
 
-class Pipe(Protocol):
+class ReplyPipe(Pipe, Protocol):
     """The connection of a request."""
 
     def write_chunk(self, data: bytes) -> bool:
@@ -122,8 +123,8 @@ class Exchange:
         self._more_body = True
         self._receive = receive
         self._send = send
-        self._pipe: Pipe | None = None
-        # where chunks of the stream can be written without detours
+        self.pipe: ReplyPipe | None = None
+        """Where chunks of the stream can be written without detours, once it has started."""
         self._whole = asyncio.Lock()
         # held while a frame is written in parts
 
@@ -466,12 +467,12 @@ class Exchange:
             return self.kept.start(200, head)
         await self._start(200, head)
         if self.scope["method"] != "HEAD":
-            self._pipe = self.scope.get(PIPE)
+            self.pipe = self.scope.get(PIPE)
 
     def write_now(self, frames: bytes) -> bool:
         """Send finished frames of the stream, if that can be done without waiting. With no bytes,
         tell whether it can."""
-        if self._pipe is None or not self._pipe.write_chunk(frames):
+        if self.pipe is None or not self.pipe.write_chunk(frames):
             return False
         self.bytes_out += len(frames)
         return True

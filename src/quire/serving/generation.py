@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Protocol
 
-from quire.engine.frontend.stream import RequestStream
+import msgspec
+
+from quire.engine.frontend.stream import Outbox, Pipe, RequestStream
 from quire.outputs import RequestOutput
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.exchange import Exchange
@@ -22,6 +24,7 @@ from quire.serving.submission import Submission, submitted
 from quire.serving.turn_reader import TurnReader
 from quire.serving.turns import Batch, ModelTurn, Usage
 
+encode: Final = msgspec.json.encode
 _END: Final = None
 _Item = tuple[int, RequestOutput] | BaseException | None
 
@@ -49,6 +52,73 @@ class WholeTurns(Protocol):
         ...
 
 
+class Outlet(Protocol):
+    """The reply on its way to the client."""
+
+    bytes_out: int
+    """Written so far."""
+
+    @property
+    def pipe(self) -> Pipe | None:
+        """The connection, where frames can be written without detours."""
+        ...
+
+    def write_now(self, frames: bytes) -> bool:
+        """Send finished frames if that can be done without waiting; with no bytes, tell whether it
+        can."""
+        ...
+
+
+class _TextWay:
+    """Sends the text of the one choice of a reply as the engine brings it: all that a token costs
+    between the engine's front end and the socket. It touches few objects, because a process that
+    sleeps between steps finds little in its caches.
+
+    Args:
+        reader: Of the outputs; it has the first ones.
+        outlet: Counts what is written.
+        pipe: Where it is written.
+        outbox: Sends it with what others have in the same step.
+        around: What stands before and after the text, a JSON string.
+    """
+
+    __slots__ = (
+        "_before", "_after", "_pipe", "_outbox", "_usage", "_outlet", "_is_text", "_reader",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        reader: TurnReader,
+        outlet: Outlet,
+        pipe: Pipe,
+        outbox: Outbox,
+        around: tuple[bytes, bytes],
+    ) -> None:
+        self._before, self._after = around
+        self._pipe = pipe
+        self._outbox = outbox
+        self._usage = reader.usage
+        self._outlet = outlet
+        self._is_text = False
+        self._reader = reader
+
+    def take(self, new: str, num_tokens: int) -> bool:
+        """See `RequestStream.direct_text`."""
+        if not self._is_text:
+            self._is_text = self._reader.is_text(0)
+            if not self._is_text:
+                return False
+        if new:
+            pipe = self._pipe
+            if pipe.is_paused:
+                return False
+            chunk = self._before + encode(new) + self._after
+            self._outbox.waiting.append((pipe, chunk))
+            self._outlet.bytes_out += len(chunk)
+        self._usage.completion_tokens += num_tokens
+        return True
+
+
 class Generation:
     """Submitted requests and their output.
 
@@ -58,8 +128,7 @@ class Generation:
         ids: Told what is rendered next, if the reply's events have ids.
         names: What the caller calls the fields that errors name.
         timed: Replies tell timings.
-        write_now: Sends finished frames if that can be done without waiting; with no bytes it only
-            tells whether it can.
+        outlet: Where finished frames go if that can be done without waiting.
     """
 
     def __init__(
@@ -70,9 +139,9 @@ class Generation:
         names: FieldNames = AS_THE_ENGINE,
         *,
         timed: bool = False,
-        write_now: Callable[[bytes], bool] | None = None,
+        outlet: Outlet | None = None,
     ) -> None:
-        self._write_now = write_now
+        self._outlet = outlet
         self._streams = streams
         self._reader = reader
         self._ids = ids
@@ -100,7 +169,7 @@ class Generation:
     def render_with(
         self,
         render: Callable[[list[Batch]], bytes],
-        text: Callable[[int, str], bytes] | None = None,
+        around: Callable[[int], tuple[bytes, bytes]] | None = None,
     ) -> None:
         """Have outputs rendered and sent as the engine brings them, as long as the client reads,
         without the detour of waking whoever iterates over `events`: that one gets the rest, in
@@ -108,11 +177,13 @@ class Generation:
 
         Args:
             render: Gives the frames of events.
-            text: Gives what `render` does for one `Text` event of a choice.
+            around: Gives what stands before and after the text, a JSON string, where `render` has
+                one `Text` event of a choice.
         """
-        reader, write_now, stream = self._reader, self._write_now, self._streams[0]
-        if write_now is None or self._ids is not None or len(self._streams) > 1 or reader.scored:
+        reader, outlet, stream = self._reader, self._outlet, self._streams[0]
+        if outlet is None or self._ids is not None or len(self._streams) > 1 or reader.scored:
             return
+        write_now = outlet.write_now
 
         def direct(output: RequestOutput) -> bool:
             if not write_now(b""):
@@ -120,20 +191,11 @@ class Generation:
             frames = render(reader.read(0, output))
             return not frames or write_now(frames) or _lost()
 
-        is_text, usage = False, reader.usage
-
-        def direct_text(new: str, num_tokens: int) -> bool:
-            nonlocal is_text
-            assert text is not None
-            is_text = is_text or reader.is_text(0)
-            if not is_text or (new and not write_now(text(0, new))):
-                return False
-            usage.completion_tokens += num_tokens
-            return True
-
         if isinstance(stream, RequestStream):
             stream.direct = direct
-            stream.direct_text = None if text is None else direct_text
+            if around is not None and (pipe := outlet.pipe) is not None:
+                way = _TextWay(reader, outlet, pipe, stream.outbox, around(0))
+                stream.direct_text = way.take
 
     async def events(self) -> AsyncGenerator[list[Batch]]:
         """The events of all choices as they arrive, those of one engine output at a time. `usage`
@@ -245,6 +307,4 @@ async def generate(
         if (asked := exchange.header(ASKED)) is not None:
             exchange.tell_load = lambda: load_report(asked, engine.last_step)
         timed = exchange.config.enable_per_request_metrics
-        yield Generation(
-            streams, reader, ids, submission.names, timed=timed, write_now=exchange.write_now
-        )
+        yield Generation(streams, reader, ids, submission.names, timed=timed, outlet=exchange)

@@ -43,6 +43,30 @@ def adopt_uvicorn_logs(level: int = logging.INFO) -> None:
     logs.setLevel(logging.WARNING if level == logging.INFO else level)
 
 
+class _Pipe:
+    """See `exchange.ReplyPipe`: writes as uvicorn does, without the messages of ASGI."""
+
+    __slots__ = ("_transport", "is_paused")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.is_paused = False
+        """Whether the client has yet to take what was written."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write one chunk of a body."""
+        if self.is_paused or self._transport.is_closing():
+            return False
+        if data:
+            self.send_chunk(data)
+        return True
+
+    def send_chunk(self, data: bytes) -> None:
+        """Write one chunk of a body, or keep it until that can be done."""
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on the size of headers and the time they may take."""
 
@@ -57,6 +81,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._pipe = _Pipe(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER)
         if _nearly_last(transport):
             self.app = _marked(self.app)
@@ -72,19 +97,13 @@ class _Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._pipe.is_paused = True
         self._unread.grow(self.transport)
 
     def resume_writing(self) -> None:
         self._unread.release(self.transport)
+        self._pipe.is_paused = False
         super().resume_writing()
-
-    def write_chunk(self, data: bytes) -> bool:
-        """See `exchange.Pipe`: as uvicorn writes it, without the messages of ASGI."""
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
-        if data:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
 
     @property
     def is_stuck(self) -> bool:
@@ -96,7 +115,7 @@ class _Protocol(HttpToolsProtocol):
         self._in_headers, self._header_bytes, self._unfinished_bytes = True, 0, 0
         self._start_clock()
         super().on_message_begin()
-        self.scope[PIPE] = self  # type: ignore[typeddict-unknown-key]
+        self.scope[PIPE] = self._pipe  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url) + REQUEST_LINE)

@@ -93,31 +93,38 @@ class ByteStream:
     """For tokenizers whose tokens are byte strings: a UTF-8 decoder that is fed each token's
     bytes."""
 
+    __slots__ = ("_begun", "_leading_spaces", "_skip", "_tokenizer")
+
     def __init__(self, tokenizer: Spelling, skip: frozenset[int], leading_spaces: int) -> None:
         self._tokenizer = tokenizer
         self._skip = skip
         self._leading_spaces = leading_spaces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = b""
+        # a character that is not complete
 
     def feed(self, token_id: int) -> str:
         """The text that this token completes."""
         if token_id in self._skip:
             return ""
         # Nearly every token is whole characters, and begins where the one before has ended.
-        text = None if self._decoder.buffer else self._tokenizer.token_text(token_id)
+        text = None if self._begun else self._tokenizer.token_text(token_id)
         if text is None:
-            text = self._decoder.decode(self._tokenizer.token_bytes(token_id) or b"")
+            text = self._decode(self._tokenizer.token_bytes(token_id) or b"", final=False)
         return self._strip(text) if self._leading_spaces and text else text
 
     def flush(self) -> str:
         """U+FFFD if the output ends inside a character."""
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", final=True)
 
     def fork(self) -> ByteStream:
         """A copy, within the same character."""
-        made = ByteStream(self._tokenizer, self._skip, self._leading_spaces)
-        made._decoder.setstate(self._decoder.getstate())
-        return made
+        return copy.copy(self)
+
+    def _decode(self, more: bytes, final: bool) -> str:
+        known = self._begun + more
+        text, used = codecs.utf_8_decode(known, "replace", final)
+        self._begun = known[used:]
+        return text
 
     def _strip(self, text: str) -> str:
         spaces = min(self._leading_spaces, len(text) - len(text.lstrip(" ")))
@@ -221,6 +228,13 @@ class IncrementalDetokenizer:
     the stop (a prompt that ends without a space keeps SentencePiece's leading one).
     """
 
+    # Slots, in the order in which `flow` reads them: a process that sleeps between steps finds
+    # little of this in its caches.
+    __slots__ = (
+        "token_ids", "_stream", "_late", "_sent", "can_flow", "_text", "stop_string", "_stops",
+        "_include_stop", "_min_tokens", "_searched", "_holdback",
+    )  # fmt: skip
+
     def __init__(
         self,
         tokenizer: Spelling | None,
@@ -229,8 +243,9 @@ class IncrementalDetokenizer:
     ) -> None:
         self.token_ids: list[int] = []
         """All tokens of the output, up to the one that completed a stop string."""
-        self.text = ""
-        """All text so far, including characters held back, cut at the stop string."""
+        self._text = ""
+        self._late: list[str] = []
+        # what `text` has more than `_text`, not joined yet
         self.stop_string: str | None = None
         """The stop string that ended the output."""
         self._stops = params.stop_strings
@@ -243,6 +258,40 @@ class IncrementalDetokenizer:
         held = self._stops and not self._include_stop
         self._holdback = max(map(len, self._stops)) - 1 if held else 0
         self._stream = text_stream(tokenizer, params, prompt_token_ids)
+        self.can_flow = not self._stops
+        """Whether `flow` may be called: no stop string is to be looked for."""
+
+    @property
+    def text(self) -> str:
+        """All text so far, including characters held back, cut at the stop string."""
+        if self._late:
+            self._text += "".join(self._late)
+            self._late.clear()
+        return self._text
+
+    @text.setter
+    def text(self, text: str) -> None:
+        self._late.clear()
+        self._text = text
+
+    def flow(self, new_token_ids: Sequence[int]) -> str:
+        """`update` and then `take` of a delta, in one: for outputs that go on, without stop
+        strings, of which everything so far has been taken. A token costs the same however long
+        the text is.
+
+        Returns the new text.
+        """
+        if len(new_token_ids) == 1:  # nearly always; what serves several costs three times as much
+            (token,) = new_token_ids
+            self.token_ids.append(token)
+            new = self._stream.feed(token)
+        else:
+            self.token_ids += new_token_ids
+            new = "".join([self._stream.feed(token) for token in new_token_ids])
+        if new:
+            self._late.append(new)
+            self._sent += len(new)
+        return new
 
     def update(
         self, new_token_ids: Sequence[int], finish_reason: FinishReason | None = None
@@ -268,6 +317,7 @@ class IncrementalDetokenizer:
         """A copy: one output so far that goes on in two ways."""
         made = copy.copy(self)
         made.token_ids = list(self.token_ids)
+        made._late = list(self._late)
         made._stream = self._stream.fork()
         return made
 

@@ -53,7 +53,7 @@ class CoreChild:
     def __init__(self, weights: int | None = None) -> None:
         self.pulse = Pulse()
         self._ours, theirs = socket.socketpair()
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._channel: wire.Channel | None = None
         inherited = [theirs.fileno(), self.pulse.descriptor]
         if weights is not None:
             inherited.append(weights)
@@ -67,16 +67,17 @@ class CoreChild:
             self.pulse.close()
             raise
 
-    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Reader and writer of the socket, in the event loop."""
-        if self._streams is None:
-            self._streams = await asyncio.open_unix_connection(sock=self._ours)
-        return self._streams
+    async def open(self) -> wire.Channel:
+        """The socket, in the event loop."""
+        if self._channel is None:
+            loop = asyncio.get_running_loop()
+            _, self._channel = await loop.create_unix_connection(wire.Channel, sock=self._ours)
+        return self._channel
 
     def close(self) -> None:
         """Close the socket, which is enough for a healthy process to end."""
-        if self._streams is not None:
-            self._streams[1].close()
+        if self._channel is not None:
+            self._channel.transport.close()
         else:
             self._ours.close()
 
@@ -100,11 +101,12 @@ class CoreProcess:
         self._on_message = on_message
         self._on_exit = on_exit
         self._child: CoreChild | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._channel: wire.Channel | None = None
         self._early: list[bytes] = []
         # frames from before the event loop had the socket
         self._tasks: list[asyncio.Task[None]] = []
         self._signs: ProcessSigns | None = None
+        self._decoder = msgspec.msgpack.Decoder[FromCore](FromCore)
         self._sent = 0
         # messages
         self._is_condemned = self._has_ended = False
@@ -150,10 +152,10 @@ class CoreProcess:
 
     def _send(self, frames: list[bytes]) -> None:
         self._sent += len(frames)
-        if self._writer is None:
+        if self._channel is None:
             self._early += frames
-        elif not self._writer.is_closing():
-            self._writer.writelines(frames)
+        elif not self._channel.transport.is_closing():
+            self._channel.transport.writelines(frames)
 
     def observe(self, closely: bool) -> Observation | None:
         """What the core shows, and what the kernel says of its process."""
@@ -172,6 +174,8 @@ class CoreProcess:
         """Hear nothing more, and close the socket, which is enough for a healthy core to end."""
         for task in self._tasks:
             task.cancel()
+        if self._channel is not None:
+            self._channel.listen(None)
         if not self._is_condemned and self._child is not None:
             self._child.close()  # a condemned one would end before it has written its stacks
 
@@ -190,18 +194,20 @@ class CoreProcess:
     async def _receive(
         self, child: CoreChild, memory: MemoryWatch, watcher: asyncio.Task[None]
     ) -> None:
-        reader, self._writer = await child.open()
-        self._writer.writelines(self._early)
+        channel = self._channel = await child.open()
+        channel.transport.writelines(self._early)
         self._early.clear()
-        decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
-        while (frame := await wire.receive_async(reader)) is not None:
-            try:
-                self._on_message(decoder.decode(frame))
-            except Exception:
-                # One bad message or one bad consumer must not stop all the others.
-                logger.exception("a message of the engine core could not be handled")
+        channel.listen(self._hear)
+        await channel.closed
         watcher.cancel()
         self._on_exit(self, describe(await self._exit_code(), memory))
+
+    def _hear(self, frame: bytes) -> None:
+        try:
+            self._on_message(self._decoder.decode(frame))
+        except Exception:
+            # One bad message or one bad consumer must not stop all the others.
+            logger.exception("a message of the engine core could not be handled")
 
     async def _exit_code(self) -> int | None:
         """Negative: ended by that signal; `None`: it still runs. A process that dies closes its

@@ -147,7 +147,7 @@ class CoreProcesses:
             logger.debug("no spare core could be started: %s", error)
             return False
         self._is_prepared = False
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError):
             self._is_prepared = await _prepare(spare, self._config)
         was_ready = self._is_prepared
         if was_ready:
@@ -194,7 +194,7 @@ class _Core(CoreProcess):
 
 async def _prepare(child: CoreChild, config: EngineConfig) -> bool:
     """Have a process prepare; returns whether it did."""
-    reader, writer = await child.open()
-    writer.write(wire.encode(Prepare(0, config.to_dict())))
-    frame = await wire.receive_async(reader)
+    channel = await child.open()
+    channel.transport.write(wire.encode(Prepare(0, config.to_dict())))
+    frame = await channel.frame()
     return frame is not None and isinstance(msgspec.msgpack.decode(frame, type=FromCore), Prepared)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -49,7 +50,7 @@ def size_of(part: Any) -> int:
     return len(_encoder.encode(part))
 
 
-def _length(header: bytes) -> int:
+def _length(header: bytes | bytearray) -> int:
     length = int.from_bytes(header, "little")
     if length > MAX_FRAME:
         raise ConnectionError(f"a frame of {length} bytes is over the limit of {MAX_FRAME}")
@@ -73,10 +74,67 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes | None:
     return b"".join(chunks)
 
 
-async def receive_async(reader: asyncio.StreamReader) -> bytes | None:
-    """The same for asyncio."""
-    try:
-        header = await reader.readexactly(HEADER)
-        return await reader.readexactly(_length(header))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+class Channel(asyncio.Protocol):
+    """The event loop's end of a socket: gives each frame's body, as soon as it is there, to whoever
+    listens. A broken peer, of whom a frame is too long, is cut off."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport
+        """Once it is connected."""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the peer has closed, and everything it said has been given."""
+        self._listener: Callable[[bytes], None] | None = None
+        self._arrived = bytearray()
+        self._awaited = HEADER
+        # bytes without which nothing can be given
+
+    def listen(self, listener: Callable[[bytes], None] | None) -> None:
+        """Have somebody get the frames from now on, and those that nobody has got; `None`: they
+        wait. What it raises is its own affair."""
+        self._listener = listener
+        self._give()
+
+    async def frame(self) -> bytes | None:
+        """The next frame's body; None when the peer has closed."""
+        found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def take(frame: bytes) -> None:
+            self._listener = None
+            found.set_result(frame)
+
+        self.listen(take)
+        try:
+            await asyncio.wait((found, self.closed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._listener = None
+        return found.result() if found.done() else None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of `asyncio.Protocol`."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of `asyncio.Protocol`."""
+        self._arrived += data
+        self._give()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of `asyncio.Protocol`."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def _give(self) -> None:
+        arrived = self._arrived
+        while self._listener is not None and len(arrived) >= self._awaited:
+            try:
+                end = HEADER + _length(arrived[:HEADER])
+            except ConnectionError:
+                arrived.clear()
+                return self.transport.abort()
+            if len(arrived) < end:
+                self._awaited = end
+                return
+            frame = bytes(memoryview(arrived)[HEADER:end])
+            del arrived[:end]
+            self._awaited = HEADER
+            self._listener(frame)

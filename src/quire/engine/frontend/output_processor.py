@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from quire.core.batch import TokenLogprobs
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import FinishedRequestStats, IterationStats
@@ -53,10 +55,9 @@ class ProcessedOutputs:
     They are not among `request_outputs`."""
 
 
-@dataclass(slots=True, eq=False)
-class Delta:
+class Delta(msgspec.Struct, eq=False, gc=False):
     """New tokens of a request that streams one completion: nearly all outputs of a server are no
-    more than that, and it costs half of a `RequestOutput`."""
+    more than that, and it costs a small part of a `RequestOutput`."""
 
     request_id: str
     text: str
@@ -91,28 +92,29 @@ class ActiveCompletion:
 class _Completion:
     """One of a request's `n` completions."""
 
-    request: _Request
-    core_request: EngineCoreRequest
+    # What is read for each token of a stream stands together.
     detokenizer: IncrementalDetokenizer
-    logprobs: list[PositionLogprobs] | None
-    cumulative_logprob: float | None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    core_request: EngineCoreRequest
+    request: _Request
+    flows: bool = False
+    """Whether what comes until its end is tokens of which nothing but the text is wanted, at
+    once."""
+    last_token_ts: float = 0.0
     delivered: int = 0
     """Tokens that earlier outputs contained."""
+    logprobs: list[PositionLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
     interval: int = 1
     """Tokens that make an output due."""
     last_delivery: tuple[_Batch | None, int] = (None, 0)
     """With an interval: the batch of the last output, and `delivered` before it."""
     seen: bool = False
     """Whether the core has told when it was scheduled."""
-    flows: bool = False
-    """Whether what comes until its end is tokens of which nothing but the text is wanted, at
-    once."""
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
     first_token_ts: float = 0.0
-    last_token_ts: float = 0.0
     num_cached_tokens: int = 0
     num_promoted_tokens: int = 0
     num_preemptions: int = 0
@@ -260,10 +262,18 @@ class OutputProcessor:
         before = self._latest
         batch = self._latest = _Batch(list(outputs), deltas=[] if deltas else None)
         self._part(before.ended)
+        known, found = self._completions, batch.deltas
         for output in batch.outputs:
-            completion = self._completions.get(output.request_id)
-            if completion is not None:
-                self._take_in_alone(completion, output, now, batch)
+            completion = known.get(output.request_id)
+            if completion is None:
+                continue
+            try:
+                if found is not None and completion.flows and _is_tokens(output):
+                    self._flow(completion, output, now, batch)
+                else:
+                    self._take_in(completion, output, now, batch)
+            except Exception as error:  # whatever went wrong belongs to this completion alone
+                self._contain(error, completion, now, batch)
         delivered = [
             self._deliver_alone(self._requests[i], news, now, batch)
             for i, news in batch.news.items()
@@ -400,18 +410,17 @@ class OutputProcessor:
             interval=max(params.stream_interval or 1, self._stream_interval),
         )
 
-    def _take_in_alone(
-        self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
+    def _contain(
+        self, error: Exception, completion: _Completion, now: float, batch: _Batch
     ) -> None:
-        """Take one output in. If that fails, its completion ends, and no other."""
-        try:
-            self._take_in(completion, output, now, batch)
-        except Exception as error:  # whatever went wrong belongs to this completion alone
-            pass_on_signals(error)
-            logger.exception("output of request %s could not be processed", output.request_id)
-            if completion.finish_reason is None:
-                self._fail(completion, now, batch)
-            batch.add(completion)
+        """An output could not be taken in: its completion ends, and no other."""
+        pass_on_signals(error)
+        logger.error(
+            "output of request %s could not be processed", completion.internal_id, exc_info=error
+        )
+        if completion.finish_reason is None:
+            self._fail(completion, now, batch)
+        batch.add(completion)
 
     def _fail(self, completion: _Completion, now: float, batch: _Batch) -> None:
         """End a completion whose output cannot be processed, here and in the core."""
@@ -441,21 +450,49 @@ class OutputProcessor:
     def _take_in(
         self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
     ) -> None:
-        flows = completion.flows and batch.deltas is not None and _is_tokens(output)
-        if not flows:
-            self._take_in_rare(completion, output, now)
+        self._take_in_rare(completion, output, now)
         stop = self._append_tokens(completion, output, now)
+        self._take_in_end(completion, output, stop, now, batch)
+        batch.add(completion)
+
+    def _flow(
+        self, completion: _Completion, output: EngineCoreOutput, now: float, batch: _Batch
+    ) -> None:
+        """`_take_in` of tokens that make a `Delta`. It does as little as can be, and touches few
+        objects: a server does it for nearly every token."""
+        tokens, detokenizer = output.new_token_ids, completion.detokenizer
+        if detokenizer.can_flow:
+            text = detokenizer.flow(tokens)
+            stats = self._stats
+            stats.num_generation_tokens += len(tokens)
+            stats.inter_token_latency.append(now - completion.last_token_ts)
+            completion.last_token_ts = now
+        else:
+            stop = self._append_tokens(completion, output, now)
+            if stop is not None:
+                self._take_in_end(completion, output, stop, now, batch)
+                batch.add(completion)
+                return
+            text = detokenizer.take(finished=False, delta=True)
+        completion.delivered += len(tokens)
+        assert batch.deltas is not None, "whoever takes no deltas has nothing that flows"
+        batch.deltas.append(Delta(completion.core_request.external_id, text, tokens, completion))
+
+    def _take_in_end(
+        self,
+        completion: _Completion,
+        output: EngineCoreOutput,
+        stop: str | None,
+        now: float,
+        batch: _Batch,
+    ) -> None:
+        """End a completion if an output or a stop string ends it."""
         if stop is not None:
             self._end(completion, str(FinishReason.STOP), stop, now)
             if output.finish_reason is None:
                 batch.aborts.append(completion.internal_id)
         elif output.finish_reason is not None:
             self._end(completion, str(output.finish_reason), output.stop_reason, now)
-        elif flows:
-            assert batch.deltas is not None
-            batch.deltas.append(_delta(completion, output.new_token_ids))
-            return
-        batch.add(completion)
 
     def _take_in_rare(self, completion: _Completion, output: EngineCoreOutput, now: float) -> None:
         """Everything that an output can hold beside tokens and an end."""
@@ -604,13 +641,6 @@ def _is_tokens(output: EngineCoreOutput) -> bool:
     )
 
 
-def _delta(completion: _Completion, token_ids: list[int]) -> Delta:
-    """What `_completion_output` would tell of a completion that flows."""
-    completion.delivered += len(token_ids)
-    text = completion.detokenizer.take(finished=False, delta=True)
-    return Delta(completion.core_request.external_id, text, token_ids, completion)
-
-
 def _request_output(
     request: _Request,
     outputs: list[CompletionOutput],
@@ -627,7 +657,7 @@ def _request_output(
         finished=finished,
         prompt_logprobs=scores,
         scored=scored,
-        metrics=_snapshot(request.metrics),
+        metrics=_snapshot(request),
         num_cached_tokens=request.num_cached_tokens or 0,
         seed=request.processed.seed,
         error=request.error,
@@ -739,8 +769,13 @@ def _finished_stats(completion: _Completion, now: float) -> FinishedRequestStats
     )
 
 
-def _snapshot(now: RequestMetrics) -> RequestMetrics:
+def _snapshot(request: _Request) -> RequestMetrics:
     """A copy for one output; field by field, as it is made for every one of them."""
+    now = request.metrics
+    if len(request.completions) == 1 and (num_tokens := request.completions[0].num_tokens):
+        # Of tokens that flow, nobody notes this each time.
+        now.num_generation_tokens = num_tokens
+        now.last_token_ts = request.completions[0].last_token_ts
     return RequestMetrics(
         now.arrival_time,
         now.queued_ts,

@@ -18,8 +18,11 @@ from quire.engine.frontend.checked import CheckedParams
 from quire.engine.frontend.output_processor import Delta
 from quire.engine.frontend.prompt_logprobs import PromptLogprobs
 from quire.errors import QuireError, SlowReader
+from quire.logger import get_logger
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import RequestOutputKind
+
+logger = get_logger(__name__)
 
 MERGE_BEYOND: Final = 16
 """Outputs that are held as they came."""
@@ -29,6 +32,38 @@ OUTPUT_BYTES: Final = 1024
 TOKEN_BYTES: Final = 40
 LOGPROB_BYTES: Final = 256
 """Memory of an output, and of a token and one candidate of its log-probabilities in it."""
+
+
+class Pipe(Protocol):
+    """A connection that takes chunks of a body without detours."""
+
+    is_paused: bool
+    """Whether its client has yet to take what was written."""
+
+    def send_chunk(self, data: bytes) -> None:
+        """Write one chunk; nothing if the client has gone."""
+        ...
+
+
+class Outbox:
+    """Chunks that the outputs of a step are, to be sent in one go once they are rendered: code that
+    takes turns with the kernel's runs slower. Nothing else may be written before to a connection
+    that has something here."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Pipe, bytes]] = []
+        """Chunks in their order, and where they go."""
+
+    def send(self) -> None:
+        """Send everything."""
+        waiting, self.waiting = self.waiting, []
+        for pipe, chunk in waiting:
+            try:
+                pipe.send_chunk(chunk)
+            except Exception:
+                logger.exception("a chunk could not be written to its connection")
 
 
 class Holder(Protocol):
@@ -82,6 +117,7 @@ class RequestStream:
         checked: See the attribute.
         abort: Called with the id to end the request.
         buffers: Counts what is held.
+        outbox: See the attribute.
     """
 
     def __init__(
@@ -91,12 +127,15 @@ class RequestStream:
         checked: CheckedParams,
         abort: Callable[[str], None],
         buffers: StreamBuffers,
+        outbox: Outbox | None = None,
     ) -> None:
         self.request_id = request_id
         self.seed = seed
         """Seed in force; repeating the request with it gives the same tokens."""
         self.checked = checked
         """Its parameters, to submit further prompts with."""
+        self.outbox = Outbox() if outbox is None else outbox
+        """For what `direct_text` sends; whoever calls `put_delta` empties it afterwards."""
         self._abort = abort
         self._buffers = buffers
         self._next: RequestOutput | QuireError | None = None

@@ -1,4 +1,4 @@
-"""The values of the metrics: `MetricStore` walks the table of `table.py` for each step.
+"""The values of the metrics: `MetricStore` walks the table of `table.py` for what each step did.
 
 `prometheus.py` prints its snapshot, `LLM.get_metrics()` returns it. Knows no metric by name, except
 the two ratios of speculative decoding, and nothing of Prometheus or HTTP.
@@ -6,6 +6,7 @@ the two ratios of speculative decoding, and nothing of Prometheus or HTTP.
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -17,6 +18,9 @@ from quire.core.stats import IterationStats, StepStats
 from quire.observability.metrics.table import CACHE_INFO, METRICS, Metric, MetricKind, Source
 from quire.observability.sinks import HitRate
 
+TOGETHER: Final = 16
+"""Records of facts that wait for each other, unless somebody asks before. Eighty rows read them: a
+process that sleeps between steps has none of these in its caches, and so fetches them for all."""
 _INFO_NAMES: Final = {"num_blocks": "num_gpu_blocks"}
 
 
@@ -90,10 +94,13 @@ class Bins:
         self.total = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
-        """Count some: in a step there is one for each of its requests."""
+        """Count some: in a step there is one for each of its requests, and many are equal."""
         counts, bounds = self.counts, self.bounds
+        last, place = math.nan, 0
         for value in values:
-            counts[bisect_left(bounds, value)] += 1
+            if value != last:
+                last, place = value, bisect_left(bounds, value)
+            counts[place] += 1
         self.total = sum(values, self.total)
 
     def cumulative(self) -> dict[str, int]:
@@ -174,6 +181,7 @@ class MetricStore:
         self._info: dict[str, str] = {}
         # The engine's thread records and any thread may collect, so a short lock guards both.
         self._lock = threading.Lock()
+        self._unread: deque[tuple[StepStats | None, IterationStats | None]] = deque()
         self._tokens = buckets_1_2_5(max_model_len)
         self._values: dict[str, dict[Any, float]] = {}
         self._bins: dict[str, Bins] = {}
@@ -212,8 +220,16 @@ class MetricStore:
         self._info = {_INFO_NAMES.get(key, key): str(value) for key, value in config.items()}
 
     def record(self, step: StepStats | None, iteration: IterationStats | None) -> None:
-        """Read every row that the given facts feed."""
+        """Take facts, which are not to change any more. They are read `TOGETHER`."""
         with self._lock:
+            self._unread.append((step, iteration))
+            if len(self._unread) >= TOGETHER:
+                self._read()
+
+    def _read(self) -> None:
+        """Read every row that facts feed."""
+        while self._unread:
+            step, iteration = self._unread.popleft()
             if step is not None:
                 self.hit_rate.extend(step.prefix_lookups)
                 self._feeds[Source.STEP].take(step)
@@ -225,6 +241,7 @@ class MetricStore:
     def snapshot(self) -> list[Sample]:
         """All values, consistent with one another."""
         with self._lock:
+            self._read()
             self._feeds[Source.STORE].take(self)
             samples = [sample for metric in self.rows for sample in self._samples(metric)]
         if self._info:

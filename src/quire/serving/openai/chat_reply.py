@@ -160,7 +160,7 @@ DELTAS: Final[dict[type[TurnEvent], Callable[[Any], dict[str, Any]]]] = {
 async def stream_frames(reply: ChatReply, generation: Generation) -> AsyncGenerator[bytes]:
     """Role chunk, delta chunks and finish chunk of each choice, then the usage chunk."""
     stream = _Stream(reply, generation)
-    generation.render_with(stream.render, stream.chunks.text)
+    generation.render_with(stream.render, stream.chunks.around)
     async for batches in generation.events():
         frames: list[bytes] = []
         for batch in batches:

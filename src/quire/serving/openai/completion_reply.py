@@ -157,7 +157,7 @@ async def stream_frames(reply: CompletionReply, generation: Generation) -> Async
             add(batch, frames)
         return b"".join(frames)
 
-    generation.render_with(render, None if reply.shows_tokens else chunks.text)
+    generation.render_with(render, None if reply.shows_tokens else chunks.around)
     async for batches in generation.events():
         frames: list[bytes] = []
         for batch in batches:

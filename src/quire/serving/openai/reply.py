@@ -90,11 +90,16 @@ class Chunks:
         self._close = text_close + b',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def text(self, index: int, text: str) -> bytes:
-        """A chunk with nothing but text, which is the hot path."""
+        """A chunk with nothing but text."""
+        before, after = self.around(index)
+        return before + encode(text) + after
+
+    def around(self, index: int) -> tuple[bytes, bytes]:
+        """What a chunk with nothing but text has before and after its text, a JSON string."""
         before = self._befores.get(index)
         if before is None:
             before = self._befores[index] = b"%b%d%b" % (self._before, index, self._open)
-        return before + encode(text) + self._close
+        return before, self._close
 
     def full(
         self, choice: dict[str, Any], usage: Usage, extra: dict[str, Any] | None = None
