@@ -15,6 +15,7 @@ from quire.errors import NOT_A_NUMBER
 from quire.kernels.dispatch import ops
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata
+from quire.sampling.masks import permits
 from quire.sampling.sampler import NOTHING_LEFT
 
 sampler = Sampler()
@@ -307,6 +308,19 @@ class Fixed:
         return self.words
 
 
+class Asked(Fixed):
+    """The same, asked about tokens after the pick."""
+
+    asked_first = True
+
+    def permits(self, output, tokens):
+        return self.words is None or all(permits(self.words, token) for token in tokens)
+
+    @staticmethod
+    def make_together(asked):
+        pass
+
+
 def pack(ids, vocab, dtype=np.uint32):
     bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
     bits[list(ids)] = 1
@@ -329,12 +343,13 @@ def test_a_mask_is_that_of_the_slow_twin(case):
         expected = slow_sampler.sample(logits, params, prompt, output, ids)
     except slow_sampler.Unclear:
         assume(False)
-    mask = Fixed(ids, len(logits))
-    result = run_masked(torch.tensor([logits]), [(params, prompt, output, mask)])
-    if expected is None:
-        assert result.failed == {0: NOTHING_LEFT}
-    else:
-        assert (result.failed, result.token_ids[0]) == ({}, expected)
+    for kind in (Fixed, Asked):
+        mask = kind(ids, len(logits))
+        result = run_masked(torch.tensor([logits]), [(params, prompt, output, mask)])
+        if expected is None:
+            assert result.failed == {0: NOTHING_LEFT}
+        else:
+            assert (result.failed, result.token_ids[0]) == ({}, expected)
 
 
 LARGE = 151_936
@@ -386,7 +401,8 @@ def test_masks_over_a_large_vocabulary_with_every_other_parameter():
         params = SamplingParams(
             seed=number, max_tokens=50, stop_token_ids=[7], eos_token_ids=[2], **values
         )
-        mask = Fixed(ids if kind != "none" or number % 2 else None, LARGE) if masked else None
+        make = (Fixed, Asked)[number % 3 % 2]
+        mask = make(ids if kind != "none" or number % 2 else None, LARGE) if masked else None
         plain = params
         if masked and mask.words is not None:
             plain = params.replace(allowed_token_ids=ids or [LARGE + 5])
@@ -427,14 +443,28 @@ def test_a_mask_for_another_vocabulary_is_our_bug():
         run_masked(torch.zeros(1, 65), [(SamplingParams(seed=1), [], [], Fixed([1], 64))])
 
 
-def test_drafts_that_a_mask_refuses_are_not_shown_to_it():
-    class Counting:
-        """After n tokens only token n; it must never see anything else."""
+class Counting:
+    """After n tokens only token n; it must never see anything else."""
 
-        def allowed(self, output):
-            assert output.tolist() == list(range(len(output)))
-            return pack([len(output)], 40)
+    def allowed(self, output):
+        assert output.tolist() == list(range(len(output)))
+        return pack([len(output)], 40)
 
+
+class CountingAsked(Asked, Counting):
+    """The same, asked about tokens after the pick."""
+
+    allowed = Counting.allowed
+
+    def __init__(self):
+        pass
+
+    def permits(self, output, tokens):
+        return all(permits(self.allowed(output), token) for token in tokens)
+
+
+@pytest.mark.parametrize("Counting", [Counting, CountingAsked])
+def test_drafts_that_a_mask_refuses_are_not_shown_to_it(Counting):
     params = SamplingParams(seed=1, temperature=0)
     drafts = [0, 1, 7, 3]
     cases = [(params, [], drafts[:n], Counting()) for n in range(5)]
@@ -443,3 +473,41 @@ def test_drafts_that_a_mask_refuses_are_not_shown_to_it():
     other = (params, [], [0, 1, 2], Counting())
     result = run_masked(torch.zeros(6, 40), [*cases, other], num_drafts=[*range(5), 0])
     assert result.token_ids[5] == 3, "the next request's rows are its own"
+
+
+def test_a_mask_that_allows_what_was_picked_is_not_made(kernels):
+    class Counted(Asked):
+        made = 0
+
+        def allowed(self, output):
+            self.made += 1
+            return super().allowed(output)
+
+    greedy, drawn = SamplingParams(seed=1, temperature=0), SamplingParams(seed=1)
+    filtered = SamplingParams(seed=1, top_p=0.9)
+    rows = [(greedy, [3, 7]), (drawn, [3, 7]), (greedy, [7, 8]), (drawn, [7, 8]),
+            (filtered, [3, 7])]  # fmt: skip
+    masks = [Counted(ids, 40) for _, ids in rows]
+    logits = torch.zeros(5, 40)
+    logits[:, 3], logits[:, 7] = 30.0, 9.0
+    cases = [(params, [], [], mask) for (params, _), mask in zip(rows, masks, strict=True)]
+    assert run_masked(logits, cases).token_ids == [3, 3, 7, 7, 3]
+    at_once = [0, 0, 1, 1, 1]
+    assert [mask.made for mask in masks] == (at_once if kernels == "at once" else [1] * 5)
+
+
+def test_masks_asked_after_the_pick_give_the_same_tokens():
+    """Rows of both kinds in all parts of a batch; often the likeliest token is not allowed."""
+    rng = random.Random(8)
+    logits = torch.randn(60, 500, generator=torch.Generator().manual_seed(2)) * 3
+    cases, twins = [], []
+    for row in range(60):
+        ids = rng.sample(range(500), rng.choice([1, 250, 490, 499]))
+        ids += [int(logits[row].argmax())] * rng.randrange(2)
+        min_p = rng.choice([0.0, 0.1])
+        params = SamplingParams(seed=row, temperature=rng.choice([0, 0.7, 1, 2]), min_p=min_p)
+        for made, kind in ((cases, Asked if rng.random() < 0.7 else Fixed), (twins, Fixed)):
+            made.append((params, [], [4] * rng.randrange(9), kind(ids, 500)))
+        twins[-1] = (*cases[-1][:3], twins[-1][3])
+    found, expected = run_masked(logits, cases), run_masked(logits, twins)
+    assert (found.token_ids, found.failed) == (expected.token_ids, {})

@@ -13,6 +13,7 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import InvalidRequest
+from quire.structured import state
 from quire.structured.state import AHEAD_ROWS, GrammarState, begin_masks
 from quire.worker import sampling_head
 from quire.worker.sampling_head import SamplingHead
@@ -187,6 +188,27 @@ def test_together_as_alone(alone: list[Any], options: dict[str, Any]) -> None:
         assert got == expected, f"{wish} differs under {options}"
     if "num_gpu_blocks_override" in options:
         assert values["vllm:num_preemptions"] > 0, "the pool was meant to be too small"
+
+
+def test_masks_asked_after_the_pick_change_nothing(
+    alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a large vocabulary."""
+    asked = 0
+    permits = GrammarState.permits
+
+    def counted(one: GrammarState, *args: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        return permits(one, *args)
+
+    monkeypatch.setattr(state, "PARALLEL_WORDS", 1)
+    monkeypatch.setattr(GrammarState, "permits", counted)
+    with LLM() as engine:
+        together = [facts(output) for output in run(engine, wishes())]
+    for wish, got, expected in zip(wishes(), together, alone, strict=True):
+        assert got == expected, wish
+    assert asked > 100
 
 
 def test_what_is_alone_is_right(alone: list[Any]) -> None:

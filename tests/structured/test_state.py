@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from typing import Any
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from quire.errors import GrammarFailed, InvalidRequest
 from quire.params import StructuredOutputsParams
+from quire.structured.compiler import Vocabulary
 from quire.structured.state import AHEAD_ROWS, begin_masks, make_masks
 from slow_regex import Slow, regexes
-from vocabularies import END, allowed_ids, demo, large, letters, state
+from vocabularies import DEMO, END, allowed_ids, demo, description, large, letters, state
 
 WORDS = ["a", "b", "c", "ab", "ba", "abc", "cc", "aaa", "bcab"]
 SCHEMA: dict[str, Any] = {
@@ -118,6 +120,76 @@ def test_without_forcing_any_spelling_is_allowed() -> None:
     free, held = state(demo(), forces=False, regex="hello"), state(demo(), regex="hello")
     assert len(allowed_ids(free, [])) > len(allowed_ids(held, [])) == 1
     assert free.forced([], 9) == []
+
+
+ARITHMETIC = """
+root ::= expr "=" num
+expr ::= term ([-+*/] term)*
+term ::= name | num | "(" expr ")"
+name ::= [a-z] [a-z0-9_]*
+num  ::= [0-9]+
+"""
+TAG = {
+    "type": "triggered_tags",
+    "triggers": ["<a"],
+    "tags": [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": SCHEMA},
+              "end": "</a>"}],
+}  # fmt: skip
+FORMS: list[dict[str, Any]] = [
+    {"json": SCHEMA}, {"json_object": True}, {"regex": r"[a-zé]{3,20}( [ἀ-ἇ]|\d+)*"},
+    {"choice": ["extraordinary", "extra", "ex 🙂"]}, {"grammar": ARITHMETIC},
+    {"structural_tag": {"type": "structural_tag", "format": TAG}},
+    {"regex": "(?s:.*)"},
+    {"regex": "[a-z]{0,9}", "reasoning": {"opening": "<t>", "closing": "</t>"}},
+]  # fmt: skip
+
+
+def twice_spelled() -> Vocabulary:
+    """Tokens of single bytes beside others of the same text, and one without any."""
+    words = [*'abc{}[]":,é1', "ab", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {"<end>": END, **{word: i for i, word in enumerate(words, 1)}}
+    made = description(vocab, [])
+    replace = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    decoders = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    made["decoder"] = {"type": "Sequence", "decoders": decoders}
+    made["pre_tokenizer"] = None
+    made["model"]["byte_fallback"] = True
+    return Vocabulary(json.dumps(made), len(vocab) + 3, [END])
+
+
+def two_ends() -> Vocabulary:
+    """Two tokens that may end an output."""
+    return Vocabulary(DEMO.read_text("utf-8"), 2048, [END, 2])
+
+
+@pytest.mark.parametrize("make", [demo, twice_spelled, two_ends])
+@pytest.mark.parametrize("wanted", FORMS, ids=lambda form: next(iter(form)))
+def test_what_is_permitted_is_what_the_mask_allows(make: Any, wanted: dict[str, Any]) -> None:
+    vocabulary, rng = make(), random.Random(6)
+    asked, output = state(vocabulary, **wanted), []
+    for _ in range(25):
+        allowed = set(allowed_ids(state(vocabulary, **wanted), output))
+        array = np.array(output, np.int32)
+        said = {t for t in range(vocabulary.vocab_size) if asked.permits(array, [t])}
+        assert said == allowed
+        assert set(allowed_ids(asked, output)) == allowed, "asking changes no mask"
+        more = sorted(allowed.difference(vocabulary.eos_token_ids))
+        if not more:
+            break
+        output.append(rng.choice(more))
+
+
+def test_what_is_permitted_in_a_large_vocabulary() -> None:
+    rng, vocabulary = random.Random(7), large()
+    for wanted in ({"json": SCHEMA}, {"grammar": ARITHMETIC}):
+        asked, output = state(vocabulary, **wanted), []
+        for _ in range(12):
+            allowed = allowed_ids(state(vocabulary, **wanted), output)
+            array = np.array(output, np.int32)
+            some = {*rng.sample(range(vocabulary.vocab_size), 2000), *allowed[:500]}
+            said = {t for t in some if asked.permits(array, [t])}
+            assert said == some.intersection(allowed)
+            output.append(rng.choice(allowed))
 
 
 def test_another_output_is_refused_and_forgotten() -> None:

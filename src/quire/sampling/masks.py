@@ -7,7 +7,8 @@ be 152, and the kernel that applies it reads bits. Knows no grammar.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -32,6 +33,33 @@ class TokenMask(Protocol):
         Raises:
             GrammarFailed: it cannot be said. The request fails alone.
         """
+        ...
+
+
+@runtime_checkable
+class AskedMask(TokenMask, Protocol):
+    """A mask that can also be asked about one token, which may take far less time than to make it.
+
+    The token that is picked without a mask is most often one that the mask allows, because models
+    follow their form. It is then the one that would have been picked with it, if the likeliest
+    token is allowed, too: weights are relative to that, and the number that a token enters the race
+    with depends on its id alone.
+    """
+
+    asked_first: bool
+    """Whether a mask takes so long to make that it is better to pick first and then to ask."""
+
+    def permits(self, output: np.ndarray, tokens: Iterable[int]) -> bool:
+        """Whether the mask at the end of an output allows all of some tokens.
+
+        Raises:
+            GrammarFailed: see `allowed`.
+        """
+        ...
+
+    @staticmethod
+    def make_together(asked: Sequence[tuple[AskedMask, np.ndarray]]) -> None:
+        """Make the masks of several requests at once, for `allowed` to find."""
         ...
 
 

@@ -21,9 +21,15 @@ from quire.params import SamplingParams
 from quire.sampling.counts import TokenCounts
 from quire.sampling.custom import RequestProcessors
 from quire.sampling.logprobs import LogprobRow
-from quire.sampling.masks import TokenMask
+from quire.sampling.masks import AskedMask, TokenMask
 from quire.sampling.thinking import ThinkingBudget
 
+ASKED_AFTER: Final = "mask_after_pick"
+"""In the place of `token_mask`: the step of requests whose mask is asked about what was picked."""
+_BESIDE_ASKING: Final = frozenset(("raw_logprobs", "temperature", "min_p"))
+"""Steps after which a token that wins among all also wins among those allowed, if it and the
+likeliest are. Top-k and top-p go by how many the mask has left, and penalties change which token
+is the likeliest."""
 SLAB: Final = 2**18
 """Logits that a step after the greedy pick works on at once: 1 MiB of float32."""
 
@@ -87,12 +93,16 @@ class RequestSampling:
             thinking = ThinkingBudget(params.thinking, params.thinking_token_budget)
         active = (
             *_active(params, vocab_size),
-            *(("token_mask",) if mask is not None else ()),
             *(("thinking_budget",) if thinking is not None else ()),
         )
         if processors is not None:
             early = ("early_processors",) if processors.early else ()
             active += (*early, "late_processors") if processors.late else early
+        if mask is not None:
+            asked = isinstance(mask, AskedMask) and mask.asked_first
+            active += (
+                ASKED_AFTER if asked and _BESIDE_ASKING.issuperset(active) else "token_mask",
+            )
         return cls(
             params=params,
             seed=params.seed,
@@ -228,6 +238,8 @@ class SamplerState:
     """The largest logit that a mask has left, of each row that has one."""
     masks: tuple[np.ndarray, np.ndarray] | None = None
     """Rows with their masks, as `keep_allowed` takes them, if the pick is to apply them."""
+    asks_after: bool = False
+    """Whether the pick asks masks about its tokens, where requests allow it (`ASKED_AFTER`)."""
 
     def fail(self, row: int, reason: str) -> None:
         """Give up on a row; its logits become zeros so that later steps see plain numbers."""

@@ -9,15 +9,16 @@ ids would leave nothing, the mask is not applied at that position.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.errors import GrammarFailed, ProcessorFailed
-from quire.sampling.masks import copy_words, permits
-from quire.sampling.metadata import RequestSampling, SamplerState
+from quire.sampling.masks import AskedMask, copy_words, permits
+from quire.sampling.metadata import ASKED_AFTER, RequestSampling, SamplerState
 
 NEVER = float("-inf")
 NOTHING_LEFT: Final = (
@@ -57,11 +58,13 @@ def _masks(state: SamplerState) -> tuple[np.ndarray, np.ndarray] | None:
     """The rows that have masks, and these; `None` if none has. Rows whose grammar fails do so
     here."""
     meta = state.meta
-    asked = meta.rows.get("token_mask")
-    if asked is None:
+    asked = meta.rows.get("token_mask", [])
+    if not state.asks_after:
+        asked = sorted(asked + meta.rows.get(ASKED_AFTER, []))
+    if not asked:
         return None
     rows: list[int] = []
-    masks = np.empty((len(asked), -(-state.logits.shape[1] // 32)), dtype=np.int32)
+    masks = _empty_masks(state, len(asked))
     before: np.ndarray | None = None
     refused = False
     for row in asked:
@@ -72,18 +75,64 @@ def _masks(state: SamplerState) -> tuple[np.ndarray, np.ndarray] | None:
         refused = is_draft and (refused or not permits(before, int(output[-1])))
         if refused:
             continue
+        before = None
+        if _take_mask(state, row, masks[len(rows)]):
+            before = masks[len(rows)]
+            rows.append(row)
+        refused = row in state.failed
+    return (np.array(rows, np.int64), masks[: len(rows)]) if rows else None
+
+
+def masks_of_refused(
+    state: SamplerState, rows: Sequence[int], likeliest: Sequence[int]
+) -> tuple[list[int], np.ndarray]:
+    """Of the rows whose masks are asked after the pick, those of which the token or the likeliest
+    one is not allowed, and what is. Rows whose grammar fails do so here."""
+    meta, tokens = state.meta, state.token_ids.tolist()
+    refused: list[int] = []
+    masks = _empty_masks(state, len(rows))
+    lacking: list[tuple[int, AskedMask]] = []
+    beyond = False
+    for row in rows:
+        # To let isinstance look at a protocol would take longer than to ask.
+        mask, output = cast("AskedMask", meta.requests[row].mask), meta.outputs[row]
         try:
-            found = mask.allowed(output)
+            # As in `_masks`: beyond a draft that was not allowed a row means nothing.
+            draft = {int(output[-1])} if meta.drafts_of(row) else set()
+            beyond = bool(draft) and (beyond or not mask.permits(output[:-1], draft))
+            if beyond or mask.permits(output, {tokens[row], likeliest[row]}):
+                continue
         except GrammarFailed as error:
             state.fail(row, error.message)
-            refused = True
+            beyond = True
             continue
-        before = None
-        if found is not None:
-            before = masks[len(rows)]
-            copy_words(found, before, state.logits.shape[1])
-            rows.append(row)
-    return (np.array(rows, np.int64), masks[: len(rows)]) if rows else None
+        lacking.append((row, mask))
+        if meta.num_drafts and _take_mask(state, row, masks[len(refused)]):
+            refused.append(row)  # at once, for the next row moves the mask on
+    if lacking and not meta.num_drafts:
+        lacking[0][1].make_together([(mask, meta.outputs[row]) for row, mask in lacking])
+        for row, _ in lacking:
+            if _take_mask(state, row, masks[len(refused)]):
+                refused.append(row)
+    return refused, masks[: len(refused)]
+
+
+def _take_mask(state: SamplerState, row: int, into: np.ndarray) -> bool:
+    """Copy a row's mask; gives whether it has one. A row whose grammar fails does so here."""
+    mask = state.meta.requests[row].mask
+    assert mask is not None, "the request named the step"
+    try:
+        found = mask.allowed(state.meta.outputs[row])
+    except GrammarFailed as error:
+        state.fail(row, error.message)
+        return False
+    if found is not None:
+        copy_words(found, into, state.logits.shape[1])
+    return found is not None
+
+
+def _empty_masks(state: SamplerState, count: int) -> np.ndarray:
+    return np.empty((count, -(-state.logits.shape[1] // 32)), dtype=np.int32)
 
 
 def bad_words(state: SamplerState) -> None:

@@ -21,7 +21,7 @@ from quire.kernels.dispatch import Ops
 from quire.kernels.dispatch import ops as default
 from quire.sampling.filters import min_p, temperature, top_k, top_p
 from quire.sampling.logprobs import LogprobRow, gather_logprobs
-from quire.sampling.metadata import SamplerState, SamplingMetadata
+from quire.sampling.metadata import ASKED_AFTER, SamplerState, SamplingMetadata
 from quire.sampling.penalties import frequency_penalty, presence_penalty, repetition_penalty
 from quire.sampling.processors import (
     NOTHING_LEFT,
@@ -30,6 +30,7 @@ from quire.sampling.processors import (
     early_processors,
     late_processors,
     logit_bias,
+    masks_of_refused,
     min_tokens,
     thinking_budget,
     token_mask,
@@ -114,21 +115,52 @@ def random_pick(state: SamplerState) -> None:
 
 def pick(state: SamplerState) -> None:
     """All steps of `PICKING` in one call, with the same tokens."""
-    meta, call = state.meta, state.ops.pick_tokens
-    assert call is not None, "the sampler asks before"
+    meta = state.meta
     numbers = None
     if "temperature" in meta.rows:
         numbers = np.array([request.numbers for request in meta.requests])
     seeds = np.array([request.seed & _SEED_BITS for request in meta.requests], dtype=np.uint64)
     positions = np.array([len(output) for output in meta.outputs], dtype=np.int64)
     late = _pick_slowly(state, meta.rows.get("late_processors", ()))
-    state.token_ids = call(state.logits, numbers, seeds, positions, state.masks)
-    if state.masks is not None:
+
+    def picked(
+        part: slice, masks: tuple[np.ndarray, np.ndarray] | None, *, likeliest: bool = False
+    ) -> Tensor:
+        assert state.ops.pick_tokens is not None, "the sampler asks before"
+        given = None if likeliest or numbers is None else numbers[part]
+        return state.ops.pick_tokens(state.logits[part], given, seeds[part], positions[part], masks)
+
+    state.token_ids = picked(slice(len(seeds)), state.masks)
+    if ASKED_AFTER in meta.rows:
+        _ask_masks(state, picked)
+    if state.masks is not None or ASKED_AFTER in meta.rows:
         for row in (state.token_ids < 0).nonzero().flatten().tolist():
             state.fail(row, NOTHING_LEFT)
             state.token_ids[row] = 0
     for row, token in late.items():
         state.token_ids[row] = token
+
+
+def _ask_masks(state: SamplerState, picked: Callable[..., Tensor]) -> None:
+    """Ask masks about what was picked without them, and pick again what they do not allow."""
+    rows = [row for row in state.meta.rows[ASKED_AFTER] if row not in state.failed]
+    likeliest = state.token_ids.clone()
+    for part in _parts([row for row in rows if not state.meta.requests[row].params.greedy]):
+        likeliest[part] = picked(part, None, likeliest=True)
+    refused, masks = masks_of_refused(state, rows, likeliest.tolist())
+    for part in _parts(refused):
+        here = [i for i, row in enumerate(refused) if part.start <= row < part.stop]
+        places = np.array([refused[i] for i in here])
+        again = picked(part, (places - part.start, masks[here]))
+        state.token_ids[places] = again[places - part.start]
+
+
+def _parts(rows: Sequence[int]) -> list[slice]:
+    """Slices of the batch that hold some rows: one, whose rows are computed side by side, unless
+    most of it would be other rows."""
+    if rows and 2 * len(rows) < rows[-1] + 1 - rows[0]:
+        return [slice(row, row + 1) for row in rows]
+    return [slice(rows[0], rows[-1] + 1)] if rows else []
 
 
 def _pick_slowly(state: SamplerState, rows: Sequence[int]) -> dict[int, int]:
@@ -239,6 +271,7 @@ class Sampler:
         """
         ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         state = SamplerState(logits, metadata, ids, self._ops)
+        state.asks_after = self.picks_at_once(logits.device.type)
         for step in self._plan(logits, metadata):
             step(state)
         rows = range(len(logits))
@@ -257,10 +290,15 @@ class Sampler:
 
     def _plan(self, logits: Tensor, metadata: SamplingMetadata) -> tuple[Step, ...]:
         """The steps, those of `PICKING` as one where the kernels can, and with masks if it may."""
-        if self._ops.pick_tokens is None or logits.device.type != "cpu":
+        if not self.picks_at_once(logits.device.type):
             return self.steps
         first = self.steps.index(PICKING[0])
         before = self.steps[:first]
         if _SEES_MASKED.isdisjoint(metadata.rows):
             before = tuple(token_mask_in_pick if s is token_mask else s for s in before)
         return (*before, pick, *self.steps[first + len(PICKING) :])
+
+    def picks_at_once(self, device: str) -> bool:
+        """Whether the kernels do the steps of `PICKING` in one call, for logits on a device. Masks
+        are then asked after the pick, where requests allow it."""
+        return self._ops.pick_tokens is not None and device == "cpu"

@@ -12,7 +12,8 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from quire.structured.compiler import Vocabulary
 
+_TOKEN: Final = struct.Struct("=i")
 MAX_FORCED: Final = 256
 """Tokens that are appended at once: some grammars force text without end."""
 PARALLEL_WORDS: Final = 1024
@@ -43,18 +45,22 @@ class GrammarState:
         vocabulary: Of the model.
         forces: Whether forced text has forced tokens. Without, its bytes may come in any tokens, as
             a request needs that bans some.
+        is_costly: Whether the grammar is of a kind whose masks take long to make.
     """
 
-    def __init__(self, start: Any, vocabulary: Vocabulary, forces: bool = True) -> None:
+    def __init__(
+        self, start: Any, vocabulary: Vocabulary, forces: bool = True, is_costly: bool = False
+    ) -> None:
+        self.asked_first = is_costly and vocabulary.num_words >= PARALLEL_WORDS
         self._start = start
         self._vocabulary = vocabulary
         self._forces = forces
         self._matcher = start.deep_copy()
-        self._seen = np.zeros(64, dtype=np.int32)
-        # output tokens the matcher has consumed, the first `_count`
-        self._count = 0
-        self._runs: list[tuple[int, list[int]]] = []
-        # runs of forced tokens, with where each begins, in order
+        self._seen, self._count = bytearray(), 0
+        # output tokens the matcher has consumed, each an int32, and their number
+        self._run: list[int] = []
+        self._until = 0
+        # the last run of forced tokens, and the number of output tokens at its end
         self._ready: tuple[int, np.ndarray] | None = None
         # a mask made ahead, and the count that it is for
         self._coming: tuple[Future[np.ndarray], int] | None = None
@@ -72,14 +78,32 @@ class GrammarState:
             GrammarFailed: the output is none of this grammar, or a limit was exceeded.
         """
         self.follow(output)
-        if self._runs and (pending := self.pending()):
-            return self._only(pending[0])
+        if self._count < self._until:
+            return self._only(self.pending()[0])
         if self._ready is not None and self._ready[0] == self._count:
             self._check()
             return self._ready[1]
         self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
         self._check()
         return self._mask
+
+    def permits(self, output: np.ndarray, tokens: Iterable[int]) -> bool:
+        """Whether the mask at the end of an output allows all of some tokens.
+
+        Raises:
+            GrammarFailed: see `allowed`.
+        """
+        self.follow(output)
+        if self._count < self._until:
+            return all(token == self.pending()[0] for token in tokens)
+        found = all(self._matcher.validate_tokens([token]) for token in tokens)
+        self._check()
+        return found
+
+    @staticmethod
+    def make_together(asked: Sequence[tuple[GrammarState, np.ndarray]]) -> None:
+        """See `make_masks`."""
+        make_masks(asked)
 
     def forced(self, output: Sequence[int] | np.ndarray, room: int) -> list[int]:
         """The tokens that must follow an output, at most `room`; they end with an end-of-sequence
@@ -105,7 +129,7 @@ class GrammarState:
             GrammarFailed: see `allowed`.
         """
         self.follow(output)
-        return bool(self._runs and self.pending())
+        return self._count < self._until
 
     def follow(self, output: Sequence[int] | np.ndarray) -> None:
         """Move to the end of an output.
@@ -113,30 +137,26 @@ class GrammarState:
         Raises:
             GrammarFailed: it is none of this grammar.
         """
-        self._await_mask()
-        tokens = np.asarray(output, dtype=np.int32)
-        same = min(self._count, len(tokens))
+        if self._coming is not None:
+            self._await_mask()
         # Comparing bytes takes a quarter of the time of comparing arrays this short.
-        if self._seen[:same].tobytes() != tokens[:same].tobytes():
-            same = int((self._seen[:same] != tokens[:same]).argmax())
-        if same < self._count:
-            self._go_back(same)
-        if same == len(tokens):
+        given = np.asarray(output, dtype=np.int32).tobytes()
+        if given == self._seen:
             return
-        for token in tokens[same:].tolist():
+        if not given.startswith(self._seen):
+            # llguidance can roll back, but its masks are then not always those of a new matcher.
+            self._restart()
+        for (token,) in _TOKEN.iter_unpack(given[len(self._seen) :]):
             self._consume(token)
             self._arrive()
 
     def pending(self) -> list[int]:
         """Forced tokens that follow the current position."""
-        if not self._runs:
-            return []
-        start, tokens = self._runs[-1]
-        return tokens[self._count - start :]
+        return self._run[self._count - self._until :] if self._count < self._until else []
 
     def wants_mask(self) -> bool:
         """Whether the next mask is yet to be computed."""
-        if self._coming is not None or self.pending():
+        if self._coming is not None or self._count < self._until:
             return False
         return self._ready is None or self._ready[0] != self._count
 
@@ -146,8 +166,7 @@ class GrammarState:
         self._coming = (masks, row)
 
     def _await_mask(self) -> None:
-        if self._coming is None:
-            return
+        assert self._coming is not None, "another thread was asked"
         (masks, row), self._coming = self._coming, None
         # Where every core is busy the other thread may not have begun: then it is quicker here.
         if not masks.cancel():
@@ -174,45 +193,36 @@ class GrammarState:
 
     def _arrive(self) -> None:
         """Settle which tokens are forced here, unless a run of forced tokens goes on."""
-        if not self._forces or (self._runs and self.pending()):
+        if not self._forces or self._count < self._until:
             return
         matcher = self._matcher
         forced = matcher.compute_ff_tokens()
         self._check()
         if not forced and matcher.is_stopped() and matcher.is_accepting():
             ends = self._vocabulary.eos_token_ids
-            ended = self._count and int(self._seen[self._count - 1]) in ends
+            ended = self._seen and _TOKEN.unpack_from(self._seen, len(self._seen) - 4)[0] in ends
             forced = [] if ended else ends[:1]
         if forced:
-            self._runs.append((self._count, forced))
+            self._run, self._until = forced, self._count + len(forced)
 
     def _consume(self, token: int) -> None:
-        if self._count == len(self._seen):
-            self._seen = np.concatenate([self._seen, np.zeros_like(self._seen)])
-        if self._runs:
-            start, tokens = self._runs[-1]
-            at = self._count - start
-            if at < len(tokens) and tokens[at] != token:
-                # Only an output of another hand goes on otherwise; what is said of it stays true.
-                self._runs[-1] = (start, tokens[:at])
+        if self._count < self._until and self._run[self._count - self._until] != token:
+            # Only an output of another hand goes on otherwise; what is said of it stays true.
+            self._until = self._count
         if not self._matcher.consume_token(token):
             self._restart()
             raise GrammarFailed("structured_outputs: the output so far does not follow its grammar")
-        self._seen[self._count] = token
+        self._seen += _TOKEN.pack(token)
         self._count += 1
 
-    def _go_back(self, count: int) -> None:
-        """Return to an earlier position: begin anew and read the output up to it. llguidance can
-        roll back, but its masks are then not always those of a new matcher."""
-        tokens = self._seen[:count].copy()
-        self._restart()
-        self.follow(tokens)
-
     def _restart(self) -> None:
-        self._matcher = self._start.deep_copy()
-        self._count, self._ready = 0, None
-        self._runs.clear()
+        self._begin_anew()
         self._arrive()
+
+    def _begin_anew(self) -> None:
+        self._matcher = self._start.deep_copy()
+        self._count, self._until, self._ready = 0, 0, None
+        self._seen.clear()
 
     def _only(self, token: int) -> np.ndarray:
         self._mask.fill(0)
@@ -223,9 +233,7 @@ class GrammarState:
         if not self._matcher.is_error():
             return
         # Whoever asks again for an earlier position gets a matcher without the error.
-        self._matcher = self._start.deep_copy()
-        self._count, self._ready = 0, None
-        self._runs.clear()
+        self._begin_anew()
         raise GrammarFailed(
             "structured_outputs: the grammar needs more work for one token than is allowed"
         )

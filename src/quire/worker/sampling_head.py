@@ -17,6 +17,7 @@ from quire.errors import GrammarFailed
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.sampling import Sampler, SamplerOutput, SamplingMetadata
+from quire.sampling.metadata import ASKED_AFTER
 from quire.sampling.processors import forced_end
 from quire.structured.state import GrammarState, begin_masks, make_masks
 from quire.worker.device import Device
@@ -44,6 +45,7 @@ class SamplingHead:
         # Where the forward pass itself is on the cores, another thread only delays it.
         self._makes_ahead = device.name != "cpu"
         self._sampler = Sampler(model.ops)
+        self._asks_after = self._sampler.picks_at_once(device.name)
         self._scorer = PromptScorer(model, input_batch, device)
 
     def wants_every_token(self) -> bool:
@@ -76,7 +78,9 @@ class SamplingHead:
                     [
                         (request.mask, output)
                         for request, output in zip(requests, outputs, strict=True)
-                        if isinstance(request.mask, GrammarState) and request.mask.is_large
+                        if isinstance(request.mask, GrammarState)
+                        and request.mask.is_large
+                        and not (self._asks_after and ASKED_AFTER in request.active)
                     ]
                 )
             ahead = () if num_drafts is None else num_drafts.tolist()
