@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from patience import PATIENCE
 from quire.log_thread import LogThread
 
@@ -66,3 +68,18 @@ def test_the_last_lines_of_a_process_are_written() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE)
     lines = done.stderr.decode().splitlines()
     assert len(lines) == 500 and "line 499" in lines[-1]
+
+
+def test_a_line_that_leaves_in_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does through a pipe when a signal comes."""
+    reading, writing = os.pipe()
+    handler = LogThread(writing, logging.Formatter("%(message)s"))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    logger.info("a line that is longer than seven bytes")
+    logger.info("the last")
+    assert handler.leave(PATIENCE)
+    found = os.read(reading, 65536)
+    assert found == b"a line that is longer than seven bytes\nthe last\n"
