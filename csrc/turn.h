@@ -98,20 +98,6 @@ static void turn(const char* const* lines, int64_t count, int64_t units, int64_t
   }
 }
 
-// Keys of any type as float32; `count` is a multiple of 16, at most 64. A type with factors has each
-// `tail` bytes from the beginning of its line.
-static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
-                      float* out, Ahead& ahead) {
-  switch (dtype) {
-    case kBF16: return turn<Kept<kBF16>>(lines, count, dim, tail, out, ahead);
-    case kF16: return turn<Kept<kF16>>(lines, count, dim, tail, out, ahead);
-    case kE4M3: return turn<Kept<kE4M3>>(lines, count, dim, tail, out, ahead);
-    case kE5M2: return turn<Kept<kE5M2>>(lines, count, dim, tail, out, ahead);
-    case kI8: return turn<Kept<kI8>>(lines, count, dim, tail, out, ahead);
-    default: return turn<Kept<kF32>>(lines, count, dim, tail, out, ahead);
-  }
-}
-
 template <int D>
 static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, int64_t tail,
                   float* out, Ahead& ahead) {
@@ -123,9 +109,138 @@ static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t 
   }
 }
 
+#if QUIRE_LEVEL == 1
+// Numbers of one byte by sixteens: codes become upper halves of words, words go through memory, where reading
+// them as eight numbers is half the work of moving the upper half of a register down first. The bits of `Kept`.
+template <int D> struct Words {
+  static constexpr bool kHasNaN = D == kE4M3;  // which is a number among float16
+  QUIRE_INLINE __m256i of_upper(__m256i v) {
+    if constexpr (D == kI8) return _mm256_srai_epi16(v, 8);
+    if constexpr (D == kE5M2) return _mm256_and_si256(v, _mm256_set1_epi16(static_cast<short>(0xff00)));
+    return _mm256_and_si256(_mm256_srai_epi16(v, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  }
+  QUIRE_INLINE __m256i of_lower(__m256i v) { return of_upper(_mm256_slli_epi16(v, 8)); }
+  QUIRE_INLINE __m256i are_nan(__m256i v) {
+    const __m256i ones = _mm256_set1_epi8(0x7f);
+    return _mm256_cmpeq_epi8(_mm256_and_si256(v, ones), ones);
+  }
+  // Times `by`, of which only I8 and E4M3 know: the latter is 2**-8 times as large as float16.
+  QUIRE_INLINE Vec number(const __m128i* words, Vec by) {
+    const __m128i w = _mm_load_si128(words);
+    if constexpr (D == kI8) return mul({_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(w))}, by);
+    const Vec v{_mm256_cvtph_ps(w)};
+    return D == kE4M3 ? mul(v, by) : v;
+  }
+  // What a line's numbers are multiplied with.
+  QUIRE_INLINE float factor(const char* line, int64_t tail) {
+    float f = 256.0f;
+    if (D == kI8) __builtin_memcpy(&f, line + tail, sizeof f);
+    return f;
+  }
+};
+
+// Two words of 16 numbers each, apart from each other.
+struct alignas(32) TwoWords {
+  __m128i at[2][2];
+  inline __attribute__((always_inline)) void put(__m256i one, __m256i other) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(at[0]), one);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(at[1]), other);
+    asm("" : "+m"(at));  // or the compiler would keep them in registers
+  }
+};
+
+// Keys; `dim` is a multiple of 32. Pairs of dimensions are turned, then become numbers.
+template <int D>
+static void turn_words(const char* const* lines, int64_t count, int64_t dim, int64_t tail, float* out, Ahead& ahead) {
+  using W = Words<D>;
+  for (int64_t first = 0; first < count; first += 8) {
+    const char* const* mine = lines + first;
+    alignas(32) float factors[8];
+    QUIRE_EACH for (int i = 0; i < 8; ++i) factors[i] = W::factor(mine[i], tail);
+    const Vec by = load(factors);
+    __m256i odd = _mm256_setzero_si256();
+    for (int64_t d = 0; d < dim; d += 32) {
+      __m256i v[8], t[8];
+      QUIRE_EACH for (int i = 0; i < 8; ++i) {
+        v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(mine[i] + d));
+        if constexpr (W::kHasNaN) odd = _mm256_or_si256(odd, W::are_nan(v[i]));
+      }
+      ahead.pull(8);
+      QUIRE_EACH for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_epi16(v[i], v[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi16(v[i], v[i + 1]);
+      }
+      QUIRE_EACH for (int i = 0; i < 8; i += 4) QUIRE_EACH for (int j = 0; j < 2; ++j) {
+        v[i + 2 * j] = _mm256_unpacklo_epi32(t[i + j], t[i + 2 + j]);
+        v[i + 2 * j + 1] = _mm256_unpackhi_epi32(t[i + j], t[i + 2 + j]);
+      }
+      // Lane L of a pair holds dimensions 16 L + 2 j and the next of eight positions.
+      QUIRE_EACH for (int j = 0; j < 8; ++j) {
+        const __m256i pair = j % 2 ? _mm256_unpackhi_epi64(v[j / 2], v[4 + j / 2])
+                                   : _mm256_unpacklo_epi64(v[j / 2], v[4 + j / 2]);
+        TwoWords words;
+        words.put(W::of_lower(pair), W::of_upper(pair));
+        float* to = out + (d + 2 * j) * kTurned + first;
+        QUIRE_EACH for (int i = 0; i < 2; ++i) QUIRE_EACH for (int lane = 0; lane < 2; ++lane)
+          store(to + (16 * lane + i) * kTurned, W::number(&words.at[i][lane], by));
+      }
+    }
+    if (W::kHasNaN && !_mm256_testz_si256(odd, odd)) turn<Kept<D>>(mine, 8, dim, tail, out + first, ahead);
+  }
+}
+
+// Values; `dim` is a multiple of 32.
+template <int D>
+static void widen_words(const char* const* lines, int64_t count, int64_t dim, int64_t tail, float* out, Ahead& ahead) {
+  using W = Words<D>;
+  for (int64_t k = 0; k < count; ++k, out += dim) {
+    ahead.pull(k & 1);
+    const Vec by = splat(W::factor(lines[k], tail));
+    __m256i odd = _mm256_setzero_si256();
+    for (int64_t d = 0; d < dim; d += 32) {
+      const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines[k] + d)), none = _mm256_setzero_si256();
+      if constexpr (W::kHasNaN) odd = _mm256_or_si256(odd, W::are_nan(v));
+      TwoWords words;
+      words.put(W::of_upper(_mm256_unpacklo_epi8(none, v)), W::of_upper(_mm256_unpackhi_epi8(none, v)));
+      QUIRE_EACH for (int i = 0; i < 2; ++i) QUIRE_EACH for (int lane = 0; lane < 2; ++lane)
+        store(out + d + 16 * lane + 8 * i, W::number(&words.at[i][lane], by));
+    }
+    if (W::kHasNaN && !_mm256_testz_si256(odd, odd)) widen<D>(lines + k, 1, dim, dim, tail, out, ahead);
+  }
+}
+#endif
+
+// Keys of any type as float32; `count` is a multiple of 16, at most 64. A type with factors has each
+// `tail` bytes from the beginning of its line.
+static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
+                      float* out, Ahead& ahead) {
+#if QUIRE_LEVEL == 1
+  if (dim % 32 == 0) {
+    if (dtype == kE4M3) return turn_words<kE4M3>(lines, count, dim, tail, out, ahead);
+    if (dtype == kE5M2) return turn_words<kE5M2>(lines, count, dim, tail, out, ahead);
+    if (dtype == kI8) return turn_words<kI8>(lines, count, dim, tail, out, ahead);
+  }
+#endif
+  switch (dtype) {
+    case kBF16: return turn<Kept<kBF16>>(lines, count, dim, tail, out, ahead);
+    case kF16: return turn<Kept<kF16>>(lines, count, dim, tail, out, ahead);
+    case kE4M3: return turn<Kept<kE4M3>>(lines, count, dim, tail, out, ahead);
+    case kE5M2: return turn<Kept<kE5M2>>(lines, count, dim, tail, out, ahead);
+    case kI8: return turn<Kept<kI8>>(lines, count, dim, tail, out, ahead);
+    default: return turn<Kept<kF32>>(lines, count, dim, tail, out, ahead);
+  }
+}
+
 // Values of any type as float32 [count][width], zeros from `dim` on.
 static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
                         int64_t width, int64_t tail, float* out, Ahead& ahead) {
+#if QUIRE_LEVEL == 1
+  if (dim % 32 == 0) {
+    if (dtype == kE4M3) return widen_words<kE4M3>(lines, count, dim, tail, out, ahead);
+    if (dtype == kE5M2) return widen_words<kE5M2>(lines, count, dim, tail, out, ahead);
+    if (dtype == kI8) return widen_words<kI8>(lines, count, dim, tail, out, ahead);
+  }
+#endif
   switch (dtype) {
     case kBF16: return widen<kBF16>(lines, count, dim, width, tail, out, ahead);
     case kF16: return widen<kF16>(lines, count, dim, width, tail, out, ahead);

@@ -231,3 +231,7 @@ def test_every_code_is_read_as_its_number(kind, dtype):
     number = want.isfinite()
     assert torch.equal(got.float()[number], want[number])
     assert not got[~number].isfinite().any()
+    keys.copy_(values)
+    q[:] = 1
+    got = native_attention.paged_attention(q, keys, values, metadata, AttentionSpec(1.0))
+    assert got.isnan().all(), "a key that is no number"
