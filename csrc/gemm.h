@@ -192,7 +192,8 @@ struct WidenArgs {
   const Linear* layer;  // narrow
   const char* tile;
   int64_t k0, k1;  // columns, both even, but for k1 at the end of a layer
-  void* out;       // [k1 - k0] columns of type `wide` in its order, one more if they are odd
+  void* out;       // [k1 - k0] columns, one more if they are odd
+  int type;        // of these: `wide`, in its order, or float32 if widens_to_f32
 };
 QUIRE_KERNEL(widen_weights, (const WidenArgs&))
 

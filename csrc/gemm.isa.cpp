@@ -27,8 +27,8 @@ constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
-// Rows for which numbers of narrow weights are made in registers, at most.
-constexpr int64_t kInRegisters = 48;
+// Rows for which numbers of narrow weights are made in registers, at most, and for which others are float32.
+constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 48 : QUIRE_LEVEL == 1 ? 1 : 0, kInFloat32 = kFewRows;
 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 2;
@@ -66,6 +66,7 @@ struct Block {
   bool grows = false;
   // nullptr, or memory for numbers: `weights` are the codes of a narrow tile, k0 .. k1 a leaf.
   void* wide = nullptr;
+  int type = kF32;  // of the numbers at `weights`
 };
 
 // The end of a group: its sums times its scales join those before it.
@@ -87,6 +88,27 @@ QUIRE_INLINE float* added_to(const Block& b, int64_t i) {
 int64_t waiting(int64_t done) { return __builtin_popcountll(static_cast<uint64_t>(done)); }
 // Branches of the tree that a leaf completes.
 int64_t branches(int64_t leaf) { return __builtin_ctzll(~static_cast<uint64_t>(leaf)); }
+
+// The end of a block, and perhaps of a leaf: what `acc` has of columns from `column` on goes to `sums`.
+template <int R, int V>
+QUIRE_INLINE void end_block(const Block& b, int64_t row, float* sums, int64_t column, Vec (&acc)[R][V]) {
+  for (int64_t left = b.joins; left > 0; --left) {
+    sums -= b.apart;
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j)
+      acc[r][j] = add(load(sums + r * kTile + j * kLanes), acc[r][j]);
+  }
+  if (b.into) {
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) {
+      const Vec share = splat(b.work.args.shares[row + r]);
+      float* out = added_to(b, row + r) + column;
+      _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j)
+        store(out + j * kLanes, add(load(out + j * kLanes), mul(acc[r][j], share)));
+    }
+    return;
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j)
+    store(sums + r * kTile + j * kLanes, acc[r][j]);
+}
 
 // ---- register tiles ----------------------------------------------------------------------------
 //
@@ -126,26 +148,6 @@ QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, 
   multiply_step<R>(x, stride, b, acc);
 }
 
-// The end of a block, and perhaps of a leaf.
-template <int R> QUIRE_INLINE void end_bf16(const Block& b, int64_t row, float* sums, Vec (&acc)[R][4]) {
-  for (int64_t left = b.joins; left > 0; --left) {
-    sums -= b.apart;
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
-      acc[r][j] = add(load(sums + r * 64 + j * 16), acc[r][j]);
-  }
-  if (b.into) {
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-      const Vec share = splat(b.work.args.shares[row + r]);
-      float* out = added_to(b, row + r);
-      QUIRE_UNROLL for (int j = 0; j < 4; ++j) {
-        store(out + j * 16, add(load(out + j * 16), mul(acc[r][j], share)));
-      }
-    }
-    return;
-  }
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
-    store(sums + r * 64 + j * 16, acc[r][j]);
-}
 // Rows alone are bound by memory: they fetch their own weights, 16 steps ahead.
 template <int R, int P>
 void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
@@ -162,60 +164,7 @@ void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
   }
   for (; k < k1; k += 2, w += 2 * kTile) step_bf16<R>(x + k, stride, w, acc);
   if (b.scales) scale_sums<R, 4>(b, sums, 0, acc);
-  end_bf16<R>(b, row, sums, acc);
-}
-
-// Numbers of narrow weights are made in registers, group by group, anew for each pass: that takes less time
-// than reading them from a near cache, unless rows are many.
-template <int R, class S> void tile_units(const Block& b, int64_t row, float* sums, int64_t pass) {
-  const Linear& layer = *b.work.args.layer;
-  const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
-  const int64_t stride = b.work.stride, group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
-  const int64_t bytes = unit_bytes(layer);
-  // One pass fetches what it reads itself a little later; the first of several the next block, a line each.
-  const bool alone = b.lines == 0;
-  const int64_t lines = alone ? bytes / 64 : pass < bytes / 64 ? 1 : 0;
-  const char* next = b.next + (alone ? 0 : pass * (b.k1 - b.k0) / 2 * 64);
-  S source(layer);
-  Block part = b;
-  Vec acc[R][4];
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j] = zero();
-  for (int64_t k = b.k0, end; k < b.k1; k = end) {
-    const int64_t first = k / group * group;
-    end = first + group < b.k1 ? first + group : b.k1;
-    const char* at = b.weights + k / group * size;
-    const char* unit = at + head + (k - first) / 2 * bytes;
-    if (alone) next += head;
-    if (source.begin(at)) {
-      for (int64_t i = k; i < end; i += 2, unit += bytes) {
-        for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 3);
-        __m512i numbers[4];
-        source.unit(unit, numbers);
-        multiply_step<R>(x + i, stride, numbers, acc);
-      }
-    } else {
-      widen_weights(WidenArgs{&layer, b.weights, k, end, b.wide});
-      const bf16* w = static_cast<const bf16*>(b.wide);
-      for (int64_t i = k; i < end; i += 2, w += 2 * kTile) step_bf16<R>(x + i, stride, w, acc);
-    }
-    if constexpr (S::kScalesSums) {
-      part.scales = at;
-      part.grows = k > b.k0;
-      scale_sums<R, 4>(part, sums, 0, acc);
-      if (end == b.k1) break;
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j) {
-        store(sums + r * 64 + j * 16, acc[r][j]);
-        acc[r][j] = zero();
-      }
-    }
-  }
-  end_bf16<R>(b, row, sums, acc);
-}
-
-template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
-  if (b.work.args.layer->dtype == kTable4) return tile_units<R, PowerUnits>(b, row, sums, pass);
-  if (kLooksUpBytes) return tile_units<R, E4M3Table>(b, row, sums, pass);
-  tile_units<R, E4M3Units>(b, row, sums, pass);
+  end_block<R, 4>(b, row, sums, 0, acc);
 }
 #endif
 
@@ -296,21 +245,100 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
       }
     steps_f32<R, D>(x, stride, b, column, k, b.k1, acc);
     if (b.scales) scale_sums<R, V>(b, at, column, acc);
-    for (int64_t left = b.joins; left > 0; --left) {
-      at -= b.apart;
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
-        acc[r][j] = add(load(at + r * 64 + j * kLanes), acc[r][j]);
+    end_block<R, V>(b, row, at, column, acc);
+  }
+}
+
+// ---- numbers of narrow weights, made in registers -----------------------------------------------
+
+#if QUIRE_LEVEL >= 3
+template <int R, class S>
+QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const bf16* x, int64_t stride, Vec (&acc)[R][4]) {
+  __m512i numbers[4];
+  source.unit(unit, numbers);
+  multiply_step<R>(x, stride, numbers, acc);
+}
+#elif QUIRE_LEVEL == 1
+// Whether x can be multiplied with kTimes of a source: it is below 2**100.
+QUIRE_INLINE bool is_moderate(float x) { return (f32_to_bits(x) & 0x7fffffffu) < 0x71800000u; }
+
+template <int R, class S>
+QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const float* x, int64_t, Vec (&acc)[R][8]) {
+  const bool grow = S::kTimes == 1.0f || (is_moderate(x[0]) && is_moderate(x[1]));
+  const Vec by[2] = {splat(grow ? x[0] * S::kTimes : x[0]), splat(grow ? x[1] * S::kTimes : x[1])};
+  if (grow) {
+    source.numbers(unit, [&](int k, int j, Vec numbers) __attribute__((always_inline)) {
+      acc[0][j] = fma(by[k], numbers, acc[0][j]);
+    });
+  } else {
+    source.numbers(unit, [&](int k, int j, Vec numbers) __attribute__((always_inline)) {
+      acc[0][j] = fma(by[k], mul(numbers, splat(S::kTimes)), acc[0][j]);
+    });
+  }
+}
+#endif
+
+#if QUIRE_LEVEL >= 3 || QUIRE_LEVEL == 1
+// Group by group, anew for each pass: that takes less time than reading them from a near cache, unless rows
+// are many.
+template <int R, class S> void tile_units(S source, const Block& b, int64_t row, float* sums, int64_t pass) {
+  using T = typename S::Row;
+  constexpr int V = kTile / kLanes;
+  const Linear& layer = *b.work.args.layer;
+  const T* x = static_cast<const T*>(b.work.x) + row * b.work.stride;
+  const int64_t stride = b.work.stride, group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
+  const int64_t bytes = unit_bytes(layer);
+  // One pass fetches what it reads itself a little later; the first of several the next block, a line each.
+  const bool alone = b.lines == 0;
+  const int64_t lines = alone ? bytes / 64 : pass < bytes / 64 ? 1 : 0;
+  const char* next = b.next + (alone ? 0 : pass * (b.k1 - b.k0) / 2 * 64);
+  Block part = b;
+  Vec acc[R][V];
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = zero();
+  for (int64_t k = b.k0, end; k < b.k1; k = end) {
+    const int64_t first = k / group * group;
+    end = first + group < b.k1 ? first + group : b.k1;
+    const char* at = b.weights + k / group * size;
+    const char* unit = at + head + (k - first) / 2 * bytes;
+    if (alone) next += head;
+    if (source.begin(at)) {
+      for (int64_t i = k; i < end; i += 2, unit += bytes) {
+        for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 3);
+        multiply_unit<R>(source, unit, x + i, stride, acc);
+      }
+    } else {
+#if QUIRE_LEVEL >= 3
+      widen_weights(WidenArgs{&layer, b.weights, k, end, b.wide, kBF16});
+      const bf16* w = static_cast<const bf16*>(b.wide);
+      for (int64_t i = k; i < end; i += 2, w += 2 * kTile) step_bf16<R>(x + i, stride, w, acc);
+#endif
     }
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-      float* out = b.into ? added_to(b, row + r) + column : at + r * 64;
-      const Vec share = b.into ? splat(b.work.args.shares[row + r]) : zero();
-      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
-        float* place = out + j * kLanes;
-        store(place, b.into ? add(load(place), mul(acc[r][j], share)) : acc[r][j]);
+    if constexpr (S::kScalesSums) {
+      part.scales = at;
+      part.grows = k > b.k0;
+      scale_sums<R, V>(part, sums, 0, acc);
+      if (end == b.k1) break;
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        store(sums + r * kTile + j * kLanes, acc[r][j]);
+        acc[r][j] = zero();
       }
     }
   }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) S::put_in_order(acc[r]);
+  end_block<R, V>(b, row, sums, 0, acc);
 }
+
+template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
+  const Linear& layer = *b.work.args.layer;
+#if QUIRE_LEVEL >= 3
+  if (layer.dtype == kTable4) return tile_units<R>(PowerUnits(layer), b, row, sums, pass);
+  if (kLooksUpBytes) return tile_units<R>(E4M3Table(layer), b, row, sums, pass);
+  tile_units<R>(E4M3Units(layer), b, row, sums, pass);
+#else
+  with_columns(layer, [&](const auto& source) { tile_units<R>(source, b, row, sums, pass); });
+#endif
+}
+#endif
 
 // ---- products of codes: coded_tile.h
 
@@ -325,19 +353,7 @@ QUIRE_INLINE void end_coded(const Block& b, int64_t row, float* at, int64_t colu
     const Vec scale = splat(b.work.coded.scales[row + r]);
     QUIRE_UNROLL for (int j = 0; j < V; ++j) y[r][j] = mul(y[r][j], scale);
   }
-  for (int64_t left = b.joins; left > 0; --left) {
-    at -= b.apart;
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
-      y[r][j] = add(load(at + r * 64 + j * kLanes), y[r][j]);
-  }
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-    float* out = b.into ? added_to(b, row + r) + column : at + r * 64;
-    const Vec share = b.into ? splat(b.work.args.shares[row + r]) : zero();
-    QUIRE_UNROLL for (int j = 0; j < V; ++j) {
-      float* place = out + j * kLanes;
-      store(place, b.into ? add(load(place), mul(y[r][j], share)) : y[r][j]);
-    }
-  }
+  end_block<R, V>(b, row, at, column, y);
 }
 
 QUIRE_INLINE int32_t four_codes(const int8_t* p) {
@@ -513,6 +529,12 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
   }
 #if QUIRE_LEVEL >= 3
   if (b.wide) return narrow_rows<R>(b, row, sums, pass);
+#elif QUIRE_LEVEL == 1
+  if constexpr (R == 1) {
+    if (b.wide) return narrow_rows<R>(b, row, sums, pass);
+  }
+#endif
+#if QUIRE_LEVEL >= 3
   if (b.work.direct) {
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
     // A short block's passes go on: a longer lead did no harm there, and good with 16 rows.
@@ -534,7 +556,7 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
 #endif
   const bool fetches = b.lines > 0 && pass * b.lines < b.all_lines;
   const char* next = fetches ? b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64 : nullptr;
-  switch (weight_type(*b.work.args.layer)) {
+  switch (b.type) {
     case kBF16: return tile_f32<R, kBF16>(b, row, sums, next);
     case kF16: return tile_f32<R, kF16>(b, row, sums, next);
     default: return tile_f32<R, kF32>(b, row, sums, next);
@@ -738,13 +760,14 @@ int64_t narrow_length(bool direct, int64_t rows, int64_t k) {
 
 // Whether the numbers of a narrow weight are made in registers.
 bool in_registers(const Work& work, int64_t rows) {
-#if QUIRE_LEVEL >= 3
   const Linear& layer = *work.args.layer;
-  return work.direct && rows <= kInRegisters && (layer.dtype == kE4M3 || PowerUnits::fits(layer));
-#else
-  (void)work, (void)rows;
-  return false;
-#endif
+  const bool fits = work.direct ? layer.dtype == kE4M3 || are_powers(layer) : widens_to_f32(layer);
+  return fits && rows <= kInRegisters;
+}
+
+// The type that numbers of narrow weights have in a near cache: with few rows, as they are multiplied.
+int number_type(const Linear& layer, int64_t rows) {
+  return rows <= kInFloat32 && widens_to_f32(layer) ? static_cast<int>(kF32) : weight_type(layer);
 }
 
 // The same for codes: blocks of about as many bytes, of whole groups.
@@ -780,6 +803,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const char* weights = tile_at(layer, tile);
   const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
   const bool narrow = is_narrow(layer), at_once = narrow && in_registers(work, row1 - row0);
+  const int type = narrow ? number_type(layer, row1 - row0) : weight_type(layer);
   const int64_t group = layer.coded.group;
   int64_t length = at_once           ? leaf_k
                    : is_coded(layer) ? coded_length(layer, row1 - row0, leaf_k)
@@ -811,12 +835,12 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
       const bool adds = k1 == end && work.args.tile_from >= 0;
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
       const bool made = narrow && !at_once, ends_group = scaled && (whole || k1 == end);
-      if (made) widen_weights(WidenArgs{&layer, weights, k0, k1, wide});
+      if (made) widen_weights(WidenArgs{&layer, weights, k0, k1, wide, type});
       const Block block{work, made ? static_cast<const char*>(wide) : weights,
                         made ? k0 : 0, k0, k1, whole || k0 == begin, joins, apart, next, lines, all_lines,
                         adds ? into : nullptr, k1 == end, head,
                         ends_group ? weights + k0 / group * group_bytes(layer) : nullptr, whole && k0 > begin,
-                        at_once ? wide : nullptr};
+                        at_once ? wide : nullptr, type};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }

@@ -1,7 +1,8 @@
-// Codes of narrow weights as bf16 numbers, in registers. For X.isa.cpp only. Layout: widen.h.
+// Codes of narrow weights as numbers, in registers. For X.isa.cpp only. Layout: widen.h.
 //
-// A source makes the 128 numbers of a unit, in their order: `begin` reads the scales of a group and says
-// whether this source can make its numbers; `unit` makes those of one unit.
+// A source makes the 128 numbers of a unit: `begin` reads the scales of a group and says whether this source
+// can make its numbers. On AVX512_BF16 `unit` makes all of them, as bf16 and in their order; on AVX2 `numbers`
+// hands them on as float32, eight columns at a time.
 #pragma once
 #include "byte_table.h"
 #include "kv_types.h"
@@ -37,13 +38,160 @@ QUIRE_INLINE __m512i bf16_of_e4m3(__m256i bytes) {
 }
 #endif
 
+// Codes of four bits whose numbers bf16 has, of at least a half or 0, times powers of two: no product is rounded.
+static inline bool are_powers(const Linear& layer) {
+  const Coded& c = layer.coded;
+  if (layer.dtype != kTable4 || c.wide != kBF16 || c.scale_type != kE8M0 || c.group_zeros || c.group_minima) return false;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t bits = f32_to_bits(c.values[i]), size = bits & 0x7fffffffu;
+    if (bits & 0xffffu || (size && size < f32_to_bits(0.5f)) || size > f32_to_bits(1024.0f)) return false;
+  }
+  return true;
+}
+
+// Weights of the type bf16 whose numbers can be made as float32, too.
+static inline bool widens_to_f32(const Linear& layer) {
+  const Coded& c = layer.coded;
+  const bool fits = layer.dtype == kE4M3 || (layer.dtype == kTable4 && !c.group_zeros && !c.group_minima);
+  return QUIRE_LEVEL == 1 && c.wide == kBF16 && fits;
+}
+
+#if QUIRE_LEVEL == 1
+
+// `numbers` calls use(k, j, numbers): k is 0 or 1, and vector j holds columns 8 * j and after, or, of a source
+// that is out of order, those that `put_in_order` brings there. They are divided by kTimes.
+
+// E4M3 by way of float16, which is 2**-8 times as large and whose conversion knows denormal numbers; scales
+// belong to the sums.
+struct E4M3Columns {
+  using Row = float;
+  static constexpr bool kScalesSums = true;
+  static constexpr float kTimes = 256.0f;
+
+  explicit E4M3Columns(const Linear&) {}
+  inline __attribute__((always_inline)) bool begin(const char*) { return true; }
+  template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
+    const __m256i kept = _mm256_set1_epi16(static_cast<short>(0xbf80));
+    alignas(32) uint16_t halves[2][16];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
+      const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit) + i);
+      const __m256i first = _mm256_slli_epi16(second, 8);
+      auto* to = reinterpret_cast<__m256i*>(halves);
+      _mm256_store_si256(to, _mm256_and_si256(_mm256_srai_epi16(first, 1), kept));
+      _mm256_store_si256(to + 1, _mm256_and_si256(_mm256_srai_epi16(second, 1), kept));
+      // Converting from memory is half the work of moving the upper half of a register down first.
+      asm("" : "+m"(halves));
+      _Pragma("GCC unroll 2") for (int k = 0; k < 2; ++k) {
+        const auto* from = reinterpret_cast<const __m128i*>(halves[k]);
+        use(k, 2 * i, Vec{_mm256_cvtph_ps(_mm_load_si128(from))});
+        use(k, 2 * i + 1, Vec{_mm256_cvtph_ps(_mm_load_si128(from + 1))});
+      }
+    }
+  }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&)[8]) {}
+};
+
+// To a number that bf16 has, ties to even; denormal ones and the sign of 0 are left to chance.
+QUIRE_INLINE Vec rounded_bf16(Vec x) {
+  // One and a half times the power of two whose sum with x has just the digits of bf16 left.
+  const __m256 power = _mm256_and_ps(x.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)));
+  const Vec magic = mul({power}, splat(98304.0f));
+  return sub(add(x, magic), magic);
+}
+
+// Codes of four bits. Vector j holds columns c, c + 32, c + 1, c + 33 and so on, from c = 4 * j on. `whole`:
+// there are numbers that bf16 has not; `rounds`: products with scales are to be rounded.
+template <bool whole, bool rounds> struct TableColumns {
+  using Row = float;
+  static constexpr bool kScalesSums = false;
+  static constexpr float kTimes = 1.0f;
+  int scale_type;
+  __m256i bytes[4];  // of the numbers, the lowest first
+  Vec scales[8];
+
+  explicit TableColumns(const Linear& layer) : scale_type(layer.coded.scale_type) {
+    uint8_t all[16];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 16; ++j) all[j] = static_cast<uint8_t>(f32_to_bits(layer.coded.values[j]) >> 8 * i);
+      bytes[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(all)));
+    }
+  }
+  inline __attribute__((always_inline)) bool begin(const char* head) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
+      const Vec one = load_scales(scale_type, head, 8 * i), other = load_scales(scale_type, head, kTile / 2 + 8 * i);
+      const __m256 low = _mm256_unpacklo_ps(one.v, other.v), high = _mm256_unpackhi_ps(one.v, other.v);
+      scales[2 * i].v = _mm256_permute2f128_ps(low, high, 0x20);
+      scales[2 * i + 1].v = _mm256_permute2f128_ps(low, high, 0x31);
+    }
+    return true;
+  }
+  template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
+    const __m256 one = _mm256_loadu_ps(reinterpret_cast<const float*>(unit));
+    const __m256 other = _mm256_loadu_ps(reinterpret_cast<const float*>(unit) + 8);
+    of_one(0, _mm256_castps_si256(_mm256_shuffle_ps(one, other, 0x88)), use);
+    of_one(1, _mm256_castps_si256(_mm256_shuffle_ps(one, other, 0xdd)), use);
+  }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&v)[8]) {
+    Vec out[8];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
+      out[i] = joined(_mm256_shuffle_ps(v[2 * i].v, v[2 * i + 1].v, 0x88));
+      out[4 + i] = joined(_mm256_shuffle_ps(v[2 * i].v, v[2 * i + 1].v, 0xdd));
+    }
+    _Pragma("GCC unroll 8") for (int i = 0; i < 8; ++i) v[i] = out[i];
+  }
+
+ private:
+  static inline __attribute__((always_inline)) Vec joined(__m256 v) {
+    return {_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8))};
+  }
+  // Bytes of numbers beside each other, of the lower or upper half of the codes in each lane.
+  static inline __attribute__((always_inline)) __m256i pairs(__m256i low, __m256i high, __m256i codes, int half) {
+    low = _mm256_shuffle_epi8(low, codes);
+    high = _mm256_shuffle_epi8(high, codes);
+    return half ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
+  }
+  inline __attribute__((always_inline)) Vec made(__m256i bits, int j) const {
+    const Vec v = mul({_mm256_castsi256_ps(bits)}, scales[j]);
+    return rounds ? rounded_bf16(v) : v;
+  }
+  // Of one k: lane i of `words` has codes of column i / 4 * 2 + i % 2 + i % 4 / 2 * 4 and every eighth after it.
+  template <class F> inline __attribute__((always_inline)) void of_one(int k, __m256i words, const F& use) const {
+    const __m256i mask = _mm256_set1_epi8(15), upper = _mm256_set1_epi32(-65536);
+    _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) {
+      const __m256i codes = _mm256_and_si256(j < 2 ? words : _mm256_srli_epi16(words, 4), mask);
+      const __m256i above = pairs(bytes[2], bytes[3], codes, j % 2);
+      __m256i one = _mm256_slli_epi32(above, 16), other = _mm256_and_si256(above, upper);
+      if constexpr (whole) {
+        const __m256i below = pairs(bytes[0], bytes[1], codes, j % 2);
+        one = _mm256_blend_epi16(one, below, 0x55);
+        other = _mm256_blend_epi16(_mm256_srli_epi32(below, 16), above, 0xaa);
+      }
+      use(k, j, made(one, j));
+      use(k, 4 + j, made(other, 4 + j));
+    }
+  }
+};
+
+// use(source) with what makes the numbers of a layer that widens_to_f32.
+template <class F> static inline void with_columns(const Linear& layer, const F& use) {
+  if (layer.dtype == kE4M3) return use(E4M3Columns(layer));
+  if (are_powers(layer)) return use(TableColumns<false, false>(layer));
+  for (int i = 0; i < 16; ++i)
+    if (f32_to_bits(layer.coded.values[i]) & 0xffffu) return use(TableColumns<true, true>(layer));
+  use(TableColumns<false, true>(layer));
+}
+
+#endif
+
 #if QUIRE_LEVEL >= 3
 
 // E4M3 by arithmetic of whole numbers; scales belong to the sums.
 struct E4M3Units {
+  using Row = bf16;
   static constexpr bool kScalesSums = true;
   explicit E4M3Units(const Linear&) {}
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
   inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
     _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m)
       out[m] = bf16_of_e4m3(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * m)));
@@ -52,6 +200,7 @@ struct E4M3Units {
 
 // The same by tables.
 struct E4M3Table {
+  using Row = bf16;
   static constexpr bool kScalesSums = true;
   ByteTable table;
   __m512i order;
@@ -62,15 +211,16 @@ struct E4M3Table {
     order = _mm512_load_si512(from);
   }
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
   inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
     _Pragma("GCC unroll 4") for (int m = 0; m < 2; ++m)
       table.numbers(picked(_mm512_loadu_si512(p + 64 * m), order), out[2 * m], out[2 * m + 1]);
   }
 };
 
-// Codes of four bits whose numbers bf16 has, of at least a half or 0, times powers of two: whole numbers
-// alone, and the bits of a product rounded.
+// Codes that are_powers, by whole numbers alone, with the bits of a product rounded.
 struct PowerUnits {
+  using Row = bf16;
   static constexpr bool kScalesSums = false;
   __m512i all, low, high, shifts[2], exponents[4];
 
@@ -87,15 +237,6 @@ struct PowerUnits {
     high = _mm512_add_epi16(low, _mm512_set1_epi16(1));
     for (int i = 0; i < 2; ++i) shifts[i] = _mm512_load_si512(shift[i]);
   }
-  static bool fits(const Linear& layer) {
-    const Coded& c = layer.coded;
-    if (layer.dtype != kTable4 || c.wide != kBF16 || c.scale_type != kE8M0 || c.group_zeros || c.group_minima) return false;
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t bits = f32_to_bits(c.values[i]), size = bits & 0x7fffffffu;
-      if (bits & 0xffffu || (size && size < f32_to_bits(0.5f)) || size > f32_to_bits(1024.0f)) return false;
-    }
-    return true;
-  }
   inline __attribute__((always_inline)) bool begin(const char* head) {
     const __m512i by = _mm512_loadu_si512(head);
     _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m) {
@@ -105,6 +246,7 @@ struct PowerUnits {
     }
     return _mm512_test_epi8_mask(by, by) == ~__mmask64{0};  // no scale is 0
   }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
   inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
     const __m512i words = _mm512_loadu_si512(p), any = _mm512_set1_epi16(0x7fff);
     const __m512i half[2] = {_mm512_permutexvar_epi16(low, words), _mm512_permutexvar_epi16(high, words)};

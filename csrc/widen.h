@@ -7,7 +7,7 @@
 //   4 bits   [16] words of 32 bits: number 16 * j + i is in the bits from 4 * j on of word i
 // The layout is the same on every instruction set. The number is (value - zero) * scale, rounded to
 // float32, less the minimum, rounded to float32, then to the type `wide`; a bf16 number that is denormal may become zero, as which products
-// on AVX512_BF16 take it anyway.
+// on AVX512_BF16 take it anyway, or keep more digits.
 //
 // 8-bit floats, which every type has, are multiplied as they are: within a leaf, the sum of a group's products
 // is multiplied with its scale, and groups are added in ascending order from 0 on, each product and sum rounded.

@@ -195,6 +195,23 @@ void read_factors(const Linear& layer, const char* head, Factors& to) {
   spread(c, numbers, to.minima);
 }
 
+#if QUIRE_LEVEL == 1
+// As float32, as a source makes them.
+template <class S> void widen_columns(const S& source, const char* unit, int64_t units, int64_t bytes, float* out) {
+  for (int64_t u = 0; u < units; ++u, unit += bytes, out += kUnit) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(unit + kAhead + line, 0, 3);
+    Vec all[2][8];
+    source.numbers(unit, [&](int k, int j, Vec numbers) __attribute__((always_inline)) {
+      all[k][j] = S::kTimes == 1.0f ? numbers : mul(numbers, splat(S::kTimes));
+    });
+    _Pragma("GCC unroll 2") for (int k = 0; k < 2; ++k) {
+      S::put_in_order(all[k]);
+      _Pragma("GCC unroll 8") for (int j = 0; j < 8; ++j) store(out + k * kTile + j * kLanes, all[k][j]);
+    }
+  }
+}
+#endif
+
 // As the chosen function does it.
 void widen_usual(const WidenArgs& a) {
   const Linear& layer = *a.layer;
@@ -213,8 +230,8 @@ void widen_usual(const WidenArgs& a) {
 }
 
 #if QUIRE_LEVEL >= 1
-// `widen(at, unit, units, out, k, end)` makes the numbers of a group.
-template <class F> void by_groups(const WidenArgs& a, const F& widen) {
+// `widen(at, unit, units, out, k, end)` makes the numbers of a group, of `item` bytes each.
+template <class F> void by_groups(const WidenArgs& a, int64_t item, const F& widen) {
   const Linear& layer = *a.layer;
   const int64_t group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
   char* out = static_cast<char*>(a.out);
@@ -223,7 +240,7 @@ template <class F> void by_groups(const WidenArgs& a, const F& widen) {
     end = first + group < a.k1 ? first + group : a.k1;
     const char* at = a.tile + k / group * size;
     widen(at, at + head + (k - first) / 2 * unit_bytes(layer), (end - k + 1) / 2, out, k, end);
-    out += (end - k) * kTile * 2;
+    out += (end - k) * kTile * item;
   }
 }
 #endif
@@ -233,26 +250,36 @@ template <class F> void by_groups(const WidenArgs& a, const F& widen) {
 void widen_weights(const WidenArgs& a) {
 #if QUIRE_LEVEL >= 1
   const Linear& layer = *a.layer;
+#if QUIRE_LEVEL == 1
+  if (a.type != layer.coded.wide) {
+    return with_columns(layer, [&](auto source) {
+      by_groups(a, 4, [&](const char* at, const char* unit, int64_t units, char* out, int64_t, int64_t) {
+        source.begin(at);
+        widen_columns(source, unit, units, unit_bytes(layer), reinterpret_cast<float*>(out));
+      });
+    });
+  }
+#endif
   if (layer.dtype == kE4M3 && layer.coded.wide == kBF16) {
 #if QUIRE_LEVEL >= 3
     const auto by = [&](const auto& source) {
-      by_groups(a, [&](const char*, const char* unit, int64_t units, char* out, int64_t, int64_t) {
+      by_groups(a, 2, [&](const char*, const char* unit, int64_t units, char* out, int64_t, int64_t) {
         widen_by(source, unit, units, kUnit, out);
       });
     };
     return kLooksUpBytes ? by(E4M3Table(layer)) : by(E4M3Units(layer));
 #else
-    return by_groups(a, [&](const char*, const char* unit, int64_t units, char* out, int64_t, int64_t) {
+    return by_groups(a, 2, [&](const char*, const char* unit, int64_t units, char* out, int64_t, int64_t) {
       widen_e4m3(unit, units, out);
     });
 #endif
   }
 #if QUIRE_LEVEL >= 3
-  if (PowerUnits::fits(layer)) {
+  if (are_powers(layer)) {
     PowerUnits source(layer);
-    return by_groups(a, [&](const char* at, const char* unit, int64_t units, char* out, int64_t k, int64_t end) {
+    return by_groups(a, 2, [&](const char* at, const char* unit, int64_t units, char* out, int64_t k, int64_t end) {
       if (source.begin(at)) widen_by(source, unit, units, kUnit / 2, out);
-      else widen_usual(WidenArgs{&layer, a.tile, k, end, out});
+      else widen_usual(WidenArgs{&layer, a.tile, k, end, out, kBF16});
     });
   }
 #endif

@@ -118,6 +118,20 @@ def test_scales_are_multiplied_with_sums(case, dtype):
         assert error(got, reference.linear(x, plain, torch.float32)) < 1e-6
 
 
+@pytest.mark.parametrize("largest", [2.0**98, 2.0**121])
+def test_rows_of_huge_numbers(largest):
+    """Nothing on the way is larger than it has to be."""
+    case = CASES[1]
+    coded = weight(*case)
+    coded.codes.copy_(coded.codes.float().mul(2.0**-6))
+    fast = native_linear.prepare_coded(coded, dtype=torch.bfloat16)
+    wanted = Scaled(coded, None, 1, torch.bfloat16)
+    x = rows(3, case[4]).clamp(-3, 3).mul(largest).bfloat16()
+    for some in (x[:1], x):
+        got = native_linear.linear(some, fast, torch.float32)
+        assert got.isfinite().all() and same(got, wanted(some, torch.float32))
+
+
 @pytest.mark.parametrize("case", EXACT, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_bit_is_that_of_the_numbers(case, dtype):
