@@ -7,12 +7,12 @@ rate, whether earlier ones were answered or not, as callers of a service do.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from quire.chaos.target import HttpReply, HttpTarget, ask
+from quire.chaos.target import HttpReply, HttpTarget, KeptConnections
 
 REFUSALS = (429, 503)
 
@@ -58,24 +58,25 @@ async def over_offer(
         most_rate: Requests per second that this side can send.
     """
     body = target.ask_for_text("Once upon a time", max_tokens=max_tokens, temperature=0)
-    body |= {"ignore_eos": True}
-    capacity = await _capacity(target, body, warm_seconds, at_once)
+    sent = target.post(target.route, json.dumps(body | {"ignore_eos": True}).encode())
+    pool = KeptConnections(target)
+    capacity = await _capacity(pool, sent, warm_seconds, at_once)
     rate = min(times * capacity, most_rate)
     replies: list[tuple[float, HttpReply]] = []
 
     async def one(start: float) -> None:
-        reply = await ask(target, body, seconds=120)
+        reply = await pool.exchange(sent, seconds=120)
         replies.append((time.monotonic() - start, reply))
 
     start = time.monotonic()
-    tasks, sent = [], 0
+    tasks: list[asyncio.Task[None]] = []
     while (now := time.monotonic() - start) < seconds:
-        while sent < now * rate:
+        while len(tasks) < now * rate:
             tasks.append(asyncio.create_task(one(start)))
-            sent += 1
         await asyncio.sleep(1 / rate)
     span = time.monotonic() - start
     await asyncio.gather(*tasks)
+    await pool.close()
     in_time = sum(1 for at, reply in replies if at <= span and reply.is_answer)
     told = Offered(capacity, rate, span, in_time / span)
     _sort(told, [reply for _, reply in replies])
@@ -94,15 +95,13 @@ def _sort(told: Offered, replies: Sequence[HttpReply]) -> None:
     told.refusals.sort()
 
 
-async def _capacity(
-    target: HttpTarget, body: dict[str, Any], seconds: float, at_once: int
-) -> float:
+async def _capacity(pool: KeptConnections, sent: bytes, seconds: float, at_once: int) -> float:
     done: list[float] = []
     start = time.monotonic()
 
     async def work() -> None:
         while time.monotonic() - start < seconds:
-            if (await ask(target, body)).is_answer:
+            if (await pool.exchange(sent, seconds=120)).is_answer:
                 done.append(time.monotonic() - start)
 
     await asyncio.gather(*(work() for _ in range(at_once)))

@@ -6,11 +6,12 @@ Plain sockets, because most attacks are things that an HTTP library would not se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -166,28 +167,77 @@ async def exchange(
         seconds: Silence after which the server counts as hanging.
         half_close: Say that no more will be sent.
     """
-    reply, start = HttpReply(), time.monotonic()
-    writer = None
+    reply, writer = HttpReply(), None
     try:
-        reader, writer = await target.connect(limit=2**20)
-        writer.write(sent)
-        if half_close and writer.can_write_eof():
-            writer.write_eof()
-
-        def heard() -> None:
-            if reply.first is None:
-                reply.first = time.monotonic() - start
-
-        await _read(reader, reply, seconds, heard)
-    except TimeoutError:
-        reply.status = -1
-    except (OSError, ValueError, IndexError, asyncio.IncompleteReadError):
-        pass  # it was cut: what came is in the reply
+        with _noted(reply) as start:
+            reader, writer = await target.connect(limit=2**20)
+            writer.write(sent)
+            if half_close and writer.can_write_eof():
+                writer.write_eof()
+            await _read(reader, reply, seconds, start)
     finally:
         if writer is not None:
             writer.transport.abort()
-    reply.seconds = time.monotonic() - start
     return reply
+
+
+class KeptConnections:
+    """Connections that are used again, as most clients' are: to open one for each request costs
+    this side and the server more than a refusal does.
+
+    Args:
+        target: Where they go.
+    """
+
+    def __init__(self, target: HttpTarget) -> None:
+        self._target = target
+        self._idle: list[Pair] = []
+
+    async def exchange(self, sent: bytes, seconds: float = 60) -> HttpReply:
+        """Send a well-formed request and read its reply.
+
+        Args:
+            seconds: Silence after which the server counts as hanging.
+        """
+        reply, pair = HttpReply(), self._idle.pop() if self._idle else None
+        is_new = pair is None
+        try:
+            with _noted(reply) as start:
+                pair = pair or await self._target.connect(limit=2**20)
+                pair[1].write(sent)
+                await _read(pair[0], reply, seconds, start)
+        finally:
+            if pair is not None:
+                self._put_back(pair, reply)
+        if reply.status == 0 and not is_new:  # the server had closed it meanwhile, as it may
+            return await exchange(self._target, sent, seconds)
+        return reply
+
+    def _put_back(self, pair: Pair, reply: HttpReply) -> None:
+        if reply.is_complete and reply.headers.get("connection") != "close":
+            self._idle.append(pair)
+        else:
+            pair[1].transport.abort()
+
+    async def close(self) -> None:
+        """End the connections."""
+        for _, writer in self._idle:
+            writer.transport.abort()
+        self._idle.clear()
+        await asyncio.sleep(0)  # a socket closes in the turn after
+
+
+@contextlib.contextmanager
+def _noted(reply: HttpReply) -> Iterator[float]:
+    """Gives the time it begins; what goes wrong stands in the reply, with what came until then."""
+    start = time.monotonic()
+    try:
+        yield start
+    except TimeoutError:
+        reply.status = -1
+    except (OSError, ValueError, IndexError, asyncio.IncompleteReadError):
+        pass  # it was cut, or nobody takes the connection
+    reply.seconds = time.monotonic() - start
 
 
 async def ask(
@@ -206,14 +256,14 @@ async def get(target: HttpTarget, path: str, seconds: float = 30) -> HttpReply:
 
 
 async def _read(
-    reader: asyncio.StreamReader, reply: HttpReply, seconds: float, heard: Callable[[], None]
+    reader: asyncio.StreamReader, reply: HttpReply, seconds: float, start: float
 ) -> None:
     async def line() -> bytes:
         async with asyncio.timeout(seconds):  # `wait_for` would make a task for each line
             return await reader.readline()
 
     first = await line()
-    heard()
+    reply.first = time.monotonic() - start
     if not first.startswith(b"HTTP/1."):
         return
     reply.status = int(first.split()[1])
