@@ -40,10 +40,12 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(KERNELS)
 	@$(BIN)/python -m quire.kernels.compiled
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.installed
-	@echo "installing the test and check tools"
+# In one go with quire itself: a second one would compile the kernels again.
+$(VENV)/.test: $(VENV)/.torch pyproject.toml $(KERNELS)
+	@echo "installing quire, the test and check tools, and compiling the kernels (some minutes)"
 	@$(PIP) -e '.[test,dev]'
-	@touch $@
+	@$(BIN)/python -m quire.kernels.compiled
+	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed
 
@@ -56,10 +58,12 @@ native: $(VENV)/.test
 serve: install
 	@$(BIN)/quire serve $(ARGS)
 
+# Two processes: the tests that start servers in one, all others in the other (tests/conftest.py).
+TEST_PROCESSES ?= 2
 test: $(VENV)/.test
 	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
 	@$(BIN)/python tests/clients/environments.py openai-2 anthropic
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 # Each in an environment of its own in build/clients, with the versions of tests/clients/environments.
 # PEER_VLLM=PYTHON adds `vllm bench serve`.

@@ -1,13 +1,30 @@
-"""No test file may leave other kernels behind than those it found: a later one would compare the
-bits of a server, which has the default ones, with those of this process."""
+"""What holds for every test: the kernels it leaves behind, and the process that it runs in."""
 
 import sys
+from pathlib import Path
 
 import pytest
+
+SERVERS = {"chaos", "cli", "clients", "e2e", "engine", "observability"}
+"""Folders of tests that start servers, in time limits that hold for one server at a time."""
+
+
+def pytest_collection_modifyitems(items):
+    """Say what stays together where two processes share the tests, as `make test` has them.
+
+    All that start servers run in one process, so that two of them do not wait for the same cores.
+    Of the rest a file stays whole: it makes its models once.
+    """
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        alone = str(item.path.relative_to(Path(__file__).parent))
+        item.add_marker(pytest.mark.xdist_group("servers" if folder in SERVERS else alone))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def kernels_stay():
+    """No file may leave other kernels behind than those it found: a later one would compare the
+    bits of a server, which has the default ones, with those of this process."""
     chosen, isa = _kernels()
     yield
     after, isa_after = _kernels()

@@ -139,6 +139,7 @@ def test_an_encrypted_file_shows_nothing(tmp_path: Path) -> None:
             "its format is 99, and this version of quire reads 1",
         ),
     ],
+    ids=["another file", "half a header", "another version"],
 )
 def test_other_files_are_refused_with_a_sentence(tmp_path: Path, data: bytes, words: str) -> None:
     path = tmp_path / "x.journal"
