@@ -32,7 +32,7 @@ from quire.serving.listener import bind, release
 from quire.serving.server_state import ServerState
 from quire.serving.service_report import ServiceReport
 from quire.serving.tls import Tls
-from quire.utils.collector import keep_present
+from quire.utils.collector import PacedCollection, keep_present
 from quire.utils.process import GROUP_SIGNALS, leave_within, raise_descriptor_limit
 from quire.utils.service import ServiceManager
 
@@ -295,6 +295,8 @@ class _Server:
         if self._stop.is_set() or self._listener is None:
             return self._interrupted()
         keep_present()
+        collection = PacedCollection(lambda: self._state.answering > 0)
+        self._beside.append(asyncio.ensure_future(collection.run()))
         self._state.mark_started()
         self._report.look()
         names = next(iter(self._state.models.values())).parsers.names
