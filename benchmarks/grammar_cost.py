@@ -1,15 +1,15 @@
-"""What grammars whose masks take long cost per token and row, with a vocabulary of 151,936.
+"""What grammars cost per token and row, with a vocabulary of 151,936.
 
     python benchmarks/grammar_cost.py
 
-Grammars with `::=`, regular expressions, calls of strict tools, and JSON with limited strings, in
-microseconds of CPU time:
+In microseconds of CPU time:
 
 - `mask`: to make the mask;
-- what sampling one row at temperature 1 takes longer with the grammar than without: `made` if the
-  mask is made and then the token picked; `asked` if the token is picked and the grammar asked about
-  it, where the model wants the token that comes next; `refused` where it wants none that the
-  grammar allows, so that the mask is made after all.
+- what sampling at temperature 1 takes longer for a row with the grammar than without, for one row,
+  and for each of 32: `made` if the mask is made and then the token picked; `asked` if the token is
+  picked and the grammar asked about it, where the model wants the token that comes next;
+  `filtered`: the same for one row with top-k, top-p, penalties and a bias; `refused` where it wants
+  no token that the grammar allows, so that the mask is made after all.
 
 Each token's cost is the smallest of five runs. With tokens learned by BPE, and with those put
 together at random, which no tokenizer has: see `structured_outputs.py`.
@@ -22,6 +22,7 @@ import random
 import statistics
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,11 @@ from vocabularies import large
 
 NAMES: Final = ("JSON in EBNF", "the same with loops", "arithmetic", "SQL")
 RUNS: Final = 5
+FILTERS: Final[dict[str, Any]] = {
+    "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.05, "presence_penalty": 0.5,
+    "logit_bias": {5: 1.0},
+}  # fmt: skip
+"""Of the column `filtered`."""
 WANTED: Final = 40.0
 """Logit of the token that comes next, where the model wants it; the others' are about 1."""
 
@@ -79,24 +85,39 @@ def main() -> None:
     of_cases(large())
 
 
+@dataclass(frozen=True)
+class Way:
+    """How tokens are sampled, for one column."""
+
+    asked: bool = True
+    wanted: bool = True
+    num_rows: int = 1
+    filters: dict[str, Any] = field(default_factory=dict)
+
+
+WAYS: Final = {
+    "made": Way(asked=False),
+    "made of 32": Way(asked=False, num_rows=32),
+    "asked": Way(),
+    "asked of 32": Way(num_rows=32),
+    "filtered": Way(filters=FILTERS),
+    "refused": Way(wanted=False),
+}
+
+
 def of_cases(vocabulary: Vocabulary) -> None:
     """A row for each case: mean and median of each column."""
     for name, (form, text) in cases().items():
         grammar = vocabulary.settle(StructuredOutputsParams(**form))
         tokens = vocabulary.tokens.tokenize_str(text)
-        costs = {
-            "mask": of_masks(vocabulary, grammar, tokens),
-            "made": of_sampling(vocabulary, grammar, tokens, asked=False, wanted=True),
-            "asked": of_sampling(vocabulary, grammar, tokens, asked=True, wanted=True),
-            "refused": of_sampling(vocabulary, grammar, tokens, asked=True, wanted=False),
-        }
+        costs = {"mask": of_masks(vocabulary, grammar, tokens)}
+        for column, way in WAYS.items():
+            costs[column] = of_sampling(vocabulary, grammar, tokens, way)
         told = "   ".join(
-            f"{column} {statistics.fmean(row):6.1f}, {statistics.median(row):6.1f}"
+            f"{column} {statistics.fmean(row):.0f}, {statistics.median(row):.0f}"
             for column, row in costs.items()
         )
-        print(
-            f"{name:23} {'asks first' if grammar.is_costly else 'makes it':10} {told}", flush=True
-        )
+        print(f"{name:23} {told}", flush=True)
 
 
 def of_masks(vocabulary: Vocabulary, grammar: Grammar, tokens: list[int]) -> list[float]:
@@ -114,42 +135,47 @@ def of_masks(vocabulary: Vocabulary, grammar: Grammar, tokens: list[int]) -> lis
 
 
 def of_sampling(
-    vocabulary: Vocabulary, grammar: Grammar, tokens: list[int], *, asked: bool, wanted: bool
+    vocabulary: Vocabulary, grammar: Grammar, tokens: list[int], way: Way
 ) -> list[float]:
-    """Microseconds that sampling each token takes longer with the grammar; forced tokens, which are
-    not sampled, cost what it takes to find them."""
-    sampler, size = Sampler(), vocabulary.vocab_size
+    """Microseconds that sampling each token takes longer with the grammar, for each row; forced
+    tokens, which are not sampled, cost what it takes to find them."""
+    sampler, size, count = Sampler(), vocabulary.vocab_size, way.num_rows
     logits = torch.randn(32, size)  # a batch, not to stay in the nearest cache
-    params = SamplingParams(seed=0, max_tokens=9999)
-    free = RequestSampling.from_params(params, [], size)
+    params = SamplingParams(seed=0, max_tokens=9999, **way.filters)
+    free = [RequestSampling.from_params(params, [0], size) for _ in range(count)]
     start = vocabulary.compile(grammar)
     output = np.array(tokens, np.int32)
     costs = np.zeros((RUNS, len(tokens), 3))
     for turn in costs:
-        state = GrammarState(start, vocabulary, is_costly=asked)
-        held = RequestSampling.from_params(params, [], size, state)
+        states = [GrammarState(start, vocabulary) for _ in range(count)]
+        for state in states:
+            state.asked_first = way.asked
+        held = [RequestSampling.from_params(params, [0], size, state) for state in states]
         for at, cost in enumerate(turn):
-            row, so_far = logits[at % 32 : at % 32 + 1], output[:at]
+            first = at % (33 - count)
+            rows, so_far = logits[first : first + count], [output[:at]] * count
             begun = time.thread_time()
-            forced = state.forces_after(so_far)
+            forced = [state.forces_after(output[:at]) for state in states]
             cost[0] = time.thread_time() - begun
-            if not forced:
-                before = float(row[0, tokens[at]])
-                row[0, tokens[at]] = WANTED if wanted else before
-                _once(sampler, row, free, so_far)  # both find the row in the cache
-                cost[1] = _once(sampler, row, held, so_far)
-                cost[2] = _once(sampler, row, free, so_far)
-                row[0, tokens[at]] = before
-    follow, with_it, without = costs.min(0).T * 1e6
+            if not any(forced):
+                given = rows.clone()
+                given[:, tokens[at]] = WANTED if way.wanted else given[:, tokens[at]]
+                _once(sampler, given.clone(), free, so_far)  # both find the rows in the cache
+                cost[1] = _once(sampler, given.clone(), held, so_far)
+                cost[2] = _once(sampler, given, free, so_far)
+    follow, with_it, without = costs.min(0).T * 1e6 / count
     return list(follow + with_it - without)
 
 
 def _once(
-    sampler: Sampler, row: torch.Tensor, request: RequestSampling, output: np.ndarray
+    sampler: Sampler,
+    logits: torch.Tensor,
+    requests: list[RequestSampling],
+    outputs: list[np.ndarray],
 ) -> float:
     """Seconds that sampling takes."""
     begun = time.thread_time()
-    sampler(row, SamplingMetadata.build([request], [output]))
+    sampler(logits, SamplingMetadata.build(requests, outputs))
     return time.thread_time() - begun
 
 

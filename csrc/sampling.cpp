@@ -18,6 +18,7 @@ namespace {
 constexpr float kEverything = -std::numeric_limits<float>::infinity();
 constexpr int64_t kNucleus = 256;  // likeliest groups that top-p looks at first
 constexpr int kEverywhere = -1;
+constexpr int32_t kNobody = -1;
 
 struct Candidate {
   float y;
@@ -77,15 +78,44 @@ class Row {
     floor_ = min_p;
     if (top_k > 0 && top_k < n_) {
       keep_first(top_k);
-      if (top_p < 1.0) keep_mass(target(top_p, mass()));
+      if (static_cast<int64_t>(w_.found.size()) >= top_k) kept_ = Kept::few;
+      if (top_p < 1.0) keep_share(top_p, target(top_p, mass()));
       return race_of_found(place);
     }
     if (top_p >= 1.0) return race_of_all({floor_, n_}, place);
     const int64_t wanted = target(top_p, weigh_all({floor_, n_}));
     find(std::max(bound_for(kNucleus), kNothing), kEverywhere);
-    if (mass() < wanted) return race_of_all(edge_of_mass(wanted), place);
-    keep_mass(wanted);
+    if (mass() < wanted) {
+      kept_ = Kept::many;
+      return race_of_all(edge_of_mass(wanted), place);
+    }
+    keep_share(top_p, wanted);
     return race_of_found(place);
+  }
+
+  // What a mask must allow for the same token to be picked with it; nothing, if that cannot be said
+  // with `most` of them. Weights are relative to the likeliest token, so it is one of them. And the
+  // number that a token runs with depends on its id alone: who wins among many wins among fewer.
+  void name_witnesses(int64_t token, const Place& at, int64_t most, int32_t* out) const {
+    std::fill(out, out + most, kNobody);
+    if (kept_ == Kept::all) return name_two(token, out);
+    if (kept_ == Kept::many) return;
+    auto& found = w_.found;
+    const int64_t likelier = mass_before(token);
+    // Nobody without weight arrives, and who comes in the place of one has none either.
+    const auto is_idle = [](const Candidate& c) { return c.weight == 0; };
+    found.erase(std::remove_if(found.begin(), found.end(), is_idle), found.end());
+    if (static_cast<int64_t>(found.size()) > most) {
+      // Then a filter may let others in, which do no harm only to who wins among all.
+      if (race_of_all({floor_, n_}, at) != token) return;
+      if (share_ >= 1.0) return name_two(token, out);
+      std::nth_element(found.begin(), found.begin() + (most - 1), found.end(), before);
+      found.resize(static_cast<size_t>(most));
+    }
+    // Top-p wants a share of less where others are hidden, but at least of what these weigh. A
+    // token that still belongs to it is one of these.
+    if (share_ < 1.0 && likelier >= target(share_, mass())) return;
+    for (const Candidate& c : found) *out++ = c.id;
   }
 
  private:
@@ -94,6 +124,9 @@ class Row {
   Work& w_;
   float top_, floor_ = kEverything;
   Scale scale_{};
+  // Who takes part in the race: all that min_p leaves, those found, or others.
+  enum class Kept { all, few, many } kept_ = Kept::all;
+  double share_ = 1.0;  // of the mass, as top-p has it
 
   // All tokens with y at least `bound`, in order of id; only those of a bin if one is given.
   void find(float bound, int bin) {
@@ -156,6 +189,24 @@ class Row {
     w_.found.resize(end);
   }
 
+  void keep_share(double share, int64_t wanted) {
+    share_ = share, kept_ = Kept::few;
+    keep_mass(wanted);
+  }
+
+  void name_two(int64_t token, int32_t* out) const {
+    out[0] = static_cast<int32_t>(token), out[1] = static_cast<int32_t>(likeliest());
+  }
+
+  // Of those found that come before a token, which is one.
+  int64_t mass_before(int64_t token) const {
+    const auto mine = std::find_if(w_.found.begin(), w_.found.end(),
+                                   [&](const Candidate& c) { return c.id == token; });
+    int64_t total = 0;
+    for (const Candidate& c : w_.found) total += before(c, *mine) ? c.weight : 0;
+    return total;
+  }
+
   // The last token of the shortest beginning of the row whose mass reaches `wanted`, for when
   // that is long: by bins of y, of which only the last is looked at closely.
   Edge edge_of_mass(int64_t wanted) {
@@ -194,21 +245,23 @@ class Row {
   }
 };
 
-void pick_row(const PickArgs& a, int64_t row) {
-  Row work_row({a.logits + row * a.stride, a.masks ? a.masks[row] : nullptr}, a.vocab);
-  if (a.masks && work_row.is_empty()) {
-    a.tokens[row] = -1;
-    return;
-  }
-  const double* number = a.numbers ? a.numbers + 4 * row : nullptr;
-  if (!number || number[0] <= 0.0) {
-    a.tokens[row] = work_row.likeliest();
-    return;
-  }
-  a.tokens[row] = work_row.random(
-      static_cast<float>(number[0]), static_cast<int64_t>(number[1]), number[2],
-      static_cast<float>(number[3]),
-      Place{a.seeds[row], static_cast<uint64_t>(a.positions[row])});
+Place place_of(const PickArgs& a, int64_t at) {
+  return {a.seeds[at], static_cast<uint64_t>(a.positions[at])};
+}
+
+int64_t pick_of(Row& row, const PickArgs& a, int64_t at) {
+  const double* number = a.numbers ? a.numbers + 4 * at : nullptr;
+  if (!number || number[0] <= 0.0) return row.likeliest();
+  return row.random(static_cast<float>(number[0]), static_cast<int64_t>(number[1]), number[2],
+                    static_cast<float>(number[3]), place_of(a, at));
+}
+
+void pick_row(const PickArgs& a, int64_t at) {
+  Row row({a.logits + at * a.stride, a.masks ? a.masks[at] : nullptr}, a.vocab);
+  a.tokens[at] = a.masks && row.is_empty() ? -1 : pick_of(row, a, at);
+  const int64_t most = a.num_witnesses;
+  if (a.witnesses)
+    row.name_witnesses(a.tokens[at], place_of(a, at), most, a.witnesses + at * most);
 }
 
 void top_row(const TopArgs& a, int64_t row) {

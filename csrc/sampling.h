@@ -173,6 +173,10 @@ struct PickArgs {
   // [rows], each as `Numbers::allowed`; nullptr: all tokens of all rows are allowed.
   const uint32_t* const* masks;
   int64_t* tokens;            // [rows]; -1: no allowed token has a logit above -inf
+  // [rows, num_witnesses]: tokens that decided: with any mask that allows all of them the pick is
+  // the same. Filled up with -1; only -1: that cannot be said with so few. nullptr: nobody asks.
+  int32_t* witnesses;
+  int64_t num_witnesses;  // at least 2
 };
 void pick_tokens(const PickArgs& args);
 

@@ -9,11 +9,13 @@ namespace quire {
 namespace {
 
 void run_pick(uintptr_t logits, int64_t rows, int64_t vocab, int64_t stride, uintptr_t numbers,
-              uintptr_t seeds, uintptr_t positions, uintptr_t masks, uintptr_t tokens) {
+              uintptr_t seeds, uintptr_t positions, uintptr_t masks, uintptr_t tokens,
+              uintptr_t witnesses, int64_t num_witnesses) {
   nb::gil_scoped_release release;
   pick_tokens(PickArgs{at<float>(logits), rows, vocab, stride, at<double>(numbers),
                        at<uint64_t>(seeds), at<int64_t>(positions),
-                       at<const uint32_t* const>(masks), at<int64_t>(tokens)});
+                       at<const uint32_t* const>(masks), at<int64_t>(tokens),
+                       at<int32_t>(witnesses), num_witnesses});
 }
 
 void run_top(uintptr_t logprobs, int64_t rows, int64_t vocab, uintptr_t chosen, uintptr_t counts,
@@ -45,7 +47,7 @@ void run_log_softmax(uintptr_t x, int64_t rows, int64_t n, int64_t stride, uintp
 
 void bind_sampling(nb::module_& m) {
   m.def("pick_tokens", &run_pick, "logits"_a, "rows"_a, "vocab"_a, "stride"_a, "numbers"_a,
-        "seeds"_a, "positions"_a, "masks"_a, "tokens"_a);
+        "seeds"_a, "positions"_a, "masks"_a, "tokens"_a, "witnesses"_a, "num_witnesses"_a);
   m.def("top_logprobs", &run_top, "logprobs"_a, "rows"_a, "vocab"_a, "chosen"_a, "counts"_a,
         "most"_a, "ids"_a, "values"_a, "ranks"_a);
   m.def("keep_allowed", &run_keep, "logits"_a, "vocab"_a, "stride"_a, "which"_a, "rows"_a,

@@ -298,6 +298,19 @@ QUIRE_INLINE float sum(Vec a) {
     for (int i = 0; i < h; ++i) t[i] += t[i + h];
   return t[0];
 }
+#if QUIRE_LEVEL >= 1
+QUIRE_INLINE float max_of(Vec a) {
+#if QUIRE_LEVEL >= 2
+  const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(a.v), high);
+#else
+  const __m256 half = a.v;
+#endif
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+#else
 QUIRE_INLINE float max_of(Vec a) {
   float t[kLanes];
   store(t, a);
@@ -305,6 +318,7 @@ QUIRE_INLINE float max_of(Vec a) {
     for (int i = 0; i < h; ++i) t[i] = t[i] > t[i + h] ? t[i] : t[i + h];
   return t[0];
 }
+#endif
 
 // e**x within 2 units in the last place; exactly 0 for x < -86.98 (-inf too), inf above 88.73.
 // NaN becomes 0 or inf: check for it elsewhere. Method: x = n ln 2 + r, Cephes' polynomial for r.

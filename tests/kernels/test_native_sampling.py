@@ -257,6 +257,67 @@ def test_masks_in_the_pick_are_masks_before_it(kind, vocab):
         assert (got[others] == alone[others]).all()
 
 
+@pytest.mark.parametrize("vocab", [*VOCABS, 151936])
+@pytest.mark.parametrize("kind", ["usual", "ties", "flat", "banned", "peaked"])
+def test_masks_that_allow_the_witnesses_change_nothing(kind, vocab):
+    """Whatever else they hide: the likeliest of the rest, those of least weight, half, all."""
+    rng = np.random.default_rng(vocab + 1)
+    count, most = (48, 16) if vocab < 100_000 else (24, 16)
+    logits = made_logits(kind, count, vocab, torch.Generator().manual_seed(vocab + 1))
+    logits[:, 0] = torch.clamp(logits[:, 0], min=-1.0)  # never all banned
+    params = [SamplingParams(**filters(rng)) for _ in range(count)]
+    requests = [RequestSampling.from_params(p, [], vocab) for p in params]
+    where = np.array([request.seed for request in requests], np.uint64), np.arange(count)
+    numbers = np.array([request.numbers for request in requests])
+    witnesses = np.full((count, most), 99, np.int32)
+    alone = native_sampling.pick_tokens(logits, numbers, *where, None, witnesses).numpy()
+    assert (alone == native_sampling.pick_tokens(logits, numbers, *where).numpy()).all()
+    some = [set(row) - {-1} for row in witnesses.tolist()]
+    named = np.flatnonzero([bool(ids) for ids in some])
+    unfiltered = [i for i, p in enumerate(params) if p.top_k == 0 and p.top_p == 1.0]
+    assert {*unfiltered, *np.flatnonzero(numbers[:, 0] == 0)} <= {*named}
+    ranking = logits.argsort(dim=1, descending=True, stable=True).numpy()
+    for shares in range(5):
+        bits = np.ones((len(named), -(-vocab // 32) * 32), np.uint8)
+        for of_row, row in zip(bits, named, strict=True):
+            first = len(some[row]) + int(rng.integers(0, 30))
+            hidden = (ranking[row, :first], ranking[row, first:], ranking[row],
+                      np.flatnonzero(rng.random(vocab) < 0.5),
+                      rng.integers(0, vocab, 3))[shares]  # fmt: skip
+            of_row[hidden] = 0
+            of_row[list(some[row])] = 1
+        masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+        got = native_sampling.pick_tokens(logits, numbers, *where, (named, masks)).numpy()
+        assert (got[named] == alone[named]).all(), f"hidden: {shares}"
+
+
+def test_most_filters_have_witnesses():
+    """Of logits as a trained model gives them, a few tokens decide."""
+    rows, vocab = 300, 20_000
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(8)) * 1.8
+    logits[:, 70] = 14.0
+    where = np.arange(rows, dtype=np.uint64), np.zeros(rows, np.int64)
+    for least, filters in ((1.0, {}), (1.0, {"top_k": 5}), (0.9, {"top_k": 50}),
+                           (0.6, {"top_p": 0.9}), (0.6, {"top_k": 20, "top_p": 0.8})):  # fmt: skip
+        request = RequestSampling.from_params(SamplingParams(seed=1, **filters), [], vocab)
+        witnesses = np.empty((rows, 16), np.int32)
+        numbers = np.tile(np.array(request.numbers), (rows, 1))
+        native_sampling.pick_tokens(logits, numbers, *where, None, witnesses)
+        assert (witnesses[:, 0] >= 0).mean() >= least, filters
+
+
+def test_weights_never_rise_as_logits_fall():
+    """Witnesses rely on it: hiding a token leaves the others no more weight. Around each number at
+    which the exponential's argument is split another way, and at random."""
+    starts = [-(k + 0.5) * math.log(2) for k in range(44)] + [-30 * i / 97 for i in range(1, 98)]
+    for start in starts:
+        middle = torch.tensor(start).view(torch.int32)
+        # Negative numbers fall as their bits rise.
+        y = (middle + torch.arange(-(2**15), 2**15, dtype=torch.int32)).view(torch.float32)
+        weights = (exact.exp(y) * 2.0**43).to(torch.int64)
+        assert (weights.diff() <= 0).all(), start
+
+
 def test_masks_for_other_rows_are_our_bug():
     for masks in (np.zeros((1, 2), np.int32), np.zeros((2, 1), np.int32), np.zeros((1, 1))):
         for keep_allowed in (rows.keep_allowed, native_sampling.keep_allowed):

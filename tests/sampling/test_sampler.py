@@ -16,7 +16,7 @@ from quire.kernels.dispatch import ops
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling, Sampler, SamplingMetadata
 from quire.sampling.masks import permits
-from quire.sampling.sampler import NOTHING_LEFT
+from quire.sampling.sampler import NOTHING_LEFT, OVERFLOW
 
 sampler = Sampler()
 
@@ -356,7 +356,7 @@ LARGE = 151_936
 CHOICES = {
     "masked": [False, True],
     "temperature": [0.0, 0.8],
-    "top_k": [0, 40],
+    "top_k": [0, 3, 40],
     "top_p": [1.0, 0.9],
     "min_p": [0.0, 0.02],
     "repetition_penalty": [1.0, 1.2],
@@ -484,16 +484,35 @@ def test_a_mask_that_allows_what_was_picked_is_not_made(kernels):
             return super().allowed(output)
 
     greedy, drawn = SamplingParams(seed=1, temperature=0), SamplingParams(seed=1)
-    filtered = SamplingParams(seed=1, top_p=0.9)
+    filtered = SamplingParams(seed=1, top_k=20, top_p=0.9)
+    moved = SamplingParams(
+        seed=1, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1,
+        logit_bias={7: 1.0}, bad_words_token_ids=[[3]], top_p=0.9,
+    )  # fmt: skip
+    waits = SamplingParams(seed=1, min_tokens=1, stop_token_ids=[5])
     rows = [(greedy, [3, 7]), (drawn, [3, 7]), (greedy, [7, 8]), (drawn, [7, 8]),
-            (filtered, [3, 7])]  # fmt: skip
+            (filtered, [3, 7]), (moved, [3, 7]), (waits, [3, 7])]  # fmt: skip
     masks = [Counted(ids, 40) for _, ids in rows]
-    logits = torch.zeros(5, 40)
-    logits[:, 3], logits[:, 7] = 30.0, 9.0
+    logits = torch.zeros(7, 40)
+    logits[:, 3], logits[:, 7] = 60.0, 29.0
     cases = [(params, [], [], mask) for (params, _), mask in zip(rows, masks, strict=True)]
-    assert run_masked(logits, cases).token_ids == [3, 3, 7, 7, 3]
-    at_once = [0, 0, 1, 1, 1]
-    assert [mask.made for mask in masks] == (at_once if kernels == "at once" else [1] * 5)
+    assert run_masked(logits, cases).token_ids == [3, 3, 7, 7, 3, 7, 3]
+    at_once = [0, 0, 1, 1, 0, 0, 1]  # how many tokens are left, min_tokens has to know
+    assert [mask.made for mask in masks] == (at_once if kernels == "at once" else [1] * 7)
+
+
+def test_a_mask_hides_what_a_bias_pushes_out_of_range(kernels):
+    """Only if it allows that token is the request at fault."""
+    largest = 3.4e38
+    logits = torch.zeros(4, 40)
+    logits[:, 3], logits[:, 7] = largest, 9.0
+    params = SamplingParams(seed=1, repetition_penalty=0.5)
+    for kind in (Fixed, Asked):
+        cases = [(params, [], [3], kind(ids, 40)) for ids in ([7, 8], [3, 7], [7, 8], [])]
+        cases[2] = (params, [], [], cases[2][3])
+        result = run_masked(logits, cases)
+        assert result.failed == {1: OVERFLOW, 3: NOTHING_LEFT}
+        assert [result.token_ids[row] for row in (0, 2)] == [7, 7]
 
 
 def test_masks_asked_after_the_pick_give_the_same_tokens():
@@ -504,8 +523,15 @@ def test_masks_asked_after_the_pick_give_the_same_tokens():
     for row in range(60):
         ids = rng.sample(range(500), rng.choice([1, 250, 490, 499]))
         ids += [int(logits[row].argmax())] * rng.randrange(2)
-        min_p = rng.choice([0.0, 0.1])
-        params = SamplingParams(seed=row, temperature=rng.choice([0, 0.7, 1, 2]), min_p=min_p)
+        params = SamplingParams(
+            seed=row,
+            temperature=rng.choice([0, 0.7, 1, 2]),
+            min_p=rng.choice([0.0, 0.1]),
+            top_k=rng.choice([0, 4, 30]),
+            top_p=rng.choice([1.0, 0.5, 0.9]),
+            presence_penalty=rng.choice([0.0, 1.5]),
+            logit_bias=rng.choice([None, {4: 3.0, 7: -9.0}]),
+        )
         for made, kind in ((cases, Asked if rng.random() < 0.7 else Fixed), (twins, Fixed)):
             made.append((params, [], [4] * rng.randrange(9), kind(ids, 500)))
         twins[-1] = (*cases[-1][:3], twins[-1][3])

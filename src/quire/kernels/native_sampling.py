@@ -24,6 +24,7 @@ def pick_tokens(
     seeds: np.ndarray,
     positions: np.ndarray,
     masks: tuple[np.ndarray, np.ndarray] | None = None,
+    witnesses: np.ndarray | None = None,
 ) -> Tensor:
     """One token for each row of `logits`, float32 `[rows, vocab]`, which stay as they are.
 
@@ -35,6 +36,9 @@ def pick_tokens(
         positions: int64 `[rows]`, number of output tokens so far.
         masks: Rows and what they allow, as `keep_allowed` takes them. The tokens are those after
             it.
+        witnesses: int32 `[rows, n]`, to be filled: tokens that decided. With any mask that allows
+            all of them the pick is the same. -1 stands behind them, and alone where so few cannot
+            say it.
 
     Returns:
         int64 `[rows]`; -1: the row's mask leaves no token.
@@ -58,6 +62,8 @@ def pick_tokens(
         positions.ctypes.data,
         0 if masks is None else words.ctypes.data,
         tokens.data_ptr(),
+        0 if witnesses is None else witnesses.ctypes.data,
+        0 if witnesses is None else witnesses.shape[1],
     )
     return tokens
 

@@ -41,9 +41,9 @@ class AskedMask(TokenMask, Protocol):
     """A mask that can also be asked about one token, which may take far less time than to make it.
 
     The token that is picked without a mask is most often one that the mask allows, because models
-    follow their form. It is then the one that would have been picked with it, if the likeliest
-    token is allowed, too: weights are relative to that, and the number that a token enters the race
-    with depends on its id alone.
+    follow their form. It is then the one that would have been picked with it, if some others are
+    allowed, too: the likeliest, to which all weights are relative, and with top-k and top-p those
+    that take part in the race.
     """
 
     asked_first: bool

@@ -26,10 +26,11 @@ from quire.sampling.thinking import ThinkingBudget
 
 ASKED_AFTER: Final = "mask_after_pick"
 """In the place of `token_mask`: the step of requests whose mask is asked about what was picked."""
-_BESIDE_ASKING: Final = frozenset(("raw_logprobs", "temperature", "min_p"))
-"""Steps after which a token that wins among all also wins among those allowed, if it and the
-likeliest are. Top-k and top-p go by how many the mask has left, and penalties change which token
-is the likeliest."""
+_SEES_MASK: Final = frozenset(
+    ("min_tokens", "thinking_budget", "early_processors", "late_processors")
+)
+"""Steps that go by what the mask has left. All others do the same to a token whatever a mask says
+of the rest, so that the pick can name the tokens which decided it (`pick_tokens`)."""
 SLAB: Final = 2**18
 """Logits that a step after the greedy pick works on at once: 1 MiB of float32."""
 
@@ -100,9 +101,7 @@ class RequestSampling:
             active += (*early, "late_processors") if processors.late else early
         if mask is not None:
             asked = isinstance(mask, AskedMask) and mask.asked_first
-            active += (
-                ASKED_AFTER if asked and _BESIDE_ASKING.issuperset(active) else "token_mask",
-            )
+            active += (ASKED_AFTER if asked and _SEES_MASK.isdisjoint(active) else "token_mask",)
         return cls(
             params=params,
             seed=params.seed,

@@ -84,23 +84,29 @@ def _masks(state: SamplerState) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def masks_of_refused(
-    state: SamplerState, rows: Sequence[int], likeliest: Sequence[int]
+    state: SamplerState, rows: Sequence[int], witnesses: Sequence[set[int]]
 ) -> tuple[list[int], np.ndarray]:
-    """Of the rows whose masks are asked after the pick, those of which the token or the likeliest
-    one is not allowed, and what is. Rows whose grammar fails do so here."""
-    meta, tokens = state.meta, state.token_ids.tolist()
+    """Of the rows whose masks are asked after the pick, those that do not allow all tokens which
+    decided it, and what they allow. Rows whose grammar fails do so here.
+
+    Args:
+        state: The batch.
+        rows: In order.
+        witnesses: These tokens, for each of the rows; none: the mask is needed in any case.
+    """
+    meta = state.meta
     refused: list[int] = []
     masks = _empty_masks(state, len(rows))
     lacking: list[tuple[int, AskedMask]] = []
     beyond = False
-    for row in rows:
+    for row, some in zip(rows, witnesses, strict=True):
         # To let isinstance look at a protocol would take longer than to ask.
         mask, output = cast("AskedMask", meta.requests[row].mask), meta.outputs[row]
         try:
             # As in `_masks`: beyond a draft that was not allowed a row means nothing.
             draft = {int(output[-1])} if meta.drafts_of(row) else set()
             beyond = bool(draft) and (beyond or not mask.permits(output[:-1], draft))
-            if beyond or mask.permits(output, {tokens[row], likeliest[row]}):
+            if beyond or (some and mask.permits(output, some)):
                 continue
         except GrammarFailed as error:
             state.fail(row, error.message)
@@ -115,6 +121,15 @@ def masks_of_refused(
             if _take_mask(state, row, masks[len(refused)]):
                 refused.append(row)
     return refused, masks[: len(refused)]
+
+
+def mask_now(state: SamplerState, row: int) -> float:
+    """Mask a row whose mask is otherwise asked after the pick. The largest logit left; of a row
+    without a mask, too."""
+    mask = _empty_masks(state, 1)
+    if not _take_mask(state, row, mask[0]):
+        return float(state.logits[row].amax())
+    return float(state.ops.keep_allowed(state.logits, np.array([row], np.int64), mask)[0])
 
 
 def _take_mask(state: SamplerState, row: int, into: np.ndarray) -> bool:

@@ -30,6 +30,7 @@ from quire.sampling.processors import (
     early_processors,
     late_processors,
     logit_bias,
+    mask_now,
     masks_of_refused,
     min_tokens,
     thinking_budget,
@@ -40,6 +41,8 @@ from quire.sampling.race import winners
 
 Step = Callable[[SamplerState], None]
 
+WITNESSES: Final = 16
+"""Tokens about which a mask is asked at most; more take about as long as a mask."""
 OVERFLOW: Final = "numerical: penalties or bias push a logit out of range"
 _SEED_BITS: Final = 2**64 - 1
 _RESHAPING: Final = frozenset(
@@ -93,7 +96,11 @@ def check_candidates(state: SamplerState) -> None:
         return
     best = state.logits.amax(1)
     for row in (~torch.isfinite(best)).nonzero().flatten().tolist():
-        state.fail(row, NOTHING_LEFT if best[row] == float("-inf") else OVERFLOW)
+        largest = float(best[row])
+        if state.asks_after and row in state.meta.rows.get(ASKED_AFTER, ()):
+            largest = mask_now(state, row)  # it may hide what is out of range
+        if not math.isfinite(largest):
+            state.fail(row, NOTHING_LEFT if largest == float("-inf") else OVERFLOW)
 
 
 def greedy_pick(state: SamplerState) -> None:
@@ -124,16 +131,21 @@ def pick(state: SamplerState) -> None:
     late = _pick_slowly(state, meta.rows.get("late_processors", ()))
 
     def picked(
-        part: slice, masks: tuple[np.ndarray, np.ndarray] | None, *, likeliest: bool = False
+        part: slice,
+        masks: tuple[np.ndarray, np.ndarray] | None,
+        witnesses: np.ndarray | None = None,
     ) -> Tensor:
         assert state.ops.pick_tokens is not None, "the sampler asks before"
-        given = None if likeliest or numbers is None else numbers[part]
-        return state.ops.pick_tokens(state.logits[part], given, seeds[part], positions[part], masks)
+        given = None if numbers is None else numbers[part]
+        where = seeds[part], positions[part]
+        return state.ops.pick_tokens(state.logits[part], given, *where, masks, witnesses)
 
-    state.token_ids = picked(slice(len(seeds)), state.masks)
-    if ASKED_AFTER in meta.rows:
-        _ask_masks(state, picked)
-    if state.masks is not None or ASKED_AFTER in meta.rows:
+    asked = ASKED_AFTER in meta.rows
+    witnesses = np.empty((len(seeds), WITNESSES), np.int32) if asked else None
+    state.token_ids = picked(slice(len(seeds)), state.masks, witnesses)
+    if witnesses is not None:
+        _ask_masks(state, witnesses, picked)
+    if state.masks is not None or asked:
         for row in (state.token_ids < 0).nonzero().flatten().tolist():
             state.fail(row, NOTHING_LEFT)
             state.token_ids[row] = 0
@@ -141,13 +153,11 @@ def pick(state: SamplerState) -> None:
         state.token_ids[row] = token
 
 
-def _ask_masks(state: SamplerState, picked: Callable[..., Tensor]) -> None:
+def _ask_masks(state: SamplerState, witnesses: np.ndarray, picked: Callable[..., Tensor]) -> None:
     """Ask masks about what was picked without them, and pick again what they do not allow."""
     rows = [row for row in state.meta.rows[ASKED_AFTER] if row not in state.failed]
-    likeliest = state.token_ids.clone()
-    for part in _parts([row for row in rows if not state.meta.requests[row].params.greedy]):
-        likeliest[part] = picked(part, None, likeliest=True)
-    refused, masks = masks_of_refused(state, rows, likeliest.tolist())
+    some = [set(of_row) - {-1} for of_row in witnesses[rows].tolist()]
+    refused, masks = masks_of_refused(state, rows, some)
     for part in _parts(refused):
         here = [i for i, row in enumerate(refused) if part.start <= row < part.stop]
         places = np.array([refused[i] for i in here])

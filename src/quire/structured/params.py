@@ -31,10 +31,6 @@ MAX_SCHEMA_DEPTH: Final = 64
 """Nested objects and lists in a schema or a structural tag."""
 
 
-_CHEAP: Final = ("json", "json_object", "choice")
-_LIMITS: Final = ('"maxLength"', '"minLength"', '"pattern"', '"format"')
-
-
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """A constraint as everything behind the input gate knows it."""
 
@@ -42,12 +38,6 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """One of `KINDS`, for logs and for people."""
     text: str
     """llguidance's own form. Equal texts are equal grammars, so it is the key of every cache."""
-
-    @property
-    def is_costly(self) -> bool:
-        """Whether masks of a large vocabulary take long to make. Those of JSON do not, unless
-        strings are limited: within a string the mask is then another one after each token."""
-        return self.kind not in _CHEAP or any(word in self.text for word in _LIMITS)
 
 
 class FreeReasoning(

@@ -45,13 +45,10 @@ class GrammarState:
         vocabulary: Of the model.
         forces: Whether forced text has forced tokens. Without, its bytes may come in any tokens, as
             a request needs that bans some.
-        is_costly: Whether the grammar is of a kind whose masks take long to make.
     """
 
-    def __init__(
-        self, start: Any, vocabulary: Vocabulary, forces: bool = True, is_costly: bool = False
-    ) -> None:
-        self.asked_first = is_costly and vocabulary.num_words >= PARALLEL_WORDS
+    def __init__(self, start: Any, vocabulary: Vocabulary, forces: bool = True) -> None:
+        self.asked_first = vocabulary.num_words >= PARALLEL_WORDS
         self._start = start
         self._vocabulary = vocabulary
         self._forces = forces

@@ -80,8 +80,7 @@ class GrammarStore:
             what = f"compiling it failed ({type(error).__name__}); see the server's log"
             raise GrammarFailed(f"structured_outputs: {what}") from None
         assert self._vocabulary is not None, "the grammar was compiled with it"
-        costly = params.grammar.is_costly
-        return GrammarState(start, self._vocabulary, _may_force(params), is_costly=costly)
+        return GrammarState(start, self._vocabulary, _may_force(params))
 
     def close(self) -> None:
         """End the thread, once it has compiled what it was asked to."""
