@@ -63,7 +63,7 @@ TEST_PROCESSES ?= 2
 test: $(VENV)/.test
 	@$(BIN)/python tools/get_prometheus.py $(VENV)/prometheus
 	@$(BIN)/python tests/clients/environments.py openai-2 anthropic
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadscope $(ARGS)
 
 # Each in an environment of its own in build/clients, with the versions of tests/clients/environments.
 # PEER_VLLM=PYTHON adds `vllm bench serve`.

@@ -1,5 +1,7 @@
 """What holds for every test: the kernels it leaves behind, and the process that it runs in."""
 
+import logging
+import os
 import sys
 from pathlib import Path
 
@@ -9,16 +11,27 @@ SERVERS = {"chaos", "cli", "clients", "e2e", "engine", "observability"}
 """Folders of tests that start servers, in time limits that hold for one server at a time."""
 
 
-def pytest_collection_modifyitems(items):
+# pytest-xdist tells its processes how wide the terminal of the first one is; a test with a terminal
+# of its own has another width.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
     """Say what stays together where two processes share the tests, as `make test` has them.
 
     All that start servers run in one process, so that two of them do not wait for the same cores.
     Of the rest a file stays whole: it makes its models once.
     """
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        alone = str(item.path.relative_to(Path(__file__).parent))
-        item.add_marker(pytest.mark.xdist_group("servers" if folder in SERVERS else alone))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return "servers" if Path(file).parts[1] in SERVERS else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,6 +43,15 @@ def kernels_stay():
     after, isa_after = _kernels()
     assert chosen in (None, after), f"{chosen} kernels before, {after} after"
     assert isa in (None, isa_after), f"instruction set {isa} before, {isa_after} after"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def levels_stay():
+    """Nor may a file leave another level of logging, which a command it ran has set."""
+    package = logging.getLogger("quire")
+    before = package.level
+    yield
+    package.setLevel(before)
 
 
 def _kernels():

@@ -19,6 +19,8 @@ from test_restart import Client, kill
 from thinking_model import CLOSE, make_thinking_model
 
 TURN = [{"role": "user", "content": "Tell me a story"}]
+LONGEST = {"temperature": 1.0, "seed": 269}
+"""Of 300 seeds the one whose story is longest: 152 tokens, at which this kind of request ends."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -79,7 +81,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
              "type": "tag", "begin": "<a>", "end": "</a>",
              "content": {"type": "regex", "pattern": "[a-z ]{1800,1900}"}}}},
     ),
-    "messages": ("messages", {"messages": TURN, "max_tokens": 1200, "seed": 4}),
+    "messages": ("messages", {"messages": TURN, "max_tokens": 1200, **LONGEST}),
     "messages, json schema": (
         "messages",
         {"messages": TURN, "max_tokens": 1200, "seed": 7,
@@ -105,7 +107,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 THOUGHTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat/completions", {"messages": TURN, "max_tokens": 1200, **LONG}),
-    "messages": ("messages", {"messages": TURN, "max_tokens": 1200, "seed": 4}),
+    "messages": ("messages", {"messages": TURN, "max_tokens": 1200, **LONGEST}),
     "responses": ("responses", {"input": TURN, "max_output_tokens": 1200, **LONG}),
 }
 OPENED = {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 1.0}

@@ -220,6 +220,7 @@ async def test_a_full_disk_costs_durability_and_not_service(
 ) -> None:  # fmt: skip
     """As far as RLIMIT_FSIZE goes a file cannot grow: write() fails with EFBIG, in the middle."""
     monkeypatch.setattr(writing, "RETRY_SECONDS", 0.0)
+    caplog.set_level("INFO", logger="quire")
     journal = start(made, folder)
 
     def run(name: str) -> None:

@@ -130,14 +130,17 @@ def test_weights_that_do_not_fit_are_refused_before_reading():
 
 
 @pytest.mark.parametrize(("device", "words"), [("cpu", ("CPU", "swap")), ("cuda", ("GPU", "CPU"))])
-def test_the_log_lines(monkeypatch, device, words):
+def test_the_log_lines(device, words):
     handler = logging.handlers.BufferingHandler(10)
     logger = logging.getLogger("quire.worker.memory")
     logger.addHandler(handler)
-    monkeypatch.setattr(logging.getLogger("quire"), "level", logging.INFO)
+    package = logging.getLogger("quire")
+    before = package.level
+    package.setLevel(logging.INFO)  # the attribute alone leaves what loggers remember of it
     try:
         log_plan(plan(seqs=25, length=1008), device, 1008)
     finally:
+        package.setLevel(before)
         logger.removeHandler(handler)
     assert [record.getMessage() for record in handler.buffer] == [
         f"{words[0]} KV cache size: 25,200 tokens",
