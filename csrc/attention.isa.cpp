@@ -3,9 +3,10 @@
 // A tile is a few tokens of one request times the query heads of one KV head: a matrix of rows.
 // For each segment the keys are turned span by span, so that 16 keys stand in a vector; then
 // scores are a small matrix product, as are the weighted values. One token of decoding is a tile
-// of few rows and takes the same steps: turning the keys costs less than memory takes to bring
-// them.
+// of few rows. It takes the same steps, for which turning the keys would take longer than the
+// products: where pairs of bf16 are multiplied, few_rows.h does both in registers.
 #include "attention.h"
+#include "few_rows.h"
 #include "pool.h"
 #include "product.h"
 #include "softmax.h"
@@ -232,6 +233,9 @@ template <bool pairs> class Attend {
   // ---- one segment -----------------------------------------------------------------------------
 
   void score(Range range, const char* const* lines, Ahead& ahead) {
+#if QUIRE_LEVEL >= 3
+    if (pairs && is_short()) return score_few(range, lines, ahead);
+#endif
     for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
       turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, layer.key_dim, keys, ahead);
@@ -240,6 +244,23 @@ template <bool pairs> class Attend {
                rows, count);
     }
   }
+
+#if QUIRE_LEVEL >= 3
+  bool is_short() const { return rows <= kFewRows && may_be_few(a.keys.dtype); }
+  // Of few rows, without rearranging anything in memory.
+  void score_few(Range range, const char* const* lines, Ahead& ahead) {
+    const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
+    FewRows few{as_pairs(q), layer.key_dim, scores, kSegment, lines, begin, end, layer.key_dim};
+    few.pulls = ahead.pulls / pulls;
+    score_few_rows(rows, a.keys.dtype, few, ahead);
+  }
+  void sum_few(int64_t begin, int64_t end, const char* const* lines, Ahead& ahead) {
+    FewRows few{as_pairs(weights), kSegment, part + 2 * rows, width, lines, begin, (end + 1) / 2 * 2, layer.value_dim};
+    few.pulls = ahead.pulls / pulls;
+    sum_few_rows(rows, a.keys.dtype, few, ahead);
+  }
+  static const bf16* as_pairs(const void* p) { return static_cast<const bf16*>(p); }
+#endif
 
   void weigh(int64_t segment, Range range, int64_t row) {
     const Range mine = seen_by(row, segment);
@@ -285,6 +306,9 @@ template <bool pairs> class Attend {
   void sum_values(Range range, const char* const* lines, Ahead& ahead) {
     float* out = part + 2 * rows;
     const int64_t first = range.begin / 32 * 32;  // where weights begin
+#if QUIRE_LEVEL >= 3
+    if (pairs && is_short()) return sum_few(first, range.end, lines, ahead);
+#endif
     for (int64_t span = first; span < range.end; span += kValueSpan) {
       const int64_t left = range.end - span, even = (left + 1) / 2 * 2;
       const int64_t count = left < kValueSpan ? even : kValueSpan;

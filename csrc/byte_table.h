@@ -1,4 +1,4 @@
-// E4M3 as bf16 by two tables of 128 bytes, for the upper and the lower halves of the numbers. For X.isa.cpp
+// E4M3 and E5M2 as bf16 by two tables of 128 bytes, for the upper and the lower halves of the numbers. For X.isa.cpp
 // only, of level 3, where kLooksUpBytes: AVX512_VBMI, which not every machine with BF16 has. Its instructions
 // are written out, so that no compiler uses them elsewhere.
 #pragma once
@@ -20,7 +20,7 @@ QUIRE_INLINE __m512i picked(__m512i low, __m512i high, __m512i from) {
   return from;
 }
 
-struct ByteTable {
+template <int D> struct ByteTable {
   __m512i above[2], below[2];
 
   ByteTable() {
@@ -28,7 +28,9 @@ struct ByteTable {
       uint8_t above[128], below[128];
       Bytes() {
         for (int i = 0; i < 128; ++i) {
-          const uint32_t bits = f32_to_bits(e4m3_to_f32(static_cast<uint8_t>(i)));
+          const uint8_t code = static_cast<uint8_t>(i);
+          uint32_t bits = f32_to_bits(D == kE5M2 ? e5m2_to_f32(code) : e4m3_to_f32(code));
+          if ((bits & 0x7fffffffu) > 0x7f800000u) bits |= 0x400000u;  // NaN as conversions give it
           above[i] = static_cast<uint8_t>(bits >> 24);
           below[i] = static_cast<uint8_t>(bits >> 16);
         }

@@ -202,12 +202,12 @@ struct E4M3Units {
 struct E4M3Table {
   using Row = bf16;
   static constexpr bool kScalesSums = true;
-  ByteTable table;
+  ByteTable<kE4M3> table;
   __m512i order;
 
   explicit E4M3Table(const Linear&) {
     alignas(64) uint8_t from[64];
-    for (int i = 0; i < 64; ++i) from[ByteTable::place(i)] = static_cast<uint8_t>(i);
+    for (int i = 0; i < 64; ++i) from[ByteTable<kE4M3>::place(i)] = static_cast<uint8_t>(i);
     order = _mm512_load_si512(from);
   }
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }

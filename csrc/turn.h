@@ -303,13 +303,20 @@ template <> struct Pairs<kE4M3> {
   }
 };
 
-// Keys of E4M3 by tables: bytes are turned by fours, then become numbers. The bits of `Pairs`.
-static void turn_by_table(const char* const* lines, int64_t count, int64_t dim, float* out, Ahead& ahead) {
-  const ByteTable table;
+// Where bytes go that were turned by fours: of four dimensions of a position the first two, then the
+// last two.
+static __m512i order_of_fours() {
   alignas(64) uint8_t from[64];
-  for (int i = 0; i < 64; ++i)  // of four dimensions of a position the first two, then the last two
-    from[ByteTable::place(i)] = static_cast<uint8_t>(i % 32 / 2 * 4 + i / 32 * 2 + i % 2);
-  const __m512i order = _mm512_load_si512(from);
+  for (int i = 0; i < 64; ++i)
+    from[ByteTable<kE4M3>::place(i)] = static_cast<uint8_t>(i % 32 / 2 * 4 + i / 32 * 2 + i % 2);
+  return _mm512_load_si512(from);
+}
+
+// Keys of E4M3 or E5M2 by tables: bytes are turned by fours, then become numbers. The bits of `Pairs`.
+template <int D>
+static void turn_by_table(const char* const* lines, int64_t count, int64_t dim, float* out, Ahead& ahead) {
+  const ByteTable<D> table;
+  const __m512i order = order_of_fours();
   for (int64_t first = 0; first < count; first += kLanes) {
     for (int64_t unit = 0; unit < dim / 4; unit += kLanes) {
       const int64_t some = dim / 4 - unit < kLanes ? dim / 4 - unit : kLanes;
@@ -337,7 +344,10 @@ static void turn_by_table(const char* const* lines, int64_t count, int64_t dim, 
 static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
                       bf16* out, Ahead& ahead) {
   float* const to = reinterpret_cast<float*>(out);
-  if (dtype == kE4M3 && kLooksUpBytes && dim % 4 == 0) return turn_by_table(lines, count, dim, to, ahead);
+  if (kLooksUpBytes && dim % 4 == 0) {
+    if (dtype == kE4M3) return turn_by_table<kE4M3>(lines, count, dim, to, ahead);
+    if (dtype == kE5M2) return turn_by_table<kE5M2>(lines, count, dim, to, ahead);
+  }
   switch (dtype) {
     case kE4M3: return turn<Pairs<kE4M3>>(lines, count, dim / 2, tail, to, ahead);
     case kE5M2: return turn<Pairs<kE5M2>>(lines, count, dim / 2, tail, to, ahead);
@@ -346,15 +356,17 @@ static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_
   }
 }
 
+// Numbers of two lines in turns.
+alignas(64) static const uint16_t kInTurns[64] = {
+    0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+    8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
+    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+    24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+
 template <int D>
 static void pair_values(const char* const* lines, int64_t count, int64_t dim, int64_t width,
                         int64_t tail, bf16* out, Ahead& ahead) {
-  alignas(64) static const uint16_t kOrder[64] = {
-      0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-      8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
-      16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-      24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
-  const __m512i low = _mm512_load_si512(kOrder), high = _mm512_load_si512(kOrder + 32);
+  const __m512i low = _mm512_load_si512(kInTurns), high = _mm512_load_si512(kInTurns + 32);
   for (int64_t k = 0; k < count; k += 2) {
     const Pairs<D> a = Pairs<D>::at(lines[k], tail), b = Pairs<D>::at(lines[k + 1], tail);
     bf16* to = out + k * width;
@@ -368,12 +380,13 @@ static void pair_values(const char* const* lines, int64_t count, int64_t dim, in
   }
 }
 
-// Values of E4M3 by tables; `dim` is a multiple of 64. The bits of `pair_values`.
+// Values of E4M3 or E5M2 by tables; `dim` is a multiple of 64. The bits of `pair_values`.
+template <int D>
 static void pair_by_table(const char* const* lines, int64_t count, int64_t dim, bf16* out, Ahead& ahead) {
-  const ByteTable table;
+  const ByteTable<D> table;
   alignas(64) uint8_t from[2][64];
   for (int i = 0; i < 128; ++i)  // numbers of both lines in turns
-    from[i / 64][ByteTable::place(i % 64)] = static_cast<uint8_t>(i % 2 * 64 + i / 2);
+    from[i / 64][ByteTable<D>::place(i % 64)] = static_cast<uint8_t>(i % 2 * 64 + i / 2);
   const __m512i order[2] = {_mm512_load_si512(from[0]), _mm512_load_si512(from[1])};
   for (int64_t k = 0; k < count; k += 2) {
     for (int64_t i = 0; i < dim; i += 64) {
@@ -393,7 +406,10 @@ static void pair_by_table(const char* const* lines, int64_t count, int64_t dim, 
 // Values of bf16, or that become bf16, as [count / 2][width][2].
 static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
                         int64_t width, int64_t tail, bf16* out, Ahead& ahead) {
-  if (dtype == kE4M3 && kLooksUpBytes && dim % 64 == 0) return pair_by_table(lines, count, dim, out, ahead);
+  if (kLooksUpBytes && dim % 64 == 0) {
+    if (dtype == kE4M3) return pair_by_table<kE4M3>(lines, count, dim, out, ahead);
+    if (dtype == kE5M2) return pair_by_table<kE5M2>(lines, count, dim, out, ahead);
+  }
   switch (dtype) {
     case kE4M3: return pair_values<kE4M3>(lines, count, dim, width, tail, out, ahead);
     case kE5M2: return pair_values<kE5M2>(lines, count, dim, width, tail, out, ahead);

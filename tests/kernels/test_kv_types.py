@@ -128,11 +128,14 @@ class Served:
         self.k = (torch.randn(length, kv, dim, generator=generator) * 1.5).to(dtype)
         self.v = torch.randn(length, kv, dim, generator=generator).to(dtype)
         self.length = length
-        blocks = torch.randperm(90, generator=generator)[: -(-length // 8)].tolist()
-        self.metadata = AttentionMetadata.build([length], [length], [blocks], 8)
+        self.blocks = torch.randperm(90, generator=generator)[: -(-length // 8)].tolist()
+        self.metadata = AttentionMetadata.build([length], [length], [self.blocks], 8)
         self.caches = [cache_of(kind, kv, dim, 90) for _ in range(2)]
         for cache in self.caches:
-            raw(cache).fill_(0x7F)
+            if kind is torch.bfloat16:
+                cache.fill_(NAN)
+            else:
+                raw(cache).fill_(0x7F)
 
 
 @pytest.mark.parametrize("kind", SHORT, ids=str)
@@ -153,6 +156,33 @@ def test_read_as_the_numbers_that_it_stands_for(isa, kind, dtype, heads, dim):
     assert got.isfinite().all() and torch.equal(got, want)
     plain = reference.paged_attention(one.q, *one.caches, one.metadata, spec)
     assert (got.float() - plain.float()).norm() < 8e-3 * plain.float().norm()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", [torch.bfloat16, *SHORT], ids=str)
+@pytest.mark.parametrize("dim", [128, 96, 80, 64, 256, 40, 37])
+@pytest.mark.parametrize("window", [0, 70])
+def test_few_rows_have_the_bits_of_many(kind, dim, window):
+    """Up to 27 rows at a time, ends at borders of vectors, blocks and segments, against those of a
+    whole prompt; garbage stands behind them in the cache."""
+    kv = 2
+    for group in range(1, 10) if dim in (64, 80) else (1, 6, 8):
+        whole, one = (Served(kind, torch.bfloat16, (group * kv, kv), dim) for _ in range(2))
+        slots = one.metadata.slot_mapping
+        spec = AttentionSpec(dim**-0.5, window=window or None)
+        native_attention.write_kv(whole.k, whole.v, *whole.caches, slots)
+        want = native_attention.paged_attention(whole.q, *whole.caches, whole.metadata, spec)
+        assert want.isfinite().all()
+        begin = 0
+        for end in (1, 2, 15, 16, 17, 31, 33, 64, 100, 255, 256, 257, 300, 511, 513, 600):
+            new = slice(begin, end)
+            native_attention.write_kv(one.k[new], one.v[new], *one.caches, slots[new])
+            for rows in (1, min(end, 3)):
+                metadata = AttentionMetadata.build([rows], [end], [one.blocks], 8)
+                these = slice(end - rows, end)
+                got = native_attention.paged_attention(one.q[these], *one.caches, metadata, spec)
+                assert torch.equal(got, want[these]), (group, end, rows)
+            begin = end
 
 
 @pytest.mark.usefixtures("isa")
@@ -230,6 +260,7 @@ def test_every_code_is_read_as_its_number(kind, dtype):
     want = kv_types.numbers(codes, 256, 256)
     number = want.isfinite()
     assert torch.equal(got.float()[number], want[number])
+    assert torch.equal(got.isnan(), want.isnan())
     assert not got[~number].isfinite().any()
     keys.copy_(values)
     q[:] = 1

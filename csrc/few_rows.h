@@ -1,0 +1,196 @@
+// Attention of few rows, as one token of decoding has them, where products take pairs of bf16: keys
+// and values become operands in registers and are multiplied at once. For X.isa.cpp only, level 3.
+//
+// Of many rows it pays to rearrange keys and values once, in memory, for all (turn.h); of few that
+// takes longer than their products. The sums have the same order, so the bits are those of `multiply`
+// with what `turn_keys` and `copy_values` make.
+#pragma once
+#include "turn.h"
+
+#if QUIRE_LEVEL >= 3
+namespace quire {
+namespace QUIRE_ISA {
+
+constexpr int64_t kFewRows = 8;
+// Numbers of I8 are multiplied and rounded first, which takes longer here than in whole lines.
+static bool may_be_few(int dtype) { return dtype != kI8; }
+
+struct FewRows {
+  const bf16* a;  // queries by dimension, or weights by position; rows `lda` apart
+  int64_t lda;
+  float* c;  // scores by position, or weighted values by dimension; rows `ldc` apart
+  int64_t ldc;
+  const char* const* lines;  // of keys, or of values, by position
+  int64_t begin, end;        // positions; of keys 16 at a time, of values two
+  int64_t dim;
+  int pulls = 0;     // lines to fetch for each that is read
+};
+
+QUIRE_INLINE void fetch(Ahead& ahead, int pulls) {
+  if (pulls > 0) ahead.pull();
+  if (pulls > 1) ahead.pull();
+}
+
+// acc[row] += the pair at the row's `a` times 16 columns of pairs.
+template <int R>
+QUIRE_INLINE void add_pairs(Vec (&acc)[R], const bf16* a, int64_t lda, __m512i columns) {
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
+    int32_t pair;
+    __builtin_memcpy(&pair, a + r * lda, sizeof pair);
+    acc[r].v = _mm512_dpbf16_ps(acc[r].v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)columns);
+  }
+}
+QUIRE_INLINE __m512i bits_of(Vec v) { return _mm512_castps_si512(v.v); }
+
+// Adds the products of 32 dimensions, or those that are left, of 16 keys.
+template <int R, int D>
+QUIRE_INLINE void add_keys(Vec (&acc)[R], const FewRows& p, const char* const* lines, int64_t d, Ahead& ahead) {
+  const int64_t units = (p.dim - d) / 2, some = units < kLanes ? units : kLanes;
+  Vec v[kLanes];
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Pairs<D>::at(lines[i], 0).load(d / 2, units);
+  transpose(v);
+  if (some < kLanes) {
+    for (int64_t i = 0; i < some; ++i) add_pairs<R>(acc, p.a + d + 2 * i, p.lda, bits_of(v[i]));
+    return;
+  }
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) {
+    fetch(ahead, p.pulls);
+    add_pairs<R>(acc, p.a + d + 2 * i, p.lda, bits_of(v[i]));
+  }
+}
+
+// The same of 64 dimensions of one byte each, which are turned by fours.
+template <int R, int D>
+QUIRE_INLINE void add_bytes(Vec (&acc)[R], const FewRows& p, const char* const* lines, int64_t d,
+                            const ByteTable<D>& table, __m512i order, Ahead& ahead) {
+  Vec v[kLanes];
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<kF32>::load(lines[i] + d, 0);
+  transpose(v);
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) {
+    fetch(ahead, p.pulls);
+    __m512i one, other;
+    table.numbers(picked(bits_of(v[i]), order), one, other);
+    add_pairs<R>(acc, p.a + d + 4 * i, p.lda, one);
+    add_pairs<R>(acc, p.a + d + 4 * i + 2, p.lda, other);
+  }
+}
+
+template <int R, int D> static void score_few(const FewRows& p, Ahead& later) {
+  Ahead ahead = later;
+  for (int64_t first = p.begin; first < p.end; first += kLanes) {
+    Vec acc[R];
+    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
+    for (int64_t d = 0; d < p.dim; d += 32) add_keys<R, D>(acc, p, p.lines + first, d, ahead);
+    QUIRE_EACH for (int r = 0; r < R; ++r) store(p.c + r * p.ldc + first, acc[r]);
+  }
+  later = ahead;
+}
+
+template <int R, int D> static void score_few_by_table(const FewRows& p, Ahead& later) {
+  Ahead ahead = later;
+  const ByteTable<D> table;
+  const __m512i order = order_of_fours();
+  for (int64_t first = p.begin; first < p.end; first += kLanes) {
+    Vec acc[R];
+    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
+    for (int64_t d = 0; d < p.dim; d += 64) add_bytes<R, D>(acc, p, p.lines + first, d, table, order, ahead);
+    QUIRE_EACH for (int r = 0; r < R; ++r) store(p.c + r * p.ldc + first, acc[r]);
+  }
+  later = ahead;
+}
+
+// 32 numbers of each of two lines, or those that are left, as columns of pairs.
+template <int D> struct TwoLines {
+  static constexpr int kPulls = D == kBF16 ? 2 : 1;  // lines of memory that are read at a time
+  __m512i low = _mm512_load_si512(kInTurns), high = _mm512_load_si512(kInTurns + 32);
+  inline __attribute__((always_inline)) void read(const char* const* lines, int64_t i, int64_t left, __m512i& one,
+                                                  __m512i& other) const {
+    const __m512i x = Pairs<D>::at(lines[0], 0).numbers(i, left);
+    const __m512i y = Pairs<D>::at(lines[1], 0).numbers(i, left);
+    one = _mm512_permutex2var_epi16(x, low, y);
+    other = _mm512_permutex2var_epi16(x, high, y);
+  }
+};
+
+// The same by a table; 32 are left.
+template <int D> struct TwoLinesByTable {
+  static constexpr int kPulls = 1;
+  ByteTable<D> table;
+  __m512i order;
+  TwoLinesByTable() {
+    alignas(64) uint8_t from[64];
+    for (int i = 0; i < 64; ++i) from[ByteTable<D>::place(i)] = static_cast<uint8_t>(i % 2 * 32 + i / 2);
+    order = _mm512_load_si512(from);
+  }
+  inline __attribute__((always_inline)) void read(const char* const* lines, int64_t i, int64_t, __m512i& one,
+                                                  __m512i& other) const {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines[0] + i));
+    const __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines[1] + i));
+    table.numbers(picked(_mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1), order), one, other);
+  }
+};
+
+template <int R, class Reader>
+static void sum_few(const FewRows& p, const Reader& reader, Ahead& later) {
+  Ahead ahead = later;
+  for (int64_t i = 0; i < p.dim; i += 32) {
+    Vec one[R], other[R];
+    QUIRE_EACH for (int r = 0; r < R; ++r) one[r] = other[r] = zero();
+    for (int64_t k = p.begin; k < p.end; k += 2) {
+      QUIRE_EACH for (int n = 0; n < Reader::kPulls; ++n) fetch(ahead, p.pulls);
+      __m512i x, y;
+      reader.read(p.lines + k, i, p.dim - i, x, y);
+      add_pairs<R>(one, p.a + k, p.lda, x);
+      add_pairs<R>(other, p.a + k, p.lda, y);
+    }
+    QUIRE_EACH for (int r = 0; r < R; ++r) {
+      store(p.c + r * p.ldc + i, one[r]);
+      if (p.dim - i > kLanes) store(p.c + r * p.ldc + i + kLanes, other[r]);
+    }
+  }
+  later = ahead;
+}
+
+template <int R> static void score_rows(int dtype, const FewRows& p, Ahead& ahead) {
+  if (kLooksUpBytes && p.dim % 64 == 0) {
+    if (dtype == kE4M3) return score_few_by_table<R, kE4M3>(p, ahead);
+    if (dtype == kE5M2) return score_few_by_table<R, kE5M2>(p, ahead);
+  }
+  switch (dtype) {
+    case kE4M3: return score_few<R, kE4M3>(p, ahead);
+    case kE5M2: return score_few<R, kE5M2>(p, ahead);
+    default: return score_few<R, kBF16>(p, ahead);
+  }
+}
+
+template <int R> static void sum_rows(int dtype, const FewRows& p, Ahead& ahead) {
+  if (kLooksUpBytes && p.dim % 32 == 0) {
+    if (dtype == kE4M3) return sum_few<R>(p, TwoLinesByTable<kE4M3>(), ahead);
+    if (dtype == kE5M2) return sum_few<R>(p, TwoLinesByTable<kE5M2>(), ahead);
+  }
+  switch (dtype) {
+    case kE4M3: return sum_few<R>(p, TwoLines<kE4M3>{}, ahead);
+    case kE5M2: return sum_few<R>(p, TwoLines<kE5M2>{}, ahead);
+    default: return sum_few<R>(p, TwoLines<kBF16>{}, ahead);
+  }
+}
+
+using OfRows = void (*)(int dtype, const FewRows& p, Ahead& ahead);
+
+// Scores of rows up to kFewRows.
+static void score_few_rows(int64_t rows, int dtype, const FewRows& p, Ahead& ahead) {
+  static constexpr OfRows kScore[kFewRows] = {score_rows<1>, score_rows<2>, score_rows<3>, score_rows<4>,
+                                              score_rows<5>, score_rows<6>, score_rows<7>, score_rows<8>};
+  kScore[rows - 1](dtype, p, ahead);
+}
+
+// Their weighted values.
+static void sum_few_rows(int64_t rows, int dtype, const FewRows& p, Ahead& ahead) {
+  static constexpr OfRows kSum[kFewRows] = {sum_rows<1>, sum_rows<2>, sum_rows<3>, sum_rows<4>,
+                                            sum_rows<5>, sum_rows<6>, sum_rows<7>, sum_rows<8>};
+  kSum[rows - 1](dtype, p, ahead);
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
+#endif
