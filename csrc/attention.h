@@ -5,9 +5,10 @@
 // - Its keys are cut by absolute position into segments of kSegment. A score is the sum over the
 //   head's dimensions in ascending order, float32: vdpbf16ps steps of two if queries are bf16, keys and
 //   values too or of one byte, and the machine has it, else fused multiply-adds of widened numbers.
-//   Keys and values of one byte: kv_types.h.
+//   Keys and values of one byte: kv_types.h. Of I8, the score is then multiplied with the key's scale.
 // - Within a segment: maximum of the seen scores; weights 2**(score log2 e - maximum), rounded to
-//   bf16 on the vdpbf16ps path; their sum, in lanes by position and then one tree; weighted values
+//   bf16 on the vdpbf16ps path; their sum, in lanes by position and then one tree. Of I8, a weight is
+//   then multiplied with the value's scale, and rounded like it. Weighted values are
 //   summed over positions in ascending order. Unseen positions have weight 0 and add zeros.
 // - Segments are merged in ascending order by the online-softmax rule (Milakov & Gimelshein
 //   2018), starting from the sink if there is one.

@@ -71,6 +71,7 @@ template <bool pairs> class Attend {
       Ahead fetching = ahead_of(ahead, to_come);
       if (!fetched) add_values(fetching, lines[turn], range);
       fetched = true;
+      if (a.keys.dtype == kI8) read_factors(range, lines[turn]);
       score(range, lines[turn], fetching);
       for (int64_t row = 0; row < rows; ++row) weigh(unit.segment, range, row);
       sum_values(range, lines[turn] + kSegment, fetching);
@@ -103,6 +104,7 @@ template <bool pairs> class Attend {
   int pulls;  // lines to fetch per step of a product
   T *all_q, *weights, *keys, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
+  float *key_factors, *value_factors;  // by position in the segment; of a type that has them
   // Of the KV head in work:
   int64_t kv_head;
   T* q;
@@ -137,6 +139,8 @@ template <bool pairs> class Attend {
       take(keys, (layer.key_dim + 1) * kSpan);
       take(values, kValueSpan * width);
       take(scores, rows * kSegment);
+      take(key_factors, kSegment);
+      take(value_factors, kSegment);
       take(own_part, part_floats(rows, layer.value_dim));
       take(all_top, heads * rows);
       take(all_sum, heads * rows);
@@ -232,13 +236,23 @@ template <bool pairs> class Attend {
 
   // ---- one segment -----------------------------------------------------------------------------
 
+  // 0 where nothing is seen, which no weight of 0 makes a NaN.
+  void read_factors(Range range, const char* const* lines) {
+    for (int64_t k = range.begin / 32 * 32; k < (range.end + 31) / 32 * 32; ++k) {
+      key_factors[k] = value_factors[k] = 0.0f;
+      if (k < range.begin || k >= range.end) continue;
+      __builtin_memcpy(key_factors + k, lines[k] + layer.key_dim, kFactorBytes);
+      __builtin_memcpy(value_factors + k, lines[kSegment + k] + a.value_tail, kFactorBytes);
+    }
+  }
+
   void score(Range range, const char* const* lines, Ahead& ahead) {
 #if QUIRE_LEVEL >= 3
-    if (pairs && is_short()) return score_few(range, lines, ahead);
+    if (pairs && rows <= kFewRows) return score_few(range, lines, ahead);
 #endif
     for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
-      turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, layer.key_dim, keys, ahead);
+      turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, keys, ahead);
       multiply(Product<T>{q, layer.key_dim, keys, kSpan, layer.key_dim / kStep, scores + span,
                           kSegment, true, &ahead},
                rows, count);
@@ -246,7 +260,6 @@ template <bool pairs> class Attend {
   }
 
 #if QUIRE_LEVEL >= 3
-  bool is_short() const { return rows <= kFewRows && may_be_few(a.keys.dtype); }
   // Of few rows, without rearranging anything in memory.
   void score_few(Range range, const char* const* lines, Ahead& ahead) {
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
@@ -268,6 +281,7 @@ template <bool pairs> class Attend {
     T* w = weights + row * kSegment;
     const int64_t begin = range.begin / 32 * 32, end = (range.end + 31) / 32 * 32;
     float factor = layer.scale * a.keys.scale * kLog2e;
+    if (a.keys.dtype == kI8) scale_all(s, key_factors, begin, end);
     if (layer.softcap > 0.0f || layer.slopes || factor <= 0.0f) {
       shape(segment, row, s, begin, end);
       factor = 1.0f;
@@ -281,6 +295,13 @@ template <bool pairs> class Attend {
     const float highest = row_max(s, begin, end) * factor;
     part[row] = highest;
     part[rows + row] = row_weights(s, w, begin, end, factor, highest);
+    if (a.keys.dtype == kI8) scale_all(w, value_factors, begin, end);
+  }
+
+  // Multiplies x[begin .. end), whole vectors, rounded to their type.
+  template <class X> static void scale_all(X* x, const float* by, int64_t begin, int64_t end) {
+    using Type = Memory<sizeof(X) == 4 ? kF32 : kBF16>;
+    for (int64_t k = begin; k < end; k += kLanes) Type::store(x, k, mul(Type::load(x, k), load(by + k)));
   }
 
   // Scores times log2 e with all that a model adds.
@@ -307,12 +328,12 @@ template <bool pairs> class Attend {
     float* out = part + 2 * rows;
     const int64_t first = range.begin / 32 * 32;  // where weights begin
 #if QUIRE_LEVEL >= 3
-    if (pairs && is_short()) return sum_few(first, range.end, lines, ahead);
+    if (pairs && rows <= kFewRows) return sum_few(first, range.end, lines, ahead);
 #endif
     for (int64_t span = first; span < range.end; span += kValueSpan) {
       const int64_t left = range.end - span, even = (left + 1) / 2 * 2;
       const int64_t count = left < kValueSpan ? even : kValueSpan;
-      copy_values(a.keys.dtype, lines + span, count, layer.value_dim, width, a.value_tail, values, ahead);
+      copy_values(a.keys.dtype, lines + span, count, layer.value_dim, width, values, ahead);
       multiply(Product<T>{weights + span, kSegment, values, width, count / kStep, out, width,
                           span == first, &ahead},
                rows, width);

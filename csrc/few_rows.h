@@ -12,8 +12,6 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr int64_t kFewRows = 8;
-// Numbers of I8 are multiplied and rounded first, which takes longer here than in whole lines.
-static bool may_be_few(int dtype) { return dtype != kI8; }
 
 struct FewRows {
   const bf16* a;  // queries by dimension, or weights by position; rows `lda` apart
@@ -47,7 +45,7 @@ template <int R, int D>
 QUIRE_INLINE void add_keys(Vec (&acc)[R], const FewRows& p, const char* const* lines, int64_t d, Ahead& ahead) {
   const int64_t units = (p.dim - d) / 2, some = units < kLanes ? units : kLanes;
   Vec v[kLanes];
-  QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Pairs<D>::at(lines[i], 0).load(d / 2, units);
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Pairs<D>{lines[i]}.load(d / 2, units);
   transpose(v);
   if (some < kLanes) {
     for (int64_t i = 0; i < some; ++i) add_pairs<R>(acc, p.a + d + 2 * i, p.lda, bits_of(v[i]));
@@ -105,8 +103,8 @@ template <int D> struct TwoLines {
   __m512i low = _mm512_load_si512(kInTurns), high = _mm512_load_si512(kInTurns + 32);
   inline __attribute__((always_inline)) void read(const char* const* lines, int64_t i, int64_t left, __m512i& one,
                                                   __m512i& other) const {
-    const __m512i x = Pairs<D>::at(lines[0], 0).numbers(i, left);
-    const __m512i y = Pairs<D>::at(lines[1], 0).numbers(i, left);
+    const __m512i x = Pairs<D>{lines[0]}.numbers(i, left);
+    const __m512i y = Pairs<D>{lines[1]}.numbers(i, left);
     one = _mm512_permutex2var_epi16(x, low, y);
     other = _mm512_permutex2var_epi16(x, high, y);
   }
@@ -155,10 +153,12 @@ template <int R> static void score_rows(int dtype, const FewRows& p, Ahead& ahea
   if (kLooksUpBytes && p.dim % 64 == 0) {
     if (dtype == kE4M3) return score_few_by_table<R, kE4M3>(p, ahead);
     if (dtype == kE5M2) return score_few_by_table<R, kE5M2>(p, ahead);
+    if (dtype == kI8) return score_few_by_table<R, kI8>(p, ahead);
   }
   switch (dtype) {
     case kE4M3: return score_few<R, kE4M3>(p, ahead);
     case kE5M2: return score_few<R, kE5M2>(p, ahead);
+    case kI8: return score_few<R, kI8>(p, ahead);
     default: return score_few<R, kBF16>(p, ahead);
   }
 }
@@ -167,10 +167,12 @@ template <int R> static void sum_rows(int dtype, const FewRows& p, Ahead& ahead)
   if (kLooksUpBytes && p.dim % 32 == 0) {
     if (dtype == kE4M3) return sum_few<R>(p, TwoLinesByTable<kE4M3>(), ahead);
     if (dtype == kE5M2) return sum_few<R>(p, TwoLinesByTable<kE5M2>(), ahead);
+    if (dtype == kI8) return sum_few<R>(p, TwoLinesByTable<kI8>(), ahead);
   }
   switch (dtype) {
     case kE4M3: return sum_few<R>(p, TwoLines<kE4M3>{}, ahead);
     case kE5M2: return sum_few<R>(p, TwoLines<kE5M2>{}, ahead);
+    case kI8: return sum_few<R>(p, TwoLines<kI8>{}, ahead);
     default: return sum_few<R>(p, TwoLines<kBF16>{}, ahead);
   }
 }

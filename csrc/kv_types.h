@@ -4,10 +4,10 @@
 //                gives the number before the scale, which belongs to the scores and sums
 //   I8           round(x * (127 / m)), m the largest magnitude of that token's head; the float32 m / 127
 //                stands behind the head's codes. With m < 2**-100 both are 0; with a number that is not
-//                finite the codes are 0 and the scale is NaN. Reading gives code * scale
+//                finite the codes are 0 and the scale is NaN. Reading gives the code; the scale of a key is
+//                multiplied with its scores, that of a value with its weights (attention.isa.cpp)
 //
-// Reading is exact for the floats in every type, for I8 it is one float32 product, rounded to bf16
-// where the products take bf16.
+// So reading is exact in every type that enters the products.
 #pragma once
 #include "math.h"
 
@@ -87,23 +87,11 @@ QUIRE_KEPT(kE5M2, widen_e5m2)
 QUIRE_KEPT(kI8, widen_i8)
 #undef QUIRE_KEPT
 
-// A head's numbers in memory, as they enter the products: of a type with factors times the one that
-// stands `tail` bytes from the beginning.
+// A head's numbers in memory, as they enter the products.
 template <int D> struct Kept {
   const char* line;
-  Vec factor;
-  QUIRE_INLINE Kept at(const char* line, int64_t tail) {
-    Kept k{line, splat(1.0f)};
-    if constexpr (D == kI8) {
-      float f;
-      __builtin_memcpy(&f, line + tail, sizeof f);
-      k.factor = splat(f);
-    }
-    return k;
-  }
   inline __attribute__((always_inline)) Vec load(int64_t i, int64_t left) const {
-    const Vec v = left >= kLanes ? Memory<D>::load(line, i) : Memory<D>::load_n(line, i, left);
-    return D == kI8 ? mul(v, factor) : v;
+    return left >= kLanes ? Memory<D>::load(line, i) : Memory<D>::load_n(line, i, left);
   }
 };
 

@@ -75,18 +75,17 @@ QUIRE_INLINE void transpose(Vec (&v)[kLanes]) {
 }
 #endif
 
-// `Row::at(line, tail).load(unit, n)` gives the units of a line from one on, n of them left.
+// `Row{line}.load(unit, n)` gives the units of a line from one on, n of them left.
 template <class Row>
-static void turn(const char* const* lines, int64_t count, int64_t units, int64_t tail, float* out,
-                 Ahead& ahead) {
+static void turn(const char* const* lines, int64_t count, int64_t units, float* out, Ahead& ahead) {
   for (int64_t first = 0; first < count; first += kLanes) {
     for (int64_t unit = 0; unit < units; unit += kLanes) {
       const int64_t some = units - unit < kLanes ? units - unit : kLanes;
       Vec v[kLanes];
       if (some == kLanes)
-        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Row::at(lines[first + i], tail).load(unit, kLanes);
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Row{lines[first + i]}.load(unit, kLanes);
       else
-        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Row::at(lines[first + i], tail).load(unit, some);
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Row{lines[first + i]}.load(unit, some);
       ahead.pull(kLanes / 2);
       transpose(v);
       float* to = out + unit * kTurned + first;
@@ -99,11 +98,11 @@ static void turn(const char* const* lines, int64_t count, int64_t units, int64_t
 }
 
 template <int D>
-static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, int64_t tail,
-                  float* out, Ahead& ahead) {
+static void widen(const char* const* lines, int64_t count, int64_t dim, int64_t width, float* out,
+                  Ahead& ahead) {
   for (int64_t k = 0; k < count; ++k) {
     ahead.pull(k & 1);
-    const Kept<D> kept = Kept<D>::at(lines[k], tail);
+    const Kept<D> kept{lines[k]};
     for (int64_t i = 0; i < width; i += kLanes)
       store(out + k * width + i, i < dim ? kept.load(i, dim - i) : zero());
   }
@@ -124,18 +123,11 @@ template <int D> struct Words {
     const __m256i ones = _mm256_set1_epi8(0x7f);
     return _mm256_cmpeq_epi8(_mm256_and_si256(v, ones), ones);
   }
-  // Times `by`, of which only I8 and E4M3 know: the latter is 2**-8 times as large as float16.
-  QUIRE_INLINE Vec number(const __m128i* words, Vec by) {
+  QUIRE_INLINE Vec number(const __m128i* words) {
     const __m128i w = _mm_load_si128(words);
-    if constexpr (D == kI8) return mul({_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(w))}, by);
+    if constexpr (D == kI8) return {_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(w))};
     const Vec v{_mm256_cvtph_ps(w)};
-    return D == kE4M3 ? mul(v, by) : v;
-  }
-  // What a line's numbers are multiplied with.
-  QUIRE_INLINE float factor(const char* line, int64_t tail) {
-    float f = 256.0f;
-    if (D == kI8) __builtin_memcpy(&f, line + tail, sizeof f);
-    return f;
+    return D == kE4M3 ? mul(v, splat(256.0f)) : v;  // as float16 it is 2**-8 times as large
   }
 };
 
@@ -151,13 +143,10 @@ struct alignas(32) TwoWords {
 
 // Keys; `dim` is a multiple of 32. Pairs of dimensions are turned, then become numbers.
 template <int D>
-static void turn_words(const char* const* lines, int64_t count, int64_t dim, int64_t tail, float* out, Ahead& ahead) {
+static void turn_words(const char* const* lines, int64_t count, int64_t dim, float* out, Ahead& ahead) {
   using W = Words<D>;
   for (int64_t first = 0; first < count; first += 8) {
     const char* const* mine = lines + first;
-    alignas(32) float factors[8];
-    QUIRE_EACH for (int i = 0; i < 8; ++i) factors[i] = W::factor(mine[i], tail);
-    const Vec by = load(factors);
     __m256i odd = _mm256_setzero_si256();
     for (int64_t d = 0; d < dim; d += 32) {
       __m256i v[8], t[8];
@@ -182,20 +171,19 @@ static void turn_words(const char* const* lines, int64_t count, int64_t dim, int
         words.put(W::of_lower(pair), W::of_upper(pair));
         float* to = out + (d + 2 * j) * kTurned + first;
         QUIRE_EACH for (int i = 0; i < 2; ++i) QUIRE_EACH for (int lane = 0; lane < 2; ++lane)
-          store(to + (16 * lane + i) * kTurned, W::number(&words.at[i][lane], by));
+          store(to + (16 * lane + i) * kTurned, W::number(&words.at[i][lane]));
       }
     }
-    if (W::kHasNaN && !_mm256_testz_si256(odd, odd)) turn<Kept<D>>(mine, 8, dim, tail, out + first, ahead);
+    if (W::kHasNaN && !_mm256_testz_si256(odd, odd)) turn<Kept<D>>(mine, 8, dim, out + first, ahead);
   }
 }
 
 // Values; `dim` is a multiple of 32.
 template <int D>
-static void widen_words(const char* const* lines, int64_t count, int64_t dim, int64_t tail, float* out, Ahead& ahead) {
+static void widen_words(const char* const* lines, int64_t count, int64_t dim, float* out, Ahead& ahead) {
   using W = Words<D>;
   for (int64_t k = 0; k < count; ++k, out += dim) {
     ahead.pull(k & 1);
-    const Vec by = splat(W::factor(lines[k], tail));
     __m256i odd = _mm256_setzero_si256();
     for (int64_t d = 0; d < dim; d += 32) {
       const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines[k] + d)), none = _mm256_setzero_si256();
@@ -203,61 +191,60 @@ static void widen_words(const char* const* lines, int64_t count, int64_t dim, in
       TwoWords words;
       words.put(W::of_upper(_mm256_unpacklo_epi8(none, v)), W::of_upper(_mm256_unpackhi_epi8(none, v)));
       QUIRE_EACH for (int i = 0; i < 2; ++i) QUIRE_EACH for (int lane = 0; lane < 2; ++lane)
-        store(out + d + 16 * lane + 8 * i, W::number(&words.at[i][lane], by));
+        store(out + d + 16 * lane + 8 * i, W::number(&words.at[i][lane]));
     }
-    if (W::kHasNaN && !_mm256_testz_si256(odd, odd)) widen<D>(lines + k, 1, dim, dim, tail, out, ahead);
+    if (W::kHasNaN && !_mm256_testz_si256(odd, odd)) widen<D>(lines + k, 1, dim, dim, out, ahead);
   }
 }
 #endif
 
-// Keys of any type as float32; `count` is a multiple of 16, at most 64. A type with factors has each
-// `tail` bytes from the beginning of its line.
-static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
-                      float* out, Ahead& ahead) {
+// Keys of any type as float32; `count` is a multiple of 16, at most 64.
+static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, float* out,
+                      Ahead& ahead) {
 #if QUIRE_LEVEL == 1
   if (dim % 32 == 0) {
-    if (dtype == kE4M3) return turn_words<kE4M3>(lines, count, dim, tail, out, ahead);
-    if (dtype == kE5M2) return turn_words<kE5M2>(lines, count, dim, tail, out, ahead);
-    if (dtype == kI8) return turn_words<kI8>(lines, count, dim, tail, out, ahead);
+    if (dtype == kE4M3) return turn_words<kE4M3>(lines, count, dim, out, ahead);
+    if (dtype == kE5M2) return turn_words<kE5M2>(lines, count, dim, out, ahead);
+    if (dtype == kI8) return turn_words<kI8>(lines, count, dim, out, ahead);
   }
 #endif
   switch (dtype) {
-    case kBF16: return turn<Kept<kBF16>>(lines, count, dim, tail, out, ahead);
-    case kF16: return turn<Kept<kF16>>(lines, count, dim, tail, out, ahead);
-    case kE4M3: return turn<Kept<kE4M3>>(lines, count, dim, tail, out, ahead);
-    case kE5M2: return turn<Kept<kE5M2>>(lines, count, dim, tail, out, ahead);
-    case kI8: return turn<Kept<kI8>>(lines, count, dim, tail, out, ahead);
-    default: return turn<Kept<kF32>>(lines, count, dim, tail, out, ahead);
+    case kBF16: return turn<Kept<kBF16>>(lines, count, dim, out, ahead);
+    case kF16: return turn<Kept<kF16>>(lines, count, dim, out, ahead);
+    case kE4M3: return turn<Kept<kE4M3>>(lines, count, dim, out, ahead);
+    case kE5M2: return turn<Kept<kE5M2>>(lines, count, dim, out, ahead);
+    case kI8: return turn<Kept<kI8>>(lines, count, dim, out, ahead);
+    default: return turn<Kept<kF32>>(lines, count, dim, out, ahead);
   }
 }
 
 // Values of any type as float32 [count][width], zeros from `dim` on.
 static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
-                        int64_t width, int64_t tail, float* out, Ahead& ahead) {
+                        int64_t width, float* out, Ahead& ahead) {
 #if QUIRE_LEVEL == 1
   if (dim % 32 == 0) {
-    if (dtype == kE4M3) return widen_words<kE4M3>(lines, count, dim, tail, out, ahead);
-    if (dtype == kE5M2) return widen_words<kE5M2>(lines, count, dim, tail, out, ahead);
-    if (dtype == kI8) return widen_words<kI8>(lines, count, dim, tail, out, ahead);
+    if (dtype == kE4M3) return widen_words<kE4M3>(lines, count, dim, out, ahead);
+    if (dtype == kE5M2) return widen_words<kE5M2>(lines, count, dim, out, ahead);
+    if (dtype == kI8) return widen_words<kI8>(lines, count, dim, out, ahead);
   }
 #endif
   switch (dtype) {
-    case kBF16: return widen<kBF16>(lines, count, dim, width, tail, out, ahead);
-    case kF16: return widen<kF16>(lines, count, dim, width, tail, out, ahead);
-    case kE4M3: return widen<kE4M3>(lines, count, dim, width, tail, out, ahead);
-    case kE5M2: return widen<kE5M2>(lines, count, dim, width, tail, out, ahead);
-    case kI8: return widen<kI8>(lines, count, dim, width, tail, out, ahead);
-    default: return widen<kF32>(lines, count, dim, width, tail, out, ahead);
+    case kBF16: return widen<kBF16>(lines, count, dim, width, out, ahead);
+    case kF16: return widen<kF16>(lines, count, dim, width, out, ahead);
+    case kE4M3: return widen<kE4M3>(lines, count, dim, width, out, ahead);
+    case kE5M2: return widen<kE5M2>(lines, count, dim, width, out, ahead);
+    case kI8: return widen<kI8>(lines, count, dim, width, out, ahead);
+    default: return widen<kF32>(lines, count, dim, width, out, ahead);
   }
 }
 
 #if QUIRE_LEVEL >= 3
 // Two neighbours of a line as one unit of 32 bits.
 template <int D> struct Pairs {
-  Kept<D> kept;
-  QUIRE_INLINE Pairs at(const char* line, int64_t tail) { return {Kept<D>::at(line, tail)}; }
+  const char* line;
   // 32 numbers from number i on, `left` of them there; zeros after these.
   inline __attribute__((always_inline)) __m512i numbers(int64_t i, int64_t left) const {
+    const Kept<D> kept{line};
     const Vec low = kept.load(i, left);
     const Vec high = left > kLanes ? kept.load(i + kLanes, left - kLanes) : zero();
     return (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
@@ -268,13 +255,12 @@ template <int D> struct Pairs {
 };
 template <> struct Pairs<kBF16> {
   const char* line;
-  QUIRE_INLINE Pairs at(const char* line, int64_t) { return {line}; }
   inline __attribute__((always_inline)) __m512i numbers(int64_t i, int64_t left) const {
     const __mmask32 some = left < 32 ? (1u << left) - 1u : ~0u;
     return _mm512_maskz_loadu_epi16(some, reinterpret_cast<const bf16*>(line) + i);
   }
   inline __attribute__((always_inline)) Vec load(int64_t unit, int64_t units) const {
-    return Kept<kF32>::at(line, 0).load(unit, units);
+    return Kept<kF32>{line}.load(unit, units);
   }
 };
 
@@ -283,7 +269,6 @@ template <> struct Pairs<kBF16> {
 // ones, come from a table, and all ones is NaN.
 template <> struct Pairs<kE4M3> {
   const char* line;
-  QUIRE_INLINE Pairs at(const char* line, int64_t) { return {line}; }
   inline __attribute__((always_inline)) __m512i numbers(int64_t i, int64_t left) const {
     alignas(64) static const uint16_t kSmallest[32] = {0x0000, 0x3b00, 0x3b80, 0x3bc0,
                                                        0x3c00, 0x3c20, 0x3c40, 0x3c60};
@@ -312,7 +297,7 @@ static __m512i order_of_fours() {
   return _mm512_load_si512(from);
 }
 
-// Keys of E4M3 or E5M2 by tables: bytes are turned by fours, then become numbers. The bits of `Pairs`.
+// Keys of one byte by tables: bytes are turned by fours, then become numbers. The bits of `Pairs`.
 template <int D>
 static void turn_by_table(const char* const* lines, int64_t count, int64_t dim, float* out, Ahead& ahead) {
   const ByteTable<D> table;
@@ -341,18 +326,19 @@ static void turn_by_table(const char* const* lines, int64_t count, int64_t dim, 
 }
 
 // Keys of bf16, or that become bf16, two dimensions as one unit of 32 bits.
-static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, int64_t tail,
-                      bf16* out, Ahead& ahead) {
+static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_t dim, bf16* out,
+                      Ahead& ahead) {
   float* const to = reinterpret_cast<float*>(out);
   if (kLooksUpBytes && dim % 4 == 0) {
     if (dtype == kE4M3) return turn_by_table<kE4M3>(lines, count, dim, to, ahead);
     if (dtype == kE5M2) return turn_by_table<kE5M2>(lines, count, dim, to, ahead);
+    if (dtype == kI8) return turn_by_table<kI8>(lines, count, dim, to, ahead);
   }
   switch (dtype) {
-    case kE4M3: return turn<Pairs<kE4M3>>(lines, count, dim / 2, tail, to, ahead);
-    case kE5M2: return turn<Pairs<kE5M2>>(lines, count, dim / 2, tail, to, ahead);
-    case kI8: return turn<Pairs<kI8>>(lines, count, dim / 2, tail, to, ahead);
-    default: return turn<Pairs<kBF16>>(lines, count, dim / 2, tail, to, ahead);
+    case kE4M3: return turn<Pairs<kE4M3>>(lines, count, dim / 2, to, ahead);
+    case kE5M2: return turn<Pairs<kE5M2>>(lines, count, dim / 2, to, ahead);
+    case kI8: return turn<Pairs<kI8>>(lines, count, dim / 2, to, ahead);
+    default: return turn<Pairs<kBF16>>(lines, count, dim / 2, to, ahead);
   }
 }
 
@@ -365,10 +351,10 @@ alignas(64) static const uint16_t kInTurns[64] = {
 
 template <int D>
 static void pair_values(const char* const* lines, int64_t count, int64_t dim, int64_t width,
-                        int64_t tail, bf16* out, Ahead& ahead) {
+                        bf16* out, Ahead& ahead) {
   const __m512i low = _mm512_load_si512(kInTurns), high = _mm512_load_si512(kInTurns + 32);
   for (int64_t k = 0; k < count; k += 2) {
-    const Pairs<D> a = Pairs<D>::at(lines[k], tail), b = Pairs<D>::at(lines[k + 1], tail);
+    const Pairs<D> a{lines[k]}, b{lines[k + 1]};
     bf16* to = out + k * width;
     for (int64_t i = 0; i < dim; i += 32) {
       ahead.pull(1);
@@ -380,7 +366,7 @@ static void pair_values(const char* const* lines, int64_t count, int64_t dim, in
   }
 }
 
-// Values of E4M3 or E5M2 by tables; `dim` is a multiple of 64. The bits of `pair_values`.
+// Values of one byte by tables; `dim` is a multiple of 64. The bits of `pair_values`.
 template <int D>
 static void pair_by_table(const char* const* lines, int64_t count, int64_t dim, bf16* out, Ahead& ahead) {
   const ByteTable<D> table;
@@ -405,16 +391,17 @@ static void pair_by_table(const char* const* lines, int64_t count, int64_t dim, 
 
 // Values of bf16, or that become bf16, as [count / 2][width][2].
 static void copy_values(int dtype, const char* const* lines, int64_t count, int64_t dim,
-                        int64_t width, int64_t tail, bf16* out, Ahead& ahead) {
+                        int64_t width, bf16* out, Ahead& ahead) {
   if (kLooksUpBytes && dim % 64 == 0) {
     if (dtype == kE4M3) return pair_by_table<kE4M3>(lines, count, dim, out, ahead);
     if (dtype == kE5M2) return pair_by_table<kE5M2>(lines, count, dim, out, ahead);
+    if (dtype == kI8) return pair_by_table<kI8>(lines, count, dim, out, ahead);
   }
   switch (dtype) {
-    case kE4M3: return pair_values<kE4M3>(lines, count, dim, width, tail, out, ahead);
-    case kE5M2: return pair_values<kE5M2>(lines, count, dim, width, tail, out, ahead);
-    case kI8: return pair_values<kI8>(lines, count, dim, width, tail, out, ahead);
-    default: return pair_values<kBF16>(lines, count, dim, width, tail, out, ahead);
+    case kE4M3: return pair_values<kE4M3>(lines, count, dim, width, out, ahead);
+    case kE5M2: return pair_values<kE5M2>(lines, count, dim, width, out, ahead);
+    case kI8: return pair_values<kI8>(lines, count, dim, width, out, ahead);
+    default: return pair_values<kBF16>(lines, count, dim, width, out, ahead);
   }
 }
 #endif

@@ -3,7 +3,8 @@
 - `float8_e4m3fn`, `float8_e5m2`: the number divided by a scale of the layer, rounded to nearest
   even, cut at the largest number of the type. The scale comes back in scores and sums.
 - `int8`: symmetric, per token and head: `quantise_rows`. The float32 scale stands in the four bytes
-  behind the head's codes, so it goes wherever they go: a block means the same in every place.
+  behind the head's codes, so it goes wherever they go: a block means the same in every place. The
+  native kernels multiply scores and weights with it, not the codes.
 
 A token's bytes depend on that token alone. Knows no blocks; the native twin is csrc/kv_types.h.
 """
