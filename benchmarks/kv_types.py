@@ -35,7 +35,10 @@ def caches(kind: torch.dtype, blocks: int, heads: int, dim: int) -> tuple[torch.
     size = (blocks, BLOCK, heads, dim + TAILS.get(kind, 0))
     if kind.itemsize > 1:
         return tuple(torch.randn(size).to(kind) for _ in range(2))
-    return tuple(raw(torch.empty(size, dtype=kind)).random_(0, 64).view(kind) for _ in range(2))
+    made = tuple(raw(torch.empty(size, dtype=kind)).random_(0, 64).view(kind) for _ in range(2))
+    for cache in made:  # scales behind the codes, as of numbers about 1
+        cache[..., dim:] = torch.tensor([0.03]).view(cache.dtype) if kind in TAILS else 0
+    return made
 
 
 def main() -> None:

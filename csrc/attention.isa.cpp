@@ -264,14 +264,16 @@ template <bool pairs> class Attend {
   void score_few(Range range, const char* const* lines, Ahead& ahead) {
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
     FewRows few{as_pairs(q), layer.key_dim, scores, kSegment, lines, begin, end, layer.key_dim};
-    few.pulls = ahead.pulls / pulls;
+    few.pulls = pulls_of_few(ahead);
     score_few_rows(rows, a.keys.dtype, few, ahead);
   }
   void sum_few(int64_t begin, int64_t end, const char* const* lines, Ahead& ahead) {
     FewRows few{as_pairs(weights), kSegment, part + 2 * rows, width, lines, begin, (end + 1) / 2 * 2, layer.value_dim};
-    few.pulls = ahead.pulls / pulls;
+    few.pulls = pulls_of_few(ahead);
     sum_few_rows(rows, a.keys.dtype, few, ahead);
   }
+  // A head of I8 reaches into one more line of memory, for its factor.
+  int pulls_of_few(const Ahead& ahead) const { return ahead.pulls / pulls * (a.keys.dtype == kI8 ? 2 : 1); }
   static const bf16* as_pairs(const void* p) { return static_cast<const bf16*>(p); }
 #endif
 

@@ -25,8 +25,7 @@ struct FewRows {
 };
 
 QUIRE_INLINE void fetch(Ahead& ahead, int pulls) {
-  if (pulls > 0) ahead.pull();
-  if (pulls > 1) ahead.pull();
+  for (; pulls > 0; --pulls) ahead.pull();
 }
 
 // acc[row] += the pair at the row's `a` times 16 columns of pairs.
