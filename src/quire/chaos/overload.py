@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.chaos.target import HttpReply, HttpTarget, KeptConnections
@@ -30,11 +29,21 @@ class Offered:
     """Answers per second while more was offered."""
     answered: int = 0
     refusals: list[float] = field(default_factory=list)
-    """Seconds until each refusal, sorted."""
+    """Seconds until each refusal, sorted in the end."""
     untold: int = 0
     """Refusals without Retry-After."""
     lost: list[str] = field(default_factory=list)
     """Replies that are neither an answer nor a refusal."""
+
+    def take(self, reply: HttpReply) -> None:
+        """Count a reply."""
+        if reply.is_answer:
+            self.answered += 1
+        elif reply.status in REFUSALS:
+            self.refusals.append(reply.seconds)
+            self.untold += "retry-after" not in reply.headers
+        else:
+            self.lost.append(f"status {reply.status} after {reply.seconds:.1f} s: {reply.text!r}")
 
 
 async def over_offer(
@@ -62,37 +71,32 @@ async def over_offer(
     pool = KeptConnections(target)
     capacity = await _capacity(pool, sent, warm_seconds, at_once)
     rate = min(times * capacity, most_rate)
-    replies: list[tuple[float, HttpReply]] = []
+    told = Offered(capacity, rate, seconds, goodput=0.0)
+    answers: list[float] = []
+    # Nothing of a request is kept but numbers: Python looks through all that is, in the end for
+    # tenths of a second at a time, and what should have been sent meanwhile would then come at once.
+    running: set[asyncio.Task[None]] = set()
 
     async def one(start: float) -> None:
         reply = await pool.exchange(sent, seconds=120)
-        replies.append((time.monotonic() - start, reply))
-
-    start = time.monotonic()
-    tasks: list[asyncio.Task[None]] = []
-    while (now := time.monotonic() - start) < seconds:
-        while len(tasks) < now * rate:
-            tasks.append(asyncio.create_task(one(start)))
-        await asyncio.sleep(1 / rate)
-    span = time.monotonic() - start
-    await asyncio.gather(*tasks)
-    await pool.close()
-    in_time = sum(1 for at, reply in replies if at <= span and reply.is_answer)
-    told = Offered(capacity, rate, span, in_time / span)
-    _sort(told, [reply for _, reply in replies])
-    return told
-
-
-def _sort(told: Offered, replies: Sequence[HttpReply]) -> None:
-    for reply in replies:
+        told.take(reply)
         if reply.is_answer:
-            told.answered += 1
-        elif reply.status in REFUSALS:
-            told.refusals.append(reply.seconds)
-            told.untold += "retry-after" not in reply.headers
-        else:
-            told.lost.append(f"status {reply.status} after {reply.seconds:.1f} s: {reply.text!r}")
+            answers.append(time.monotonic() - start)
+
+    start, num_sent = time.monotonic(), 0
+    while (now := time.monotonic() - start) < seconds:
+        while num_sent < now * rate:
+            num_sent += 1
+            task = asyncio.create_task(one(start))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await asyncio.sleep(1 / rate)
+    told.seconds = time.monotonic() - start
+    await asyncio.gather(*running)
+    await pool.close()
+    told.goodput = sum(at <= told.seconds for at in answers) / told.seconds
     told.refusals.sort()
+    return told
 
 
 async def _capacity(pool: KeptConnections, sent: bytes, seconds: float, at_once: int) -> float:
