@@ -36,8 +36,9 @@ def caches(kind: torch.dtype, blocks: int, heads: int, dim: int) -> tuple[torch.
     if kind.itemsize > 1:
         return tuple(torch.randn(size).to(kind) for _ in range(2))
     made = tuple(raw(torch.empty(size, dtype=kind)).random_(0, 64).view(kind) for _ in range(2))
-    for cache in made:  # scales behind the codes, as of numbers about 1
-        cache[..., dim:] = torch.tensor([0.03]).view(cache.dtype) if kind in TAILS else 0
+    if kind in TAILS:  # scales behind the codes, as numbers about 1 have them
+        for cache in made:
+            cache[..., dim:] = torch.tensor([0.03]).view(kind)
     return made
 
 

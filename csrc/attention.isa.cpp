@@ -236,7 +236,7 @@ template <bool pairs> class Attend {
 
   // ---- one segment -----------------------------------------------------------------------------
 
-  // 0 where nothing is seen, which no weight of 0 makes a NaN.
+  // 0 where nothing is seen: what lies there could be NaN, and so could a weight of 0 times that.
   void read_factors(Range range, const char* const* lines) {
     for (int64_t k = range.begin / 32 * 32; k < (range.end + 31) / 32 * 32; ++k) {
       key_factors[k] = value_factors[k] = 0.0f;

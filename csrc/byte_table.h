@@ -1,5 +1,5 @@
-// E4M3, E5M2 and I8 as bf16 by two tables of 128 bytes, for the upper and the lower halves of the numbers. For X.isa.cpp
-// only, of level 3, where kLooksUpBytes: AVX512_VBMI, which not every machine with BF16 has. Its instructions
+// E4M3, E5M2 and I8 as bf16 by two tables of 128 bytes, for the upper and the lower halves of the numbers.
+// For X.isa.cpp only, of level 3, where kLooksUpBytes: AVX512_VBMI, which not every machine with BF16 has. Its instructions
 // are written out, so that no compiler uses them elsewhere.
 #pragma once
 #include "vec.h"

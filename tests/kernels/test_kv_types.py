@@ -143,8 +143,8 @@ class Served:
 @pytest.mark.parametrize(("heads", "dim"), [((14, 2), 64), ((2, 2), 37), ((5, 1), 40)])
 def test_read_as_the_numbers_that_it_stands_for(isa, kind, dtype, heads, dim):
     """Bit for bit what attention over a cache of these numbers gives, in the type that enters the
-    products. The scales of int8, which scores and weights are multiplied with, round nothing if they
-    are powers of two; with its own ones, it is as near as any."""
+    products. The scales of int8, which scores and weights are multiplied with, round nothing if
+    they are powers of two; with its own ones, it is as near as any."""
     in_pairs = isa == "avx512_bf16" and dtype is torch.bfloat16 and dim % 2 == 0
     one = Served(kind, dtype, heads, dim)
     slots = one.metadata.slot_mapping

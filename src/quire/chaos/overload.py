@@ -73,9 +73,8 @@ async def over_offer(
     rate = min(times * capacity, most_rate)
     told = Offered(capacity, rate, seconds, goodput=0.0)
     answers: list[float] = []
-    # Nothing of a request is kept but numbers: Python looks through all that is, in the end for
-    # tenths of a second at a time, and what should have been sent meanwhile would then come at once.
-    running: set[asyncio.Task[None]] = set()
+    # Nothing of a request is kept but numbers. Python would look through the rest, in the end for
+    # tenths of a second at a time, and what should have been sent meanwhile would come at once.
 
     async def one(start: float) -> None:
         reply = await pool.exchange(sent, seconds=120)
@@ -84,15 +83,13 @@ async def over_offer(
             answers.append(time.monotonic() - start)
 
     start, num_sent = time.monotonic(), 0
-    while (now := time.monotonic() - start) < seconds:
-        while num_sent < now * rate:
-            num_sent += 1
-            task = asyncio.create_task(one(start))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        await asyncio.sleep(1 / rate)
-    told.seconds = time.monotonic() - start
-    await asyncio.gather(*running)
+    async with asyncio.TaskGroup() as group:  # keeps what runs, and raises what was raised
+        while (now := time.monotonic() - start) < seconds:
+            while num_sent < now * rate:
+                num_sent += 1
+                group.create_task(one(start))
+            await asyncio.sleep(1 / rate)
+        told.seconds = time.monotonic() - start
     await pool.close()
     told.goodput = sum(at <= told.seconds for at in answers) / told.seconds
     told.refusals.sort()
