@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ KINDS = {"die": 310, "raise": 311, "memory": 312, "nan": 313, "inf": 314, "loop"
 AFTER = 2
 ONCE = "QUIRE_CHAOS_ONCE"
 """Variable with a folder: `loop` and `hang` strike once for each of them, noted there."""
+SLOWLY = "QUIRE_CHAOS_SLOWLY"
+"""Variable with a file: while it is there, every step takes `PAUSE` more seconds."""
+PAUSE = 0.05
 
 
 class HookedPolicy(FCFS):
@@ -60,6 +64,7 @@ def install() -> None:
         return
     StepRunner.chaos = True  # type: ignore[attr-defined]
     marked: dict[str, tuple[str, int]] = {}
+    slowly = Path(os.environ[SLOWLY]) if SLOWLY in os.environ else None
     update, run, forward = StepRunner._update_states, StepRunner._run, PagedForward.__call__
 
     def hooked_update(self: Any, batch: Any) -> Any:
@@ -71,6 +76,8 @@ def install() -> None:
         return update(self, batch)
 
     def hooked_run(self: Any, req_ids: Any, counts: Any) -> Any:
+        if slowly is not None and slowly.exists():
+            time.sleep(PAUSE)
         for kind in due(self._input_batch.select(req_ids, counts)).values() if marked else ():
             if kind == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
