@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 
+from quire import LLM, SamplingParams
 from quire.bench.engine.limit import ModelWork, limit
 from quire.bench.engine.measure import measure
 from quire.bench.engine.options import CASES, Case, EngineBenchOptions
+from quire.bench.engine.rounded_copy import write_rounded
 from quire.bench.engine.text import engine_text
 from quire.bench.engine.workers import BenchedEngine, Contest, start_peers
 from quire.cli.benches.engine import main
+from quire.config import EngineConfig
+from quire.config.locate import located
 from quire.errors import ConfigError, StartupError
 from quire.kernels.probe import Rates
+from quire.models.inspection import weight_forms
 
 PEER = """
 import json, sys
@@ -116,8 +121,7 @@ def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_
     [
         ({"rounds": 0}, "--rounds must be 1 to 1000, got 0"),
         ({"pause": -1.0}, "--pause must be 0 to 60, got -1"),
-        ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4"),
-        ({"formats": "int8", "peer_vllm": "python3"}, "--formats is 'int8': add bf16"),
+        ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4, fp8, mxfp4"),
         ({"cases": "8x8_8"}, "there is no .'8x8_8'.; cases: decode_1x16_65"),
         ({"peer_llama": "/nowhere/python"}, "--peer-llama: '/nowhere/python' is no program"),
     ],
@@ -175,3 +179,21 @@ def test_the_limit_counts_bytes_or_operations_whichever_takes_longer() -> None:
     assert limit(Case(2, 4, 1), work, Rates(endless, 1.0, endless)) == computing[0]
     assert limit(Case(2, 4, 2), work, Rates(endless, 1.0, endless)) == sum(computing)
     assert limit(Case(2, 4, 1), work, Rates(endless, endless, 1.0)) == 2 * (200 * 8 + 100 * 2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_copy_for_a_peer_is_the_model_rounded(tmp_path: Path, bits: int) -> None:
+    model = located(EngineConfig.from_options(model="quire-demo")).model
+    write_rounded(Path(model.folder), tmp_path / "copy", bits)
+    copy = EngineConfig.from_options(model=str(tmp_path / "copy"))
+    shape = located(copy).model.read_shape()
+    assert not shape.tie_word_embeddings
+    how = SamplingParams(max_tokens=8, temperature=0)
+    texts = []
+    for folder in (model.folder, tmp_path / "copy"):
+        with LLM(str(folder)) as llm:
+            texts.append(llm.generate(["The capital of France is"], how)[0].outputs[0].text)
+            forms = weight_forms(llm.llm_engine.core.executor.model)
+    assert texts[0] == texts[1]
+    assert [f"int{bits}" in form for form in forms].count(True) == 1, forms
+    assert sum(total.layers for total in forms.values()) == 5 * 4 + 1, forms

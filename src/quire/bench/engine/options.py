@@ -42,21 +42,24 @@ CASES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FormatNames:
-    """How weights are kept, in each engine's words."""
+    """How weights are kept, in each engine's words; `None`: it has no such format."""
 
     quire: str | None
-    """`quantization`."""
-    llama: str
-    openvino: str
+    """`quantization`; `None`: as they are."""
+    vllm: int | None
+    """Bits of the copy that is made for it: 16, as they are."""
+    openvino: str | None
+    llama: str | None
 
 
 FORMATS: Final = {
-    "bf16": FormatNames(None, "bf16", "fp16"),
-    "int8": FormatNames("int8", "q8_0", "int8"),
-    "int4": FormatNames("int4", "q4_0", "int4"),
+    "bf16": FormatNames(None, 16, "fp16", "bf16"),
+    "int8": FormatNames("int8", 8, "int8", "q8_0"),
+    "int4": FormatNames("int4", 4, "int4", "q4_0"),
+    "fp8": FormatNames("fp8", None, None, None),
+    "mxfp4": FormatNames("mxfp4", None, None, None),
 }
-"""Each engine's own kind of it, made of the same bf16 weights. vLLM quantises none by itself on
-CPUs, and takes part in bf16 alone."""
+"""Each engine's own kind of it, made of the same bf16 weights, with a head of 8 bits."""
 PEERS: Final = {"vllm": "vLLM", "openvino": "OpenVINO GenAI", "llama": "llama.cpp"}
 
 
@@ -91,10 +94,6 @@ class EngineBenchOptions:
         if unknown := [name for name in self.kept if name not in FORMATS]:
             raise ConfigError(
                 f"--formats: there is no {unknown[0]!r}; formats: {', '.join(FORMATS)}"
-            )
-        if self.peer_vllm and "bf16" not in self.kept:
-            raise ConfigError(
-                f"--peer-vllm takes part in bf16 alone; --formats is {self.formats!r}: add bf16"
             )
         for peer, python in self.peers.items():
             if shutil.which(os.path.expanduser(python)) is None:

@@ -21,7 +21,7 @@ from quire.errors import StartupError
 SCRIPTS: Final = Path(__file__).resolve().parent / "peers"
 LAST: Final = 600
 """Characters of what an engine that ended said last, told with the error."""
-VLLM: Final = {"VLLM_CPU_KVCACHE_SPACE": "4"}
+VLLM: Final = {"VLLM_CPU_KVCACHE_SPACE": "2"}
 """Of both settings of vLLM: its environment out of the box, but for the memory that it takes."""
 
 
@@ -163,7 +163,8 @@ def start_own(contest: Contest, formats: Sequence[str]) -> None:
     ours = [sys.executable, script, "quire", str(contest.model), str(contest.context)]
     for form in formats:
         scheme = FORMATS[form].quire
-        contest.start("quire", form, "", ours if scheme is None else [*ours, scheme], {})
+        more = [] if scheme is None else [scheme, json.dumps({"targets": {"lm_head": "int8"}})]
+        contest.start("quire", form, "", [*ours, *more], {})
 
 
 def start_peers(
@@ -181,19 +182,25 @@ def start_peers(
     Raises:
         StartupError: one does not start, or the model cannot be converted for it.
     """
+    starters: dict[str, Any] = {"vllm": _vllm, "openvino": _openvino, "llama": _llama}
     for peer, python in peers.items():
         for form in formats:
-            {"vllm": _vllm, "openvino": _openvino, "llama": _llama}[peer](
-                contest, python, form, folder
-            )
+            kind = getattr(FORMATS[form], peer)
+            if kind is not None:
+                starters[peer](contest, python, form, kind, folder)
 
 
-def _vllm(contest: Contest, python: str, form: str, folder: Path) -> None:
+def _vllm(contest: Contest, python: str, form: str, bits: int, folder: Path) -> None:
     """Out of the box, and with all cores and the OpenMP that its package brought."""
-    if form != "bf16":
-        return
+    model = contest.model
+    if bits < 16:
+        # It quantises none by itself on CPUs, but reads what others wrote.
+        from quire.bench.engine.rounded_copy import write_rounded
+
+        model = folder / f"compressed-{bits}"
+        write_rounded(contest.model, model, bits)
     script = str(SCRIPTS / "llm_worker.py")
-    command = [python, script, "vllm", str(contest.model), str(contest.context)]
+    command = [python, script, "vllm", str(model), str(contest.context)]
     plain = {**VLLM, "PYTHONPATH": ""}
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     tuned = {**plain, "VLLM_CPU_OMP_THREADS_BIND": cores}
@@ -203,9 +210,8 @@ def _vllm(contest: Contest, python: str, form: str, folder: Path) -> None:
     contest.start("vllm", form, "default", command, plain)
 
 
-def _llama(contest: Contest, python: str, form: str, folder: Path) -> None:
+def _llama(contest: Contest, python: str, form: str, kind: str, folder: Path) -> None:
     """With keys and values of all sequences in one buffer, and with one of its own for each."""
-    kind = FORMATS[form].llama
     path = str(folder / f"{kind}.gguf")
     _convert("llama", [python, str(SCRIPTS / "to_gguf.py"), str(contest.model), path, kind])
     for setting in ("split", "unified"):
@@ -213,9 +219,8 @@ def _llama(contest: Contest, python: str, form: str, folder: Path) -> None:
         contest.start("llama", form, setting, command, {"PYTHONPATH": ""})
 
 
-def _openvino(contest: Contest, python: str, form: str, folder: Path) -> None:
+def _openvino(contest: Contest, python: str, form: str, kind: str, folder: Path) -> None:
     """Computed in bf16; f32 was never faster."""
-    kind = FORMATS[form].openvino
     path = str(folder / f"openvino-{kind}")
     export = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
     task = ["--task", "text-generation-with-past", "--weight-format", kind]

@@ -18,7 +18,7 @@ HELP: Final = {
     "cases": "Of " + ", ".join(CASES) + ", separated by commas: prompts x tokens in _ tokens out. "
     "Default: all that the model's context holds.",
     "formats": "How weights are kept: of " + ", ".join(FORMATS) + ", separated by commas. Each "
-    "engine has its own kind of each; vLLM takes part in bf16 alone.",
+    "engine that knows it has its own kind of each; vLLM gets a rounded copy of the model.",
     "rounds": "In which each engine runs each case once.",
     "pause": "Seconds before each run, in which threads of the engine before it stop spinning.",
     "peer_vllm": "Python that can import vllm (CPU); run as it is out of the box, and with all "

@@ -1,9 +1,9 @@
 """quire or vLLM in a process: loads a model, then runs each case it is sent.
 
-    python llm_worker.py PACKAGE MODEL CONTEXT [QUANTIZATION]
+    python llm_worker.py PACKAGE MODEL CONTEXT [QUANTIZATION CONFIG]
 
-PACKAGE is `quire` or `vllm`: both have the same `LLM`. What the engine itself prints goes to
-stderr.
+PACKAGE is `quire` or `vllm`: both have the same `LLM`. CONFIG is JSON. What the engine itself
+prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     engine = importlib.import_module(package)
-    kept = {"quantization": scheme[0]} if scheme else {}
+    kept: dict[str, Any] = {}
+    if scheme:
+        kept = {"quantization": scheme[0], "quantization_config": json.loads(scheme[1])}
     llm = engine.LLM(model, max_model_len=int(context), dtype="bfloat16", **kept)
     about: dict[str, Any] = {
         name: str(importlib.import_module(name).__version__) for name in (package, "torch")
