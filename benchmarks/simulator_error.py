@@ -4,16 +4,18 @@
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
+    python benchmarks/simulator_error.py --again         # how far the engine is from itself
     python benchmarks/simulator_error.py --why           # which steps or pauses are wrong
 
 Calibrates first. Then each of three rates, two mixes of lengths and two settings runs on a live
 engine (a core in its own process, without HTTP) and in the simulator. Rates are shares of what the
 simulator says is possible. Prints the error of every figure, and the largest and mean of each.
-The machine should do nothing else. If it does, `--own-speed` scales the calibration, for each load,
-by how much slower or faster the recorded steps of the live engine were in all: what is left is the
-error of everything but the speed of the machine at that moment. `--why` says for each load how many
-times as long as calibrated its steps took, by what was in them, and the pauses between them; both
-record the live engine, as calibration does.
+The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
+by second, as fast as the recorded steps of the live engine were: what is left is the error of
+everything but the speed of the machine at that moment. `--again` gives the live engine each load a
+second time, and says how far it was from the first: no simulator can be nearer. `--why` says for
+each load how many times as long as calibrated its steps took, by what was in them, and the pauses
+between them. `--own-speed` and `--why` record the live engine, as calibration does.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
+from quire.sim.pace import Pace, measured_pace
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
@@ -73,10 +76,15 @@ def load(mix: str, rate: float, seconds: float, seed: int) -> list[TraceRequest]
 
 
 def simulated(
-    config: EngineConfig, info: dict, times: StepTimeModel, requests: list[TraceRequest]
+    config: EngineConfig,
+    info: dict,
+    times: StepTimeModel,
+    requests: list[TraceRequest],
+    pace: Pace | None = None,
 ) -> tuple[dict, float]:
     started = time.perf_counter()
-    simulator = Simulator(config, pool_of(info), times, keep_token_times=True)
+    at = None if pace is None else pace.at
+    simulator = Simulator(config, pool_of(info), times, keep_token_times=True, pace=at)
     run = simulator.run(requests, Sequences(requests, 16))
     took = time.perf_counter() - started
     return figures(records_of_run(run)), run.duration / took
@@ -144,6 +152,7 @@ async def compare(
         config = replace(config, observability=replace(config.observability, record=str(record)))
     llm = await AsyncLLM.start(config)
     errors: dict[str, list[float]] = {name: [] for name in FIGURES}
+    of_engine: dict[str, list[float]] = {name: [] for name in FIGURES}
     speeds = []
     try:
         await llm.wait_ready()
@@ -156,32 +165,46 @@ async def compare(
                 most = possible_rate(changed, info, times, mix)
                 for share in SHARES:
                     requests = load(mix, share * most, options.seconds, seed=number)
-                    await llm.reset_prefix_cache()
                     sequences = Sequences(requests, 16, vocabulary)
                     name = f"{number}-{mix}-{share}"
+                    row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
+                    await llm.reset_prefix_cache()
                     live = figures(await play(llm, requests, sequences, name))
-                    mine, steps = times, []
+                    pace, steps = None, []
                     if record is not None:
                         await asyncio.sleep(1.0)  # the recorder writes
                         steps = recorded_steps(record, num_steps)
                         num_steps += len(steps)
                     if options.own_speed:
-                        mine = times.scaled(factor(steps, times))
-                    made, speed = simulated(changed, info, mine, requests)
+                        start = steps[0].recorded.start - requests[0].arrival
+                        pace = measured_pace(steps, times, start)
+                    made, speed = simulated(changed, info, times, requests, pace)
                     speeds.append(speed)
-                    row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
                     print(f"{row:<44}" + _compared(live, made, errors), flush=True)
+                    if options.again:
+                        await llm.reset_prefix_cache()
+                        again = figures(await play(llm, requests, sequences, f"{name} again"))
+                        print(f"{'    again':<44}" + _compared(live, again, of_engine), flush=True)
+                        if record is not None:
+                            await asyncio.sleep(1.0)
+                            num_steps += len(recorded_steps(record, num_steps))
                     if options.why:
                         print(why(steps, times), flush=True)
     finally:
         await llm.shutdown()
     for name, limit in FIGURES.items():
-        found = errors[name]
-        print(
-            f"{name:<20} mean error {statistics.mean(found):5.1f} %, largest {max(found):5.1f} %, "
-            f"wanted {limit} %"
-        )
+        print(f"{name:<20} {_said(errors[name], limit)}, wanted {limit} %")
+        if options.again:
+            print(f"{'    again':<20} {_said(of_engine[name], limit)}")
     print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
+
+
+def _said(found: list[float], limit: float) -> str:
+    beyond = sum(error > limit for error in found)
+    return (
+        f"mean error {statistics.mean(found):5.1f} %, largest {max(found):5.1f} %, "
+        f"{beyond} of {len(found)} beyond"
+    )
 
 
 def _compared(live: dict, made: dict, errors: dict[str, list[float]]) -> str:
@@ -198,6 +221,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--why", action="store_true")
     parser.add_argument("--step-times", help="use these instead of calibrating")
     parser.add_argument("--seconds", type=float, help="of each load")

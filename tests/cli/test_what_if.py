@@ -91,6 +91,22 @@ def test_simulate_writes_result_and_timeline(
     assert float(alone.split()[-1]) > found["duration"]
 
 
+@pytest.mark.parametrize("usual", [1e-5, 1e-2])
+def test_the_recorded_pace_makes_up_for_step_times_of_another_machine(
+    recording: Path, usual: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StepTimeModel(usual, (usual / 100,) * 14).write(tmp_path / "times.json")
+    result = tmp_path / "r.json"
+    common = ("--step-times", str(tmp_path / "times.json"), "--result-filename", str(result))
+    taken = sum(step.seconds for step in read_trace(recording).steps)
+    for pace in ("recorded", "usual"):
+        code, *_ = run(
+            capsys, "simulate", "--trace", str(recording), *common, "--save-result", "--pace", pace
+        )
+        as_then = 0.8 < json.loads(result.read_text())["busy_seconds"] / taken < 1.2
+        assert code == 0 and as_then == (pace == "recorded")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -118,6 +134,8 @@ def test_a_trace_from_elsewhere_needs_step_times(
     code, _, err = run(capsys, "simulate", "--trace", str(path))
     assert code == 2 and "quire calibrate" in err
     roofline = ("--memory-gb-s", "10", "--gflops", "100")
+    code, _, err = run(capsys, "simulate", "--trace", str(path), *roofline, "--pace", "recorded")
+    assert code == 2 and "--pace recorded: the trace has no steps" in err
     code, out, _ = run(capsys, "simulate", "--trace", str(path), *roofline)
     assert code == 0 and "Total generated tokens:                  25" in out
     assert run(capsys, "simulate")[2].startswith("quire: --trace FILE is missing")

@@ -6,13 +6,16 @@ import dataclasses
 import math
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quire.config import EngineConfig
+from quire.sim.pace import Pace, measured_pace
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
-from quire.sim.step_time import Overheads, StepTimeModel
+from quire.sim.step_time import Overheads, StepShape, StepTimeModel
 from quire.workload.trace import TraceRequest
 
 TIMES = StepTimeModel(1e-3, (1e-5,) * 14, overheads=Overheads(1e-4, 0.0, 2e-3, 1e-3))
@@ -115,3 +118,29 @@ def test_few_steps_already_vary_around_their_mean() -> None:
     assert max(waits[1]) > 1.3 * min(waits[1]) > 1.3 * 0.5 * min(waits[0])
     others = simulate(prompts, times=dataclasses.replace(TIMES, spread=spread, _table=[]))
     assert list(others.first_tokens) == list(even.first_tokens), "that is of decodes"
+
+
+def test_a_slow_spell_of_the_machine_is_a_slow_spell_of_the_simulation() -> None:
+    traced = [TraceRequest(float(second), 1, 101) for second in range(4)]
+    times = StepTimeModel(1e-3, (0.0,) * 14)
+    pace = Pace((1.0, 3.0, 1.0), start=0.0)
+    simulator = Simulator(config(), Pool(500), times, pace=pace.at)
+    outcome = simulator.run(traced, Sequences(traced, 16))
+    took = [end - start for start, end in zip(outcome.arrivals, outcome.ends, strict=True)]
+    assert took == pytest.approx([0.101, 0.303, 0.101, 0.101])
+
+
+def test_the_pace_is_what_steps_took_by_what_was_said() -> None:
+    times = StepTimeModel(1e-3, (0.0,) * 14)
+    starts = {10.2: 2e-3, 10.8: 4e-3, 13.1: 6e-3}
+    # A step without tokens counts for nothing; a second without steps is as all were.
+    steps = [stepped(start, seconds) for start, seconds in starts.items()]
+    pace = measured_pace([*steps, stepped(12.5, 9.0, tokens=0)], times, start=10.0)
+    assert pace.factors == pytest.approx((3.0, 4.0, 4.0, 6.0))
+    assert [pace.at(t) for t in (-5.0, 0.5, 3.5, 99.0)] == pytest.approx([3.0, 3.0, 6.0, 6.0])
+    assert measured_pace([], times).at(1.0) == 1.0
+
+
+def stepped(start: float, seconds: float, tokens: int = 1) -> Any:
+    shape = StepShape(tokens, tokens, 0, 0, 0)
+    return SimpleNamespace(recorded=SimpleNamespace(start=start, seconds=seconds), shape=shape)

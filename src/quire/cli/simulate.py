@@ -20,6 +20,8 @@ from quire.config.cli import add_engine_flags, engine_config
 from quire.errors import ConfigError
 from quire.observability.recorder.chrome_trace import timeline
 from quire.observability.recorder.ring import StepRecords
+from quire.sim.lockstep import Lockstep, SimulatedEngine
+from quire.sim.pace import Pace, measured_pace
 from quire.sim.scenario import changes_sizes, pool_of, read_settings, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
@@ -50,6 +52,11 @@ def build_parser() -> Parser:
         help="Settings to try, such as max_num_batched_tokens=1024.",
     )  # fmt: skip
     add_times_flags(parser)
+    parser.add_argument(
+        "--pace", choices=("usual", "recorded"), default="usual",
+        help="How fast the machine is: as step times say, or, second by second, as it was when "
+        "the steps of the trace were recorded. Default: usual.",
+    )  # fmt: skip
     parser.add_argument(
         "--timeline", metavar="FILE", default=None,
         help="Write the steps as a trace for ui.perfetto.dev, as `quire timeline` does.",
@@ -89,16 +96,17 @@ def main(arguments: Sequence[str]) -> int:
     settings = read_settings(namespace.set)
     config, pool = scenario(namespace, trace, settings)
     times = needed_times(namespace, config, trace)
+    pace = recorded_pace(trace, times) if namespace.pace == "recorded" else None
     records = StepRecords(TIMELINE_STEPS if namespace.timeline else 0, config.cache.block_size)
     started = time.perf_counter()
-    run = simulate(trace, config, pool, times, records if namespace.timeline else None)
+    run = simulate(trace, config, pool, times, records if namespace.timeline else None, pace)
     took = time.perf_counter() - started
     result = result_of(run, config, times, settings, namespace.trace)
     result["simulated_in_seconds"] = took
     print(text_block(result, title=" Simulation Result "))
     print(told(run, took))
     if namespace.report:
-        _report(namespace, trace, settings, times, (run, result))
+        _report(namespace, trace, settings, times, pace, (run, result))
     if namespace.timeline:
         write_json(namespace.timeline, timeline(records.snapshot()), "--timeline")
     if namespace.save_result or namespace.save_detailed:
@@ -144,12 +152,26 @@ def needed_times(
     return times
 
 
+def recorded_pace(trace: Trace, times: StepTimeModel) -> Pace:
+    """How fast the machine was.
+
+    Raises:
+        ConfigError: no steps were recorded, or not from the engine's start on.
+    """
+    if not (trace.steps and trace.header.config):
+        raise ConfigError("--pace recorded: the trace has no steps: record one with --record")
+    recorded = EngineConfig.from_dict(trace.header.config)
+    engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
+    return measured_pace(Lockstep(trace, engine), times)
+
+
 def simulate(
     trace: Trace,
     config: EngineConfig,
     pool: Pool,
     times: StepTimeModel,
     records: StepRecords | None = None,
+    pace: Pace | None = None,
 ) -> SimulatedRun:
     """Run a trace."""
     total = sum(request.output_len for request in trace.requests)
@@ -161,8 +183,9 @@ def simulate(
             records.record(stats, None)
 
     simulator = Simulator(
-        config, pool, times, keep_token_times=total <= MOST_TOKEN_TIMES, observe=observe
-    )
+        config, pool, times, keep_token_times=total <= MOST_TOKEN_TIMES, observe=observe,
+        pace=None if pace is None else pace.at,
+    )  # fmt: skip
     sequences = Sequences(trace.requests, trace.header.block_size)
     return simulator.run(trace.by_arrival(), sequences)
 
@@ -172,6 +195,7 @@ def _report(
     trace: Trace,
     settings: dict[str, Any],
     times: StepTimeModel,
+    pace: Pace | None,
     done: tuple[SimulatedRun, dict[str, Any]],
 ) -> None:
     from quire.bench.report import ReportRun, write_report
@@ -180,7 +204,7 @@ def _report(
     runs = [ReportRun(name, done[1], records_of_run(done[0]))]
     if settings:
         config, pool = scenario(namespace, trace, {})
-        run = simulate(trace, config, pool, times)
+        run = simulate(trace, config, pool, times, pace=pace)
         result = result_of(run, config, times, {}, namespace.trace)
         runs.insert(0, ReportRun("as it is", result, records_of_run(run)))
     notes = ("Simulated: the scheduler is the engine's, the times of steps are a model's.",)

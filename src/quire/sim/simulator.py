@@ -134,6 +134,7 @@ class Simulator:
         times: How long steps take.
         keep_token_times: Keep when each token came, and not only the first and the last.
         observe: Called with the statistics of each step; for timelines.
+        pace: By how much the machine is slower at a time; `None`: it is always as `times` says.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Simulator:
         *,
         keep_token_times: bool = False,
         observe: Callable[[StepStats], None] | None = None,
+        pace: Callable[[float], float] | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.scheduler = build_scheduler(config, pool, self.clock)
@@ -152,6 +154,7 @@ class Simulator:
         self.succession = Succession()
         self.outcome = SimulatedRun()
         self._observe = observe
+        self._pace = pace
         self._keeps = keep_token_times
         self._drawn = [0.0, 0.0]
         # where in their spreads the last steps without and with prompts were drawn
@@ -290,6 +293,8 @@ class Simulator:
 
     def _seconds(self, shape: StepShape) -> float:
         seconds, times, kind = self.times.seconds(shape), self.times, min(shape.prefills, 1)
+        if self._pace is not None:
+            seconds *= self._pace(self.clock.now())
         spread = times.prompt_spread if kind else times.spread
         if not spread:
             return seconds
