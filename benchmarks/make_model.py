@@ -1,6 +1,7 @@
 """A model of a real shape with random weights, for timings: no download, no meaning.
 
     python benchmarks/make_model.py qwen2.5-0.5b OUT_DIR
+    python benchmarks/make_model.py qwen2.5-1.5b OUT_DIR
     python benchmarks/make_model.py llama-3.2-1b OUT_DIR
 
 Writes bf16 safetensors under Hugging Face's names, the configuration, and the tokenizer of the
@@ -28,6 +29,18 @@ SHAPES = {
         "intermediate_size": 4864,
         "num_hidden_layers": 24,
         "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+    },
+    "qwen2.5-1.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
         "num_key_value_heads": 2,
         "max_position_embeddings": 32768,
         "rope_theta": 1000000.0,
