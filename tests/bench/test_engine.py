@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -102,6 +103,14 @@ def test_the_best_setting_of_a_peer_counts_for_each_case(contest: Contest, tmp_p
         assert f"- llama bf16 {setting}: llama_cpp 0.9, build AVX, settings kv {setting}" in text
 
 
+def test_the_first_setting_alone_starts_no_other(contest: Contest, tmp_path: Path) -> None:
+    first = dataclasses.replace(contest, settings="first")
+    start_peers(
+        first, {"llama": program(tmp_path / "llama", PEER)}, ["bf16", "int8", "fp8"], tmp_path
+    )
+    assert [worker.name for worker in first.workers] == ["llama bf16 split", "llama int8 split"]
+
+
 def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_path: Path) -> None:
     python = program(tmp_path / "python", PEER)
     with pytest.raises(
@@ -122,6 +131,7 @@ def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_
         ({"rounds": 0}, "--rounds must be 1 to 1000, got 0"),
         ({"pause": -1.0}, "--pause must be 0 to 60, got -1"),
         ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4, fp8, mxfp4"),
+        ({"settings": "best"}, "--settings must be one of all, first, got 'best'"),
         ({"cases": "8x8_8"}, "there is no .'8x8_8'.; cases: decode_1x16_65"),
         ({"peer_llama": "/nowhere/python"}, "--peer-llama: '/nowhere/python' is no program"),
     ],

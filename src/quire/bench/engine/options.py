@@ -60,6 +60,7 @@ FORMATS: Final = {
     "mxfp4": FormatNames("mxfp4", None, None, None),
 }
 """Each engine's own kind of it, made of the same bf16 weights, with a head of 8 bits."""
+SETTINGS: Final = ("all", "first")
 PEERS: Final = {"vllm": "vLLM", "openvino": "OpenVINO GenAI", "llama": "llama.cpp"}
 
 
@@ -75,6 +76,8 @@ class EngineBenchOptions:
     """Names, separated by commas; those that the model's context holds if not given."""
     formats: str = "bf16"
     """Of `FORMATS`, separated by commas."""
+    settings: str = "all"
+    """`all` of a peer that are worth a try, or the `first` alone, which takes less memory."""
     rounds: int = 3
     pause: float = 2.0
     """Seconds between two runs: threads of the engine that ran stop spinning."""
@@ -91,6 +94,10 @@ class EngineBenchOptions:
         unknown = [name for name in (self.cases or "").split(",") if name and name not in CASES]
         if unknown or self.cases == "":
             raise ConfigError(f"--cases: there is no {unknown or ''!s}; cases: {', '.join(CASES)}")
+        if self.settings not in SETTINGS:
+            raise ConfigError(
+                f"--settings must be one of {', '.join(SETTINGS)}, got {self.settings!r}"
+            )
         if unknown := [name for name in self.kept if name not in FORMATS]:
             raise ConfigError(
                 f"--formats: there is no {unknown[0]!r}; formats: {', '.join(FORMATS)}"

@@ -21,7 +21,7 @@ from quire.errors import StartupError
 SCRIPTS: Final = Path(__file__).resolve().parent / "peers"
 LAST: Final = 600
 """Characters of what an engine that ended said last, told with the error."""
-VLLM: Final = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+VLLM: Final = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """Of both settings of vLLM: its environment out of the box, but for the memory that it takes."""
 
 
@@ -137,12 +137,17 @@ class Contest:
     context: int
     """Tokens of the longest sequence."""
     verbose: bool = False
+    settings: str = "all"
+    """See `EngineBenchOptions.settings`."""
     workers: list[BenchedEngine] = field(default_factory=list)
 
     def start(
         self, peer: str, form: str, setting: str, command: Sequence[str], env: Mapping[str, str]
     ) -> None:
-        """One more worker."""
+        """One more worker, unless it is but one more setting and not asked for."""
+        seen = any(worker.row == f"{peer} {form}" for worker in self.workers)
+        if seen and self.settings == "first":
+            return
         self.workers.append(
             BenchedEngine(peer, form, setting, command, env, self.vocabulary, verbose=self.verbose)
         )

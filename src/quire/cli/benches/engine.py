@@ -19,6 +19,8 @@ HELP: Final = {
     "Default: all that the model's context holds.",
     "formats": "How weights are kept: of " + ", ".join(FORMATS) + ", separated by commas. Each "
     "engine that knows it has its own kind of each; vLLM gets a rounded copy of the model.",
+    "settings": "Of a peer that are tried: all, or the first alone, which takes less memory and "
+    "time.",
     "rounds": "In which each engine runs each case once.",
     "pause": "Seconds before each run, in which threads of the engine before it stop spinning.",
     "peer_vllm": "Python that can import vllm (CPU); run as it is out of the box, and with all "
@@ -70,7 +72,7 @@ def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
     shape, place = config.read_shape(), Path(config.folder)
     cases = options.chosen(shape.max_position_embeddings)
     context = max(case.context for case in cases.values())
-    contest = Contest(place, shape.vocab_size, context, options.verbose)
+    contest = Contest(place, shape.vocab_size, context, options.verbose, options.settings)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-"))
         stack.callback(contest.close)
