@@ -2,17 +2,20 @@
 
 First, both compute their figures of the same 400 random records, which must be equal. Then they
 measure, in turns. The server (tests/bench/fake_server.py) streams tokens at fixed times, so that
-what differs is the two measurements, and not the server from run to run.
+what differs is the two measurements, and not the server from run to run. With `--quire` it is
+quire's own, with its scheduler, and a model that takes 100 ms for every step (api_server.py): when
+a request comes within a step is chance, so the first tokens differ more from run to run.
 
 `max_concurrent_requests` is compared by the definition of vLLM 0.32 (`by_the_second`), made of
 quire's records: quire itself counts the requests in flight at one moment, as later versions do.
 
-    python benchmarks/agreement.py --peer-vllm PYTHON [--rounds 3]
+    python benchmarks/agreement.py --peer-vllm PYTHON [--rounds 3] [--quire]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -22,29 +25,62 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "support")]
+TOKENS, GAP = 16, 0.1
+"""Of each reply, and the seconds between them."""
 
 
-def options(url: str) -> list[str]:
+def options(url: str, model: str) -> list[str]:
     return [
-        *("bench", "serve", "--backend", "openai", "--base-url", url, "--model", "m"),
+        *("bench", "serve", "--backend", "openai", "--base-url", url, "--model", model),
         *("--tokenizer", str(files("quire.assets") / "quire-demo"), "--dataset-name", "random"),
-        *("--random-input-len", "24", "--random-output-len", "16", "--num-prompts", "80"),
+        *("--random-input-len", "24", "--random-output-len", str(TOKENS), "--num-prompts", "80"),
         *("--request-rate", "8", "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el"),
         *("--metric-percentiles", "50,99", "--disable-tqdm", "--save-result"),
         "--save-detailed",
     ]
 
 
-def measured(command: list[str], url: str, environment: dict[str, str]) -> dict[str, Any]:
+@contextlib.contextmanager
+def paced_quire() -> Iterator[str]:
+    """The URL of a server of quire's whose steps take as long as the gaps of the other one."""
+    from api_server import STEP_MS, free_port
+
+    port, script = free_port(), Path(__file__).with_name("api_server.py")
+    env = os.environ | {STEP_MS: str(1000 * GAP), "QUIRE_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, str(script), "--serve", str(port)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        if not server.stdout.readline():
+            raise SystemExit("the server did not start")
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.communicate()
+
+
+@contextlib.contextmanager
+def fixed_times() -> Iterator[str]:
+    """The URL of a server without a scheduler."""
+    from fake_server import fake
+
+    with fake(tokens=TOKENS, gap=GAP) as server:
+        yield server.url
+
+
+def measured(
+    command: list[str], url: str, model: str, environment: dict[str, str]
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [*command, *options(url), "--result-filename", "r.json"],
+            [*command, *options(url, model), "--result-filename", "r.json"],
             cwd=folder, env=environment, check=True, capture_output=True,
         )  # fmt: skip
         return dict(json.loads((Path(folder) / "r.json").read_text()))
@@ -89,12 +125,12 @@ def same_records(peer: str, environment: dict[str, str]) -> None:
 
 
 def main() -> None:
-    from fake_server import fake
     from quire.bench.result import records_of
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-vllm", required=True, help="Python of an environment with vLLM")
     parser.add_argument("--rounds", type=int, default=3, help="of measuring; 0: none")
+    parser.add_argument("--quire", action="store_true", help="measure a server of quire's")
     args = parser.parse_args()
     theirs = [str(Path(args.peer_vllm).with_name("vllm"))]
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -102,10 +138,11 @@ def main() -> None:
     values: dict[str, list[tuple[float, float]]] = defaultdict(list)
     if not args.rounds:
         return
-    with fake(tokens=16, gap=0.1) as server:
+    model = "quire-demo" if args.quire else "m"
+    with paced_quire() if args.quire else fixed_times() as url:
         for _ in range(args.rounds):
-            peer = measured(theirs, server.url, bare | {"HF_HUB_OFFLINE": "1"})
-            own = measured([sys.executable, "-m", "quire"], server.url, dict(os.environ))
+            peer = measured(theirs, url, model, bare | {"HF_HUB_OFFLINE": "1"})
+            own = measured([sys.executable, "-m", "quire"], url, model, dict(os.environ))
             own["max_concurrent_requests"] = by_the_second(records_of(own))
             for name in own:
                 if isinstance(own[name], int | float) and isinstance(peer.get(name), int | float):

@@ -146,7 +146,7 @@ async def read_streams(url: str, path: str, body: dict[str, Any], streams: int, 
 
 def measure(source: str, args: argparse.Namespace) -> dict[str, float]:
     """Start a server of this checkout and measure it."""
-    port = _free_port()
+    port = free_port()
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | {"PYTHONPATH": path, "QUIRE_LOGGING_LEVEL": "ERROR"}
     env[STEP_MS] = str(args.step_ms)
@@ -170,7 +170,7 @@ def ask(url: str, pid: int, model: str, args: argparse.Namespace) -> dict[str, f
     return asyncio.run(reading)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     import socket
 
     with socket.socket() as probe:
