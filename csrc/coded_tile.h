@@ -13,6 +13,7 @@
 // minimum, rounded, is taken from the sum so far. So the bits are the same everywhere.
 #pragma once
 #include "gemm.h"
+#include "pool.h"
 #include "row_codes.h"
 
 namespace quire {
@@ -223,6 +224,26 @@ static inline int32_t sum_factor(const Linear& layer) {
   if (!c.group) return 1;
   if (c.group_zeros) return -1;
   return (layer.dtype == kCodes4 && !c.table ? kBelow4 : kBelow) - c.zero;
+}
+
+// Where the codes of `m` rows are, in scratch memory of this thread: the norm before a product makes them in
+// passing, or the product itself.
+static inline CodedRows room_for_codes(const Linear& layer, int64_t m) {
+  const int64_t k = padded_k(layer), groups = layer.coded.group ? k / layer.coded.group : 1;
+  const int64_t bytes = (m * k + 63) / 64 * 64, sums = m * groups * 4;
+  const bool minima = layer.coded.group_minima;
+  const int64_t all = bytes + m * 4 + (minima ? 2 * sums : sums);
+  auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(all)));
+  char* const after = memory + bytes + m * 4;
+  return {reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + bytes),
+          reinterpret_cast<int32_t*>(after), k, groups, sum_factor(layer),
+          minima ? reinterpret_cast<float*>(after + sums) : nullptr};
+}
+
+// For a row whose codes have another order than its numbers; nullptr if the layer has none such.
+static inline int8_t* unordered_codes(const Linear& layer) {
+  if (!layer.coded.order) return nullptr;
+  return static_cast<int8_t*>(scratch(5, static_cast<size_t>(padded_k(layer))));
 }
 
 // Row `row`, of numbers that begin at element `from` of `x`. As quantise_rows in kernels/coded_linear.py.

@@ -42,15 +42,18 @@ struct Run {
     return decoder.buffer(slot, static_cast<size_t>(step.tokens * columns) * item);
   }
 
-  void norm(const Norm& norm, const void* x, void* residual, void* out) const {
+  // For the product with `next`, if there is one.
+  void norm(const Norm& norm, const void* x, void* residual, void* out, const Linear* next) const {
     QUIRE_PICK(normalize)(NormArgs{norm, x, residual, residual, out, decoder.dtype, rows,
-                                   decoder.size, decoder.size});
+                                   decoder.size, decoder.size, next});
   }
 
-  void linear(const Linear& layer, const void* x, void* out, int activation,
-              const Linear* next) const {
-    QUIRE_PICK(gemm)(GemmArgs{&layer, x, decoder.dtype, rows, layer.k, nullptr, out,
-                              decoder.dtype, activation, false, next});
+  void linear(const Linear& layer, const void* x, void* out, int activation, const Linear* next,
+              bool after_norm = false) const {
+    GemmArgs args{&layer, x, decoder.dtype, rows, layer.k, nullptr, out,
+                  decoder.dtype, activation, false, next};
+    args.quantised = after_norm;
+    QUIRE_PICK(gemm)(args);
   }
 
   // Norms the heads of each token in place.
@@ -76,7 +79,7 @@ struct Run {
     const AttentionLayer& a = layer.attention;
     const int64_t width = layer.qkv.n, dim = a.key_dim;
     char* qkv = static_cast<char*>(take(kQkv, width));
-    linear(layer.qkv, x, qkv, kNone, &layer.out);
+    linear(layer.qkv, x, qkv, kNone, &layer.out, true);
     char* k = qkv + a.heads * dim * item;
     char* v = k + a.kv_heads * dim * item;
     norm_heads(layer.q_norm, qkv, a.heads, dim, width);
@@ -114,16 +117,16 @@ void run_decoder(Decoder& decoder, const DecoderStep& step) {
     const DecoderLayer* following = index + 1 < decoder.layers.size() ? &layer + 1 : nullptr;
     if (index == 0) QUIRE_PICK(normalize)(NormArgs{layer.before_attention, step.x, nullptr, nullptr,
                                               normed, decoder.dtype, step.tokens, decoder.size,
-                                              decoder.size});
-    else run.norm(layer.before_attention, given, step.x, normed);
+                                              decoder.size, &layer.qkv});
+    else run.norm(layer.before_attention, given, step.x, normed, &layer.qkv);
     run.attend(index, normed, given);
     if (run.rows == 0) return;
-    run.norm(layer.before_mlp, given, step.x, normed);
+    run.norm(layer.before_mlp, given, step.x, normed, &layer.gate_up);
     void* inner = run.take(kInner, layer.gate_up.n / 2);
-    run.linear(layer.gate_up, normed, inner, layer.activation, &layer.down);
+    run.linear(layer.gate_up, normed, inner, layer.activation, &layer.down, true);
     run.linear(layer.down, inner, given, kNone, following ? &following->qkv : nullptr);
   }
-  run.norm(decoder.final_norm, given, step.x, step.out);
+  run.norm(decoder.final_norm, given, step.x, step.out, nullptr);
 }
 
 }  // namespace quire

@@ -49,6 +49,8 @@ struct Norm {
   bool wide = false;  // not rounded before the weight (Gemma, OLMo 2); layer norms never are
 };
 
+struct Linear;
+
 struct NormArgs {
   Norm norm;
   const void* x;         // [rows, size] of x_dtype, rows x_stride elements apart
@@ -57,6 +59,9 @@ struct NormArgs {
   void* out;             // [rows, size], contiguous
   int x_dtype;
   int64_t rows, size, x_stride;
+  // If this is a weight of codes, the codes of each row are made while it is in a near cache, for the product
+  // that follows in the same thread: GemmArgs.quantised.
+  const Linear* next = nullptr;
 };
 QUIRE_KERNEL(normalize, (const NormArgs&))
 
@@ -140,6 +145,7 @@ struct GemmArgs {
   int64_t out_rows = 0;
   // With `rows`: `out` holds one tile of columns alone, [leaves, out_rows, 64], of rows from this on.
   int64_t tile_from = -1;
+  bool quantised = false;  // of codes: the norm before has made the rows' (NormArgs.next)
 };
 QUIRE_KERNEL(gemm, (const GemmArgs&))
 

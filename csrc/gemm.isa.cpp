@@ -902,23 +902,16 @@ void widen_rows(const GemmArgs& a, const void* x, int64_t stride, bool direct, v
   });
 }
 
-// The rows as codes, in scratch memory of the caller.
+// The rows as codes.
 Work quantised(const GemmArgs& a) {
   const Linear& layer = *a.layer;
-  const int64_t k = padded_k(layer), groups = layer.coded.group ? k / layer.coded.group : 1;
-  const int64_t bytes = (a.m * k + 63) / 64 * 64;
-  const int64_t sums = a.m * groups * 4;
-  const bool minima = layer.coded.group_minima;
-  auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(bytes + a.m * 4 + (minima ? 2 * sums : sums))));
-  char* const after = memory + bytes + a.m * 4;
-  const CodedRows rows{reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + bytes),
-                       reinterpret_cast<int32_t*>(after), k, groups, sum_factor(layer),
-                       minima ? reinterpret_cast<float*>(after + sums) : nullptr};
-  parallel_for(a.m, 8192 / k + 1, [&](int64_t begin, int64_t end) {
-    auto* line = layer.coded.order ? static_cast<int8_t*>(scratch(5, static_cast<size_t>(k))) : nullptr;
-    for (int64_t row = begin; row < end; ++row)
-      quantise_row(layer, a.x_dtype, a.x, row * a.x_stride, rows, row, line);
-  });
+  const CodedRows rows = room_for_codes(layer, a.m);
+  if (!a.quantised)
+    parallel_for(a.m, 8192 / rows.stride + 1, [&](int64_t begin, int64_t end) {
+      int8_t* const line = unordered_codes(layer);
+      for (int64_t row = begin; row < end; ++row)
+        quantise_row(layer, a.x_dtype, a.x, row * a.x_stride, rows, row, line);
+    });
   return {a, nullptr, 0, false, rows};
 }
 

@@ -1,4 +1,5 @@
 // RMS and layer norms, row by row; sums in one fixed order: lanes first, then lanes in halves.
+#include "coded_tile.h"
 #include "math.h"
 #include "pool.h"
 
@@ -80,10 +81,16 @@ void one_row(const Row& r) {
 void normalize(const NormArgs& a) {
   // About 16 KiB per chunk: less is not worth waking another thread for.
   const int64_t grain = a.size >= 8192 ? 1 : 8192 / a.size + 1;
+  const bool quantises = a.next && is_coded(*a.next);
+  const CodedRows codes = quantises ? room_for_codes(*a.next, a.rows) : CodedRows{};
   parallel_for(a.rows, grain, [&](int64_t begin, int64_t end) {
     const size_t whole = static_cast<size_t>((a.size + kLanes - 1) / kLanes * kLanes);
     auto* wide = static_cast<float*>(scratch(0, whole * sizeof(float)));
-    for (int64_t row = begin; row < end; ++row) one_row(Row{a, row, wide});
+    int8_t* const line = quantises ? unordered_codes(*a.next) : nullptr;
+    for (int64_t row = begin; row < end; ++row) {
+      one_row(Row{a, row, wide});
+      if (quantises) quantise_row(*a.next, a.x_dtype, a.out, row * a.size, codes, row, line);
+    }
   });
 }
 

@@ -43,8 +43,8 @@ template <class F> static inline void parallel_for(int64_t items, int64_t grain,
 // left out, done twice, or done after the end of its job.
 int64_t exercise_pool(int64_t jobs);
 
-// Scratch memory of the calling thread, aligned to 64 bytes, kept from call to call. Contents are
-// undefined; a later call with the same `slot` (0 to 7) takes it back.
+// Scratch memory of the calling thread, aligned to 64 bytes, kept from call to call. A later call with the
+// same `slot` (0 to 7) takes it back, with its contents if it wants no more bytes; else they are undefined.
 void* scratch(int slot, size_t bytes);
 
 }  // namespace quire

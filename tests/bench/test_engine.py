@@ -18,7 +18,7 @@ from quire.bench.engine.options import CASES, Case, EngineBenchOptions
 from quire.bench.engine.rounded_copy import write_rounded
 from quire.bench.engine.text import engine_text
 from quire.bench.engine.workers import BenchedEngine, Contest, start_peers
-from quire.cli.benches.engine import main
+from quire.cli.benches.engine import main, scarce
 from quire.config import EngineConfig
 from quire.config.locate import located
 from quire.errors import ConfigError, StartupError
@@ -101,6 +101,28 @@ def test_the_best_setting_of_a_peer_counts_for_each_case(contest: Contest, tmp_p
     assert "(unified, " in text and "(split, " in text
     for setting in ("split", "unified"):
         assert f"- llama bf16 {setting}: llama_cpp 0.9, build AVX, settings kv {setting}" in text
+
+
+def test_an_interruption_leaves_the_cases_that_are_done(contest: Contest) -> None:
+    contest.start("quire", "bf16", "", constant(0.1), {})
+    cases = {"one": Case(1, 4, 5), "two": Case(2, 4, 5)}
+
+    def interrupt(case: str, done: int, total: int) -> None:
+        if (case, done) == (last, 1):
+            raise KeyboardInterrupt
+
+    last = "two"
+    report = measure(contest.workers, cases, 2, Paper(), seen=interrupt)
+    assert list(report["results"]) == list(report["ratios"]) == ["one"]
+    assert "| engine | one |" in engine_text({**report, "model": "m", "version": "1", "rounds": 2})
+    last = "one"
+    with pytest.raises(KeyboardInterrupt):
+        measure(contest.workers, cases, 2, Paper(), seen=interrupt)
+
+
+def test_little_memory_is_told() -> None:
+    assert scarce(2 << 30) is None
+    assert "1.5 GiB are left" in str(scarce(3 << 29))
 
 
 def test_the_first_setting_alone_starts_no_other(contest: Contest, tmp_path: Path) -> None:

@@ -19,22 +19,17 @@ import core_hook
 from core_hook import SLOWLY
 from live_server import Server
 from patience import PATIENCE, wait_for
-from test_restart import KINDS, Client, flags, kill, whole
+from test_restart import KINDS, LongClient, flags, kill, whole
 
-LONG = 1400
 BODY = {"model": "quire-demo", "prompt": "The sea is", "max_tokens": 20, "temperature": 0}
 
 
-class Leaver(Client):
+class Leaver(LongClient):
     """A client that can be told to drop its connection."""
 
     def __init__(self, url: str, kind: str) -> None:
         self.leaves = threading.Event()
         super().__init__(url, kind)
-
-    def _open(self, url: str) -> None:
-        self.body |= {"max_tokens": LONG}
-        super()._open(url)
 
     def is_enough(self) -> bool:
         return self.leaves.is_set()

@@ -8,6 +8,7 @@ not equally fast for a minute.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import statistics
@@ -80,28 +81,22 @@ def measure(
 
     Raises:
         StartupError: an engine ended.
+        KeyboardInterrupt: before the first case was done; later, the cases that are done are what
+            is given.
     """
     for worker in workers:
         worker.run(WARM_UP, 7)  # the first run of any engine is slower
-    results, ratios = {}, {}
+    results: dict[str, Any] = {}
     for seed, (name, case) in enumerate(cases.items()):
-        seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
-        limits: dict[str, list[tuple[float, Rates]]] = {}
-        for number in range(rounds):
-            # Whoever begins changes, so that none always follows the other.
-            for worker in workers[:: 1 if number % 2 else -1]:
-                time.sleep(pause)
-                before = paper.rates()
-                seconds[worker.name].append(worker.run(case, 1000 * number + seed))
-                if worker.peer == OWN:
-                    rates = before.mean(paper.rates())
-                    least = paper.seconds(case, worker.about["work"], rates)
-                    limits.setdefault(worker.row, []).append((least, rates))
-            seen(name, number + 1, rounds)
-        results[name] = _result(workers, case, seconds)
-        for row, found in limits.items():
-            results[name][row]["limit"] = _limit(found, results[name][row]["seconds"])
-        ratios[name] = _ratios(results[name])
+        try:
+            results[name] = _case(
+                workers, case, seed, rounds, paper, pause, functools.partial(seen, name)
+            )
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            break
+    ratios = {name: _ratios(rows) for name, rows in results.items()}
     return {
         "machine": machine(),
         "versions": {worker.name: worker.about for worker in workers},
@@ -109,6 +104,35 @@ def measure(
         "results": results,
         "ratios": ratios,
     }
+
+
+def _case(
+    workers: Sequence[BenchedEngine],
+    case: Case,
+    seed: int,
+    rounds: int,
+    paper: Paper,
+    pause: float,
+    seen: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Rows of one case."""
+    seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    limits: dict[str, list[tuple[float, Rates]]] = {}
+    for number in range(rounds):
+        # Whoever begins changes, so that none always follows the other.
+        for worker in workers[:: 1 if number % 2 else -1]:
+            time.sleep(pause)
+            before = paper.rates()
+            seconds[worker.name].append(worker.run(case, 1000 * number + seed))
+            if worker.peer == OWN:
+                rates = before.mean(paper.rates())
+                least = paper.seconds(case, worker.about["work"], rates)
+                limits.setdefault(worker.row, []).append((least, rates))
+        seen(number + 1, rounds)
+    rows = _result(workers, case, seconds)
+    for row, found in limits.items():
+        rows[row]["limit"] = _limit(found, rows[row]["seconds"])
+    return rows
 
 
 def _result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from quire.cli.benches.flags import add_result_flag, check_writable, write_json
 from quire.cli.benches.progress import BenchProgress
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
+from quire.utils.host import available_memory
 
 HELP: Final = {
     "cases": "Of " + ", ".join(CASES) + ", separated by commas: prompts x tokens in _ tokens out. "
@@ -29,6 +31,8 @@ HELP: Final = {
     "peer_llama": "Python that can import llama_cpp and gguf; run with split and with unified KV.",
     "verbose": "Show what the engines log.",
 }
+LEAST_FREE: Final = 2 << 30
+"""Bytes of memory below which mapped files do not stay in it for long."""
 EPILOG: Final = (
     "Every engine loads the model once, in a process of its own; then all take turns, so that what "
     "else the machine does falls on all. Prompts are random ids without a shared prefix, greedy, "
@@ -61,6 +65,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def scarce(free: int) -> str | None:
+    """What to say of so many bytes of memory that all engines leave, if they are few."""
+    if free >= LEAST_FREE:
+        return None
+    return (
+        f"warning: with all engines in memory {free / 2**30:.1f} GiB are left, so that an engine "
+        "whose weights are mapped may read them from the disk: compare fewer --formats, or "
+        "--settings first"
+    )
+
+
 def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
     from quire.bench.engine.measure import MachinePaper, measure
     from quire.bench.engine.workers import Contest, start_own, start_peers
@@ -78,6 +93,8 @@ def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
         stack.callback(contest.close)
         start_own(contest, options.kept)
         start_peers(contest, options.peers, options.kept, Path(folder))
+        if (warning := scarce(available_memory())) is not None:
+            print(warning, file=sys.stderr)
         progress = stack.enter_context(BenchProgress())
         report = measure(
             contest.workers, cases, options.rounds, MachinePaper(), pause=options.pause,
