@@ -49,11 +49,14 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml $(KERNELS)
 
 install: $(VENV)/.installed
 
-# The kernels alone, into the source tree: what to run after a change in csrc/.
-native: $(VENV)/.test
+# The kernels alone, into the source tree: what to run after a change in csrc/. Whatever else is
+# installed stays as it is, unless pyproject.toml has changed.
+native:
+	@test $(VENV)/.test -nt pyproject.toml || $(MAKE) $(VENV)/.test
 	@$(BIN)/cmake -S csrc -B build/native -G Ninja -DQUIRE_INPLACE=ON \
 	  -DQUIRE_REQUIRE_NATIVE=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	@$(BIN)/cmake --build build/native
+	@touch $(VENV)/.installed $(VENV)/.test
 
 serve: install
 	@$(BIN)/quire serve $(ARGS)
