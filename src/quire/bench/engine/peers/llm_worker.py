@@ -35,7 +35,8 @@ def main() -> None:
     about["python"] = sys.version.split()[0]
     about["settings"] = f"max_model_len={context} dtype=bfloat16" + "".join(
         [f" {name}={value}" for name, value in kept.items()]
-        + [f" {name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)]
+        # Of a library its name: where it lies is this machine's own business.
+        + [f" {n}={os.path.basename(os.environ[n])}" for n in SETTINGS if os.environ.get(n)]
     )
     if package == "quire":
         about["work"] = importlib.import_module("quire.bench.engine.limit").work_of(llm.llm_engine)
