@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,11 @@ SERVERS = {"chaos", "cli", "clients", "e2e", "engine", "observability"}
 # of its own has another width.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
+
+
+# Nor do tests, and what they start, inherit that Ctrl-C is ignored, as behind a shell's `&`.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
