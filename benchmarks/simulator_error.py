@@ -39,7 +39,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
-from quire.sim.pace import Pace, measured_pace
+from quire.sim.pace import MachinePace, measured_pace
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
@@ -80,7 +80,7 @@ def simulated(
     info: dict,
     times: StepTimeModel,
     requests: list[TraceRequest],
-    pace: Pace | None = None,
+    pace: MachinePace | None = None,
 ) -> tuple[dict, float]:
     started = time.perf_counter()
     at = None if pace is None else pace.at

@@ -52,6 +52,7 @@ ALLOWED = {
     "serving/test_unread.py": "clients that read slowly, which a busy machine makes slower still, "
     "and a while in which nothing may happen",
     "serving/serve_fake.py": "what never ends by itself",
+    "chaos/core_hook.py": "a core that is to be slow until a file is gone",
     "e2e/test_drill.py": "arrivals are spread; nothing depends on how far",
     "deploy/test_live.py": "a pause between requests that only make load",
     "e2e/witness.py": "a pause between questions",

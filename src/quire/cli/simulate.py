@@ -21,7 +21,7 @@ from quire.errors import ConfigError
 from quire.observability.recorder.chrome_trace import timeline
 from quire.observability.recorder.ring import StepRecords
 from quire.sim.lockstep import Lockstep, SimulatedEngine
-from quire.sim.pace import Pace, measured_pace
+from quire.sim.pace import MachinePace, measured_pace
 from quire.sim.scenario import changes_sizes, pool_of, read_settings, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
@@ -152,7 +152,7 @@ def needed_times(
     return times
 
 
-def recorded_pace(trace: Trace, times: StepTimeModel) -> Pace:
+def recorded_pace(trace: Trace, times: StepTimeModel) -> MachinePace:
     """How fast the machine was.
 
     Raises:
@@ -171,7 +171,7 @@ def simulate(
     pool: Pool,
     times: StepTimeModel,
     records: StepRecords | None = None,
-    pace: Pace | None = None,
+    pace: MachinePace | None = None,
 ) -> SimulatedRun:
     """Run a trace."""
     total = sum(request.output_len for request in trace.requests)
@@ -195,7 +195,7 @@ def _report(
     trace: Trace,
     settings: dict[str, Any],
     times: StepTimeModel,
-    pace: Pace | None,
+    pace: MachinePace | None,
     done: tuple[SimulatedRun, dict[str, Any]],
 ) -> None:
     from quire.bench.report import ReportRun, write_report

@@ -19,7 +19,7 @@ WINDOW: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MachinePace:
     """How many times as long as usual steps take, over time.
 
     Args:
@@ -37,7 +37,9 @@ class Pace:
         return self.factors[max(0, min(window, len(self.factors) - 1))]
 
 
-def measured_pace(steps: Iterable[Replayed], times: StepTimeModel, start: float = 0.0) -> Pace:
+def measured_pace(
+    steps: Iterable[Replayed], times: StepTimeModel, start: float = 0.0
+) -> MachinePace:
     """The pace of recorded steps.
 
     Args:
@@ -58,4 +60,6 @@ def measured_pace(steps: Iterable[Replayed], times: StepTimeModel, start: float 
         said[window] += times.seconds(step.shape)
     # A window without steps is as fast as all were.
     usual = sum(taken) / sum(said) if any(said) else 1.0
-    return Pace(tuple(a / b if b else usual for a, b in zip(taken, said, strict=True)) or (usual,))
+    return MachinePace(
+        tuple(a / b if b else usual for a, b in zip(taken, said, strict=True)) or (usual,)
+    )
