@@ -91,7 +91,7 @@ def test_simulate_writes_result_and_timeline(
     assert float(alone.split()[-1]) > found["duration"]
 
 
-@pytest.mark.parametrize("usual", [1e-5, 1e-2])
+@pytest.mark.parametrize("usual", [1e-5, 1.0])
 def test_the_recorded_pace_makes_up_for_step_times_of_another_machine(
     recording: Path, usual: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +103,7 @@ def test_the_recorded_pace_makes_up_for_step_times_of_another_machine(
         code, *_ = run(
             capsys, "simulate", "--trace", str(recording), *common, "--save-result", "--pace", pace
         )
-        as_then = 0.8 < json.loads(result.read_text())["busy_seconds"] / taken < 1.2
+        as_then = 0.3 < json.loads(result.read_text())["busy_seconds"] / taken < 3
         assert code == 0 and as_then == (pace == "recorded")
 
 
