@@ -20,7 +20,7 @@ from pathlib import Path
 
 from quire import LLM, SamplingParams
 from quire.bench.engine.limit import work_of
-from quire.bench.engine.options import FORMATS
+from quire.bench.engine.options import own_options
 from quire.kernels.probe import Probe
 
 STEPS = 8
@@ -37,11 +37,8 @@ class Engine:
     """One request that goes on."""
 
     def __init__(self, model: str, form: str, steps: int) -> None:
-        scheme = FORMATS[form].quire
-        kept = {"quantization_config": {"targets": {"lm_head": "int8"}}} if scheme else {}
-        length = 16 + steps
-        llm = LLM(model, dtype="bfloat16", quantization=scheme, max_model_len=length + 1,
-                  kv_cache_memory_bytes=256 << 20, **kept)  # fmt: skip
+        llm = LLM(model, dtype="bfloat16", max_model_len=17 + steps,
+                  kv_cache_memory_bytes=256 << 20, **own_options(form))  # fmt: skip
         self._engine = llm.llm_engine
         self.weight_bytes = work_of(self._engine)["weight_bytes"]
         params = SamplingParams(max_tokens=steps, temperature=0, ignore_eos=True)

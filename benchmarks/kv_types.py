@@ -30,15 +30,22 @@ KINDS = {
 BLOCK = 16
 
 
+def fill(cache: torch.Tensor) -> None:
+    """Numbers of its type, in the place of keys or values."""
+    if cache.dtype.itemsize > 1:
+        cache.normal_()
+        return
+    raw(cache).random_(0, 64)
+    if tail := TAILS.get(cache.dtype, 0):  # scales behind the codes, as numbers about 1 have them
+        cache[..., -tail:] = torch.tensor([0.03]).view(cache.dtype)
+
+
 def caches(kind: torch.dtype, blocks: int, heads: int, dim: int) -> tuple[torch.Tensor, ...]:
-    """Keys and values that are numbers in every type."""
+    """Keys and values."""
     size = (blocks, BLOCK, heads, dim + TAILS.get(kind, 0))
-    if kind.itemsize > 1:
-        return tuple(torch.randn(size).to(kind) for _ in range(2))
-    made = tuple(raw(torch.empty(size, dtype=kind)).random_(0, 64).view(kind) for _ in range(2))
-    if kind in TAILS:  # scales behind the codes, as numbers about 1 have them
-        for cache in made:
-            cache[..., dim:] = torch.tensor([0.03]).view(kind)
+    made = tuple(torch.empty(size, dtype=kind) for _ in range(2))
+    for cache in made:
+        fill(cache)
     return made
 
 

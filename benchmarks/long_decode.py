@@ -17,29 +17,19 @@ import time
 from typing import Any
 
 import torch
+from kv_types import fill
 
 from quire import LLM, SamplingParams
-from quire.kernels.cache_tensors import KVCache, raw
-from quire.kernels.kv_types import TAILS
+from quire.kernels.cache_tensors import KVCache
 from quire.worker.forward_pass import PagedForward
 
 STEPS = 4
 """Of one engine before it is another's turn."""
 
 
-def fill(cache: KVCache) -> None:
-    """Numbers in the place of keys and values."""
-    for tensor in (cache.key, cache.value):
-        if tensor.dtype.itemsize > 1:
-            tensor.normal_()
-            continue
-        raw(tensor).random_(0, 64)
-        if tail := TAILS.get(tensor.dtype, 0):  # scales behind the codes
-            tensor[..., -tail:] = torch.tensor([0.03]).view(tensor.dtype)
-
-
 def skip_prompts() -> list[KVCache]:
-    """Have steps with prompts compute nothing; gives the caches of the engine that ran last."""
+    """From now on steps with prompts compute nothing, in any engine of this process; gives the
+    caches of the one that ran last."""
     forward, found = PagedForward.__call__, []
 
     def called(self: Any, inputs: Any, every_token: bool) -> torch.Tensor:
@@ -49,7 +39,7 @@ def skip_prompts() -> list[KVCache]:
         width = self._model.shape.hidden_size
         return torch.zeros(len(inputs.wanted), width, dtype=self._model.dtype)
 
-    PagedForward.__call__ = called  # type: ignore[method-assign]
+    PagedForward.__call__ = called
     return found
 
 
@@ -76,7 +66,8 @@ class Engine:
         ):
             self.step()
         for cache in caches:
-            fill(cache)
+            fill(cache.key)
+            fill(cache.value)
         self.step()
 
     def step(self) -> None:

@@ -13,9 +13,10 @@ simulator says is possible. Prints the error of every figure, and the largest an
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were: what is left is the error of
 everything but the speed of the machine at that moment. `--again` gives the live engine each load a
-second time, and says how far it was from the first: no simulator can be nearer. `--why` says for
-each load how many times as long as calibrated its steps took, by what was in them, and the pauses
-between them. `--own-speed` and `--why` record the live engine, as calibration does.
+second time, and says how far it was from the first: what does not know the pace of the machine at
+that time can hardly be nearer. `--why` says for each load how many times as long as calibrated its
+steps took, by what was in them, and the pauses between them. `--own-speed` and `--why` record the
+live engine, as calibration does.
 """
 
 from __future__ import annotations

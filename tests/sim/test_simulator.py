@@ -123,7 +123,7 @@ def test_few_steps_already_vary_around_their_mean() -> None:
 def test_a_slow_spell_of_the_machine_is_a_slow_spell_of_the_simulation() -> None:
     traced = [TraceRequest(float(second), 1, 101) for second in range(4)]
     times = StepTimeModel(1e-3, (0.0,) * 14)
-    pace = MachinePace((1.0, 3.0, 1.0), start=0.0)
+    pace = MachinePace((1.0, 3.0, 1.0))
     simulator = Simulator(config(), Pool(500), times, pace=pace.at)
     outcome = simulator.run(traced, Sequences(traced, 16))
     took = [end - start for start, end in zip(outcome.arrivals, outcome.ends, strict=True)]

@@ -23,17 +23,14 @@ class MachinePace:
     """How many times as long as usual steps take, over time.
 
     Args:
-        factors: Of each window of `WINDOW` seconds, since `start`; the last also holds after it,
-            the first before it.
-        start: Seconds.
+        factors: Of each window of `WINDOW` seconds; the last also holds after it, the first before.
     """
 
     factors: tuple[float, ...]
-    start: float = 0.0
 
     def at(self, time: float) -> float:
         """Of a step that begins then."""
-        window = int((time - self.start) / WINDOW)
+        window = int(time / WINDOW)
         return self.factors[max(0, min(window, len(self.factors) - 1))]
 
 

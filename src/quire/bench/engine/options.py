@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from quire.errors import ConfigError
 
@@ -60,6 +60,16 @@ FORMATS: Final = {
     "mxfp4": FormatNames("mxfp4", None, None, None),
 }
 """Each engine's own kind of it, made of the same bf16 weights, with a head of 8 bits."""
+
+
+def own_options(form: str) -> dict[str, Any]:
+    """What quire's `LLM` gets for a format: nothing, or the scheme and the head."""
+    scheme = FORMATS[form].quire
+    if scheme is None:
+        return {}
+    return {"quantization": scheme, "quantization_config": {"targets": {"lm_head": "int8"}}}
+
+
 SETTINGS: Final = ("all", "first")
 PEERS: Final = {"vllm": "vLLM", "openvino": "OpenVINO GenAI", "llama": "llama.cpp"}
 

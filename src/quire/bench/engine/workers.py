@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from quire.bench.engine.options import FORMATS, PEERS, Case
+from quire.bench.engine.options import FORMATS, PEERS, Case, own_options
 from quire.errors import StartupError
 
 SCRIPTS: Final = Path(__file__).resolve().parent / "peers"
@@ -167,9 +167,7 @@ def start_own(contest: Contest, formats: Sequence[str]) -> None:
     script = str(SCRIPTS / "llm_worker.py")
     ours = [sys.executable, script, "quire", str(contest.model), str(contest.context)]
     for form in formats:
-        scheme = FORMATS[form].quire
-        more = [] if scheme is None else [scheme, json.dumps({"targets": {"lm_head": "int8"}})]
-        contest.start("quire", form, "", [*ours, *more], {})
+        contest.start("quire", form, "", [*ours, json.dumps(own_options(form))], {})
 
 
 def start_peers(

@@ -62,7 +62,9 @@ def main(arguments: Sequence[str]) -> int:
 
     print(engine_text(report))
     write_json(namespace.output_json, report)
-    return 0
+    if report["interrupted"]:
+        print("interrupted: these are the cases that were done", file=sys.stderr)
+    return 130 if report["interrupted"] else 0
 
 
 def scarce(free: int) -> str | None:
@@ -100,5 +102,6 @@ def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
             contest.workers, cases, options.rounds, MachinePaper(), pause=options.pause,
             seen=progress.seen,
         )  # fmt: skip
-    about = {"model": place.name, "version": __version__, "rounds": options.rounds}
+    about = {"model": place.name, "version": __version__, "rounds": options.rounds,
+             "interrupted": len(report["results"]) < len(cases)}  # fmt: skip
     return {**about, **report}

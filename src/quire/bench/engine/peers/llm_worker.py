@@ -1,9 +1,9 @@
 """quire or vLLM in a process: loads a model, then runs each case it is sent.
 
-    python llm_worker.py PACKAGE MODEL CONTEXT [QUANTIZATION CONFIG]
+    python llm_worker.py PACKAGE MODEL CONTEXT [OPTIONS]
 
-PACKAGE is `quire` or `vllm`: both have the same `LLM`. CONFIG is JSON. What the engine itself
-prints goes to stderr.
+PACKAGE is `quire` or `vllm`: both have the same `LLM`. OPTIONS are more of its
+options, as JSON. What the engine itself prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ SETTINGS = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE", "LD_PRELOAD")
 
 def main() -> None:
     """Say what runs, then run what is asked."""
-    package, model, context, *scheme = sys.argv[1:]
+    package, model, context, *more = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     engine = importlib.import_module(package)
-    kept: dict[str, Any] = {}
-    if scheme:
-        kept = {"quantization": scheme[0], "quantization_config": json.loads(scheme[1])}
+    kept: dict[str, Any] = json.loads(more[0]) if more else {}
     llm = engine.LLM(model, max_model_len=int(context), dtype="bfloat16", **kept)
     about: dict[str, Any] = {
         name: str(importlib.import_module(name).__version__) for name in (package, "torch")
