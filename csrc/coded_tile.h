@@ -33,6 +33,9 @@ struct CodedRows {
 //
 // dot(acc, w, x): per lane, four products of codes more. A weight as the level multiplies it is less than
 // its code by kBelow (kBelow4 for codes of four bits without table), times which the row's sum is added.
+//
+// QUIRE_PAIRS: products of four-bit codes are summed in 16 bits first, two sums a lane: pairs4(pairs, w, x).
+// A step adds at most 2 * 15 * 127 to each, so that they hold kPairSteps of them; add_pairs adds both to `acc`.
 
 #if QUIRE_LEVEL >= 3
 
@@ -56,7 +59,6 @@ QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec
 QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(x))};
 }
-QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) { return dot(acc, w, x); }
 
 #elif QUIRE_LEVEL == 2
 
@@ -81,11 +83,14 @@ QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec
   low = signed_bytes(_mm512_shuffle_epi8(all, low.size));
   high = signed_bytes(_mm512_shuffle_epi8(all, high.size));
 }
-// Pairs of products are at most 2 * 128 * 127: they fit 16 bits.
-QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) {
-  const __m512i pairs = _mm512_maddubs_epi16(w.size, _mm512_set1_epi32(x));
-  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+#define QUIRE_PAIRS
+QUIRE_INLINE IVec pairs4(IVec pairs, WVec w, int32_t x) {
+  return {_mm512_add_epi16(pairs.v, _mm512_maddubs_epi16(w.size, _mm512_set1_epi32(x)))};
 }
+QUIRE_INLINE IVec add_pairs(IVec acc, IVec pairs) {
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs.v, _mm512_set1_epi16(1)))};
+}
+// Pairs of products are at most 2 * 128 * 127: they fit 16 bits.
 QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
   const __m512i all = _mm512_set1_epi32(x);
   const __m512i turned = _mm512_mask_sub_epi8(all, w.below, _mm512_setzero_si512(), all);
@@ -115,7 +120,6 @@ QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec
 QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
   return {_mm256_dpbusd_avx_epi32(acc.v, w.v, _mm256_set1_epi32(x))};
 }
-QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) { return dot(acc, w, x); }
 
 #elif QUIRE_LEVEL == 1
 
@@ -141,9 +145,12 @@ QUIRE_INLINE void halves_at(const char* p, const uint8_t* table, WVec& low, WVec
   low = signed_bytes(_mm256_shuffle_epi8(all, low.size));
   high = signed_bytes(_mm256_shuffle_epi8(all, high.size));
 }
-QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) {
-  const __m256i pairs = _mm256_maddubs_epi16(w.size, _mm256_set1_epi32(x));
-  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+#define QUIRE_PAIRS
+QUIRE_INLINE IVec pairs4(IVec pairs, WVec w, int32_t x) {
+  return {_mm256_add_epi16(pairs.v, _mm256_maddubs_epi16(w.size, _mm256_set1_epi32(x)))};
+}
+QUIRE_INLINE IVec add_pairs(IVec acc, IVec pairs) {
+  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs.v, _mm256_set1_epi16(1)))};
 }
 // Pairs of products are at most 2 * 128 * 127: they fit 16 bits.
 QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
@@ -184,9 +191,10 @@ QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
   for (int s = 0; s < 4; ++s) QUIRE_LANES acc.v[i] += w.v[s][i] * q[s];
   return acc;
 }
-QUIRE_INLINE IVec dot4(IVec acc, WVec w, int32_t x) { return dot(acc, w, x); }
 
 #endif
+
+constexpr int64_t kPairSteps = 8;
 
 #if QUIRE_LEVEL >= 2
 QUIRE_INLINE Vec rounded(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }

@@ -119,16 +119,26 @@ QUIRE_INLINE void end_block(const Block& b, int64_t row, float* sums, int64_t co
 
 constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 
-template <int P> QUIRE_INLINE void fetch(const char*& next) {
-  // Few rows read a block from the first-level cache and never again: it need not push everything
-  // else out of the larger ones.
-  if (P >= kLines / 2 && kFetchPast) {
-    QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i, 0, 0);
-  } else {
-    QUIRE_UNROLL for (int i = 0; i < P; ++i) __builtin_prefetch(next + 64 * i, 0, 3);
-  }
-  next += 64 * P;
+// Where lines are fetched to. A line on its way to the first-level cache holds one of few places in its queue
+// all the while, so that memory waits for places; the second level has more of them. Where a line takes long
+// to be used, because numbers are made of it, the first level is better all the same: one row's pass, that is.
+enum Level { kFirst, kSecond };
+
+template <Level level> QUIRE_INLINE void fetch_line(const char* line) {
+  if (level == kSecond) __builtin_prefetch(line, 0, 2);
+  else if (kFetchPast) __builtin_prefetch(line, 0, 0);
+  else __builtin_prefetch(line, 0, 3);
 }
+
+// Step `step` of four: a line after the other, since in bursts they hold up the arithmetic.
+template <int P> QUIRE_INLINE void fetch(const char*& next, int step) {
+  QUIRE_UNROLL for (int i = P * step / 4; i < P * (step + 1) / 4; ++i) fetch_line<kSecond>(next + 64 * i);
+  if (step == 3) next += 64 * P;
+}
+
+// Of P lines, those that each pass of V vectors of columns fetches; where there are too few, the first one does.
+constexpr int share_of(int P, int V) { return P >= kTile / (V * kLanes) ? P / (kTile / (V * kLanes)) : P; }
+constexpr bool has_share(int P, int V, int64_t column) { return column == 0 || P >= kTile / (V * kLanes); }
 
 #if QUIRE_LEVEL >= 3
 // Two k of 64 columns.
@@ -159,8 +169,10 @@ void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
     acc[r][j] = b.fresh ? zero() : load(sums + r * 64 + j * 16);
   int64_t k = b.k0;
   for (; k + 8 <= k1; k += 8, w += 8 * kTile) {
-    fetch<P>(next);
-    QUIRE_UNROLL for (int s = 0; s < 8; s += 2) step_bf16<R>(x + k + s, stride, w + s * kTile, acc);
+    QUIRE_UNROLL for (int s = 0; s < 8; s += 2) {
+      fetch<P>(next, s / 2);
+      step_bf16<R>(x + k + s, stride, w + s * kTile, acc);
+    }
   }
   for (; k < k1; k += 2, w += 2 * kTile) step_bf16<R>(x + k, stride, w, acc);
   if (b.scales) scale_sums<R, 4>(b, sums, 0, acc);
@@ -238,9 +250,10 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       acc[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     int64_t k = b.k0;
-    if (next && column == 0)
+    const int64_t lines = share_of(static_cast<int>(b.lines), V);
+    if (next && has_share(static_cast<int>(b.lines), V, column))
       for (; k + 8 <= b.k1; k += 8) {
-        for (int64_t i = 0; i < b.lines; ++i, next += 64) __builtin_prefetch(next, 0, 3);
+        for (int64_t i = 0; i < lines; ++i, next += 64) fetch_line<kSecond>(next);
         steps_f32<R, D>(x, stride, b, column, k, k + 8, acc);
       }
     steps_f32<R, D>(x, stride, b, column, k, b.k1, acc);
@@ -303,7 +316,10 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
     if (alone) next += head;
     if (source.begin(at)) {
       for (int64_t i = k; i < end; i += 2, unit += bytes) {
-        for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 3);
+        for (int64_t line = 0; line < lines; ++line, next += 64) {
+          if (alone) fetch_line<kFirst>(next);
+          else fetch_line<kSecond>(next);
+        }
         multiply_unit<R>(source, unit, x + i, stride, acc);
       }
     } else {
@@ -342,9 +358,10 @@ template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int6
 
 // ---- products of codes: coded_tile.h
 
-// Vectors of columns that pass by at a time, and rows that read their codes from front to back.
+// Vectors of columns that pass by at a time.
 constexpr int coded_vectors(int rows) { return QUIRE_LEVEL >= 2 ? 4 : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 4 : 2; }
-constexpr int64_t kCodedOnce = QUIRE_LEVEL >= 2 ? kRows : QUIRE_LEVEL == 1 ? 1 : 0;
+// With groups, sums wait beside whole numbers: fewer.
+constexpr int group_vectors(int rows) { return QUIRE_LEVEL >= 2 ? (rows <= 2 ? 4 : 2) : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 2 : 1; }
 
 // The end of a leaf, whose sums are `y`, before the row's scale.
 template <int R, int V>
@@ -375,8 +392,8 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       acc[r][j] = b.fresh ? no_sum() : load_whole(at + r * 64 + j * kLanes);
     for (int64_t k = b.k0; k < b.k1; k += 16) {
-      if (column == 0) fetch<P>(next);
       QUIRE_UNROLL for (int s = 0; s < 16; s += 4) {
+        if (has_share(P, V, column)) fetch<share_of(P, V)>(next, s / 4);
         WVec weights[V];
         QUIRE_UNROLL for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + (k + s) * 64 + j * kLanes * 4);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) {
@@ -408,11 +425,18 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
 // Codes of a group.
 enum { kBytes = 0, kHalves = 1, kTable = 2 };
 
-template <int R, int V, int kind>
+// `lines` of the memory at `next` are fetched with each step of 256 bytes.
+template <int R, int V, int kind, int lines>
 QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
-                             IVec (&acc)[R][V]) {
+                             const char*& next, IVec (&acc)[R][V]) {
+  constexpr Level level = R == 1 && kind != kBytes ? kFirst : kSecond;
+  const auto fetch_lines = [&]() __attribute__((always_inline)) {
+    QUIRE_UNROLL for (int i = 0; i < lines; ++i) fetch_line<level>(next + 64 * i);
+    next += 64 * lines;
+  };
   if constexpr (kind == kBytes) {
     for (int64_t k = 0; k < group; k += 4, w += 256) {
+      fetch_lines();
       WVec weights[V];
       QUIRE_UNROLL for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + j * kLanes * 4);
       QUIRE_UNROLL for (int r = 0; r < R; ++r) {
@@ -420,21 +444,37 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
         QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
       }
     }
+#ifdef QUIRE_PAIRS
+  } else if constexpr (kind == kHalves) {
+    for (int64_t k = 0; k < group;) {
+      IVec pairs[R][V];
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) pairs[r][j] = no_sum();
+      const int64_t end = k + 4 * kPairSteps < group ? k + 4 * kPairSteps : group;
+      for (; k < end; k += 8, w += 256) {
+        fetch_lines();
+        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+          WVec low, high;
+          halves_at(w + j * kLanes * 4, low, high);
+          QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+            const int8_t* q = x + r * stride + k;
+            pairs[r][j] = pairs4(pairs4(pairs[r][j], low, four_codes(q)), high, four_codes(q + 4));
+          }
+        }
+      }
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+        acc[r][j] = add_pairs(acc[r][j], pairs[r][j]);
+    }
+#endif
   } else {
     for (int64_t k = 0; k < group; k += 8, w += 256) {
+      fetch_lines();
       QUIRE_UNROLL for (int j = 0; j < V; ++j) {
         WVec low, high;
         if constexpr (kind == kHalves) halves_at(w + j * kLanes * 4, low, high);
         else halves_at(w + j * kLanes * 4, table, low, high);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) {
           const int8_t* q = x + r * stride + k;
-          if constexpr (kind == kHalves) {
-            acc[r][j] = dot4(acc[r][j], low, four_codes(q));
-            acc[r][j] = dot4(acc[r][j], high, four_codes(q + 4));
-          } else {
-            acc[r][j] = dot(acc[r][j], low, four_codes(q));
-            acc[r][j] = dot(acc[r][j], high, four_codes(q + 4));
-          }
+          acc[r][j] = dot(dot(acc[r][j], low, four_codes(q)), high, four_codes(q + 4));
         }
       }
     }
@@ -445,7 +485,7 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
 // that whole numbers and sums both stay in registers.
 template <int R, int P, int kind>
 void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
-  constexpr int V = QUIRE_LEVEL == 0 ? 1 : QUIRE_LEVEL == 1 ? (R == 1 ? 4 : R == 2 ? 2 : 1) : R <= 2 ? 4 : 2;
+  constexpr int V = group_vectors(R), kShare = share_of(P, V);
   constexpr int32_t below = kind == kHalves ? kBelow4 : kBelow;
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
@@ -462,9 +502,10 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       y[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     for (int64_t k = b.k0; k < b.k1; k += group, w += size, x += group, ++shifts) {
-      if constexpr (P > 0) {
-        if (column == 0)
-          for (int64_t lines = b.extra + (size - head) * P / 1024; lines > 0; --lines) fetch<1>(next);
+      if (P > 0 && has_share(P, V, column)) {
+        // The scales with the first columns; where a step has less than a line, codes too.
+        const int64_t some = kShare < 4 ? (size - head) * kShare / 1024 : 0;
+        for (int64_t lines = column == 0 ? b.extra + some : some; lines > 0; --lines, next += 64) fetch_line<kSecond>(next);
       }
       IVec acc[R][V];
       if (c.group_zeros) {
@@ -477,7 +518,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
         QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
           acc[r][j] = whole(shifts[r * rows.groups]);
       }
-      group_sums<R, V, kind>(w + head + column * 4, x, stride, group, c.table, acc);
+      group_sums<R, V, kind, kShare / 4>(w + head + column * 4, x, stride, group, c.table, next, acc);
       QUIRE_UNROLL for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
@@ -744,13 +785,21 @@ bool reads_once(bool direct, int64_t rows) {
   return rows <= kRows && (direct || vectors_of(static_cast<int>(rows)) * kLanes == kTile);
 }
 
-// Steps of a leaf's k that are multiplied at a time.
-int64_t block_length(bool direct, int64_t rows, int64_t k) {
-  if (reads_once(direct, rows)) return k;
-  // Few rows take no longer blocks, many rows the nearest number of blocks.
+// The same for codes.
+bool reads_codes_once(const Linear& layer, int64_t rows) {
+  const int count = static_cast<int>(rows);
+  return rows <= kRows && (layer.coded.group ? group_vectors(count) : coded_vectors(count)) * kLanes == kTile;
+}
+
+// Steps of a leaf's k that are multiplied at a time, where its weights are read more than once: few rows take no
+// longer blocks, many rows the nearest number of blocks.
+int64_t cut_length(int64_t rows, int64_t k) {
   const int64_t blocks =
       rows <= kFewRows ? (k + kShortBlock - 1) / kShortBlock : (k + kBlock / 2) / kBlock;
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 7) / 8 * 8;
+}
+int64_t block_length(bool direct, int64_t rows, int64_t k) {
+  return reads_once(direct, rows) ? k : cut_length(rows, k);
 }
 
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
@@ -773,7 +822,7 @@ int number_type(const Linear& layer, int64_t rows) {
 // The same for codes: blocks of about as many bytes, of whole groups.
 int64_t coded_length(const Linear& layer, int64_t rows, int64_t k) {
   const int64_t times = layer.dtype == kCodes8 ? 2 : 4, unit = layer.coded.group ? layer.coded.group : 16;
-  const int64_t length = rows <= kCodedOnce ? k : block_length(false, rows, k / times) * times;
+  const int64_t length = reads_codes_once(layer, rows) ? k : cut_length(rows, k / times) * times;
   return (length + unit - 1) / unit * unit;
 }
 
@@ -819,6 +868,8 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines);
   const int64_t most = at_once && group < length ? group : length;
   void* const wide = narrow ? scratch(6, static_cast<size_t>((most + 1) * kTile) * 4) : nullptr;
+  const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(layer, row1 - row0)
+                                                           : reads_once(work.direct, row1 - row0);
   const int64_t apart = (row1 - row0) * kTile;
   const int64_t head = layer.coded.group ? (group_head(layer) / 64 + passes - 1) / passes : 0;
   for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {
@@ -827,11 +878,10 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
       k1 = (whole ? k0 / length * length : k0) + length;
       if (k1 > end) k1 = end;
       const int64_t joins = k1 == end && !work.args.rows ? branches(leaf) : 0;
-      // Steps of one pass read 256 bytes each: alone it fetches 4 KiB ahead of itself, among others
-      // its share of the next block.
-      const char* next = passes == 1 ? weights + offset_of(layer, k0) + 4096
-                         : k1 < k    ? weights + offset_of(layer, k1)
-                                     : after;
+      // One pass over all columns fetches 4 KiB ahead of itself, among others its share of the next block.
+      const char* next = once     ? weights + offset_of(layer, k0) + 4096
+                         : k1 < k ? weights + offset_of(layer, k1)
+                                  : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
       const bool made = narrow && !at_once, ends_group = scaled && (whole || k1 == end);

@@ -102,7 +102,11 @@ void multiply_codes_round() {
     QUIRE_EACH for (int j = 0; j < kVectors; ++j) halves_at(codes[j], w[j], high);
     QUIRE_EACH for (int r = 0; r < kCodeRows; ++r)
       QUIRE_EACH for (int j = 0; j < kVectors; ++j) {
-        acc[r][j] = dot4(acc[r][j], w[j], x[r]);
+#ifdef QUIRE_PAIRS
+        acc[r][j] = pairs4(acc[r][j], w[j], x[r]);
+#else
+        acc[r][j] = dot(acc[r][j], w[j], x[r]);
+#endif
         as_new(acc[r][j]);
       }
   }
