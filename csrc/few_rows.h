@@ -5,6 +5,8 @@
 // takes longer than their products. The sums have the same order, so the bits are those of `multiply`
 // with what `turn_keys` and `copy_values` make.
 #pragma once
+#include <utility>
+
 #include "turn.h"
 
 #if QUIRE_LEVEL >= 3
@@ -56,23 +58,83 @@ QUIRE_INLINE void add_keys(Vec (&acc)[R], const FewRows& p, const char* const* l
   }
 }
 
-// The same of 64 dimensions of one byte each, which are turned by fours.
-template <int R, int D>
-QUIRE_INLINE void add_bytes(Vec (&acc)[R], const FewRows& p, const char* const* lines, int64_t d,
-                            const ByteTable<D>& table, __m512i order, Ahead& ahead) {
-  Vec v[kLanes];
-  QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Memory<kF32>::load(lines[i] + d, 0);
-  transpose(v);
-  QUIRE_EACH for (int i = 0; i < kLanes; ++i) {
-    fetch(ahead, p.pulls);
+// Where the dimensions are a multiple of what is turned at a time, turning the next keys stands between the
+// products of the last ones: a core that comes to 64 shuffles only after 100 products does one after the other.
+
+// 32 dimensions of a key, turned by twos.
+template <int D> struct Twos {
+  static constexpr int64_t kDims = 32;
+  inline __attribute__((always_inline)) Vec load(const char* line, int64_t d) const { return Pairs<D>{line}.load(d / 2, kLanes); }
+  template <int R>
+  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const FewRows& p, int64_t d, int i, const float* turned) const {
+    add_pairs<R>(acc, p.a + d + 2 * i, p.lda, _mm512_load_si512(turned));
+  }
+};
+
+// 64 dimensions of one byte each, turned by fours.
+template <int D> struct Fours {
+  static constexpr int64_t kDims = 64;
+  ByteTable<D> table;
+  __m512i order = order_of_fours();
+  inline __attribute__((always_inline)) Vec load(const char* line, int64_t d) const { return Memory<kF32>::load(line + d, 0); }
+  template <int R>
+  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const FewRows& p, int64_t d, int i, const float* turned) const {
     __m512i one, other;
-    table.numbers(picked(bits_of(v[i]), order), one, other);
+    table.numbers(picked(_mm512_load_si512(turned), order), one, other);
     add_pairs<R>(acc, p.a + d + 4 * i, p.lda, one);
     add_pairs<R>(acc, p.a + d + 4 * i + 2, p.lda, other);
   }
+};
+
+// Part `part` of eight of turning 16 keys.
+template <int part, class Kind>
+QUIRE_INLINE void turn_part(const Kind& kind, const char* const* lines, int64_t d, Vec (&u)[kLanes], float* turned) {
+  if constexpr (part < 4) {
+    Vec v[4];
+    QUIRE_EACH for (int i = 0; i < 4; ++i) v[i] = kind.load(lines[4 * part + i], d);
+    turn_rows(v[0], v[1], v[2], v[3], u + 4 * part);
+  } else {
+    Vec out[4];
+    turn_columns(u, part - 4, out);
+    QUIRE_EACH for (int i = 0; i < 4; ++i) store(turned + (4 * i + part - 4) * kLanes, out[i]);
+  }
+}
+
+template <int R, class Kind, int... part>
+static void score_in_turns(const FewRows& p, const Kind& kind, Ahead& later, std::integer_sequence<int, part...>) {
+  Ahead ahead = later;
+  alignas(64) float memory[2][kLanes * kLanes];
+  float *now = memory[0], *then = memory[1];
+  Vec u[kLanes];
+  (turn_part<part>(kind, p.lines + p.begin, 0, u, now), ...);
+  for (int64_t first = p.begin; first < p.end; first += kLanes) {
+    Vec acc[R];
+    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
+    for (int64_t d = 0; d < p.dim; d += Kind::kDims) {
+      // What comes next; after the last keys these once more.
+      const bool same = d + Kind::kDims < p.dim || first + kLanes >= p.end;
+      const char* const* lines = p.lines + first + (same ? 0 : kLanes);
+      const int64_t to = d + Kind::kDims < p.dim ? d + Kind::kDims : 0;
+      const auto both = [&](auto which) __attribute__((always_inline)) {
+        constexpr int i = 2 * decltype(which)::value;
+        fetch(ahead, p.pulls);
+        kind.multiply(acc, p, d, i, now + i * kLanes);
+        turn_part<i / 2>(kind, lines, to, u, then);
+        fetch(ahead, p.pulls);
+        kind.multiply(acc, p, d, i + 1, now + (i + 1) * kLanes);
+      };
+      (both(std::integral_constant<int, part>{}), ...);
+      float* const was = now;
+      now = then;
+      then = was;
+    }
+    QUIRE_EACH for (int r = 0; r < R; ++r) store(p.c + r * p.ldc + first, acc[r]);
+  }
+  later = ahead;
 }
 
 template <int R, int D> static void score_few(const FewRows& p, Ahead& later) {
+  if (p.dim % Twos<D>::kDims == 0) return score_in_turns<R>(p, Twos<D>{}, later, std::make_integer_sequence<int, 8>{});
   Ahead ahead = later;
   for (int64_t first = p.begin; first < p.end; first += kLanes) {
     Vec acc[R];
@@ -84,16 +146,7 @@ template <int R, int D> static void score_few(const FewRows& p, Ahead& later) {
 }
 
 template <int R, int D> static void score_few_by_table(const FewRows& p, Ahead& later) {
-  Ahead ahead = later;
-  const ByteTable<D> table;
-  const __m512i order = order_of_fours();
-  for (int64_t first = p.begin; first < p.end; first += kLanes) {
-    Vec acc[R];
-    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
-    for (int64_t d = 0; d < p.dim; d += 64) add_bytes<R, D>(acc, p, p.lines + first, d, table, order, ahead);
-    QUIRE_EACH for (int r = 0; r < R; ++r) store(p.c + r * p.ldc + first, acc[r]);
-  }
-  later = ahead;
+  score_in_turns<R>(p, Fours<D>{}, later, std::make_integer_sequence<int, 8>{});
 }
 
 // 32 numbers of each of two lines, or those that are left, as columns of pairs.

@@ -16,34 +16,35 @@ constexpr int64_t kTurned = 64;  // positions beside each other
 
 // Rows become columns.
 #if QUIRE_LEVEL >= 2
+// In eight parts, which other work can stand between: four of four rows each, then four of four columns each.
+// 128-bit lane L of u[4 i + j] holds column 4 L + j of rows 4 i to 4 i + 3.
+QUIRE_INLINE void turn_rows(Vec a, Vec b, Vec c, Vec d, Vec* u) {
+  const auto halves = [](__m512 x, __m512 y, Vec* out) __attribute__((always_inline)) {
+    const __m512d one = _mm512_castps_pd(x), other = _mm512_castps_pd(y);
+    out[0].v = _mm512_castpd_ps(_mm512_unpacklo_pd(one, other));
+    out[1].v = _mm512_castpd_ps(_mm512_unpackhi_pd(one, other));
+  };
+  halves(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpacklo_ps(c.v, d.v), u);
+  halves(_mm512_unpackhi_ps(a.v, b.v), _mm512_unpackhi_ps(c.v, d.v), u + 2);
+}
+// Columns j, 4 + j, 8 + j and 12 + j.
+QUIRE_INLINE void turn_columns(const Vec (&u)[16], int j, Vec (&out)[4]) {
+  const __m512 even0 = _mm512_shuffle_f32x4(u[j].v, u[4 + j].v, 0x88);
+  const __m512 odd0 = _mm512_shuffle_f32x4(u[j].v, u[4 + j].v, 0xdd);
+  const __m512 even1 = _mm512_shuffle_f32x4(u[8 + j].v, u[12 + j].v, 0x88);
+  const __m512 odd1 = _mm512_shuffle_f32x4(u[8 + j].v, u[12 + j].v, 0xdd);
+  out[0].v = _mm512_shuffle_f32x4(even0, even1, 0x88);
+  out[1].v = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+  out[2].v = _mm512_shuffle_f32x4(even0, even1, 0xdd);
+  out[3].v = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+}
 QUIRE_INLINE void transpose(Vec (&v)[16]) {
-  __m512 t[16], u[16];
-  QUIRE_EACH for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(v[i].v, v[i + 1].v);
-    t[i + 1] = _mm512_unpackhi_ps(v[i].v, v[i + 1].v);
-  }
-  const auto low = [](__m512 a, __m512 b) {
-    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-  };
-  const auto high = [](__m512 a, __m512 b) {
-    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-  };
-  QUIRE_EACH for (int i = 0; i < 16; i += 4) {
-    u[i] = low(t[i], t[i + 2]);
-    u[i + 1] = high(t[i], t[i + 2]);
-    u[i + 2] = low(t[i + 1], t[i + 3]);
-    u[i + 3] = high(t[i + 1], t[i + 3]);
-  }
-  // 128-bit lane L of u[4 i + j] holds column 4 L + j of rows 4 i to 4 i + 3.
+  Vec u[16];
+  QUIRE_EACH for (int i = 0; i < 16; i += 4) turn_rows(v[i], v[i + 1], v[i + 2], v[i + 3], u + i);
   QUIRE_EACH for (int j = 0; j < 4; ++j) {
-    const __m512 even0 = _mm512_shuffle_f32x4(u[j], u[4 + j], 0x88);
-    const __m512 odd0 = _mm512_shuffle_f32x4(u[j], u[4 + j], 0xdd);
-    const __m512 even1 = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0x88);
-    const __m512 odd1 = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0xdd);
-    v[j].v = _mm512_shuffle_f32x4(even0, even1, 0x88);
-    v[4 + j].v = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
-    v[8 + j].v = _mm512_shuffle_f32x4(even0, even1, 0xdd);
-    v[12 + j].v = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+    Vec out[4];
+    turn_columns(u, j, out);
+    QUIRE_EACH for (int i = 0; i < 4; ++i) v[4 * i + j] = out[i];
   }
 }
 #elif QUIRE_LEVEL == 1
