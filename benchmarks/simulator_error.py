@@ -4,6 +4,7 @@
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
+    python benchmarks/simulator_error.py --runs 3        # medians: leaves a stall out
     python benchmarks/simulator_error.py --again         # how far the engine is from itself
     python benchmarks/simulator_error.py --why           # which steps or pauses are wrong
 
@@ -12,11 +13,12 @@ engine (a core in its own process, without HTTP) and in the simulator. Rates are
 simulator says is possible. Prints the error of every figure, and the largest and mean of each.
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were: what is left is the error of
-everything but the speed of the machine at that moment. `--again` gives the live engine each load a
-second time, and says how far it was from the first: what does not know the pace of the machine at
-that time can hardly be nearer. `--why` says for each load how many times as long as calibrated its
-steps took, by what was in them, and the pauses between them. `--own-speed` and `--why` record the
-live engine, as calibration does.
+everything but the speed of the machine at that moment. With `--runs`, each load runs so often, and
+medians of a figure over the runs are compared. `--again` gives the live engine each load once more,
+and says how far it was from before: what does not know the pace of the machine at that time can
+hardly be nearer. `--why` says for each load how many times as long as calibrated its steps took, by
+what was in them, and the pauses between them. `--own-speed` and `--why` record the live engine, as
+calibration does.
 """
 
 from __future__ import annotations
@@ -98,6 +100,11 @@ def figures(records: list[RequestRecord]) -> dict:
     return summary(records, duration)
 
 
+def medians(runs: list[dict]) -> dict:
+    """Of each figure."""
+    return {name: statistics.median(run[name] for run in runs) for name in FIGURES}
+
+
 def possible_rate(config: EngineConfig, info: dict, times: StepTimeModel, mix: str) -> float:
     """Requests per second, if they never have to be waited for."""
     requests = [TraceRequest(0.0, r.prompt_len, r.output_len) for r in load(mix, 100, 1.5, 9)]
@@ -169,18 +176,25 @@ async def compare(
                     sequences = Sequences(requests, 16, vocabulary)
                     name = f"{number}-{mix}-{share}"
                     row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
-                    await llm.reset_prefix_cache()
-                    live = figures(await play(llm, requests, sequences, name))
-                    pace, steps = None, []
-                    if record is not None:
-                        await asyncio.sleep(1.0)  # the recorder writes
-                        steps = recorded_steps(record, num_steps)
-                        num_steps += len(steps)
-                    if options.own_speed:
-                        start = steps[0].recorded.start - requests[0].arrival
-                        pace = measured_pace(steps, times, start)
-                    made, speed = simulated(changed, info, times, requests, pace)
-                    speeds.append(speed)
+                    lives, mades = [], []
+                    for run in range(options.runs):
+                        await llm.reset_prefix_cache()
+                        lives.append(figures(await play(llm, requests, sequences, f"{name}-{run}")))
+                        pace, steps = None, []
+                        if record is not None:
+                            await asyncio.sleep(1.0)  # the recorder writes
+                            steps = recorded_steps(record, num_steps)
+                            num_steps += len(steps)
+                        if options.own_speed:
+                            start = steps[0].recorded.start - requests[0].arrival
+                            pace = measured_pace(steps, times, start)
+                        if pace is not None or not mades:
+                            made, speed = simulated(changed, info, times, requests, pace)
+                            mades.append(made)
+                            speeds.append(speed)
+                        if options.why:
+                            print(why(steps, times), flush=True)
+                    live, made = medians(lives), medians(mades)
                     print(f"{row:<44}" + _compared(live, made, errors), flush=True)
                     if options.again:
                         await llm.reset_prefix_cache()
@@ -189,8 +203,6 @@ async def compare(
                         if record is not None:
                             await asyncio.sleep(1.0)
                             num_steps += len(recorded_steps(record, num_steps))
-                    if options.why:
-                        print(why(steps, times), flush=True)
     finally:
         await llm.shutdown()
     for name, limit in FIGURES.items():
@@ -222,6 +234,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
+    parser.add_argument("--runs", type=int, default=1, help="of each load")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--why", action="store_true")
     parser.add_argument("--step-times", help="use these instead of calibrating")

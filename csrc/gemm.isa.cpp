@@ -20,9 +20,9 @@ namespace {
 // Rows of a panel: activations of one block of k that stay in the second-level cache.
 constexpr int64_t kPanel = 192;
 // Block of k for many rows, about: weights of 128 KiB beside the panel's activations. Few rows are
-// bound by memory, which must not rest while they pass by more than once: blocks of 8 KiB, fetched
-// into the first-level cache (measured: 1.3 to 1.4 times as fast as long blocks with 8 rows on Zen 4,
-// 1.1 to 1.2 times with 8 to 18 rows on Zen 5; with 24 rows long ones are faster).
+// bound by memory, which must not rest while they pass by more than once: blocks of 8 KiB, which the
+// first-level cache holds meanwhile (with 8 and 16 rows on Zen 4, 128 and 256 steps were up to 4 % slower
+// than 64; with 32 rows long blocks are 5 % faster).
 constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
@@ -120,8 +120,8 @@ QUIRE_INLINE void end_block(const Block& b, int64_t row, float* sums, int64_t co
 constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 
 // Where lines are fetched to. A line on its way to the first-level cache holds one of few places in its queue
-// all the while, so that memory waits for places; the second level has more of them. Where a line takes long
-// to be used, because numbers are made of it, the first level is better all the same: one row's pass, that is.
+// all the while, so that memory waits for places; the second level has more of them. Where one row is multiplied
+// with numbers that are made of a weight first, the first level is better all the same (measured on Zen 4).
 enum Level { kFirst, kSecond };
 
 template <Level level> QUIRE_INLINE void fetch_line(const char* line) {
