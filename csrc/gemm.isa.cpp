@@ -136,9 +136,13 @@ template <int P> QUIRE_INLINE void fetch(const char*& next, int step) {
   if (step == 3) next += 64 * P;
 }
 
-// Of P lines, those that each pass of V vectors of columns fetches; where there are too few, the first one does.
-constexpr int share_of(int P, int V) { return P >= kTile / (V * kLanes) ? P / (kTile / (V * kLanes)) : P; }
-constexpr bool has_share(int P, int V, int64_t column) { return column == 0 || P >= kTile / (V * kLanes); }
+// What each pass of V vectors of columns fetches of `all` lines; where these are too few, the first pass does it.
+template <int V> struct Share {
+  static constexpr int64_t kPasses = kTile / (V * kLanes);
+  static constexpr bool all_do(int64_t all) { return all >= kPasses; }
+  static constexpr int of(int64_t all) { return static_cast<int>(all_do(all) ? all / kPasses : all); }
+  static constexpr bool has(int64_t all, int64_t column) { return column == 0 || all_do(all); }
+};
 
 #if QUIRE_LEVEL >= 3
 // Two k of 64 columns.
@@ -250,8 +254,8 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       acc[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     int64_t k = b.k0;
-    const int64_t lines = share_of(static_cast<int>(b.lines), V);
-    if (next && has_share(static_cast<int>(b.lines), V, column))
+    const int64_t lines = Share<V>::of(b.lines);
+    if (next && Share<V>::has(b.lines, column))
       for (; k + 8 <= b.k1; k += 8) {
         for (int64_t i = 0; i < lines; ++i, next += 64) fetch_line<kSecond>(next);
         steps_f32<R, D>(x, stride, b, column, k, k + 8, acc);
@@ -393,7 +397,7 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
       acc[r][j] = b.fresh ? no_sum() : load_whole(at + r * 64 + j * kLanes);
     for (int64_t k = b.k0; k < b.k1; k += 16) {
       QUIRE_UNROLL for (int s = 0; s < 16; s += 4) {
-        if (has_share(P, V, column)) fetch<share_of(P, V)>(next, s / 4);
+        if (Share<V>::has(P, column)) fetch<Share<V>::of(P)>(next, s / 4);
         WVec weights[V];
         QUIRE_UNROLL for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + (k + s) * 64 + j * kLanes * 4);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) {
@@ -485,7 +489,8 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
 // that whole numbers and sums both stay in registers.
 template <int R, int P, int kind>
 void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
-  constexpr int V = group_vectors(R), kShare = share_of(P, V);
+  constexpr int V = group_vectors(R), kShare = Share<V>::of(P);
+  constexpr int kStepLines = Share<V>::all_do(P) ? kShare / 4 : 0;  // fetched with each step of a group
   constexpr int32_t below = kind == kHalves ? kBelow4 : kBelow;
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
@@ -502,9 +507,9 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       y[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     for (int64_t k = b.k0; k < b.k1; k += group, w += size, x += group, ++shifts) {
-      if (P > 0 && has_share(P, V, column)) {
-        // The scales with the first columns; where a step has less than a line, codes too.
-        const int64_t some = kShare < 4 ? (size - head) * kShare / 1024 : 0;
+      if (P > 0 && Share<V>::has(P, column)) {
+        // The scales with the first columns; where steps fetch none, codes too.
+        const int64_t some = kStepLines > 0 ? 0 : (size - head) * kShare / 1024;
         for (int64_t lines = column == 0 ? b.extra + some : some; lines > 0; --lines, next += 64) fetch_line<kSecond>(next);
       }
       IVec acc[R][V];
@@ -518,7 +523,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
         QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
           acc[r][j] = whole(shifts[r * rows.groups]);
       }
-      group_sums<R, V, kind, kShare / 4>(w + head + column * 4, x, stride, group, c.table, next, acc);
+      group_sums<R, V, kind, kStepLines>(w + head + column * 4, x, stride, group, c.table, next, acc);
       QUIRE_UNROLL for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
