@@ -240,6 +240,8 @@ def main() -> None:
     parser.add_argument("--step-times", help="use these instead of calibrating")
     parser.add_argument("--seconds", type=float, help="of each load")
     options = parser.parse_args()
+    if options.runs < 1:
+        parser.error(f"--runs must be at least 1, got {options.runs}")
     options.seconds = options.seconds or (6.0 if options.quick else 25.0)
     config = located(
         EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)

@@ -8,6 +8,7 @@ import torch
 
 from kernel_kit import error, on_every_isa, same
 from quire.kernels import coded_linear, native_linear, reference
+from quire.kernels.coded import KINDS, CodedWeight
 from quire.kernels.dispatch import choose
 from quire.kernels.moe import ExpertWeights, grouped_experts
 from quire.kernels.native_coded import PackedCoded
@@ -60,6 +61,18 @@ def test_every_bit_is_the_twins(case, count):
     fast, plain = both(*case)
     x = rows(count, case[4])
     assert same(native_linear.linear(x, fast), reference.linear(x, plain))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_largest_codes_of_four_bits(group, count):
+    """Their sums are the largest that a group can have, where some levels add in 16 bits first."""
+    codes = torch.full((64, 256), KINDS["int4"].highest, dtype=KINDS["int4"].dtype)
+    coded = CodedWeight("int4", codes, torch.ones(64, 256 // group), None, group, "int8")
+    x = torch.ones(count, 256)
+    got = native_linear.linear(x, native_linear.prepare_coded(coded, None))
+    assert same(got, reference.linear(x, coded_linear.prepare_coded(coded, None)))
+    torch.testing.assert_close(got, torch.full((count, 64), 256.0 * KINDS["int4"].highest))
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[5], CASES[12]], ids=str)
