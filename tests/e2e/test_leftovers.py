@@ -4,6 +4,7 @@ file in /dev/shm or the folder for temporary files, no port."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from pathlib import Path
@@ -32,16 +33,21 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def shared(pids: list[int]) -> set[str]:
-    """Files in /dev/shm that one of these processes has open or mapped, and files that carry the
-    number of one in their names. Other tests may have files there."""
+def mapped(pids: list[int]) -> set[Path]:
+    """Files in /dev/shm that one of these processes has mapped."""
     names = set()
     for pid in pids:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             if str(SHARED) in line and "(deleted)" not in line:
-                names.add(line.split()[-1])
-        names |= {str(path) for path in SHARED.glob(f"*{pid}*")}
+                names.add(Path(line.split()[-1]))
     return names
+
+
+def numbered(pids: list[int]) -> set[Path]:
+    """Files in /dev/shm that carry the number of one of these processes in their names: the whole
+    number, for other programs have files there, and 748 is no part of 5748's."""
+    numbers = {str(pid) for pid in pids}
+    return {path for path in SHARED.iterdir() if numbers & set(re.findall(r"\d+", path.name))}
 
 
 def loading(server: Server) -> None:
@@ -93,6 +99,7 @@ SPARES = (with_spare, spare_starts, spare_promoted)
 def test_nothing_is_left(phase, number: int, tmp_path: Path) -> None:
     """SIGKILL goes to the API process alone, the others to the whole group."""
     mark = uuid.uuid4().hex
+    others = set(SHARED.iterdir())  # a process long gone may have had the number of one of ours
     env = {MARK: mark, "TMPDIR": str(tmp_path)}
     how = {"env": env, "own_group": True}
     flags = ["--warm-spare"] * (phase in SPARES)
@@ -102,7 +109,7 @@ def test_nothing_is_left(phase, number: int, tmp_path: Path) -> None:
         pids = marked(mark)
         assert len(pids) == 2 + (phase in (with_spare, spare_starts)) or phase is spare_promoted
         family = [psutil.Process(pid) for pid in pids]
-        files = shared(pids)
+        files = mapped(pids)
         if number == signal.SIGKILL:
             server.process.kill()
         else:
@@ -117,6 +124,6 @@ def test_nothing_is_left(phase, number: int, tmp_path: Path) -> None:
             assert request.error and not request.finish, "no client takes it for complete"
     assert marked(mark) == []
     assert list(tmp_path.iterdir()) == []
-    assert not any(Path(name).exists() for name in files)
-    assert not any(True for pid in pids for _ in SHARED.glob(f"*{pid}*"))
+    assert not {path for path in files if path.exists()}
+    assert not numbered(pids) - others
     assert "Traceback" not in server.log
