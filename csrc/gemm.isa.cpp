@@ -383,12 +383,20 @@ QUIRE_INLINE int32_t four_codes(const int8_t* p) {
   return x;
 }
 
+// Where a pass of rows begins to fetch, if each fetches its part of the next block from front to back.
+const char* fetched_by(const Block& b, int64_t pass) {
+  const Linear& layer = *b.work.args.layer;
+  const int64_t bytes = offset_of(layer, b.k1) - offset_of(layer, b.k0);
+  return b.next + pass * (bytes / 1024) * b.lines * 64;
+}
+
 // One group: whole numbers wait between blocks.
-template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sums, const char* next) {
+template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sums, int64_t pass) {
   constexpr int V = coded_vectors(R);
   const Linear& layer = *b.work.args.layer;
   const int64_t stride = b.work.coded.stride, tile = (b.weights - static_cast<const char*>(layer.weight)) / (stride * kTile);
   const int8_t* x = b.work.coded.codes + row * stride;
+  const char* next = fetched_by(b, pass);
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
     float* at = sums + column;
     const char* w = b.weights + column * 4;
@@ -429,14 +437,14 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
 // Codes of a group.
 enum { kBytes = 0, kHalves = 1, kTable = 2 };
 
-// `lines` of the memory at `next` are fetched with each step of 256 bytes.
+// `lines` of the memory at `next` are fetched with each step of 256 bytes, after which it is `advance` further on.
 template <int R, int V, int kind, int lines>
 QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
-                             const char*& next, IVec (&acc)[R][V]) {
+                             const char*& next, int64_t advance, IVec (&acc)[R][V]) {
   constexpr Level level = R == 1 && kind != kBytes ? kFirst : kSecond;
   const auto fetch_lines = [&]() __attribute__((always_inline)) {
     QUIRE_UNROLL for (int i = 0; i < lines; ++i) fetch_line<level>(next + 64 * i);
-    next += 64 * lines;
+    next += advance;
   };
   if constexpr (kind == kBytes) {
     for (int64_t k = 0; k < group; k += 4, w += 256) {
@@ -472,13 +480,26 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
   } else {
     for (int64_t k = 0; k < group; k += 8, w += 256) {
       fetch_lines();
-      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
-        WVec low, high;
+      const auto codes_at = [&](int j, WVec& low, WVec& high) __attribute__((always_inline)) {
         if constexpr (kind == kHalves) halves_at(w + j * kLanes * 4, low, high);
         else halves_at(w + j * kLanes * 4, table, low, high);
-        QUIRE_UNROLL for (int r = 0; r < R; ++r) {
-          const int8_t* q = x + r * stride + k;
-          acc[r][j] = dot(dot(acc[r][j], low, four_codes(q)), high, four_codes(q + 4));
+      };
+      // The shorter of rows and columns stays in registers while the other passes by.
+      if constexpr (R < V) {
+        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+          WVec low, high;
+          codes_at(j, low, high);
+          QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+            const int8_t* q = x + r * stride + k;
+            acc[r][j] = dot(dot(acc[r][j], low, four_codes(q)), high, four_codes(q + 4));
+          }
+        }
+      } else {
+        WVec halves[2][V];
+        QUIRE_UNROLL for (int j = 0; j < V; ++j) codes_at(j, halves[0][j], halves[1][j]);
+        QUIRE_UNROLL for (int half = 0; half < 2; ++half) QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+          const int32_t q = four_codes(x + r * stride + k + 4 * half);
+          QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], halves[half][j], q);
         }
       }
     }
@@ -486,19 +507,25 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
 }
 
 // Groups: each is added to the float32 sums of its leaf. With more rows fewer columns pass at a time, so
-// that whole numbers and sums both stay in registers.
+// that whole numbers and sums both stay in registers. One pass of rows fetches what comes next from front to
+// back; each of several the lines that its own columns have in the next block, a whole block ahead: from front to
+// back, the first columns of the next block would come upon lines that were only just asked for.
 template <int R, int P, int kind>
-void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
+void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   constexpr int V = group_vectors(R), kShare = Share<V>::of(P);
   constexpr int kStepLines = Share<V>::all_do(P) ? kShare / 4 : 0;  // fetched with each step of a group
+  constexpr bool kOwnLines = kStepLines > 0 && P < kLines;
+  constexpr int64_t kAdvance = kOwnLines ? 256 : 64 * kStepLines;
   constexpr int32_t below = kind == kHalves ? kBelow4 : kBelow;
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
   const CodedRows& rows = b.work.coded;
   const int64_t group = c.group, head = group_head(layer), size = offset_of(layer, group), stride = rows.stride;
   const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type)), lowest_at = minima_at(layer);
+  const char* next = fetched_by(b, pass);
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
     const char* w = b.weights + offset_of(layer, b.k0);
+    const char* ahead = b.next;  // as far into the next block as `w` is into this one
     const int8_t* x = rows.codes + row * stride + b.k0;
     const int32_t* shifts = rows.sums + row * rows.groups + b.k0 / group;
     const float* totals = rows.totals + (rows.totals ? row * rows.groups + b.k0 / group : 0);
@@ -506,9 +533,14 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
     Vec y[R][V];
     QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
       y[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
-    for (int64_t k = b.k0; k < b.k1; k += group, w += size, x += group, ++shifts) {
-      if (P > 0 && Share<V>::has(P, column)) {
-        // The scales with the first columns; where steps fetch none, codes too.
+    for (int64_t k = b.k0; k < b.k1; k += group, w += size, ahead += size, x += group, ++shifts) {
+      // The scales are fetched with the first columns.
+      if (kOwnLines) {
+        if (column == 0)
+          for (int64_t line = 0; line < b.extra; ++line) fetch_line<kSecond>(ahead + (pass * b.extra + line) * 64);
+        next = ahead + head + column * 4 + pass * kStepLines * 64;
+      } else if (P > 0 && Share<V>::has(P, column)) {
+        // Where steps fetch none, codes too.
         const int64_t some = kStepLines > 0 ? 0 : (size - head) * kShare / 1024;
         for (int64_t lines = column == 0 ? b.extra + some : some; lines > 0; --lines, next += 64) fetch_line<kSecond>(next);
       }
@@ -523,7 +555,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
         QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
           acc[r][j] = whole(shifts[r * rows.groups]);
       }
-      group_sums<R, V, kind, kStepLines>(w + head + column * 4, x, stride, group, c.table, next, acc);
+      group_sums<R, V, kind, kStepLines>(w + head + column * 4, x, stride, group, c.table, next, kAdvance, acc);
       QUIRE_UNROLL for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
         QUIRE_UNROLL for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
@@ -546,32 +578,29 @@ void tile_groups(const Block& b, int64_t row, float* sums, const char* next) {
   }
 }
 
-template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums, const char* next) {
+template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
-  if (!layer.coded.group) return tile_codes8<R, P>(b, row, sums, next);
-  if (layer.dtype == kCodes8) return tile_groups<R, P, kBytes>(b, row, sums, next);
-  if (layer.coded.table) return tile_groups<R, P, kTable>(b, row, sums, next);
-  return tile_groups<R, P, kHalves>(b, row, sums, next);
+  if (!layer.coded.group) return tile_codes8<R, P>(b, row, sums, pass);
+  if (layer.dtype == kCodes8) return tile_groups<R, P, kBytes>(b, row, sums, pass);
+  if (layer.coded.table) return tile_groups<R, P, kTable>(b, row, sums, pass);
+  return tile_groups<R, P, kHalves>(b, row, sums, pass);
 }
 
 template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   if (is_coded(*b.work.args.layer)) {
-    const Linear& layer = *b.work.args.layer;
-    const int64_t bytes = offset_of(layer, b.k1) - offset_of(layer, b.k0);
-    const char* next = b.next + pass * (bytes / 1024) * b.lines * 64;
     const bool fetched = pass * b.lines >= kLines && b.k1 - b.k0 > kShortBlock * 4;
 #ifdef QUIRE_DEBUG
     (void)fetched;
 #else
     switch (fetched ? 0 : b.lines) {
-      case 16: return coded_rows<R, 16>(b, row, sums, next);
-      case 8: return coded_rows<R, 8>(b, row, sums, next);
-      case 4: case 3: return coded_rows<R, 4>(b, row, sums, next);
-      case 2: return coded_rows<R, 2>(b, row, sums, next);
-      case 1: return coded_rows<R, 1>(b, row, sums, next);
+      case 16: return coded_rows<R, 16>(b, row, sums, pass);
+      case 8: return coded_rows<R, 8>(b, row, sums, pass);
+      case 4: case 3: return coded_rows<R, 4>(b, row, sums, pass);
+      case 2: return coded_rows<R, 2>(b, row, sums, pass);
+      case 1: return coded_rows<R, 1>(b, row, sums, pass);
     }
 #endif
-    return coded_rows<R, 0>(b, row, sums, next);
+    return coded_rows<R, 0>(b, row, sums, pass);
   }
 #if QUIRE_LEVEL >= 3
   if (b.wide) return narrow_rows<R>(b, row, sums, pass);

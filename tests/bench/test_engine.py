@@ -152,7 +152,7 @@ def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_
     [
         ({"rounds": 0}, "--rounds must be 1 to 1000, got 0"),
         ({"pause": -1.0}, "--pause must be 0 to 60, got -1"),
-        ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4, fp8, mxfp4"),
+        ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4, int4_128, fp8,"),
         ({"settings": "best"}, "--settings must be one of all, first, got 'best'"),
         ({"cases": "8x8_8"}, "there is no .'8x8_8'.; cases: decode_1x16_65"),
         ({"peer_llama": "/nowhere/python"}, "--peer-llama: '/nowhere/python' is no program"),
@@ -183,18 +183,19 @@ def test_the_command_measures_this_engine(
         "--pause",
         "0",
         "--formats",
-        "bf16,int4",
+        "bf16,int4,int4_128",
     ]
     assert main([*options, "--output-json", str(path)]) == 0
     assert "| decode_1x16_65 |" in capsys.readouterr().out
     report = json.loads(path.read_text())
     assert report["results"]["decode_1x16_65"]["quire bf16"]["tokens_per_second"] > 0
-    for form in ("bf16", "int4"):
+    for form in (forms := ("bf16", "int4", "int4_128")):
         assert 0 < report["results"]["decode_1x16_65"][f"quire {form}"]["limit"]["fraction"] < 1
-    assert list(report["ratios"]["decode_1x16_65"]) == ["quire int4"]
-    kept = {form: report["versions"][f"quire {form}"]["work"] for form in ("bf16", "int4")}
+    assert list(report["ratios"]["decode_1x16_65"]) == ["quire int4", "quire int4_128"]
+    kept = {form: report["versions"][f"quire {form}"]["work"] for form in forms}
     assert kept["bf16"]["weight_bytes"] == 2 * (kept["bf16"]["body"] + kept["bf16"]["head"])
     assert kept["int4"]["weight_bytes"] * 3 < kept["bf16"]["weight_bytes"]
+    assert kept["int4_128"]["weight_bytes"] < kept["int4"]["weight_bytes"]
     assert kept["int4"]["body_codes"] == kept["int4"]["body"] and not kept["bf16"]["body_codes"]
 
 

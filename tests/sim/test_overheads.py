@@ -55,11 +55,29 @@ def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
         log.begin_step(step, 0.01 * step)
         if kind is not None:
             log.add(kind[0], number, a=kind[1], b=kind[2])
-        recorded.append(SimpleNamespace(start=0.01 * step, seconds=0.01, facts=log.take()[0]))
+        one = SimpleNamespace(start=0.01 * step, seconds=0.01, facts=log.take()[0])
+        recorded.append(SimpleNamespace(recorded=one, shape=StepShape(4, 1, 1, 0, 0)))
     load = SimpleNamespace(sent=[100.0], first={0: 100.032})
     trace = Trace(TraceHeader(), [TraceRequest(0.0, 10, 2, number=number)])
-    replayed = [cast(Replayed, SimpleNamespace(recorded=one)) for one in recorded]
-    assert delivery(cast(CalibrationLoad, load), trace, replayed) == pytest.approx(0.012)
+    found = delivery(cast(CalibrationLoad, load), trace, cast(list[Replayed], recorded))
+    assert found == pytest.approx((0.012, 0.0))
+
+
+def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
+    log, recorded, requests, first = FactLog(), [], [], {}
+    for number, rows in enumerate([1, 8, 1, 8]):
+        log.begin_step(number, float(number))
+        name = log.name(str(number))
+        log.add(FactKind.ADMITTED, name, a=10, b=0)
+        one = SimpleNamespace(start=float(number), seconds=0.01, facts=log.take()[0])
+        recorded.append(SimpleNamespace(recorded=one, shape=StepShape(9, rows, 1, 0, 0)))
+        requests.append(TraceRequest(float(number), 10, 2, number=name))
+        first[number] = 100 + number + 0.01 + 0.001 + 0.0001 * rows
+    load = SimpleNamespace(sent=[100.0], first=first)
+    found = delivery(
+        cast(CalibrationLoad, load), Trace(TraceHeader(), requests), cast(list[Replayed], recorded)
+    )
+    assert found == pytest.approx((0.001, 0.0001))
 
 
 class Engine:

@@ -63,6 +63,18 @@ def test_everybody_gets_all_tokens_in_order() -> None:
         assert request.arrival < outcome.first_tokens[i] == times[0] <= outcome.ends[i] == times[-1]
 
 
+def test_tokens_of_larger_steps_take_longer_to_their_callers_and_none_overtakes_them() -> None:
+    overheads = dataclasses.replace(TIMES.overheads, output_per_row=1e-3)
+    times = dataclasses.replace(TIMES, overheads=overheads, _table=[])
+    # All come at once and end together but for the last, whose next step has one row.
+    traced = [TraceRequest(0.0, 10, 2 + (number == 9)) for number in range(10)]
+    even, slow = simulate(traced), simulate(traced, times=times)
+    late = [b - a for a, b in zip(even.first_tokens, slow.first_tokens, strict=True)]
+    assert late == pytest.approx([10e-3] * 10)
+    last = slow.token_times[9]
+    assert last[2] == last[1] > even.token_times[9][1]
+
+
 def test_a_slower_machine_and_a_higher_rate_take_longer() -> None:
     def mean_wait(rate: float, times: StepTimeModel) -> float:
         done = simulate(list(requests(200, rate)), times=times)

@@ -28,7 +28,7 @@ from quire.config.scheduler import SchedulerConfig
 from quire.core.facts import FactKind, unpack
 from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
-from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads
+from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads, rising_line
 from quire.sim.scenario import pool_of
 from quire.sim.step_time import Overheads, StepTimeModel, fit
 from quire.workload.trace import Trace, read_trace
@@ -112,8 +112,12 @@ class Calibration:
         overheads = measured_overheads(trace.steps, replayed)
         warm = sorted(request.arrival for request in trace.requests)[WARM_UPS * WARM_UP.rows]
         done = [s for s in replayed if s.shape.tokens and s.recorded.start >= warm]
+        output, per_row = delivery(load, trace, replayed)
         overheads = replace(
-            overheads, arrival=to_wake(trace, replayed), output=delivery(load, trace, replayed)
+            overheads,
+            arrival=to_wake(trace, replayed),
+            output=output,
+            output_per_row=per_row,
         )
         return self._fitted(done, overheads, trace)
 
@@ -244,31 +248,33 @@ class CalibrationLoad:
             self.first.setdefault(number, time.monotonic())
 
 
-def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> float:
-    """Seconds from the end of the step that made a first token until its caller had it: the mean,
-    because that of times to first token is asked for."""
+def delivery(
+    load: CalibrationLoad, trace: Trace, steps: list[Replayed]
+) -> tuple[float, float]:
+    """Seconds from the end of the step that made a first token until its caller had it, and how
+    many more for each request of the step. Of means, because that of times to first token is asked
+    for."""
     # The two clocks: the first request was sent when the trace says that it came.
     origin = min(load.sent) - min(request.arrival for request in trace.requests)
     made = _first_tokens(trace, steps)
     in_order = sorted(trace.requests, key=lambda request: request.arrival)
     after = [
-        at - origin - made[in_order[number].number]
+        (step.shape.rows, at - origin - step.recorded.start - step.recorded.seconds)
         for number, at in load.first.items()
-        if in_order[number].number in made
+        if (step := made.get(in_order[number].number)) is not None
     ]
-    return max(0.0, fmean(after)) if after else 0.0
+    return rising_line(after) if after else (0.0, 0.0)
 
 
-def _first_tokens(trace: Trace, steps: list[Replayed]) -> dict[int, float]:
-    """By number of the request: when the step ended that computed the last of its prompt."""
+def _first_tokens(trace: Trace, steps: list[Replayed]) -> dict[int, Replayed]:
+    """By number of the request: the step that computed the last of its prompt."""
     lengths = {request.number: request.prompt_len for request in trace.requests}
-    made: dict[int, float] = {}
+    made: dict[int, Replayed] = {}
     for step in steps:
-        end = step.recorded.start + step.recorded.seconds
         for fact in unpack(step.recorded.facts):
             computes = fact.kind in (FactKind.ADMITTED, FactKind.CHUNK)
             if computes and fact.a + fact.b >= lengths.get(fact.request, math.inf):
-                made.setdefault(fact.request, end)
+                made.setdefault(fact.request, step)
     return made
 
 

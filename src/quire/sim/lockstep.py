@@ -8,7 +8,7 @@ was in each step, which is what a model of step times is fitted to. Knows no mod
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -280,10 +280,14 @@ def measured_overheads(steps: list[TraceStep], replayed: list[Replayed]) -> Over
     if not pauses:
         return Overheads()
     most = LONGEST_PAUSE * statistics.median(pause for _, pause in pauses)
-    rows = [float(count) for count, _ in pauses]
-    taken = [min(pause, most) for _, pause in pauses]
+    gap, slope = rising_line([(rows, min(pause, most)) for rows, pause in pauses])
+    return Overheads(gap=gap, gap_per_row=slope)
+
+
+def rising_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The line that fits best: its height at 0 and its slope, neither below 0."""
+    counts, taken = zip(*points, strict=True)
     slope = 0.0
-    if len(set(rows)) > 1:
-        slope = max(0.0, statistics.linear_regression(rows, taken).slope)
-    gap = statistics.fmean(taken) - slope * statistics.fmean(rows)
-    return Overheads(gap=max(0.0, gap), gap_per_row=slope)
+    if len(set(counts)) > 1:
+        slope = max(0.0, statistics.linear_regression(counts, taken).slope)
+    return max(0.0, statistics.fmean(taken) - slope * statistics.fmean(counts)), slope

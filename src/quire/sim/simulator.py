@@ -158,6 +158,8 @@ class Simulator:
         self._keeps = keep_token_times
         self._drawn = [0.0, 0.0]
         # where in their spreads the last steps without and with prompts were drawn
+        self._seen = 0.0
+        # when the tokens of the last step were with their callers
         self._params: dict[tuple[Any, ...], SamplingParams] = {}
 
     def run(self, requests: Iterable[TraceRequest], sequences: Sequences) -> SimulatedRun:
@@ -307,8 +309,11 @@ class Simulator:
         """Apply a result, now, and note what the callers get."""
         scheduler, outcome, live = self.scheduler, self.outcome, self.executor.live
         outputs = scheduler.update(batch, result)
-        now = self.clock.now()
-        seen = now + self.times.overheads.output
+        now, overheads = self.clock.now(), self.times.overheads
+        rows = len(batch.num_scheduled_tokens)
+        # Tokens go the same way one after the other: none overtakes those of a larger step.
+        seen = max(self._seen, now + overheads.output + overheads.output_per_row * rows)
+        self._seen = seen
         for output in outputs:
             one = live[output.request_id]
             request = one.request

@@ -124,7 +124,9 @@ class Overheads:
     arrival: float = 0.0
     """From a request's arrival until the scheduler knows it."""
     output: float = 0.0
-    """From the end of a step until its caller has the token."""
+    """From the end of a step until its callers have their tokens."""
+    output_per_row: float = 0.0
+    """The same for each request of the step, because all their tokens go the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class StepTimeModel:
             raise ValueError("no figure may be negative")
         if any(not 0 <= ratio < float("inf") for ratio in (*self.spread, *self.prompt_spread)):
             raise ValueError("no ratio of the spread may be negative")
-        if not any(figures[:-4]):
+        if not any(figures[: -len(asdict(self.overheads))]):
             raise ValueError("a step must take some time")
 
     def seconds(self, shape: StepShape) -> float:

@@ -50,12 +50,15 @@ class FormatNames:
     """Bits of the copy that is made for it: 16, as they are."""
     openvino: str | None
     llama: str | None
+    group: int | None = None
+    """Weights that share one of quire's scales, if not as many as the scheme has by itself."""
 
 
 FORMATS: Final = {
     "bf16": FormatNames(None, 16, "fp16", "bf16"),
     "int8": FormatNames("int8", 8, "int8", "q8_0"),
     "int4": FormatNames("int4", 4, "int4", "q4_0"),
+    "int4_128": FormatNames("int4", None, None, None, group=128),
     "fp8": FormatNames("fp8", None, None, None),
     "mxfp4": FormatNames("mxfp4", None, None, None),
 }
@@ -64,10 +67,13 @@ FORMATS: Final = {
 
 def own_options(form: str) -> dict[str, Any]:
     """What quire's `LLM` gets for a format: nothing, or the scheme and the head."""
-    scheme = FORMATS[form].quire
+    scheme, group = FORMATS[form].quire, FORMATS[form].group
     if scheme is None:
         return {}
-    return {"quantization": scheme, "quantization_config": {"targets": {"lm_head": "int8"}}}
+    config: dict[str, Any] = {"targets": {"lm_head": "int8"}}
+    if group is not None:
+        config["group_size"] = group
+    return {"quantization": scheme, "quantization_config": config}
 
 
 SETTINGS: Final = ("all", "first")
