@@ -60,6 +60,21 @@ def test_a_change_of_limits(make):
     assert told.step() == [(FactKind.LIMITS, None, 0, 3, 12)]
 
 
+def test_the_prefix_cache_is_emptied(make):
+    bench = make(budget=16)
+    told = Told(bench)
+    bench.add("a", 40, max_tokens=1)
+    told.step()
+    assert not bench.scheduler.reset_prefix_cache(), "a request holds blocks"
+    while bench.scheduler.requests:
+        assert FactKind.CACHE_DROPPED not in [fact[0] for fact in told.step()]
+    assert bench.scheduler.drop_free_content() == 3, "two whole blocks, and one in part"
+    assert bench.scheduler.reset_prefix_cache()
+    bench.add("b", 4, max_tokens=1)
+    emptied = [fact for fact in told.step() if fact[0] is FactKind.CACHE_DROPPED]
+    assert emptied == [(FactKind.CACHE_DROPPED, None, 0, only_free, 0) for only_free in (1, 0)]
+
+
 def test_decodes_need_no_records(make):
     bench = make()
     told = Told(bench)

@@ -57,6 +57,13 @@ def drive(llm: LLM, seed: int) -> None:
                 sent += 1
         if sent and rng.random() < 0.02:
             engine.abort_request([f"r{rng.randrange(sent)}"])
+        if sent % 20 == 7:  # a queue that runs empty now and then
+            while engine.has_unfinished_requests:
+                engine.step()
+            if rng.random() < 0.5:
+                assert engine.reset_prefix_cache()
+            else:
+                engine.core.scheduler.drop_free_content()
         for output in engine.step():
             if output.finished and rng.random() < 0.3 and sent < len(prompts):
                 said = [*output.prompt_token_ids, *output.outputs[0].token_ids]

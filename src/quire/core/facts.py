@@ -50,6 +50,9 @@ class FactKind(enum.IntEnum):
     LIMITS = 9
     """Limits or the policy were changed between steps. What holds now is a: `max_num_seqs`,
     b: `max_num_batched_tokens`."""
+    CACHE_DROPPED = 10
+    """The prefix cache was emptied between steps. a: 1 if only of what no request held, to give
+    memory back."""
 
 
 class Wait(enum.IntEnum):
@@ -200,6 +203,11 @@ class FactLog:
         """Write that limits have changed, and what holds now."""
         self.at(time)
         self.add(FactKind.LIMITS, 0, a=max_num_seqs, b=max_num_batched_tokens)
+
+    def cache_dropped(self, time: float, *, only_free: bool) -> None:
+        """Write that the prefix cache was emptied between steps."""
+        self.at(time)
+        self.add(FactKind.CACHE_DROPPED, 0, a=only_free)
 
     def mark(self) -> FactMark:
         """Where the log stands, for `restore`."""

@@ -302,6 +302,29 @@ class Scheduler:
         books.waiting.config = books.config = config
         books.max_running = max(config.max_num_seqs, len(books.running))
 
+    # ---- the prefix cache --------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content; refused (False) while requests hold blocks."""
+        books = self.books
+        done = books.kv.reset_prefix_cache()
+        if done:
+            books.facts.cache_dropped(books.clock.now(), only_free=False)
+        return done
+
+    def drop_free_content(self) -> int:
+        """Give up the cached content of all blocks that nobody holds.
+
+        Returns:
+            How many blocks had some.
+        """
+        books = self.books
+        dropped = books.kv.block_pool.drop_free_content()
+        books.facts.cache_dropped(books.clock.now(), only_free=True)
+        return dropped
+
+    # ---- priorities --------------------------------------------------------------------------
+
     def set_priority(self, request_id: str, priority: int) -> bool:
         """Give a request another priority, where it waits or runs; False if there is none of that
         id."""

@@ -276,7 +276,7 @@ class EngineCore:
         pool = self.kv.block_pool
         try:
             with self._change():
-                dropped = pool.drop_free_content()
+                dropped = self.scheduler.drop_free_content()
             self._shed += dropped
             given = self.executor.release_memory(pool.free_ids())
         except Exception as error:  # the step has happened, whatever becomes of this

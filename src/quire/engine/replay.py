@@ -123,6 +123,11 @@ class RealEngine:
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
 
+    def drop_cache(self, *, only_free: bool) -> None:
+        """Empty the prefix cache."""
+        scheduler = self._core.scheduler
+        (scheduler.drop_free_content if only_free else scheduler.reset_prefix_cache)()
+
     def step(self, recorded: TraceStep) -> tuple[StepShape, bytes]:
         """Take a step."""
         started = time.perf_counter()

@@ -266,7 +266,7 @@ def ping(core: Core) -> int:
 
 def reset_prefix_cache(core: Core) -> bool:
     """Forget cached prefixes. False, and nothing happened, while requests run."""
-    return core.kv.reset_prefix_cache()
+    return core.scheduler.reset_prefix_cache()
 
 
 def start_profile(core: Core) -> None:

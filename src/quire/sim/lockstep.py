@@ -111,6 +111,10 @@ class Driven(Protocol):
         """Limits change."""
         ...
 
+    def drop_cache(self, *, only_free: bool) -> None:
+        """The prefix cache is emptied. `only_free`: of what no request holds."""
+        ...
+
     def step(self, recorded: TraceStep) -> tuple[StepShape, bytes]:
         """Take a step; gives what was in it, and all records since the last."""
         ...
@@ -163,6 +167,11 @@ class SimulatedEngine:
         self._scheduler.set_limits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
+
+    def drop_cache(self, *, only_free: bool) -> None:
+        """Empty it."""
+        scheduler = self._scheduler
+        (scheduler.drop_free_content if only_free else scheduler.reset_prefix_cache)()
 
     def step(self, recorded: TraceStep) -> tuple[StepShape, bytes]:
         """Schedule, and apply what the trace says."""
@@ -231,6 +240,8 @@ class Lockstep:
             engine.finish(self._names[fact.request])
         elif fact.kind == FactKind.LIMITS:
             engine.set_limits(fact.a, fact.b)
+        elif fact.kind == FactKind.CACHE_DROPPED:
+            engine.drop_cache(only_free=bool(fact.a))
         elif fact.kind == FactKind.WAITS and fact.reason == Wait.COMPILED:
             engine.compiled(self._names[fact.request])
 
