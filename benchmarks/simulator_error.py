@@ -86,8 +86,8 @@ def simulated(
     pace: MachinePace | None = None,
 ) -> tuple[dict, float]:
     started = time.perf_counter()
-    at = None if pace is None else pace.at
-    simulator = Simulator(config, pool_of(info), times, keep_token_times=True, pace=at)
+    takes = None if pace is None else pace.takes
+    simulator = Simulator(config, pool_of(info), times, keep_token_times=True, pace=takes)
     run = simulator.run(requests, Sequences(requests, 16))
     took = time.perf_counter() - started
     return figures(records_of_run(run)), run.duration / took

@@ -136,7 +136,7 @@ def test_a_slow_spell_of_the_machine_is_a_slow_spell_of_the_simulation() -> None
     traced = [TraceRequest(float(second), 1, 101) for second in range(4)]
     times = StepTimeModel(1e-3, (0.0,) * 14)
     pace = MachinePace((1.0, 3.0, 1.0))
-    simulator = Simulator(config(), Pool(500), times, pace=pace.at)
+    simulator = Simulator(config(), Pool(500), times, pace=pace.takes)
     outcome = simulator.run(traced, Sequences(traced, 16))
     took = [end - start for start, end in zip(outcome.arrivals, outcome.ends, strict=True)]
     assert took == pytest.approx([0.101, 0.303, 0.101, 0.101])
@@ -153,6 +153,27 @@ def test_the_pace_is_what_steps_took_by_what_was_said() -> None:
     assert measured_pace([], times).at(1.0) == 1.0
 
 
-def stepped(start: float, seconds: float, tokens: int = 1) -> Any:
+def test_a_machine_that_stood_still_is_no_slow_machine() -> None:
+    """In a step, and between two steps of an engine that had something to do."""
+    times = StepTimeModel(1e-3, (0.0,) * 14)
+    steps = [
+        stepped(0.1, 1e-3), stepped(0.2, 0.151), stepped(0.4, 1e-3, is_busy=True),
+        stepped(0.461, 1e-3, is_busy=True), stepped(0.463, 1e-3), stepped(0.9, 1e-3),
+    ]  # fmt: skip
+    pace = measured_pace(steps, times)
+    assert pace.factors == pytest.approx((1.0,))
+    assert [each for stall in pace.stalls for each in stall] == pytest.approx(
+        [0.2, 0.15, 0.401, 0.06]
+    )
+    # Before, into it, within it, after it, and through both.
+    for start, usual, takes in (
+        (0.1, 0.01, 0.01), (0.195, 0.01, 0.16), (0.3, 0.01, 0.06), (0.35, 0.01, 0.01),
+        (0.19, 0.1, 0.31),
+    ):  # fmt: skip
+        assert pace.takes(start, usual) == pytest.approx(takes)
+
+
+def stepped(start: float, seconds: float, tokens: int = 1, *, is_busy: bool = False) -> Any:
     shape = StepShape(tokens, tokens, 0, 0, 0)
-    return SimpleNamespace(recorded=SimpleNamespace(start=start, seconds=seconds), shape=shape)
+    recorded = SimpleNamespace(start=start, seconds=seconds)
+    return SimpleNamespace(recorded=recorded, shape=shape, is_busy=is_busy)

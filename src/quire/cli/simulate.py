@@ -184,7 +184,7 @@ def simulate(
 
     simulator = Simulator(
         config, pool, times, keep_token_times=total <= MOST_TOKEN_TIMES, observe=observe,
-        pace=None if pace is None else pace.at,
+        pace=None if pace is None else pace.takes,
     )  # fmt: skip
     sequences = Sequences(trace.requests, trace.header.block_size)
     return simulator.run(trace.by_arrival(), sequences)

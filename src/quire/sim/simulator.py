@@ -134,7 +134,8 @@ class Simulator:
         times: How long steps take.
         keep_token_times: Keep when each token came, and not only the first and the last.
         observe: Called with the statistics of each step; for timelines.
-        pace: By how much the machine is slower at a time; `None`: it is always as `times` says.
+        pace: How long a step takes that begins at a time and usually takes so many seconds; `None`:
+            the machine is always as `times` says.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Simulator:
         *,
         keep_token_times: bool = False,
         observe: Callable[[StepStats], None] | None = None,
-        pace: Callable[[float], float] | None = None,
+        pace: Callable[[float, float], float] | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.scheduler = build_scheduler(config, pool, self.clock)
@@ -295,15 +296,14 @@ class Simulator:
 
     def _seconds(self, shape: StepShape) -> float:
         seconds, times, kind = self.times.seconds(shape), self.times, min(shape.prefills, 1)
-        if self._pace is not None:
-            seconds *= self._pace(self.clock.now())
         spread = times.prompt_spread if kind else times.spread
-        if not spread:
-            return seconds
-        # Not at random: by these steps any few draws lie evenly over the spread, so that a dozen
-        # long prompts take on average what they should. The same for all settings compared.
-        self._drawn[kind] = at = (self._drawn[kind] + GOLDEN) % 1.0
-        return seconds * spread[int(at * len(spread))]
+        if spread:
+            # Not at random: by these steps any few draws lie evenly over the spread, so that a
+            # dozen long prompts take on average what they should. The same for all settings
+            # compared.
+            self._drawn[kind] = at = (self._drawn[kind] + GOLDEN) % 1.0
+            seconds *= spread[int(at * len(spread))]
+        return seconds if self._pace is None else self._pace(self.clock.now(), seconds)
 
     def apply(self, batch: ScheduledBatch, result: BatchResult, start: float) -> None:
         """Apply a result, now, and note what the callers get."""
