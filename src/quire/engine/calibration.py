@@ -248,9 +248,7 @@ class CalibrationLoad:
             self.first.setdefault(number, time.monotonic())
 
 
-def delivery(
-    load: CalibrationLoad, trace: Trace, steps: list[Replayed]
-) -> tuple[float, float]:
+def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> tuple[float, float]:
     """Seconds from the end of the step that made a first token until its caller had it, and how
     many more for each request of the step. Of means, because that of times to first token is asked
     for."""
