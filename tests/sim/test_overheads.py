@@ -14,7 +14,7 @@ from quire.core.facts import FactKind, FactLog
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import CalibrationLoad, delivery
 from quire.params import SamplingParams
-from quire.sim.lockstep import Replayed, measured_overheads
+from quire.sim.lockstep import Replayed, measured_overheads, rising_line
 from quire.sim.step_time import Overheads, StepShape
 from quire.workload.trace import Trace, TraceHeader, TraceRequest
 
@@ -65,7 +65,7 @@ def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
 
 def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
     log, recorded, requests, first = FactLog(), [], [], {}
-    for number, rows in enumerate([1, 8, 1, 8]):
+    for number, rows in enumerate([1, 8, 1, 8, 1, 8, 1]):
         log.begin_step(number, float(number))
         name = log.name(str(number))
         log.add(FactKind.ADMITTED, name, a=10, b=0)
@@ -73,11 +73,14 @@ def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
         recorded.append(SimpleNamespace(recorded=one, shape=StepShape(9, rows, 1, 0, 0)))
         requests.append(TraceRequest(float(number), 10, 2, number=name))
         first[number] = 100 + number + 0.01 + 0.001 + 0.0001 * rows
+    # The machine stood still in the last one: that counts as five times what is usual.
+    first[6] = first[6] - 0.0011 + 0.5
     load = SimpleNamespace(sent=[100.0], first=first)
     found = delivery(
         cast(CalibrationLoad, load), Trace(TraceHeader(), requests), cast(list[Replayed], recorded)
     )
-    assert found == pytest.approx((0.001, 0.0001))
+    usual = [(1, 0.0011)] * 3 + [(8, 0.0018)] * 3
+    assert found == pytest.approx(rising_line([*usual, (1, 5 * 0.0018)]))
 
 
 class Engine:

@@ -51,6 +51,10 @@ OUTPUTS: Final = (8, 64)
 VISIT: Final = 0.04
 """Of the time, that a number of users stay at once; after that they get what they asked for."""
 
+LONGEST_WAY: Final = 5.0
+"""A way to or from the engine counts as at most so many times the median. When the machine stands
+still for a moment in a round, all its requests wait, which says nothing of other times."""
+
 Told = Callable[[str, float], None]
 """Called with what is going on, and the share that is done."""
 
@@ -261,7 +265,10 @@ def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> tupl
         for number, at in load.first.items()
         if (step := made.get(in_order[number].number)) is not None
     ]
-    return rising_line(after) if after else (0.0, 0.0)
+    if not after:
+        return 0.0, 0.0
+    most = LONGEST_WAY * median(seconds for _, seconds in after)
+    return rising_line([(rows, min(seconds, most)) for rows, seconds in after])
 
 
 def _first_tokens(trace: Trace, steps: list[Replayed]) -> dict[int, Replayed]:
@@ -287,4 +294,7 @@ def to_wake(trace: Trace, steps: list[Replayed]) -> float:
             waited += [step.recorded.start - came[f.request] for f in queued if f.request in came][
                 :1
             ]
-    return max(0.0, fmean(waited)) if waited else 0.0
+    if not waited:
+        return 0.0
+    most = LONGEST_WAY * median(waited)
+    return max(0.0, fmean(min(seconds, most) for seconds in waited))
