@@ -12,8 +12,9 @@ Calibrates first. Then each of three rates, two mixes of lengths and two setting
 engine (a core in its own process, without HTTP) and in the simulator. Rates are shares of what the
 simulator says is possible. Prints the error of every figure, and the largest and mean of each.
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
-by second, as fast as the recorded steps of the live engine were: what is left is the error of
-everything but the speed of the machine at that moment. With `--runs`, each load runs so often, and
+by second, as fast as the recorded steps of the live engine were, and requests come when the machine
+could send them: what is left is the error of everything but the speed of the machine at that
+moment. With `--runs`, each load runs so often, and
 medians of a figure over the runs are compared. `--again` gives the live engine each load once more,
 and says how far it was from before: what does not know the pace of the machine at that time can
 hardly be nearer. `--why` says for each load how many times as long as calibrated its steps took, by
@@ -32,6 +33,8 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from quire.bench.live_trace import play
 from quire.bench.result import RequestRecord, summary
@@ -120,6 +123,15 @@ def recorded_steps(path: Path, first: int) -> list[Replayed]:
     return list(Lockstep(trace, engine))[first:]
 
 
+def as_sent(requests: list[TraceRequest], records: list[RequestRecord]) -> list[TraceRequest]:
+    """Requests when they were really sent: a machine that stands still sends none, either."""
+    sent = [
+        structs.replace(request, arrival=record.start)
+        for request, record in zip(requests, records, strict=True)
+    ]
+    return sorted(sent, key=lambda request: request.arrival)
+
+
 def factor(steps: list[Replayed], times: StepTimeModel) -> float:
     """How many times as long steps took as calibrated; NaN without steps."""
     some = [step for step in steps if step.shape.tokens]
@@ -179,17 +191,20 @@ async def compare(
                     lives, mades = [], []
                     for run in range(options.runs):
                         await llm.reset_prefix_cache()
-                        lives.append(figures(await play(llm, requests, sequences, f"{name}-{run}")))
-                        pace, steps = None, []
+                        records = await play(llm, requests, sequences, f"{name}-{run}")
+                        lives.append(figures(records))
+                        pace, steps, sent = None, [], requests
                         if record is not None:
                             await asyncio.sleep(1.0)  # the recorder writes
                             steps = recorded_steps(record, num_steps)
                             num_steps += len(steps)
                         if options.own_speed:
-                            start = steps[0].recorded.start - requests[0].arrival
-                            pace = measured_pace(steps, times, start)
+                            sent = as_sent(requests, records)
+                            pace = measured_pace(
+                                steps, times, (steps[0].sent or 0.0) - sent[0].arrival
+                            )
                         if pace is not None or not mades:
-                            made, speed = simulated(changed, info, times, requests, pace)
+                            made, speed = simulated(changed, info, times, sent, pace)
                             mades.append(made)
                             speeds.append(speed)
                         if options.why:

@@ -173,7 +173,27 @@ def test_a_machine_that_stood_still_is_no_slow_machine() -> None:
         assert pace.takes(start, usual) == pytest.approx(takes)
 
 
-def stepped(start: float, seconds: float, tokens: int = 1, *, is_busy: bool = False) -> Any:
+def test_a_request_that_could_not_come_waited_for_the_machine() -> None:
+    """On its way to an engine that had nothing to do; one that came in a step waited for that."""
+    times = StepTimeModel(1e-3, (0.0,) * 14)
+    steps = [
+        stepped(10.3, 1e-3, sent=10.2), stepped(10.401, 0.1, sent=10.4),
+        stepped(10.501, 1e-3, sent=10.45), stepped(10.6, 1e-3, sent=10.45),
+    ]  # fmt: skip
+    stalls = measured_pace(steps, times, start=10.0).stalls
+    assert [each for stall in stalls for each in stall] == pytest.approx(
+        [0.2, 0.1, 0.401, 0.099, 0.502, 0.098]
+    )
+
+
+def stepped(
+    start: float,
+    seconds: float,
+    tokens: int = 1,
+    *,
+    is_busy: bool = False,
+    sent: float | None = None,
+) -> Any:
     shape = StepShape(tokens, tokens, 0, 0, 0)
     recorded = SimpleNamespace(start=start, seconds=seconds)
-    return SimpleNamespace(recorded=recorded, shape=shape, is_busy=is_busy)
+    return SimpleNamespace(recorded=recorded, shape=shape, is_busy=is_busy, sent=sent)

@@ -53,6 +53,9 @@ class Replayed:
     """What it decided then."""
     is_busy: bool = False
     """Whether there is something left to do after it."""
+    sent: float | None = None
+    """When the first request that came between the step before and this one had been sent; `None`
+    if none came. Seconds since the recording began."""
 
     @property
     def is_same(self) -> bool:
@@ -226,10 +229,12 @@ class Lockstep:
             }
             for fact in facts[:before]:
                 self._happen(fact)
+            came = [self._known.get(f.request) for f in facts[:before] if f.kind == FactKind.QUEUED]
+            sent = min((request.arrival for request in came if request), default=None)
             self._engine.set_clock(recorded.start)
             shape, records = self._engine.step(recorded)
             then, busy = decisions(recorded.facts), self._engine.is_busy
-            yield Replayed(recorded, shape, decisions(records), then, busy)
+            yield Replayed(recorded, shape, decisions(records), then, busy, sent)
 
     def _happen(self, fact: Fact) -> None:
         """What happened between two steps happens again."""

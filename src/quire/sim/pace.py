@@ -10,6 +10,7 @@ scheduler.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -20,8 +21,8 @@ from quire.sim.step_time import StepTimeModel
 WINDOW: Final = 1.0
 """Seconds over which steps are taken together: spells last longer, and one step says little."""
 STALL: Final = 0.02
-"""Seconds from which on the machine stood still: of a step beyond twice what is usual, or of a
-pause in an engine that had something to do."""
+"""Seconds from which on the machine stood still: of a step beyond twice what is usual, of a pause
+in an engine that had something to do, or of a request's way to an engine that had nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +66,22 @@ def measured_pace(
     taken: list[float] = []
     said: list[float] = []
     stalls: list[tuple[float, float]] = []
-    busy_until: float | None = None
+    ended = -math.inf
+    waits_since: float | None = None
     for step in steps:
         if not step.shape.tokens:
             continue
         begin, seconds = step.recorded.start - start, step.recorded.seconds
         usual = times.seconds(step.shape)
-        if busy_until is not None and begin - busy_until > STALL:
-            stalls.append((busy_until, begin - busy_until))
+        if waits_since is None and step.sent is not None:
+            waits_since = max(ended, step.sent - start)
+        if waits_since is not None and begin - waits_since > STALL:
+            stalls.append((waits_since, begin - waits_since))
         if seconds - 2 * usual > STALL:
             stalls.append((begin, seconds - usual))
             seconds = usual
-        busy_until = begin + step.recorded.seconds if step.is_busy else None
+        ended = begin + step.recorded.seconds
+        waits_since = ended if step.is_busy else None
         window = max(0, int(begin / WINDOW))
         more = window + 1 - len(taken)
         taken += [0.0] * more
