@@ -72,9 +72,9 @@ struct Block {
 // The end of a group: its sums times its scales join those before it.
 template <int R, int V>
 QUIRE_INLINE void scale_sums(const Block& b, const float* sums, int64_t column, Vec (&acc)[R][V]) {
-  _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) {
+  QUIRE_EACH for (int j = 0; j < V; ++j) {
     const Vec scale = load_scales(b.work.args.layer->coded.scale_type, b.scales, column + j * kLanes);
-    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r)
+    QUIRE_EACH for (int r = 0; r < R; ++r)
       acc[r][j] = add(b.grows ? load(sums + r * kTile + j * kLanes) : zero(), mul(acc[r][j], scale));
   }
 }
@@ -94,19 +94,19 @@ template <int R, int V>
 QUIRE_INLINE void end_block(const Block& b, int64_t row, float* sums, int64_t column, Vec (&acc)[R][V]) {
   for (int64_t left = b.joins; left > 0; --left) {
     sums -= b.apart;
-    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j)
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
       acc[r][j] = add(load(sums + r * kTile + j * kLanes), acc[r][j]);
   }
   if (b.into) {
-    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) {
+    QUIRE_EACH for (int r = 0; r < R; ++r) {
       const Vec share = splat(b.work.args.shares[row + r]);
       float* out = added_to(b, row + r) + column;
-      _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j)
+      QUIRE_EACH for (int j = 0; j < V; ++j)
         store(out + j * kLanes, add(load(out + j * kLanes), mul(acc[r][j], share)));
     }
     return;
   }
-  _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j)
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
     store(sums + r * kTile + j * kLanes, acc[r][j]);
 }
 
@@ -114,8 +114,6 @@ QUIRE_INLINE void end_block(const Block& b, int64_t row, float* sums, int64_t co
 //
 // tile<R, P>: R rows times 64 columns over the steps of a block. sums[r][64] are read unless it is
 // fresh; then written, or joined. Every four steps P lines of the memory at `next` are fetched.
-
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
 constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 
@@ -132,7 +130,7 @@ template <Level level> QUIRE_INLINE void fetch_line(const char* line) {
 
 // Step `step` of four: a line after the other, since in bursts they hold up the arithmetic.
 template <int P> QUIRE_INLINE void fetch(const char*& next, int step) {
-  QUIRE_UNROLL for (int i = P * step / 4; i < P * (step + 1) / 4; ++i) fetch_line<kSecond>(next + 64 * i);
+  QUIRE_EACH for (int i = P * step / 4; i < P * (step + 1) / 4; ++i) fetch_line<kSecond>(next + 64 * i);
   if (step == 3) next += 64 * P;
 }
 
@@ -148,17 +146,17 @@ template <int V> struct Share {
 // Two k of 64 columns.
 template <int R>
 QUIRE_INLINE void multiply_step(const bf16* const x, int64_t stride, const __m512i (&w)[4], Vec (&acc)[R][4]) {
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
     int32_t pair;
     __builtin_memcpy(&pair, x + r * stride, 4);
     const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
-    QUIRE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j].v = _mm512_dpbf16_ps(acc[r][j].v, a, (__m512bh)w[j]);
+    QUIRE_EACH for (int j = 0; j < 4; ++j) acc[r][j].v = _mm512_dpbf16_ps(acc[r][j].v, a, (__m512bh)w[j]);
   }
 }
 template <int R>
 QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, Vec (&acc)[R][4]) {
   __m512i b[4];
-  QUIRE_UNROLL for (int j = 0; j < 4; ++j) b[j] = _mm512_loadu_si512(w + 32 * j);
+  QUIRE_EACH for (int j = 0; j < 4; ++j) b[j] = _mm512_loadu_si512(w + 32 * j);
   multiply_step<R>(x, stride, b, acc);
 }
 
@@ -169,11 +167,11 @@ void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
   const bf16* w = reinterpret_cast<const bf16*>(b.weights) + (b.k0 - b.begins) * kTile;
   const int64_t stride = b.work.stride, k1 = b.k1;
   Vec acc[R][4];
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < 4; ++j)
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < 4; ++j)
     acc[r][j] = b.fresh ? zero() : load(sums + r * 64 + j * 16);
   int64_t k = b.k0;
   for (; k + 8 <= k1; k += 8, w += 8 * kTile) {
-    QUIRE_UNROLL for (int s = 0; s < 8; s += 2) {
+    QUIRE_EACH for (int s = 0; s < 8; s += 2) {
       fetch<P>(next, s / 2);
       step_bf16<R>(x + k + s, stride, w + s * kTile, acc);
     }
@@ -222,10 +220,10 @@ template <int D, bool odd> QUIRE_INLINE Vec weights(const void* w, int64_t at) {
 template <int R, int D, bool odd, int V>
 QUIRE_INLINE void step_f32(const float* x, int64_t stride, const void* w, int64_t at, Vec (&acc)[R][V]) {
   Vec b[V];
-  QUIRE_UNROLL for (int j = 0; j < V; ++j) b[j] = weights<D, odd>(w, at + j * kLanes);
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+  QUIRE_EACH for (int j = 0; j < V; ++j) b[j] = weights<D, odd>(w, at + j * kLanes);
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
     const Vec a = splat(x[r * stride]);
-    QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = fma(a, b[j], acc[r][j]);
+    QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = fma(a, b[j], acc[r][j]);
   }
 }
 
@@ -251,7 +249,7 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
     Vec acc[R][V];
     float* at = sums + column;
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
       acc[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     int64_t k = b.k0;
     const int64_t lines = Share<V>::of(b.lines);
@@ -311,7 +309,7 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
   const char* next = b.next + (alone ? 0 : pass * (b.k1 - b.k0) / 2 * 64);
   Block part = b;
   Vec acc[R][V];
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = zero();
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = zero();
   for (int64_t k = b.k0, end; k < b.k1; k = end) {
     const int64_t first = k / group * group;
     end = first + group < b.k1 ? first + group : b.k1;
@@ -338,13 +336,13 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
       part.grows = k > b.k0;
       scale_sums<R, V>(part, sums, 0, acc);
       if (end == b.k1) break;
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) {
         store(sums + r * kTile + j * kLanes, acc[r][j]);
         acc[r][j] = zero();
       }
     }
   }
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) S::put_in_order(acc[r]);
+  QUIRE_EACH for (int r = 0; r < R; ++r) S::put_in_order(acc[r]);
   end_block<R, V>(b, row, sums, 0, acc);
 }
 
@@ -370,9 +368,9 @@ constexpr int group_vectors(int rows) { return QUIRE_LEVEL >= 2 ? (rows <= 2 ? 4
 // The end of a leaf, whose sums are `y`, before the row's scale.
 template <int R, int V>
 QUIRE_INLINE void end_coded(const Block& b, int64_t row, float* at, int64_t column, Vec (&y)[R][V]) {
-  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
     const Vec scale = splat(b.work.coded.scales[row + r]);
-    QUIRE_UNROLL for (int j = 0; j < V; ++j) y[r][j] = mul(y[r][j], scale);
+    QUIRE_EACH for (int j = 0; j < V; ++j) y[r][j] = mul(y[r][j], scale);
   }
   end_block<R, V>(b, row, at, column, y);
 }
@@ -401,31 +399,31 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
     float* at = sums + column;
     const char* w = b.weights + column * 4;
     IVec acc[R][V];
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
       acc[r][j] = b.fresh ? no_sum() : load_whole(at + r * 64 + j * kLanes);
     for (int64_t k = b.k0; k < b.k1; k += 16) {
-      QUIRE_UNROLL for (int s = 0; s < 16; s += 4) {
+      QUIRE_EACH for (int s = 0; s < 16; s += 4) {
         if (Share<V>::has(P, column)) fetch<Share<V>::of(P)>(next, s / 4);
         WVec weights[V];
-        QUIRE_UNROLL for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + (k + s) * 64 + j * kLanes * 4);
-        QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+        QUIRE_EACH for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + (k + s) * 64 + j * kLanes * 4);
+        QUIRE_EACH for (int r = 0; r < R; ++r) {
           const int32_t q = four_codes(x + r * stride + k + s);
-          QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
+          QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
         }
       }
     }
     if (!b.ends) {
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
         store_whole(at + r * 64 + j * kLanes, acc[r][j]);
       continue;
     }
     const int64_t first = tile * kTile + column;
     Vec y[R][V];
-    QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+    QUIRE_EACH for (int j = 0; j < V; ++j) {
       const Vec scale = load(layer.coded.scales + first + j * kLanes);
       const IVec zeros = layer.coded.zeros ? less(load_whole(layer.coded.zeros + first + j * kLanes), whole(kBelow))
                                            : whole(layer.coded.zero - kBelow);
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+      QUIRE_EACH for (int r = 0; r < R; ++r) {
         const IVec shift = times(zeros, whole(b.work.coded.sums[row + r]));
         y[r][j] = add(zero(), mul(rounded(less(acc[r][j], shift)), scale));
       }
@@ -443,37 +441,37 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
                              const char*& next, int64_t advance, IVec (&acc)[R][V]) {
   constexpr Level level = R == 1 && kind != kBytes ? kFirst : kSecond;
   const auto fetch_lines = [&]() __attribute__((always_inline)) {
-    QUIRE_UNROLL for (int i = 0; i < lines; ++i) fetch_line<level>(next + 64 * i);
+    QUIRE_EACH for (int i = 0; i < lines; ++i) fetch_line<level>(next + 64 * i);
     next += advance;
   };
   if constexpr (kind == kBytes) {
     for (int64_t k = 0; k < group; k += 4, w += 256) {
       fetch_lines();
       WVec weights[V];
-      QUIRE_UNROLL for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + j * kLanes * 4);
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+      QUIRE_EACH for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + j * kLanes * 4);
+      QUIRE_EACH for (int r = 0; r < R; ++r) {
         const int32_t q = four_codes(x + r * stride + k);
-        QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
+        QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
       }
     }
 #ifdef QUIRE_PAIRS
   } else if constexpr (kind == kHalves) {
     for (int64_t k = 0; k < group;) {
       IVec pairs[R][V];
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j) pairs[r][j] = no_sum();
+      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) pairs[r][j] = no_sum();
       const int64_t end = k + 4 * kPairSteps < group ? k + 4 * kPairSteps : group;
       for (; k < end; k += 8, w += 256) {
         fetch_lines();
-        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        QUIRE_EACH for (int j = 0; j < V; ++j) {
           WVec low, high;
           halves_at(w + j * kLanes * 4, low, high);
-          QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+          QUIRE_EACH for (int r = 0; r < R; ++r) {
             const int8_t* q = x + r * stride + k;
             pairs[r][j] = pairs4(pairs4(pairs[r][j], low, four_codes(q)), high, four_codes(q + 4));
           }
         }
       }
-      QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
         acc[r][j] = add_pairs(acc[r][j], pairs[r][j]);
     }
 #endif
@@ -486,20 +484,20 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
       };
       // The shorter of rows and columns stays in registers while the other passes by.
       if constexpr (R < V) {
-        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        QUIRE_EACH for (int j = 0; j < V; ++j) {
           WVec low, high;
           codes_at(j, low, high);
-          QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+          QUIRE_EACH for (int r = 0; r < R; ++r) {
             const int8_t* q = x + r * stride + k;
             acc[r][j] = dot(dot(acc[r][j], low, four_codes(q)), high, four_codes(q + 4));
           }
         }
       } else {
         WVec halves[2][V];
-        QUIRE_UNROLL for (int j = 0; j < V; ++j) codes_at(j, halves[0][j], halves[1][j]);
-        QUIRE_UNROLL for (int half = 0; half < 2; ++half) QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+        QUIRE_EACH for (int j = 0; j < V; ++j) codes_at(j, halves[0][j], halves[1][j]);
+        QUIRE_EACH for (int half = 0; half < 2; ++half) QUIRE_EACH for (int r = 0; r < R; ++r) {
           const int32_t q = four_codes(x + r * stride + k + 4 * half);
-          QUIRE_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], halves[half][j], q);
+          QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], halves[half][j], q);
         }
       }
     }
@@ -531,7 +529,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
     const float* totals = rows.totals + (rows.totals ? row * rows.groups + b.k0 / group : 0);
     float* at = sums + column;
     Vec y[R][V];
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
       y[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
     for (int64_t k = b.k0; k < b.k1; k += group, w += size, ahead += size, x += group, ++shifts) {
       // The scales are fetched with the first columns.
@@ -546,24 +544,24 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
       }
       IVec acc[R][V];
       if (c.group_zeros) {
-        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        QUIRE_EACH for (int j = 0; j < V; ++j) {
           const auto* p = reinterpret_cast<const int8_t*>(w + zeros_at + column + j * kLanes);
           const IVec zeros = less(load_int8(p), whole(below));
-          QUIRE_UNROLL for (int r = 0; r < R; ++r) acc[r][j] = times(zeros, whole(shifts[r * rows.groups]));
+          QUIRE_EACH for (int r = 0; r < R; ++r) acc[r][j] = times(zeros, whole(shifts[r * rows.groups]));
         }
       } else {
-        QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+        QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
           acc[r][j] = whole(shifts[r * rows.groups]);
       }
       group_sums<R, V, kind, kStepLines>(w + head + column * 4, x, stride, group, c.table, next, kAdvance, acc);
-      QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+      QUIRE_EACH for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
-        QUIRE_UNROLL for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
+        QUIRE_EACH for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
       }
       if (c.group_minima) {
-        QUIRE_UNROLL for (int j = 0; j < V; ++j) {
+        QUIRE_EACH for (int j = 0; j < V; ++j) {
           const Vec least = load_scales(c.scale_type, w + lowest_at, column + j * kLanes);
-          QUIRE_UNROLL for (int r = 0; r < R; ++r)
+          QUIRE_EACH for (int r = 0; r < R; ++r)
             y[r][j] = sub(y[r][j], mul(splat(totals[r * rows.groups]), least));
         }
         ++totals;
@@ -573,7 +571,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
       end_coded<R, V>(b, row, at, column, y);
       continue;
     }
-    QUIRE_UNROLL for (int r = 0; r < R; ++r) QUIRE_UNROLL for (int j = 0; j < V; ++j)
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
       store(at + r * 64 + j * kLanes, y[r][j]);
   }
 }
@@ -678,7 +676,7 @@ void finish_whole(const GemmArgs& a, int64_t row, int64_t count, int64_t tile, c
   const int64_t columns = gated ? layer.n / 2 : layer.n;
   for (int64_t r = 0; r < count; ++r, sums += kTile) {
     const int64_t first = (row + r) * columns + tile * kWidth;
-    QUIRE_UNROLL for (int64_t i = 0; i < kWidth; i += kLanes) {
+    QUIRE_EACH for (int64_t i = 0; i < kWidth; i += kLanes) {
       Vec y;
       if constexpr (gated) y = mul(activate(A, biased(sums, i)), biased(sums, kWidth + i));
       else y = activate(A, biased(sums, i));
@@ -780,7 +778,7 @@ float* leaf_row(const GemmArgs& a, int64_t leaf, int64_t row, int64_t tile) {
 void fetch_leaf(const GemmArgs& a, int64_t leaf, int64_t row, int64_t count, int64_t tile) {
   for (int64_t r = 0; r < count; ++r) {
     const float* out = leaf_row(a, leaf, row + r, tile);
-    QUIRE_UNROLL for (int64_t i = 0; i < kTile; i += 16) __builtin_prefetch(out + i, 1);
+    QUIRE_EACH for (int64_t i = 0; i < kTile; i += 16) __builtin_prefetch(out + i, 1);
   }
 }
 

@@ -17,7 +17,12 @@ struct MultiplyArgs {
 };
 // Multiply-adds in registers, on all threads: those of a product of bf16.
 QUIRE_KERNEL(probe_multiply, (const MultiplyArgs&))
-// The same for whole numbers: those of a product of codes of eight and four bits.
-QUIRE_KERNEL(probe_multiply_codes, (const MultiplyArgs&))
+struct CodesArgs {
+  int64_t rounds;
+  int bits;  // of a weight's code: 8 or 4
+  double* operations;
+};
+// The same for whole numbers: those of a product of codes.
+QUIRE_KERNEL(probe_multiply_codes, (const CodesArgs&))
 
 }  // namespace quire

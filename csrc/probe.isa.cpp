@@ -12,8 +12,6 @@ namespace {
 constexpr int kRows = 6, kSteps = 4096;
 constexpr int64_t kPiece = 1 << 20;  // bytes that a thread takes at a time
 
-#define QUIRE_EACH _Pragma("GCC unroll 16")
-
 // Keeps a value alive without storing it anywhere that another thread writes.
 QUIRE_INLINE void keep(const void* p) { __asm__ volatile("" : : "g"(p) : "memory"); }
 
@@ -87,11 +85,12 @@ void multiply_round() {
 #endif
 
 // Rows of codes: with AVX2, products need registers besides their sums.
-constexpr int kCodeRows = QUIRE_LEVEL == 1 ? 5 : kRows;
+constexpr int code_rows(int bits) { return QUIRE_LEVEL != 1 ? kRows : bits == 8 ? 4 : 5; }
 
-// Of codes of four bits: what a level multiplies fastest. Each product has numbers of its own: of equal ones
-// a compiler makes one.
-void multiply_codes_round() {
+// Of codes of eight or of four bits: where a level has no instruction for whole sums, it multiplies the second faster.
+// Each product has numbers of its own: of equal ones a compiler makes one.
+template <int bits> void multiply_codes_round() {
+  constexpr int kCodeRows = code_rows(bits);
   IVec acc[kCodeRows][kVectors];
   QUIRE_EACH for (int r = 0; r < kCodeRows; ++r) QUIRE_EACH for (int j = 0; j < kVectors; ++j) acc[r][j] = no_sum();
   alignas(64) char codes[kVectors][4 * kLanes] = {};
@@ -99,11 +98,14 @@ void multiply_codes_round() {
   for (int step = 0; step < kSteps; ++step) {
     __asm__ volatile("" : "+m"(x), "+m"(codes));  // as if they were new
     WVec w[kVectors], high;
-    QUIRE_EACH for (int j = 0; j < kVectors; ++j) halves_at(codes[j], w[j], high);
+    QUIRE_EACH for (int j = 0; j < kVectors; ++j) {
+      if constexpr (bits == 8) w[j] = bytes_at(codes[j]);
+      else halves_at(codes[j], w[j], high);
+    }
     QUIRE_EACH for (int r = 0; r < kCodeRows; ++r)
       QUIRE_EACH for (int j = 0; j < kVectors; ++j) {
 #ifdef QUIRE_PAIRS
-        acc[r][j] = pairs4(acc[r][j], w[j], x[r]);
+        acc[r][j] = bits == 8 ? dot(acc[r][j], w[j], x[r]) : pairs4(acc[r][j], w[j], x[r]);
 #else
         acc[r][j] = dot(acc[r][j], w[j], x[r]);
 #endif
@@ -131,11 +133,12 @@ void probe_multiply(const MultiplyArgs& a) {
   *a.operations = static_cast<double>(a.rounds) * kSteps * kRows * kVectors * kOperations;
 }
 
-void probe_multiply_codes(const MultiplyArgs& a) {
+void probe_multiply_codes(const CodesArgs& a) {
   parallel_for(a.rounds, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t round = begin; round < end; ++round) multiply_codes_round();
+    for (int64_t round = begin; round < end; ++round)
+      a.bits == 8 ? multiply_codes_round<8>() : multiply_codes_round<4>();
   });
-  *a.operations = static_cast<double>(a.rounds) * kSteps * kCodeRows * kVectors * 8 * kLanes;
+  *a.operations = static_cast<double>(a.rounds) * kSteps * code_rows(a.bits) * kVectors * 8 * kLanes;
 }
 
 }  // namespace QUIRE_ISA

@@ -8,8 +8,6 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-#define QUIRE_EACH _Pragma("GCC unroll 16")
-
 // What the registers hold: rows, and vectors of columns.
 #if QUIRE_LEVEL >= 2
 constexpr int kTileRows = 6, kTileVectors = 4;

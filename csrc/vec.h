@@ -15,7 +15,13 @@
 namespace quire {
 namespace QUIRE_ISA {
 
+#ifdef QUIRE_DEBUG  // a sanitizer's checks in every copy of a line take minutes to compile
+#define QUIRE_INLINE static inline
+#define QUIRE_EACH
+#else
 #define QUIRE_INLINE static inline __attribute__((always_inline))
+#define QUIRE_EACH _Pragma("GCC unroll 16")
+#endif
 
 #if QUIRE_LEVEL >= 2
 

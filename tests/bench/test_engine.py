@@ -55,7 +55,7 @@ def program(path: Path, text: str) -> str:
 
 class Paper:
     def rates(self) -> Rates:
-        return Rates(1e9, 1e9, 1e9)
+        return Rates(1e9, 1e9, 1e9, 1e9)
 
     def seconds(self, case: Case, work: Mapping[str, int], rates: Rates) -> float:
         return work["weight_bytes"] / rates.read
@@ -196,22 +196,27 @@ def test_the_command_measures_this_engine(
     assert kept["bf16"]["weight_bytes"] == 2 * (kept["bf16"]["body"] + kept["bf16"]["head"])
     assert kept["int4"]["weight_bytes"] * 3 < kept["bf16"]["weight_bytes"]
     assert kept["int4_128"]["weight_bytes"] < kept["int4"]["weight_bytes"]
-    assert kept["int4"]["body_codes"] == kept["int4"]["body"] and not kept["bf16"]["body_codes"]
+    assert kept["int4"]["body_codes4"] == kept["int4"]["body"]
+    assert kept["int4"]["head_codes8"] == kept["int4"]["head"]
+    assert not any(number for name, number in kept["bf16"].items() if "codes" in name)
 
 
 def test_the_limit_counts_bytes_or_operations_whichever_takes_longer() -> None:
     work = {
-        "weight_bytes": 1000, "body": 600, "body_codes": 200, "head": 100, "head_codes": 100,
-        "kv_bytes": 10, "attention": 3,
+        "weight_bytes": 1000, "body": 600, "body_codes8": 150, "body_codes4": 50, "head": 100,
+        "head_codes8": 70, "head_codes4": 30, "kv_bytes": 10, "attention": 3,
     }  # fmt: skip
     assert set(work) == set(ModelWork.__slots__)
-    slow_memory, endless = Rates(1.0, 1e30, 1e30), 1e30
+    slow_memory, endless = Rates(1.0, 1e30, 1e30, 1e30), 1e30
     # A prompt, then two steps that see 5 and 6 positions of each of two requests.
     assert limit(Case(2, 4, 3), work, slow_memory) == 1000 + 1000 + 100 + 1000 + 120
     computing = 2 * (400 * 8 + 2 * 3 * 10 * 2), 2 * (400 * 2 + 2 * 3 * 5 * 2)
-    assert limit(Case(2, 4, 1), work, Rates(endless, 1.0, endless)) == computing[0]
-    assert limit(Case(2, 4, 2), work, Rates(endless, 1.0, endless)) == sum(computing)
-    assert limit(Case(2, 4, 1), work, Rates(endless, endless, 1.0)) == 2 * (200 * 8 + 100 * 2)
+    assert limit(Case(2, 4, 1), work, Rates(endless, 1.0, endless, endless)) == computing[0]
+    assert limit(Case(2, 4, 2), work, Rates(endless, 1.0, endless, endless)) == sum(computing)
+    for_eight = 2 * (150 * 8 + 70 * 2)
+    assert limit(Case(2, 4, 1), work, Rates(endless, endless, 1.0, endless)) == for_eight
+    for_four = 2 * (50 * 8 + 30 * 2)
+    assert limit(Case(2, 4, 1), work, Rates(endless, endless, endless, 1.0)) == for_four
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -135,7 +135,7 @@ def test_few_steps_already_vary_around_their_mean() -> None:
 def test_a_slow_spell_of_the_machine_is_a_slow_spell_of_the_simulation() -> None:
     traced = [TraceRequest(float(second), 1, 101) for second in range(4)]
     times = StepTimeModel(1e-3, (0.0,) * 14)
-    pace = MachinePace((1.0, 3.0, 1.0))
+    pace = MachinePace((1.0, 3.0, 1.0), (9.0,))
     simulator = Simulator(config(), Pool(500), times, pace=pace.takes)
     outcome = simulator.run(traced, Sequences(traced, 16))
     took = [end - start for start, end in zip(outcome.arrivals, outcome.ends, strict=True)]
@@ -148,9 +148,25 @@ def test_the_pace_is_what_steps_took_by_what_was_said() -> None:
     # A step without tokens counts for nothing; a second without steps is as all were.
     steps = [stepped(start, seconds) for start, seconds in starts.items()]
     pace = measured_pace([*steps, stepped(12.5, 9.0, tokens=0)], times, start=10.0)
-    assert pace.factors == pytest.approx((3.0, 4.0, 4.0, 6.0))
+    assert pace.decodes == pytest.approx((3.0, 4.0, 4.0, 6.0)) and pace.prompts == (1.0,)
     assert [pace.at(t) for t in (-5.0, 0.5, 3.5, 99.0)] == pytest.approx([3.0, 3.0, 6.0, 6.0])
     assert measured_pace([], times).at(1.0) == 1.0
+
+
+def test_memory_may_be_slow_while_computing_is_not() -> None:
+    """Steps with prompts have a pace of their own."""
+    times = StepTimeModel(1e-3, (0.0,) * 14)
+    some = [stepped(0.1, 2e-3), stepped(0.2, 5e-3, prefills=1), stepped(1.1, 4e-3)]
+    pace = measured_pace(some, times)
+    assert pace.decodes == pytest.approx((2.0, 4.0)) and pace.prompts == pytest.approx((5.0,))
+    assert [pace.takes(t, 1e-3, n) for t, n in ((0.5, 0), (0.5, 2), (1.5, 0), (1.5, 1))] == (
+        pytest.approx([2e-3, 5e-3, 4e-3, 5e-3])
+    )
+    traced = [TraceRequest(float(second), 300, 101) for second in range(2)]
+    simulator = Simulator(config(), Pool(500), times, pace=pace.takes)
+    outcome = simulator.run(traced, Sequences(traced, 16))
+    took = [end - start for start, end in zip(outcome.arrivals, outcome.ends, strict=True)]
+    assert took == pytest.approx([0.205, 0.405])
 
 
 def test_a_machine_that_stood_still_is_no_slow_machine() -> None:
@@ -161,7 +177,7 @@ def test_a_machine_that_stood_still_is_no_slow_machine() -> None:
         stepped(0.461, 1e-3, is_busy=True), stepped(0.463, 1e-3), stepped(0.9, 1e-3),
     ]  # fmt: skip
     pace = measured_pace(steps, times)
-    assert pace.factors == pytest.approx((1.0,))
+    assert pace.decodes == pytest.approx((1.0,))
     assert [each for stall in pace.stalls for each in stall] == pytest.approx(
         [0.2, 0.15, 0.401, 0.06]
     )
@@ -191,9 +207,10 @@ def stepped(
     seconds: float,
     tokens: int = 1,
     *,
+    prefills: int = 0,
     is_busy: bool = False,
     sent: float | None = None,
 ) -> Any:
-    shape = StepShape(tokens, tokens, 0, 0, 0)
+    shape = StepShape(tokens, tokens, prefills, 0, 0)
     recorded = SimpleNamespace(start=start, seconds=seconds)
     return SimpleNamespace(recorded=recorded, shape=shape, is_busy=is_busy, sent=sent)

@@ -30,21 +30,25 @@ class MachinePace:
     """How many times as long as usual steps take, over time.
 
     Args:
-        factors: Of each window of `WINDOW` seconds; the last also holds after it, the first before.
+        decodes: Of steps without prompts, in each window of `WINDOW` seconds; the last also holds
+            after it, the first before.
+        prompts: Of steps with prompts. A machine whose memory is slow need not be slow in
+            computing, nor the other way round.
         stalls: When the machine began to stand still, and for how long; in order, apart.
     """
 
-    factors: tuple[float, ...]
+    decodes: tuple[float, ...]
+    prompts: tuple[float, ...]
     stalls: tuple[tuple[float, float], ...] = ()
 
-    def at(self, time: float) -> float:
-        """Of a step that begins then."""
-        window = int(time / WINDOW)
-        return self.factors[max(0, min(window, len(self.factors) - 1))]
+    def at(self, time: float, prefills: int = 0) -> float:
+        """Of a step that begins then, with so many prompts."""
+        factors = self.prompts if prefills else self.decodes
+        return factors[max(0, min(int(time / WINDOW), len(factors) - 1))]
 
-    def takes(self, start: float, usual: float) -> float:
-        """Seconds of a step that begins then and usually takes so many."""
-        end = start + self.at(start) * usual
+    def takes(self, start: float, usual: float, prefills: int = 0) -> float:
+        """Seconds of a step that begins then, with so many prompts, and usually takes `usual`."""
+        end = start + self.at(start, prefills) * usual
         first = bisect.bisect_left(self.stalls, start, key=lambda stall: stall[0] + stall[1])
         for begin, seconds in self.stalls[first:]:
             if begin >= end:
@@ -63,8 +67,7 @@ def measured_pace(
         times: What is usual. Its own errors count as pace, so fit it to more than these steps.
         start: Of the recording's clock, what is to be 0.
     """
-    taken: list[float] = []
-    said: list[float] = []
+    spent = (_Spent(), _Spent())
     stalls: list[tuple[float, float]] = []
     ended = -math.inf
     waits_since: float | None = None
@@ -82,13 +85,28 @@ def measured_pace(
             seconds = usual
         ended = begin + step.recorded.seconds
         waits_since = ended if step.is_busy else None
-        window = max(0, int(begin / WINDOW))
-        more = window + 1 - len(taken)
-        taken += [0.0] * more
-        said += [0.0] * more
-        taken[window] += seconds
-        said[window] += usual
-    # A window without steps is as fast as all were.
-    factor = sum(taken) / sum(said) if any(said) else 1.0
-    factors = (a / b if b else factor for a, b in zip(taken, said, strict=True))
-    return MachinePace(tuple(factors) or (factor,), tuple(stalls))
+        spent[min(step.shape.prefills, 1)].add(max(0, int(begin / WINDOW)), seconds, usual)
+    decodes, prompts = (each.factors() for each in spent)
+    return MachinePace(decodes, prompts, tuple(stalls))
+
+
+class _Spent:
+    """In the steps of a kind, by window."""
+
+    def __init__(self) -> None:
+        self._taken: list[float] = []
+        self._usual: list[float] = []
+
+    def add(self, window: int, taken: float, usual: float) -> None:
+        more = window + 1 - len(self._taken)
+        self._taken += [0.0] * more
+        self._usual += [0.0] * more
+        self._taken[window] += taken
+        self._usual[window] += usual
+
+    def factors(self) -> tuple[float, ...]:
+        """A window without such steps is as fast as all were."""
+        usual = sum(self._usual)
+        overall = sum(self._taken) / usual if usual else 1.0
+        pairs = zip(self._taken, self._usual, strict=True)
+        return tuple(a / b if b else overall for a, b in pairs) or (overall,)

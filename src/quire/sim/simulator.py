@@ -134,8 +134,8 @@ class Simulator:
         times: How long steps take.
         keep_token_times: Keep when each token came, and not only the first and the last.
         observe: Called with the statistics of each step; for timelines.
-        pace: How long a step takes that begins at a time and usually takes so many seconds; `None`:
-            the machine is always as `times` says.
+        pace: How long a step takes that begins at a time, usually takes so many seconds and has so
+            many prompts; `None`: the machine is always as `times` says.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Simulator:
         *,
         keep_token_times: bool = False,
         observe: Callable[[StepStats], None] | None = None,
-        pace: Callable[[float, float], float] | None = None,
+        pace: Callable[[float, float, int], float] | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.scheduler = build_scheduler(config, pool, self.clock)
@@ -303,7 +303,9 @@ class Simulator:
             # compared.
             self._drawn[kind] = at = (self._drawn[kind] + GOLDEN) % 1.0
             seconds *= spread[int(at * len(spread))]
-        return seconds if self._pace is None else self._pace(self.clock.now(), seconds)
+        if self._pace is not None:
+            seconds = self._pace(self.clock.now(), seconds, shape.prefills)
+        return seconds
 
     def apply(self, batch: ScheduledBatch, result: BatchResult, start: float) -> None:
         """Apply a result, now, and note what the callers get."""

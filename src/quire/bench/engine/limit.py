@@ -25,11 +25,14 @@ class ModelWork:
     """Of all products, the head's included."""
     body: int
     """Weights that every token is multiplied with."""
-    body_codes: int
-    """Of these, those that are multiplied as whole numbers of eight or four bits."""
+    body_codes8: int
+    """Of these, those that are multiplied as whole numbers of eight bits."""
+    body_codes4: int
+    """And of four."""
     head: int
     """Weights of the head."""
-    head_codes: int
+    head_codes8: int
+    head_codes4: int
     kv_bytes: int
     """Of a token's keys and values in all layers."""
     attention: int
@@ -49,7 +52,7 @@ def work_of(engine: Any) -> dict[str, int]:
         found["weight_bytes"] += method.nbytes
         found[part] += weights
         if method.form.startswith("int") and "products in" not in method.form:
-            found[f"{part}_codes"] += weights
+            found[f"{part}_codes{4 if method.form.startswith('int4') else 8}"] += weights
     info = core.info
     found["kv_bytes"] = info.kv_cache_bytes // (info.num_blocks * info.block_size)
     found["attention"] = shape.num_layers * shape.num_heads * shape.head_dim
@@ -69,9 +72,12 @@ def limit(case: Case, work: Mapping[str, int], rates: Rates) -> float:
 def _step(case: Case, work: ModelWork, rates: Rates, tokens: int, seen: int) -> float:
     """Of `tokens` new ones of each prompt, which see `seen` positions together."""
     new, rows = case.prompts * tokens, case.prompts
-    codes = work.body_codes * new + work.head_codes * rows
-    plain = work.body * new + work.head * rows - codes + 2 * work.attention * seen * rows
-    computing = 2 * plain / rates.multiply + 2 * codes / rates.multiply_codes
+    codes8 = work.body_codes8 * new + work.head_codes8 * rows
+    codes4 = work.body_codes4 * new + work.head_codes4 * rows
+    plain = work.body * new + work.head * rows - codes8 - codes4
+    plain += 2 * work.attention * seen * rows
+    computing = plain / rates.multiply
+    computing += codes8 / rates.multiply_codes8 + codes4 / rates.multiply_codes4
     # A prompt's own keys and values are in caches while it is computed.
     kept = work.kv_bytes * seen * rows if tokens == 1 else 0
-    return max(computing, (work.weight_bytes + kept) / rates.read)
+    return max(2 * computing, (work.weight_bytes + kept) / rates.read)

@@ -175,7 +175,8 @@ def _limit(limits: Sequence[tuple[float, Rates]], ours: Sequence[float]) -> dict
         "seconds": [round(limit, 4) for limit, _ in limits],
         "gb_per_second": [round(rates.read / 1e9, 1) for _, rates in limits],
         "gflop_per_second": [round(rates.multiply / 1e9) for _, rates in limits],
-        "gop_per_second_of_codes": [round(rates.multiply_codes / 1e9) for _, rates in limits],
+        "gop_per_second_of_codes8": [round(rates.multiply_codes8 / 1e9) for _, rates in limits],
+        "gop_per_second_of_codes4": [round(rates.multiply_codes4 / 1e9) for _, rates in limits],
         "fraction": round(statistics.median(fractions), 3),
     }
 

@@ -48,12 +48,16 @@ def _cell(row: Mapping[str, Any], ratio: float | None) -> str:
 
 def _rates(limits: Sequence[Mapping[str, Any]]) -> str:
     """What the limits on paper were reckoned with."""
-    every = {key: [value for one in limits for value in one[key]] for key in
-             ("gb_per_second", "gflop_per_second", "gop_per_second_of_codes")}  # fmt: skip
-    memory, floats, codes = (_range(values) for values in every.values())
+    memory, floats, codes8, codes4 = (
+        _range([value for one in limits for value in one[key]])
+        for key in (
+            "gb_per_second", "gflop_per_second", "gop_per_second_of_codes8",
+            "gop_per_second_of_codes4",
+        )
+    )  # fmt: skip
     return (
-        f"The machine meanwhile: {memory} GB/s of memory, {floats} GFLOP/s in bf16, {codes} Gop/s "
-        "in whole numbers of 8 bits."
+        f"The machine meanwhile: {memory} GB/s of memory, {floats} GFLOP/s in bf16, {codes8} Gop/s "
+        f"in codes of 8 bits, {codes4} in codes of 4."
     )
 
 
