@@ -25,8 +25,8 @@ constexpr int64_t kPanel = 192;
 // than 64; with 32 rows long blocks are 5 % faster).
 constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 // The same of codes, of which as many bytes are more. Where vectors are short, so is the second-level cache, and
-// fewer columns pass by at a time: on Zen 3 (512 KiB) 32 rows are 1.06 (int8) and 1.13 times (int4) as fast with
-// these as with blocks of 128 KiB; half of them are slower again.
+// fewer columns pass by at a time: on Zen 3 (512 KiB) 32 rows are 1.04 (int8) and 1.11 times (int4) as fast with
+// these as with blocks of 128 KiB; half of them are no faster.
 constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QUIRE_LEVEL >= 2 ? 4 * kBlock : kBlock / 2;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
@@ -223,7 +223,7 @@ template <int D, bool odd> QUIRE_INLINE Vec weights(const void* w, int64_t at) {
 
 // Whether the sums leave too few registers for pairs of bf16 and both their halves. Compilers then keep sums in
 // memory, whose way there and back takes longer than the products of a step. Instead the second halves are read again,
-// and sums are pinned: 192 rows are up to 1.4 times as fast on Zen 3.
+// and sums are pinned: docs/cpu-kernels.md has figures.
 template <int R, int D, int V> constexpr bool kTight = QUIRE_LEVEL == 1 && D == kBF16 && R * V == 12;
 
 #if QUIRE_LEVEL == 1
