@@ -1,7 +1,7 @@
 """A server over sockets whose event loop is watched, with a vocabulary of the size people use.
 
-Gate, journal, queues, the messages to the core and the output processor are the real ones; the core
-computes nothing.
+Gate, journal, queues, the messages to the core, the output processor and the way garbage is
+collected are the real ones; the core computes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from quire.serving.http_server import http_server
 from quire.serving.listener import bind
 from quire.serving.server import _loop_factory
 from quire.serving.server_state import ServerState
-from quire.utils.collector import keep_present
+from quire.utils.collector import PacedCollection, keep_present
 from silent_core import SilentCore
 
 VOCAB_SIZE = 151_936
@@ -150,12 +150,14 @@ class WatchedServer:
         state = ServerState(settings, engine)
         server = http_server(build_app(state), state.unread)
         self._stop = lambda: setattr(server, "should_exit", True)
+        collecting = asyncio.ensure_future(PacedCollection(lambda: state.answering > 0).run())
         ticking = asyncio.ensure_future(self._tick())
         serving = asyncio.ensure_future(server.serve([listener]))
         await server.accepting()
         self._ready.set()
         await serving
         ticking.cancel()
+        collecting.cancel()
         await engine.shutdown()
 
     async def _tick(self) -> None:
