@@ -14,12 +14,12 @@ simulator says is possible. Prints the error of every figure, and the largest an
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were, and requests come when the machine
 could send them: what is left is the error of everything but the speed of the machine at that
-moment. With `--runs`, each load runs so often, and
-medians of a figure over the runs are compared. `--again` gives the live engine each load once more,
-and says how far it was from before: what does not know the pace of the machine at that time can
-hardly be nearer. `--why` says for each load how many times as long as calibrated its steps took, by
-what was in them, and the pauses between them. `--own-speed` and `--why` record the live engine, as
-calibration does.
+moment. The line below says what comes at the calibrated speed. With `--runs`, each load runs so
+often, and medians of a figure over the runs are compared. `--again` gives the live engine each load
+once more, and says how far it was from before: what does not know the pace of the machine at that
+time can hardly be nearer. `--why` says for each load how many times as long as calibrated its steps
+took, by what was in them, and the pauses between them. `--own-speed` and `--why` record the live
+engine, as calibration does.
 """
 
 from __future__ import annotations
@@ -171,8 +171,7 @@ async def compare(
     if record is not None:
         config = replace(config, observability=replace(config.observability, record=str(record)))
     llm = await AsyncLLM.start(config)
-    errors: dict[str, list[float]] = {name: [] for name in FIGURES}
-    of_engine: dict[str, list[float]] = {name: [] for name in FIGURES}
+    errors, as_calibrated, of_engine = ({name: [] for name in FIGURES} for _ in range(3))
     speeds = []
     try:
         await llm.wait_ready()
@@ -188,12 +187,12 @@ async def compare(
                     sequences = Sequences(requests, 16, vocabulary)
                     name = f"{number}-{mix}-{share}"
                     row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
-                    lives, mades = [], []
+                    calibrated, speed = simulated(changed, info, times, requests)
+                    lives, mades, speeds = [], [], [*speeds, speed]
                     for run in range(options.runs):
                         await llm.reset_prefix_cache()
                         records = await play(llm, requests, sequences, f"{name}-{run}")
                         lives.append(figures(records))
-                        pace, steps, sent = None, [], requests
                         if record is not None:
                             await asyncio.sleep(1.0)  # the recorder writes
                             steps = recorded_steps(record, num_steps)
@@ -203,14 +202,16 @@ async def compare(
                             pace = measured_pace(
                                 steps, times, (steps[0].sent or 0.0) - sent[0].arrival
                             )
-                        if pace is not None or not mades:
                             made, speed = simulated(changed, info, times, sent, pace)
                             mades.append(made)
                             speeds.append(speed)
                         if options.why:
                             print(why(steps, times), flush=True)
-                    live, made = medians(lives), medians(mades)
+                    live, made = medians(lives), medians(mades or [calibrated])
                     print(f"{row:<44}" + _compared(live, made, errors), flush=True)
+                    if options.own_speed:
+                        said = _compared(live, calibrated, as_calibrated)
+                        print(f"{'    as calibrated':<44}" + said, flush=True)
                     if options.again:
                         await llm.reset_prefix_cache()
                         again = figures(await play(llm, requests, sequences, f"{name} again"))
@@ -222,6 +223,8 @@ async def compare(
         await llm.shutdown()
     for name, limit in FIGURES.items():
         print(f"{name:<20} {_said(errors[name], limit)}, wanted {limit} %")
+        if options.own_speed:
+            print(f"{'    as calibrated':<20} {_said(as_calibrated[name], limit)}")
         if options.again:
             print(f"{'    again':<20} {_said(of_engine[name], limit)}")
     print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
