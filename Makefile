@@ -96,10 +96,12 @@ chaos-long: $(VENV)/.test
 ASAN_TESTS := tests/kernels/test_sanitizers.py tests/kernels/test_pool.py \
   tests/kernels/test_native_*.py tests/kernels/test_kv_types.py tests/invariance/test_fused_decoder.py
 
-# The kernels with address and undefined-behaviour sanitizers run the kernel tests. What a
-# sanitizer says must not be captured: it ends the process.
+# The kernels with address and undefined-behaviour sanitizers run the kernel tests, in the instruction
+# sets that this machine has. What a sanitizer says must not be captured: it ends the process.
+HERE := from quire.kernels.compiled import lib; print(*lib.isas(), sep=';')
 test-asan: $(VENV)/.test
 	@$(BIN)/cmake -S csrc -B build/asan -G Ninja -DQUIRE_SANITIZE=ON -DQUIRE_REQUIRE_NATIVE=ON \
+	  -DQUIRE_SANITIZE_ISAS="$$($(BIN)/python -c "$(HERE)")" \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	@$(BIN)/cmake --build build/asan
 	QUIRE_KERNELS_FILE=$$(echo $(CURDIR)/build/asan/_native*.so) QUIRE_KERNELS=native \

@@ -194,7 +194,19 @@ QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
 
 #endif
 
-constexpr int64_t kPairSteps = 8;
+// Takes a sum for one that nothing is known of, in a register: compilers keep arrays of sums in memory, or make
+// all products before they add the first.
+QUIRE_INLINE void as_new(IVec& acc) {
+#if QUIRE_LEVEL >= 2
+  __asm__ volatile("" : "+v"(acc.v));
+#elif QUIRE_LEVEL == 1
+  __asm__ volatile("" : "+x"(acc.v));
+#else
+  __asm__ volatile("" : "+m"(acc.v));
+#endif
+}
+
+constexpr int64_t kPairSteps = 8, kRun = 4 * kPairSteps;  // and the codes of a row in them
 
 #if QUIRE_LEVEL >= 2
 QUIRE_INLINE Vec rounded(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }

@@ -452,13 +452,39 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
   }
 }
 
-// Codes of a group.
-enum { kBytes = 0, kHalves = 1, kTable = 2 };
+// Codes of a group. kOneRun: halves in groups of kRun, without zeros of their own.
+enum { kBytes = 0, kHalves = 1, kTable = 2, kOneRun = 3 };
+
+#ifdef QUIRE_PAIRS
+template <int n> struct Number { static constexpr int value = n; };
+
+// Pairs of the next codes: kRun of them, or 8.
+template <int codes, int R, int V, class F>
+QUIRE_INLINE void run_pairs(const char* w, const int8_t* x, int64_t stride, const F& fetch_lines, IVec (&pairs)[R][V]) {
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) pairs[r][j] = no_sum();
+  QUIRE_EACH for (int k = 0; k < codes; k += 8) {
+    fetch_lines();
+    QUIRE_EACH for (int j = 0; j < V; ++j) {
+      WVec low, high;
+      halves_at(w + k * 32 + j * kLanes * 4, low, high);
+      QUIRE_EACH for (int r = 0; r < R; ++r) {
+        const int8_t* q = x + r * stride + k;
+        pairs[r][j] = pairs4(pairs[r][j], low, four_codes(q));
+        as_new(pairs[r][j]);
+        pairs[r][j] = pairs4(pairs[r][j], high, four_codes(q + 4));
+        as_new(pairs[r][j]);
+      }
+    }
+  }
+}
+#endif
 
 // `lines` of the memory at `next` are fetched with each step of 256 bytes, after which it is `advance` further on.
+// `acc` is what products are added to; of kOneRun, the first of each row's `groups` shifts.
 template <int R, int V, int kind, int lines>
 QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
-                             const char*& next, int64_t advance, IVec (&acc)[R][V]) {
+                             const int32_t* shifts, int64_t groups, const char*& next, int64_t advance,
+                             IVec (&acc)[R][V]) {
   constexpr Level level = R == 1 && kind != kBytes ? kFirst : kSecond;
   const auto fetch_lines = [&]() __attribute__((always_inline)) {
     QUIRE_EACH for (int i = 0; i < lines; ++i) fetch_line<level>(next + 64 * i);
@@ -476,24 +502,21 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
     }
 #ifdef QUIRE_PAIRS
   } else if constexpr (kind == kHalves) {
-    for (int64_t k = 0; k < group;) {
+    const auto add_run = [&](auto codes, int64_t k) __attribute__((always_inline)) {
       IVec pairs[R][V];
-      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) pairs[r][j] = no_sum();
-      const int64_t end = k + 4 * kPairSteps < group ? k + 4 * kPairSteps : group;
-      for (; k < end; k += 8, w += 256) {
-        fetch_lines();
-        QUIRE_EACH for (int j = 0; j < V; ++j) {
-          WVec low, high;
-          halves_at(w + j * kLanes * 4, low, high);
-          QUIRE_EACH for (int r = 0; r < R; ++r) {
-            const int8_t* q = x + r * stride + k;
-            pairs[r][j] = pairs4(pairs4(pairs[r][j], low, four_codes(q)), high, four_codes(q + 4));
-          }
-        }
-      }
+      run_pairs<decltype(codes)::value>(w + k * 32, x + k, stride, fetch_lines, pairs);
       QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
         acc[r][j] = add_pairs(acc[r][j], pairs[r][j]);
-    }
+    };
+    int64_t k = 0;
+    for (; k + kRun <= group; k += kRun) add_run(Number<kRun>(), k);
+    for (; k < group; k += 8) add_run(Number<8>(), k);
+  } else if constexpr (kind == kOneRun) {
+    // Sums are begun when their pairs are done: none waits in memory meanwhile.
+    IVec pairs[R][V];
+    run_pairs<kRun>(w, x, stride, fetch_lines, pairs);
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
+      acc[r][j] = add_pairs(whole(shifts[r * groups]), pairs[r][j]);
 #endif
   } else {
     for (int64_t k = 0; k < group; k += 8, w += 256) {
@@ -534,11 +557,12 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   constexpr int kStepLines = Share<V>::all_do(P) ? kShare / 4 : 0;  // fetched with each step of a group
   constexpr bool kOwnLines = kStepLines > 0 && P < kLines;
   constexpr int64_t kAdvance = kOwnLines ? 256 : 64 * kStepLines;
-  constexpr int32_t below = kind == kHalves ? kBelow4 : kBelow;
+  constexpr int32_t below = kind == kHalves || kind == kOneRun ? kBelow4 : kBelow;
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
   const CodedRows& rows = b.work.coded;
-  const int64_t group = c.group, head = group_head(layer), size = offset_of(layer, group), stride = rows.stride;
+  const int64_t group = kind == kOneRun ? kRun : c.group;
+  const int64_t head = group_head(layer), size = offset_of(layer, group), stride = rows.stride;
   const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type)), lowest_at = minima_at(layer);
   const char* next = fetched_by(b, pass);
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
@@ -563,7 +587,8 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
         for (int64_t lines = column == 0 ? b.extra + some : some; lines > 0; --lines, next += 64) fetch_line<kSecond>(next);
       }
       IVec acc[R][V];
-      if (c.group_zeros) {
+      if (kind == kOneRun) {  // group_sums begins them
+      } else if (c.group_zeros) {
         QUIRE_EACH for (int j = 0; j < V; ++j) {
           const auto* p = reinterpret_cast<const int8_t*>(w + zeros_at + column + j * kLanes);
           const IVec zeros = less(load_int8(p), whole(below));
@@ -573,7 +598,8 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
         QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
           acc[r][j] = whole(shifts[r * rows.groups]);
       }
-      group_sums<R, V, kind, kStepLines>(w + head + column * 4, x, stride, group, c.table, next, kAdvance, acc);
+      group_sums<R, V, kind, kStepLines>(w + head + column * 4, x, stride, group, c.table, shifts, rows.groups, next,
+                                         kAdvance, acc);
       QUIRE_EACH for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
         QUIRE_EACH for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
@@ -601,6 +627,9 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
   if (!layer.coded.group) return tile_codes8<R, P>(b, row, sums, pass);
   if (layer.dtype == kCodes8) return tile_groups<R, P, kBytes>(b, row, sums, pass);
   if (layer.coded.table) return tile_groups<R, P, kTable>(b, row, sums, pass);
+#ifdef QUIRE_PAIRS
+  if (layer.coded.group == kRun && !layer.coded.group_zeros) return tile_groups<R, P, kOneRun>(b, row, sums, pass);
+#endif
   return tile_groups<R, P, kHalves>(b, row, sums, pass);
 }
 

@@ -15,18 +15,6 @@ constexpr int64_t kPiece = 1 << 20;  // bytes that a thread takes at a time
 // Keeps a value alive without storing it anywhere that another thread writes.
 QUIRE_INLINE void keep(const void* p) { __asm__ volatile("" : : "g"(p) : "memory"); }
 
-// Takes a sum for one that nothing is known of, in a register: compilers keep arrays of sums in memory, or make
-// all products before they add the first.
-QUIRE_INLINE void as_new(IVec& acc) {
-#if QUIRE_LEVEL >= 2
-  __asm__ volatile("" : "+v"(acc.v));
-#elif QUIRE_LEVEL == 1
-  __asm__ volatile("" : "+x"(acc.v));
-#else
-  __asm__ volatile("" : "+m"(acc.v));
-#endif
-}
-
 void read_piece(const char* p, int64_t bytes) {
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   const bool past = kFetchPast;
