@@ -1,7 +1,7 @@
 """Writes the trace that docs/tuning.md tunes for: chat, and now and then a long prompt.
 
 python benchmarks/mixed_trace.py mixed.jsonl
-quire tune --slo tpot_p99=60ms,ttft_p99=1500ms --trace mixed.jsonl --live-seconds 30
+quire tune --slo tpot_p99=20ms,ttft_p99=1500ms --trace mixed.jsonl --live-seconds 30
 """
 
 from __future__ import annotations
