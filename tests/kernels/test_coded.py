@@ -35,6 +35,8 @@ def made(
         codes = codes.to(row.dtype)
     given = torch.randint(row.lowest, row.highest + 1, (n, groups), generator=generator)
     scales = torch.rand(n, groups, generator=generator) + 0.01
+    if zeros is not True and zeros:
+        given.fill_(zeros)  # one zero for all
     zeros = given.to(torch.int32) if zeros and not row.values else None
     least = torch.randn(n, groups, generator=generator) if minima else None
     return CodedWeight(kind, codes, scales, zeros, group, activations, order, least)

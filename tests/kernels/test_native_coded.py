@@ -18,7 +18,7 @@ from test_coded import made
 pytestmark = on_every_isa
 
 CASES = [
-    # kind, group, zeros, N, K, leaves
+    # kind, group, zeros (or one that all have), N, K, leaves
     ("int8", 896, False, 200, 896, 8),
     ("int8", 100, True, 70, 100, 1),
     ("int8", 32, True, 64, 256, 2),
@@ -35,6 +35,10 @@ CASES = [
     ("int8 minima", 32, False, 64, 256, 2),
     ("int8 minima", 100, True, 70, 100, 1),
     ("iq4_nl minima", 32, False, 64, 128, 1),
+    ("int4", 32, 8, 200, 896, 4),
+    ("int4", 128, 8, 130, 512, 1),
+    ("int4", 48, 8, 64, 144, 1),
+    ("int8", 32, -3, 64, 256, 2),
 ]
 """Groups that end early, columns and rows that fill no tile, one group, one leaf and many."""
 
