@@ -3,7 +3,7 @@
     python benchmarks/simulate_many.py                          # a million, with a roofline
     python benchmarks/simulate_many.py --requests 1000 10000 100000
 
-Writes a trace of chat at a rate that the simulated machine can just serve, and runs the command on
+Writes a trace of chat at a rate that the simulated machine can serve, and runs the command on
 it in a process of its own, whose largest memory is printed. The trace is part of that: its requests
 are read before the first one is served.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from quire.workload.trace import TraceHeader, TraceRequest, write_trace
 
 RATE = 400.0
-"""Requests per second: about 0.9 of what the machine below can serve."""
+"""Requests per second, which the machine below can serve."""
 MACHINE = ("--memory-gb-s", "20", "--gflops", "500")
 
 
