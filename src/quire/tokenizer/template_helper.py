@@ -23,8 +23,9 @@ from quire.utils.helpers.words import HelperLimits
 MAX_WORK: Final = 300_000
 """What a cheap template may do with a conversation in the server's own process, in passes of its
 innermost part: at most a second or so, and mostly a few milliseconds."""
-LIMITS: Final = HelperLimits(cpu_seconds=1.0, memory=2**29)
-"""Long conversations take a tenth of that. The shorter a bomb lasts, the sooner others follow."""
+LIMITS: Final = HelperLimits(cpu_seconds=2.5, memory=2**29)
+"""50,000 turns, as many as a body of 4 MiB has, take a tenth of that, and a third or more on a slow
+core that others share. The shorter a bomb lasts, the sooner others follow."""
 _FAILED: Final = "the chat template: these messages could not be rendered."
 
 
