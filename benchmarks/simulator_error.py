@@ -4,6 +4,7 @@
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
+    python benchmarks/simulator_error.py --around 10     # on one that is faster now than then
     python benchmarks/simulator_error.py --runs 3        # medians: leaves a stall out
     python benchmarks/simulator_error.py --again         # how far the engine is from itself
     python benchmarks/simulator_error.py --why           # which steps or pauses are wrong
@@ -14,12 +15,14 @@ simulator says is possible. Prints the error of every figure, and the largest an
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were, and requests come when the machine
 could send them: what is left is the error of everything but the speed of the machine at that
-moment. The line below says what comes at the calibrated speed. With `--runs`, each load runs so
-often, and medians of a figure over the runs are compared. `--again` gives the live engine each load
-once more, and says how far it was from before: what does not know the pace of the machine at that
-time can hardly be nearer. `--why` says for each load how many times as long as calibrated its steps
-took, by what was in them, and the pauses between them. `--own-speed` and `--why` record the live
-engine, as calibration does.
+moment. The line below says what comes at the calibrated speed. `--around` puts so many seconds of
+the calibration's load on another engine before and after each run, and the simulated machine is as
+fast as that was: the speed of those minutes, known without the load that is compared. With
+`--runs`, each load runs so often, and medians of a figure over the runs are compared. `--again`
+gives the live engine each load once more, and says how far it was from before: what does not know
+the pace of the machine at that time can hardly be nearer. `--why` says for each load how many times
+as long as calibrated its steps took, by what was in them, and the pauses between them.
+`--own-speed` and `--why` record the live engine, as calibration does.
 """
 
 from __future__ import annotations
@@ -160,6 +163,24 @@ def why(steps: list[Replayed], times: StepTimeModel) -> str:
     return "    " + ", ".join(parts)
 
 
+async def pace_now(config: EngineConfig, times: StepTimeModel, seconds: float) -> list[MachinePace]:
+    """How fast the machine is with the load of a calibration, if it is to be measured."""
+    if not seconds:
+        return []
+    steps = (await Calibration(config, seconds, lambda what, share: None).measure()).warm()
+    return [measured_pace(steps, times, steps[0].recorded.start)]
+
+
+def goes_on(paces: list[MachinePace]) -> MachinePace | None:
+    """The pace of a machine that is as it was in turns."""
+    if not paces:
+        return None
+    decodes, prompts = (
+        sum((getattr(pace, kind) for pace in paces), ()) for kind in ("decodes", "prompts")
+    )
+    return MachinePace(decodes, prompts, repeats=True)
+
+
 async def compare(
     config: EngineConfig,
     info: dict,
@@ -167,7 +188,7 @@ async def compare(
     options: argparse.Namespace,
     record: Path | None,
 ) -> None:
-    num_steps = 0
+    num_steps, plain = 0, config
     if record is not None:
         config = replace(config, observability=replace(config.observability, record=str(record)))
     llm = await AsyncLLM.start(config)
@@ -176,6 +197,7 @@ async def compare(
     try:
         await llm.wait_ready()
         vocabulary = config.model.read_shape().vocab_size
+        around = await pace_now(plain, times, options.around)
         print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
         for number, settings in enumerate(SETTINGS):
             await llm.set_limits(**settings)
@@ -187,8 +209,7 @@ async def compare(
                     sequences = Sequences(requests, 16, vocabulary)
                     name = f"{number}-{mix}-{share}"
                     row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
-                    calibrated, speed = simulated(changed, info, times, requests)
-                    lives, mades, speeds = [], [], [*speeds, speed]
+                    lives, mades, foreseen = [], [], []
                     for run in range(options.runs):
                         await llm.reset_prefix_cache()
                         records = await play(llm, requests, sequences, f"{name}-{run}")
@@ -197,6 +218,12 @@ async def compare(
                             await asyncio.sleep(1.0)  # the recorder writes
                             steps = recorded_steps(record, num_steps)
                             num_steps += len(steps)
+                        before, around = around, await pace_now(plain, times, options.around)
+                        made, speed = simulated(
+                            changed, info, times, requests, goes_on([*before, *around])
+                        )
+                        foreseen.append(made)
+                        speeds.append(speed)
                         if options.own_speed:
                             sent = as_sent(requests, records)
                             pace = measured_pace(
@@ -207,7 +234,8 @@ async def compare(
                             speeds.append(speed)
                         if options.why:
                             print(why(steps, times), flush=True)
-                    live, made = medians(lives), medians(mades or [calibrated])
+                    live, calibrated = medians(lives), medians(foreseen)
+                    made = medians(mades) if mades else calibrated
                     print(f"{row:<44}" + _compared(live, made, errors), flush=True)
                     if options.own_speed:
                         said = _compared(live, calibrated, as_calibrated)
@@ -252,6 +280,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
+    parser.add_argument("--around", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--runs", type=int, default=1, help="of each load")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--why", action="store_true")

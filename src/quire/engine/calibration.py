@@ -30,7 +30,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads, rising_line
 from quire.sim.scenario import pool_of
-from quire.sim.step_time import Overheads, StepTimeModel, fit
+from quire.sim.step_time import StepTimeModel, fit
 from quire.workload.trace import Trace, read_trace
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -106,26 +106,28 @@ class Calibration:
 
     def run(self) -> StepTimeModel:
         """Measure, and fit a model."""
+        return self._fitted(asyncio.run(self.measure()))
+
+    async def measure(self) -> Measured:
+        """Measure."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.jsonl"
-            load = asyncio.run(self._measured(path))
+            load = await self._measured(path)
             trace = read_trace(path)
         recorded = EngineConfig.from_dict(trace.header.config)
         engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-        replayed = list(Lockstep(trace, engine))
-        overheads = measured_overheads(trace.steps, replayed)
-        warm = sorted(request.arrival for request in trace.requests)[WARM_UPS * WARM_UP.rows]
-        done = [s for s in replayed if s.shape.tokens and s.recorded.start >= warm]
+        return Measured(load, trace, list(Lockstep(trace, engine)))
+
+    def _fitted(self, measured: Measured) -> StepTimeModel:
+        load, trace, replayed = measured
         output, per_row = delivery(load, trace, replayed)
         overheads = replace(
-            overheads,
+            measured_overheads(trace.steps, replayed),
             arrival=to_wake(trace, replayed),
             output=output,
             output_per_row=per_row,
         )
-        return self._fitted(done, overheads, trace)
-
-    def _fitted(self, steps: list[Replayed], overheads: Overheads, trace: Trace) -> StepTimeModel:
+        steps = measured.warm()
         shapes, seconds = [s.shape for s in steps], [s.recorded.seconds for s in steps]
         about = {
             "source": "quire calibrate",
@@ -250,6 +252,20 @@ class CalibrationLoad:
         self.sent.append(time.monotonic())
         async for _ in self._llm.generate(prompt, params, f"calibration-{number}"):
             self.first.setdefault(number, time.monotonic())
+
+
+class Measured(NamedTuple):
+    """What came of a load."""
+
+    load: CalibrationLoad
+    trace: Trace
+    replayed: list[Replayed]
+
+    def warm(self) -> list[Replayed]:
+        """The steps with something in them, without those that warm the engine up."""
+        arrivals = sorted(request.arrival for request in self.trace.requests)
+        warm = arrivals[WARM_UPS * WARM_UP.rows]
+        return [s for s in self.replayed if s.shape.tokens and s.recorded.start >= warm]
 
 
 def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> tuple[float, float]:
