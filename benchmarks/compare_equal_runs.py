@@ -1,7 +1,8 @@
 """A/A test of `quire bench compare` on a real server: how often equal runs compare as equal.
 
 Starts a server with the embedded model and loads it again and again in the same way (with other
-random prompts, so that nothing is cached). Runs belong to the two sides in turns.
+random prompts, so that nothing is cached). Runs belong to the two sides in turns: one, two, two,
+one, so that a machine that grows slower is slower for both.
 
     python benchmarks/compare_equal_runs.py [--repetitions 20] [--runs 4]
 """
@@ -42,10 +43,12 @@ def main() -> None:
     with own_server([]) as url:
         one(url, args, 0)  # the first run pays for what is made on first use
         for i in range(args.repetitions):
-            # In turns, so that what changes on the machine meets both sides alike.
             seeds = range(2 * args.runs * i + 1, 2 * args.runs * (i + 1) + 1)
             runs = [one(url, args, seed) for seed in seeds]
-            for difference in compare(runs[::2], runs[1::2], seed=i):
+            sides: tuple[list[Any], list[Any]] = ([], [])
+            for number, run in enumerate(runs):
+                sides[(number + 1) // 2 % 2].append(run)
+            for difference in compare(*sides, seed=i):
                 known[difference.name] += difference.verdict != "unknown"
                 same[difference.name] += difference.verdict == "same"
     for name, count in known.items():

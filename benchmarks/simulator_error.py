@@ -1,28 +1,28 @@
 """How far the simulator is from the engine, on loads that it was not fitted to.
 
-    python benchmarks/simulator_error.py                 # the embedded model, under 10 minutes
+    python benchmarks/simulator_error.py                 # the embedded model, 13 minutes
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
-    python benchmarks/simulator_error.py --around 10     # on one that is faster now than then
-    python benchmarks/simulator_error.py --runs 3        # medians: leaves a stall out
     python benchmarks/simulator_error.py --again         # how far the engine is from itself
     python benchmarks/simulator_error.py --why           # which steps or pauses are wrong
 
-Calibrates first. Then each of three rates, two mixes of lengths and two settings runs on a live
-engine (a core in its own process, without HTTP) and in the simulator. Rates are shares of what the
-simulator says is possible. Prints the error of every figure, and the largest and mean of each.
+Each of three rates, two mixes of lengths and two settings runs on a live engine (a core in its own
+process, without HTTP) and in the simulator. Rates are shares of what the simulator says is
+possible. All loads take turns, `--runs` times, and calibrations run before and between these
+rounds, so that what else the machine does falls on all alike: a shared machine is not as fast in
+one minute as in the next. Step times are fitted to all calibrations together, and medians of a
+figure over the runs are compared. Prints the error of every figure, and the largest and mean of
+each.
+
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were, and requests come when the machine
 could send them: what is left is the error of everything but the speed of the machine at that
-moment. The line below says what comes at the calibrated speed. `--around` puts so many seconds of
-the calibration's load on another engine before and after each run, and the simulated machine is as
-fast as that was: the speed of those minutes, known without the load that is compared. With
-`--runs`, each load runs so often, and medians of a figure over the runs are compared. `--again`
-gives the live engine each load once more, and says how far it was from before: what does not know
-the pace of the machine at that time can hardly be nearer. `--why` says for each load how many times
-as long as calibrated its steps took, by what was in them, and the pauses between them.
-`--own-speed` and `--why` record the live engine, as calibration does.
+moment. The line below says what comes at the calibrated speed. `--again` gives the live engine each
+load once more, and says how far it was from before: what does not know the pace of the machine at
+that time can hardly be nearer. `--why` says for each run how many times as long as calibrated its
+steps took, by what was in them, and the pauses between them. `--own-speed` and `--why` record the
+live engine, as calibration does.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ import asyncio
 import itertools
 import random
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -45,7 +48,7 @@ from quire.cli.simulate import records_of_run
 from quire.config import EngineConfig
 from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.calibration import Calibration
+from quire.engine.calibration import Calibration, Measured
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
 from quire.sim.pace import MachinePace, measured_pace
@@ -163,99 +166,126 @@ def why(steps: list[Replayed], times: StepTimeModel) -> str:
     return "    " + ", ".join(parts)
 
 
-async def pace_now(config: EngineConfig, times: StepTimeModel, seconds: float) -> list[MachinePace]:
-    """How fast the machine is with the load of a calibration, if it is to be measured."""
-    if not seconds:
-        return []
-    steps = (await Calibration(config, seconds, lambda what, share: None).measure()).warm()
-    return [measured_pace(steps, times, steps[0].recorded.start)]
+class Load(NamedTuple):
+    """What runs on both."""
+
+    row: str
+    settings: dict[str, int]
+    config: EngineConfig
+    """With these settings."""
+    requests: list[TraceRequest]
+    lives: list[dict]
+    """Figures of the engine, by run."""
+    knowing: list[dict]
+    """Figures of a simulation that knows how fast the machine was, by run."""
 
 
-def goes_on(paces: list[MachinePace]) -> MachinePace | None:
-    """The pace of a machine that is as it was in turns."""
-    if not paces:
-        return None
-    decodes, prompts = (
-        sum((getattr(pace, kind) for pace in paces), ()) for kind in ("decodes", "prompts")
-    )
-    return MachinePace(decodes, prompts, repeats=True)
+def loads(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float) -> Iterator[Load]:
+    for number, settings in enumerate(SETTINGS):
+        changed, _ = with_settings(config, settings).resolve(config.model.read_shape())
+        for mix in MIXES:
+            most = possible_rate(changed, info, times, mix)
+            for share in SHARES:
+                row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
+                requests = load(mix, share * most, seconds, seed=number)
+                yield Load(row, settings, changed, requests, [], [])
+
+
+class Live:
+    """An engine that runs loads.
+
+    Args:
+        llm: Ready.
+        record: What it records its steps to, if it does.
+        vocabulary: Of its model.
+    """
+
+    def __init__(self, llm: AsyncLLM, record: Path | None, vocabulary: int) -> None:
+        self._llm, self._record, self._vocabulary = llm, record, vocabulary
+        self._num_steps = 0
+
+    async def run(self, load: Load) -> tuple[list[RequestRecord], list[Replayed]]:
+        """What became of its requests, and the steps, if they are recorded."""
+        await self._llm.set_limits(**load.settings)
+        await self._llm.reset_prefix_cache()
+        sequences = Sequences(load.requests, 16, self._vocabulary)
+        name = f"{load.row} {len(load.lives)}"
+        records = await play(self._llm, load.requests, sequences, name)
+        load.lives.append(figures(records))
+        if self._record is None:
+            return records, []
+        await asyncio.sleep(1.0)  # the recorder writes
+        steps = recorded_steps(self._record, self._num_steps)
+        self._num_steps += len(steps)
+        return records, steps
 
 
 async def compare(
-    config: EngineConfig,
-    info: dict,
-    times: StepTimeModel,
-    options: argparse.Namespace,
-    record: Path | None,
+    config: EngineConfig, info: dict, options: argparse.Namespace, record: Path | None
 ) -> None:
-    num_steps, plain = 0, config
-    if record is not None:
-        config = replace(config, observability=replace(config.observability, record=str(record)))
-    llm = await AsyncLLM.start(config)
-    errors, as_calibrated, of_engine = ({name: [] for name in FIGURES} for _ in range(3))
+    given = StepTimeModel.read(options.step_times) if options.step_times else None
+    calibration = Calibration(config, 15.0 if options.quick else 60.0, lambda what, share: None)
+    measured: list[Measured] = []
+
+    async def calibrate() -> StepTimeModel:
+        if given is not None:
+            return given
+        measured.append(await calibration.measure())
+        return calibration.fitted(measured)
+
+    times = await calibrate()
+    todo = list(loads(config, info, times, options.seconds))
+    observed = replace(config.observability, record=str(record) if record else None)
+    llm = await AsyncLLM.start(replace(config, observability=observed))
     speeds = []
     try:
         await llm.wait_ready()
-        vocabulary = config.model.read_shape().vocab_size
-        around = await pace_now(plain, times, options.around)
-        print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
-        for number, settings in enumerate(SETTINGS):
-            await llm.set_limits(**settings)
-            changed, _ = with_settings(config, settings).resolve(config.model.read_shape())
-            for mix in MIXES:
-                most = possible_rate(changed, info, times, mix)
-                for share in SHARES:
-                    requests = load(mix, share * most, options.seconds, seed=number)
-                    sequences = Sequences(requests, 16, vocabulary)
-                    name = f"{number}-{mix}-{share}"
-                    row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
-                    lives, mades, foreseen = [], [], []
-                    for run in range(options.runs):
-                        await llm.reset_prefix_cache()
-                        records = await play(llm, requests, sequences, f"{name}-{run}")
-                        lives.append(figures(records))
-                        if record is not None:
-                            await asyncio.sleep(1.0)  # the recorder writes
-                            steps = recorded_steps(record, num_steps)
-                            num_steps += len(steps)
-                        before, around = around, await pace_now(plain, times, options.around)
-                        made, speed = simulated(
-                            changed, info, times, requests, goes_on([*before, *around])
-                        )
-                        foreseen.append(made)
-                        speeds.append(speed)
-                        if options.own_speed:
-                            sent = as_sent(requests, records)
-                            pace = measured_pace(
-                                steps, times, (steps[0].sent or 0.0) - sent[0].arrival
-                            )
-                            made, speed = simulated(changed, info, times, sent, pace)
-                            mades.append(made)
-                            speeds.append(speed)
-                        if options.why:
-                            print(why(steps, times), flush=True)
-                    live, calibrated = medians(lives), medians(foreseen)
-                    made = medians(mades) if mades else calibrated
-                    print(f"{row:<44}" + _compared(live, made, errors), flush=True)
-                    if options.own_speed:
-                        said = _compared(live, calibrated, as_calibrated)
-                        print(f"{'    as calibrated':<44}" + said, flush=True)
-                    if options.again:
-                        await llm.reset_prefix_cache()
-                        again = figures(await play(llm, requests, sequences, f"{name} again"))
-                        print(f"{'    again':<44}" + _compared(live, again, of_engine), flush=True)
-                        if record is not None:
-                            await asyncio.sleep(1.0)
-                            num_steps += len(recorded_steps(record, num_steps))
+        live = Live(llm, record, config.model.read_shape().vocab_size)
+        for run in range(options.runs + options.again):
+            for one in todo:
+                print(f"run {run + 1}: {one.row}", file=sys.stderr, flush=True)
+                records, steps = await live.run(one)
+                if options.own_speed:
+                    sent = as_sent(one.requests, records)
+                    pace = measured_pace(steps, times, (steps[0].sent or 0.0) - sent[0].arrival)
+                    known, speed = simulated(one.config, info, times, sent, pace)
+                    one.knowing.append(known)
+                    speeds.append(speed)
+                if options.why:
+                    print(one.row + why(steps, times), flush=True)
+            times = await calibrate()
     finally:
         await llm.shutdown()
-    for name, limit in FIGURES.items():
-        print(f"{name:<20} {_said(errors[name], limit)}, wanted {limit} %")
+    print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
+    speeds += tell(todo, info, times, options)
+    print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
+
+
+def tell(
+    todo: list[Load], info: dict, times: StepTimeModel, options: argparse.Namespace
+) -> list[float]:
+    """Print all figures and errors; returns how many times faster than real time it was."""
+    speeds = []
+    known, as_calibrated, of_engine = ({name: [] for name in FIGURES} for _ in range(3))
+    print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
+    for one in todo:
+        made, speed = simulated(one.config, info, times, one.requests)
+        speeds.append(speed)
+        live, row = medians(one.lives[: options.runs]), one.row
         if options.own_speed:
-            print(f"{'    as calibrated':<20} {_said(as_calibrated[name], limit)}")
+            knowing = medians(one.knowing[: options.runs])
+            print(f"{row:<44}" + _compared(live, knowing, known))
+            row = "    as calibrated"
+        print(f"{row:<44}" + _compared(live, made, as_calibrated))
+        if options.again:
+            print(f"{'    again':<44}" + _compared(live, one.lives[-1], of_engine), flush=True)
+    for name, limit in FIGURES.items():
+        if options.own_speed:
+            print(f"{name:<20} {_said(known[name], limit)}, wanted {limit} %")
+        print(f"{name:<20} {_said(as_calibrated[name], limit)}, as calibrated, wanted {limit} %")
         if options.again:
             print(f"{'    again':<20} {_said(of_engine[name], limit)}")
-    print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
+    return speeds
 
 
 def _said(found: list[float], limit: float) -> str:
@@ -280,8 +310,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
-    parser.add_argument("--around", type=float, default=0.0, metavar="SECONDS")
-    parser.add_argument("--runs", type=int, default=1, help="of each load")
+    parser.add_argument("--runs", type=int, default=2, help="of each load")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--why", action="store_true")
     parser.add_argument("--step-times", help="use these instead of calibrating")
@@ -289,19 +318,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs must be at least 1, got {options.runs}")
-    options.seconds = options.seconds or (6.0 if options.quick else 25.0)
+    options.seconds = options.seconds or (6.0 if options.quick else 20.0)
     config = located(
         EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
     )
-    if options.step_times:
-        times = StepTimeModel.read(options.step_times)
-    else:
-        times = Calibration(config, 20.0 if options.quick else 90.0, lambda what, share: None).run()
-    print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
     info = size_engine(config).info.to_dict()
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "trace.jsonl" if options.own_speed or options.why else None
-        asyncio.run(compare(config, info, times, options, record))
+        asyncio.run(compare(config, info, options, record))
 
 
 if __name__ == "__main__":

@@ -483,7 +483,7 @@ QUIRE_INLINE void run_pairs(const char* w, const int8_t* x, int64_t stride, cons
 // `acc` is what products are added to; of kOneRun, the first of each row's `groups` shifts.
 template <int R, int V, int kind, int lines>
 QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
-                             const int32_t* shifts, int64_t groups, const char*& next, int64_t advance,
+                             [[maybe_unused]] const int32_t* shifts, [[maybe_unused]] int64_t groups, const char*& next, int64_t advance,
                              IVec (&acc)[R][V]) {
   constexpr Level level = R == 1 && kind != kBytes ? kFirst : kSecond;
   const auto fetch_lines = [&]() __attribute__((always_inline)) {
@@ -861,15 +861,25 @@ const char* tile_at(const Linear& layer, int64_t tile) {
   return static_cast<const char*>(layer.weight) + tile * tile_bytes(layer);
 }
 
+// How often rows pass by a block, each time others of them. Five and six could at once, but then arithmetic and
+// memory wait for each other: on Zen 4 two passes by short blocks, which stay in the first-level cache, are 1.4
+// (bf16) and 1.2 to 1.3 times (codes of 8 bits) as fast with one thread; three and four rows are no faster.
+constexpr int64_t kMostOnce = QUIRE_LEVEL >= 3 ? 4 : kRows;
+int64_t passes_of(const Work& work, int64_t rows) {
+  const Linear& layer = *work.args.layer;
+  const bool twice = rows > kMostOnce && rows <= kRows && (is_coded(layer) ? !layer.coded.group : work.direct && !is_narrow(layer));
+  return twice ? 2 : (rows + kRows - 1) / kRows;
+}
+
 // Whether rows that pass by together read a block's weights once, from front to back.
-bool reads_once(bool direct, int64_t rows) {
-  return rows <= kRows && (direct || vectors_of(static_cast<int>(rows)) * kLanes == kTile);
+bool reads_once(const Work& work, int64_t rows) {
+  return passes_of(work, rows) == 1 && (work.direct || vectors_of(static_cast<int>(rows)) * kLanes == kTile);
 }
 
 // The same for codes.
-bool reads_codes_once(const Linear& layer, int64_t rows) {
+bool reads_codes_once(const Work& work, int64_t rows) {
   const int count = static_cast<int>(rows);
-  return rows <= kRows && (layer.coded.group ? group_vectors(count) : coded_vectors(count)) * kLanes == kTile;
+  return passes_of(work, rows) == 1 && (work.args.layer->coded.group ? group_vectors(count) : coded_vectors(count)) * kLanes == kTile;
 }
 
 // Steps of a leaf's k that are multiplied at a time, where its weights are read more than once: few rows take no
@@ -879,13 +889,13 @@ int64_t cut_length(int64_t rows, int64_t k, int64_t block = kBlock) {
       rows <= kFewRows ? (k + kShortBlock - 1) / kShortBlock : (k + block / 2) / block;
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 7) / 8 * 8;
 }
-int64_t block_length(bool direct, int64_t rows, int64_t k) {
-  return reads_once(direct, rows) ? k : cut_length(rows, k);
+int64_t block_length(const Work& work, int64_t rows, int64_t k) {
+  return reads_once(work, rows) ? k : cut_length(rows, k);
 }
 
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
-int64_t narrow_length(bool direct, int64_t rows, int64_t k) {
-  return rows <= kRows && k > kNarrowBlock ? kNarrowBlock : block_length(direct, rows, k);
+int64_t narrow_length(const Work& work, int64_t rows, int64_t k) {
+  return rows <= kRows && k > kNarrowBlock ? kNarrowBlock : block_length(work, rows, k);
 }
 
 // Whether the numbers of a narrow weight are made in registers.
@@ -901,11 +911,12 @@ int number_type(const Linear& layer, int64_t rows) {
 }
 
 // The same for codes: of whole groups, and short blocks of as many bytes.
-int64_t coded_length(const Linear& layer, int64_t rows, int64_t k) {
+int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
+  const Linear& layer = *work.args.layer;
   const bool bytes = layer.dtype == kCodes8;
   const int64_t times = bytes ? 2 : 4, unit = layer.coded.group ? layer.coded.group : 16;
   const int64_t block = (bytes ? kBlock8 : kBlock4) / times;
-  const int64_t length = reads_codes_once(layer, rows) ? k : cut_length(rows, k / times, block) * times;
+  const int64_t length = reads_codes_once(work, rows) ? k : cut_length(rows, k / times, block) * times;
   return (length + unit - 1) / unit * unit;
 }
 
@@ -913,7 +924,7 @@ int64_t coded_length(const Linear& layer, int64_t rows, int64_t k) {
 void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int64_t leaf,
                bool ends_leaf, float* sums) {
   const GemmArgs& args = block.work.args;
-  const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
+  const int64_t passes = passes_of(block.work, row1 - row0);
   float* const mine = sums + (args.rows ? 0 : waiting(leaf) * block.apart);
   // Passes of about equal size: four and four rows rather than six and two.
   for (int64_t row = row0, pass = 0, count; row < row1; row += count, ++pass) {
@@ -933,14 +944,14 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const Linear& layer = *work.args.layer;
   const int64_t k = padded_k(layer), leaf_k = k / layer.leaves;
   const char* weights = tile_at(layer, tile);
-  const int64_t passes = (row1 - row0 + kRows - 1) / kRows;
+  const int64_t passes = passes_of(work, row1 - row0);
   const bool narrow = is_narrow(layer), at_once = narrow && in_registers(work, row1 - row0);
   const int type = narrow ? number_type(layer, row1 - row0) : weight_type(layer);
   const int64_t group = layer.coded.group;
   int64_t length = at_once           ? leaf_k
-                   : is_coded(layer) ? coded_length(layer, row1 - row0, leaf_k)
-                   : narrow          ? narrow_length(work.direct, row1 - row0, leaf_k)
-                                     : block_length(work.direct, row1 - row0, leaf_k);
+                   : is_coded(layer) ? coded_length(work, row1 - row0, leaf_k)
+                   : narrow          ? narrow_length(work, row1 - row0, leaf_k)
+                                     : block_length(work, row1 - row0, leaf_k);
   // One of several groups, whose sums join others, is not cut but where a leaf ends.
   const bool scaled = narrow && !at_once && scales_sums(layer), whole = scaled && group < k;
   if (whole) length = group;
@@ -951,8 +962,8 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines);
   const int64_t most = at_once && group < length ? group : length;
   void* const wide = narrow ? scratch(6, static_cast<size_t>((most + 1) * kTile) * 4) : nullptr;
-  const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(layer, row1 - row0)
-                                                           : reads_once(work.direct, row1 - row0);
+  const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(work, row1 - row0)
+                                                           : reads_once(work, row1 - row0);
   const int64_t apart = (row1 - row0) * kTile;
   const int64_t head = layer.coded.group ? (group_head(layer) / 64 + passes - 1) / passes : 0;
   for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {

@@ -142,13 +142,6 @@ def test_a_slow_spell_of_the_machine_is_a_slow_spell_of_the_simulation() -> None
     assert took == pytest.approx([0.101, 0.303, 0.101, 0.101])
 
 
-def test_a_machine_goes_on_as_it_was_or_as_it_was_last() -> None:
-    once, again = (MachinePace((1.0, 2.0), (3.0,), repeats=repeats) for repeats in (False, True))
-    assert [once.at(time) for time in (-1.0, 0.5, 1.5, 2.5, 3.5)] == [1.0, 1.0, 2.0, 2.0, 2.0]
-    assert [again.at(time) for time in (-1.0, 0.5, 1.5, 2.5, 3.5)] == [1.0, 1.0, 2.0, 1.0, 2.0]
-    assert again.at(7.0, prefills=2) == 3.0
-
-
 def test_the_pace_is_what_steps_took_by_what_was_said() -> None:
     times = StepTimeModel(1e-3, (0.0,) * 14)
     starts = {10.2: 2e-3, 10.8: 4e-3, 13.1: 6e-3}

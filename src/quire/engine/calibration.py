@@ -17,8 +17,8 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads, rising_line
 from quire.sim.scenario import pool_of
-from quire.sim.step_time import StepTimeModel, fit
+from quire.sim.step_time import Overheads, StepTimeModel, fit
 from quire.workload.trace import Trace, read_trace
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -106,7 +106,7 @@ class Calibration:
 
     def run(self) -> StepTimeModel:
         """Measure, and fit a model."""
-        return self._fitted(asyncio.run(self.measure()))
+        return self.fitted([asyncio.run(self.measure())])
 
     async def measure(self) -> Measured:
         """Measure."""
@@ -118,17 +118,11 @@ class Calibration:
         engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
         return Measured(load, trace, list(Lockstep(trace, engine)))
 
-    def _fitted(self, measured: Measured) -> StepTimeModel:
-        load, trace, replayed = measured
-        output, per_row = delivery(load, trace, replayed)
-        overheads = replace(
-            measured_overheads(trace.steps, replayed),
-            arrival=to_wake(trace, replayed),
-            output=output,
-            output_per_row=per_row,
-        )
-        steps = measured.warm()
+    def fitted(self, several: Sequence[Measured]) -> StepTimeModel:
+        """A model of all that was measured, at several times."""
+        steps = [step for measured in several for step in measured.warm()]
         shapes, seconds = [s.shape for s in steps], [s.recorded.seconds for s in steps]
+        trace, overheads = several[0].trace, _mean([each.overheads() for each in several])
         about = {
             "source": "quire calibrate",
             "model": self._config.model.names[0],
@@ -266,6 +260,21 @@ class Measured(NamedTuple):
         arrivals = sorted(request.arrival for request in self.trace.requests)
         warm = arrivals[WARM_UPS * WARM_UP.rows]
         return [s for s in self.replayed if s.shape.tokens and s.recorded.start >= warm]
+
+    def overheads(self) -> Overheads:
+        """What passed beside the steps."""
+        output, per_row = delivery(self.load, self.trace, self.replayed)
+        return replace(
+            measured_overheads(self.trace.steps, self.replayed),
+            arrival=to_wake(self.trace, self.replayed),
+            output=output,
+            output_per_row=per_row,
+        )
+
+
+def _mean(several: Sequence[Overheads]) -> Overheads:
+    rows = zip(*(astuple(each) for each in several), strict=True)
+    return Overheads(*map(fmean, rows))
 
 
 def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> tuple[float, float]:

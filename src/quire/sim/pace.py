@@ -35,19 +35,16 @@ class MachinePace:
         prompts: Of steps with prompts. A machine whose memory is slow need not be slow in
             computing, nor the other way round.
         stalls: When the machine began to stand still, and for how long; in order, apart.
-        repeats: The windows come again and again: of a machine that goes on as it was.
     """
 
     decodes: tuple[float, ...]
     prompts: tuple[float, ...]
     stalls: tuple[tuple[float, float], ...] = ()
-    repeats: bool = False
 
     def at(self, time: float, prefills: int = 0) -> float:
         """Of a step that begins then, with so many prompts."""
         factors = self.prompts if prefills else self.decodes
-        window, last = max(0, int(time / WINDOW)), len(factors) - 1
-        return factors[window % len(factors) if self.repeats else min(window, last)]
+        return factors[max(0, min(int(time / WINDOW), len(factors) - 1))]
 
     def takes(self, start: float, usual: float, prefills: int = 0) -> float:
         """Seconds of a step that begins then, with so many prompts, and usually takes `usual`."""
