@@ -60,7 +60,7 @@ def rows(count, k, dtype=torch.float32, seed=1):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("count", [1, 3, 20, 200])
+@pytest.mark.parametrize("count", [1, 3, 5, 6, 20, 200])
 def test_every_bit_is_the_twins(case, count):
     fast, plain = both(*case)
     x = rows(count, case[4])

@@ -43,7 +43,7 @@ def test_a_vocabulary_that_fills_no_tile():
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_linear_against_float64(dtype, n, k):
     weight, bias, layer = made(n, k, dtype)
-    for rows in (1, 7, 100):
+    for rows in (1, 5, 6, 7, 100):
         x = inputs(rows, k, dtype)
         want = x.double() @ weight.double().t() + bias.double()
         assert error(native_linear.linear(x, layer), want) < LIMIT[dtype]
