@@ -4,12 +4,13 @@
     python benchmarks/plan_error.py --model DIR     # for example of make_model.py
     python benchmarks/plan_error.py --step-times FILE --users 4 16
 
-Calibrates first, unless `--step-times` names a file of `quire calibrate`. Then as many users as
-given, each with requests of `--context` tokens of which `--output-len` are output, send their next
-request when they have the answer to the last: in a simulation, as `quire plan` does, and to a live
-engine (a core in its own process, without HTTP). Prints what was predicted and measured; exit code
-1 if the throughput is more than 15 % off or a size is not the engine's. The machine should do
-nothing else.
+As many users as given, each with requests of `--context` tokens of which `--output-len` are output,
+send their next request when they have the answer to the last: in a simulation, as `quire plan`
+does, and to a live engine (a core in its own process, without HTTP). Calibrations run before and
+after the live engine, unless `--step-times` names a file of `quire calibrate`, because a machine
+that others share is not as fast in one minute as in the next. Prints what was predicted and
+measured; exit code 1 if the throughput is more than 15 % off or a size is not the engine's. The
+machine should do nothing else.
 """
 
 from __future__ import annotations
@@ -52,27 +53,35 @@ async def live(llm: AsyncLLM, load: PlannedLoad, name: str) -> dict:
     return summary(records, clock.now() - begun)
 
 
-async def compare(
-    config: EngineConfig, sized: SizedEngine, times: StepTimeModel, options: argparse.Namespace
-) -> bool:
+async def compare(config: EngineConfig, sized: SizedEngine, options: argparse.Namespace) -> bool:
     """Print rows; whether all is as it should be."""
+    calibration = Calibration(config, options.seconds, lambda what, share: None)
+    calibrated = [] if options.step_times else [await calibration.measure()]
+    loads = [
+        PlannedLoad(users, options.context, options.output_len, None) for users in options.users
+    ]
     llm = await AsyncLLM.start(config)
     try:
         await llm.wait_ready()
         same = llm.info["num_blocks"] == sized.info.num_blocks
         print(f"KV blocks: predicted {sized.info.num_blocks}, engine {llm.info['num_blocks']}")
-        print(f"{'users':<8}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
-        for users in options.users:
-            load = PlannedLoad(users, options.context, options.output_len, None)
-            made = expected(sized, load, times)
+        lives = []
+        for load in loads:
             await llm.reset_prefix_cache()
-            measured = await live(llm, load, str(users))
-            errors = {name: 100 * (made[name] / measured[name] - 1) for name in FIGURES}
-            same &= abs(errors["output_throughput"]) <= WANTED
-            cells = (f"{measured[n]:>10.1f} {made[n]:>8.1f} {errors[n]:>+5.0f}%" for n in FIGURES)
-            print(f"{users:<8}" + "".join(cells), flush=True)
+            lives.append(await live(llm, load, str(load.users)))
     finally:
         await llm.shutdown()
+    if options.step_times:
+        times = StepTimeModel.read(options.step_times)
+    else:
+        times = calibration.fitted([*calibrated, await calibration.measure()])
+    print(f"{'users':<8}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
+    for load, measured in zip(loads, lives, strict=True):
+        made = expected(sized, load, times)
+        errors = {name: 100 * (made[name] / measured[name] - 1) for name in FIGURES}
+        same &= abs(errors["output_throughput"]) <= WANTED
+        cells = (f"{measured[n]:>10.1f} {made[n]:>8.1f} {errors[n]:>+5.0f}%" for n in FIGURES)
+        print(f"{load.users:<8}" + "".join(cells))
     print(f"measured, predicted, error; wanted: throughput within {WANTED:g} %")
     return same
 
@@ -81,7 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--step-times", help="use these instead of calibrating")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of calibrating")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each calibration")
     parser.add_argument("--users", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=128)
@@ -89,11 +98,7 @@ def main() -> int:
     config = located(
         EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
     )
-    if options.step_times:
-        times = StepTimeModel.read(options.step_times)
-    else:
-        times = Calibration(config, options.seconds, lambda what, share: None).run()
-    return 0 if asyncio.run(compare(config, size_engine(config), times, options)) else 1
+    return 0 if asyncio.run(compare(config, size_engine(config), options)) else 1
 
 
 if __name__ == "__main__":
