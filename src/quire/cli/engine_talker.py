@@ -140,4 +140,7 @@ class EngineTalker:
 async def _others_end() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
-        await asyncio.wait(others, timeout=_STOP_SECONDS)
+        _, left = await asyncio.wait(others, timeout=_STOP_SECONDS)
+        for task in left:  # of an engine whose start was cancelled before it could be shut down
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
