@@ -862,8 +862,8 @@ const char* tile_at(const Linear& layer, int64_t tile) {
 }
 
 // How often rows pass by a block, each time others of them. Five and six could at once, but then arithmetic and
-// memory wait for each other: on Zen 4 two passes by short blocks, which stay in the first-level cache, are 1.4
-// (bf16) and 1.2 to 1.3 times (codes of 8 bits) as fast with one thread; three and four rows are no faster.
+// memory wait for each other: on Zen 4 two passes by short blocks, which stay in the first-level cache, are 1.03 to
+// 1.4 times as fast with one thread (docs/cpu-kernels.md); with three and four rows they are no faster.
 constexpr int64_t kMostOnce = QUIRE_LEVEL >= 3 ? 4 : kRows;
 int64_t passes_of(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;

@@ -141,6 +141,7 @@ async def _others_end() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         _, left = await asyncio.wait(others, timeout=_STOP_SECONDS)
-        for task in left:  # of an engine whose start was cancelled before it could be shut down
+        for task in left:  # a core that ends slowly ends with this process
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        if left:
+            await asyncio.wait(left, timeout=_STOP_SECONDS)
