@@ -12,7 +12,7 @@ import pytest
 from quire.config.scheduler import SchedulerConfig
 from quire.core.facts import FactKind, FactLog
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.calibration import CalibrationLoad, delivery
+from quire.engine.calibration import CalibrationLoad, _mean, delivery
 from quire.params import SamplingParams
 from quire.sim.lockstep import Replayed, measured_overheads, rising_line
 from quire.sim.step_time import Overheads, StepShape
@@ -33,6 +33,11 @@ def test_pauses_grow_with_the_requests() -> None:
     found = measured_overheads(*steps([(rows, 1e-4 + rows * 1e-5) for rows in (1, 2, 4, 8) * 5]))
     assert found.gap == pytest.approx(1e-4)
     assert found.gap_per_row == pytest.approx(1e-5)
+
+
+def test_several_calibrations_count_alike() -> None:
+    one, other = Overheads(1.0, 2.0, 3.0, 4.0, 5.0), Overheads(3.0, 2.0, 1.0, 0.0, 6.0)
+    assert _mean([one, other]) == Overheads(2.0, 2.0, 2.0, 2.0, 5.5)
 
 
 @pytest.mark.parametrize("rows", [(4, 4, 4), (1, 4, 16)])
