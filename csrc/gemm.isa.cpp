@@ -28,6 +28,9 @@ constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 // fewer columns pass by at a time: on Zen 3 (512 KiB) 32 rows are 1.04 (int8) and 1.11 times (int4) as fast with
 // these as with blocks of 128 KiB; half of them are no faster.
 constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QUIRE_LEVEL >= 2 ? 4 * kBlock : kBlock / 2;
+// Codes compute longer for each byte, so that beginning and ending a block is the larger part of it, and what is read
+// from the second level the smaller: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
+constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
@@ -884,9 +887,8 @@ bool reads_codes_once(const Work& work, int64_t rows) {
 
 // Steps of a leaf's k that are multiplied at a time, where its weights are read more than once: few rows take no
 // longer blocks, many rows the nearest number of blocks.
-int64_t cut_length(int64_t rows, int64_t k, int64_t block = kBlock) {
-  const int64_t blocks =
-      rows <= kFewRows ? (k + kShortBlock - 1) / kShortBlock : (k + block / 2) / block;
+int64_t cut_length(int64_t rows, int64_t k, int64_t block = kBlock, int64_t short_block = kShortBlock) {
+  const int64_t blocks = rows <= kFewRows ? (k + short_block - 1) / short_block : (k + block / 2) / block;
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 7) / 8 * 8;
 }
 int64_t block_length(const Work& work, int64_t rows, int64_t k) {
@@ -910,13 +912,13 @@ int number_type(const Linear& layer, int64_t rows) {
   return rows <= kInFloat32 && widens_to_f32(layer) ? static_cast<int>(kF32) : weight_type(layer);
 }
 
-// The same for codes: of whole groups, and short blocks of as many bytes.
+// The same for codes: of whole groups.
 int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   const Linear& layer = *work.args.layer;
-  const bool bytes = layer.dtype == kCodes8;
-  const int64_t times = bytes ? 2 : 4, unit = layer.coded.group ? layer.coded.group : 16;
-  const int64_t block = (bytes ? kBlock8 : kBlock4) / times;
-  const int64_t length = reads_codes_once(work, rows) ? k : cut_length(rows, k / times, block) * times;
+  const int64_t unit = layer.coded.group ? layer.coded.group : 16;
+  const int64_t length = reads_codes_once(work, rows) ? k
+                         : layer.dtype == kCodes8 ? cut_length(rows, k, kBlock8, kShortBlock8)
+                                                  : cut_length(rows, k, kBlock4, kShortBlock4);
   return (length + unit - 1) / unit * unit;
 }
 
