@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--requests", type=int, nargs="+", default=[1_000_000])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = [str(Path(sys.executable).parent / "quire"), "simulate", options.model, *MACHINE]
     for count in options.requests:
         with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +49,11 @@ def main() -> None:
             write_trace(str(trace), chat(count), header)
             started = time.perf_counter()
             process = subprocess.Popen([*command, "--trace", str(trace)])
-            _, status, used = os.wait4(process.pid, 0)
+            try:
+                _, status, used = os.wait4(process.pid, 0)
+            except BaseException:
+                process.kill()  # or it would go on alone, on a core that others measure with
+                raise
             took = time.perf_counter() - started
         if status:
             sys.exit(os.waitstatus_to_exitcode(status))

@@ -1,6 +1,6 @@
 """How far the simulator is from the engine, on loads that it was not fitted to.
 
-    python benchmarks/simulator_error.py                 # the embedded model, 13 minutes
+    python benchmarks/simulator_error.py                 # the embedded model, 14 minutes
     python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
@@ -9,11 +9,11 @@
 
 Each of three rates, two mixes of lengths and two settings runs on a live engine (a core in its own
 process, without HTTP) and in the simulator. Rates are shares of what the simulator says is
-possible. All loads take turns, `--runs` times, and calibrations run before and between these
-rounds, so that what else the machine does falls on all alike: a shared machine is not as fast in
-one minute as in the next. Step times are fitted to all calibrations together, and medians of a
-figure over the runs are compared. Prints the error of every figure, and the largest and mean of
-each.
+possible. All loads take turns, `--runs` times, and a short calibration runs before all and after
+every four of them, so that what else the machine does falls on all alike: a shared machine is not
+as fast in one minute as in the next. Step times are fitted to all calibrations together, and
+medians of a figure over the runs are compared. Prints the error of every figure, and the largest
+and mean of each.
 
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were, and requests come when the machine
@@ -64,6 +64,8 @@ SETTINGS: tuple[dict[str, int], ...] = (
     {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
     {"max_num_batched_tokens": 256, "max_num_seqs": 16},
 )
+BETWEEN = 4
+"""Loads from one calibration to the next."""
 NUMBERS = itertools.count(1)
 FIGURES = {
     "output_throughput": 5, "mean_ttft_ms": 10, "mean_tpot_ms": 10, "p99_ttft_ms": 20,
@@ -224,7 +226,7 @@ async def compare(
     config: EngineConfig, info: dict, options: argparse.Namespace, record: Path | None
 ) -> None:
     given = StepTimeModel.read(options.step_times) if options.step_times else None
-    calibration = Calibration(config, 15.0 if options.quick else 60.0, lambda what, share: None)
+    calibration = Calibration(config, options.calibration, lambda what, share: None)
     measured: list[Measured] = []
 
     async def calibrate() -> StepTimeModel:
@@ -242,7 +244,7 @@ async def compare(
         await llm.wait_ready()
         live = Live(llm, record, config.model.read_shape().vocab_size)
         for run in range(options.runs + options.again):
-            for one in todo:
+            for number, one in enumerate(todo, 1):
                 print(f"run {run + 1}: {one.row}", file=sys.stderr, flush=True)
                 records, steps = await live.run(one)
                 if options.own_speed:
@@ -253,7 +255,8 @@ async def compare(
                     speeds.append(speed)
                 if options.why:
                     print(one.row + why(steps, times), flush=True)
-            times = await calibrate()
+                if number % BETWEEN == 0:
+                    times = await calibrate()
     finally:
         await llm.shutdown()
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
@@ -315,10 +318,13 @@ def main() -> None:
     parser.add_argument("--why", action="store_true")
     parser.add_argument("--step-times", help="use these instead of calibrating")
     parser.add_argument("--seconds", type=float, help="of each load")
+    parser.add_argument("--calibration", type=float, default=30.0, help="seconds of each")
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs must be at least 1, got {options.runs}")
     options.seconds = options.seconds or (6.0 if options.quick else 20.0)
+    if options.quick:
+        options.calibration = min(options.calibration, 10.0)
     config = located(
         EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
     )

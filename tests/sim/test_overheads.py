@@ -12,7 +12,14 @@ import pytest
 from quire.config.scheduler import SchedulerConfig
 from quire.core.facts import FactKind, FactLog
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.calibration import CalibrationLoad, _mean, delivery
+from quire.engine.calibration import (
+    DECODES,
+    SETTLED,
+    CalibrationLoad,
+    Measured,
+    _mean,
+    delivery,
+)
 from quire.params import SamplingParams
 from quire.sim.lockstep import Replayed, measured_overheads, rising_line
 from quire.sim.step_time import Overheads, StepShape
@@ -38,6 +45,24 @@ def test_pauses_grow_with_the_requests() -> None:
 def test_several_calibrations_count_alike() -> None:
     one, other = Overheads(1.0, 2.0, 3.0, 4.0, 5.0), Overheads(3.0, 2.0, 1.0, 0.0, 6.0)
     assert _mean([one, other]) == Overheads(2.0, 2.0, 2.0, 2.0, 5.5)
+
+
+def test_the_first_decodes_of_a_round_do_not_count() -> None:
+    """But those of users do, and what warms the engine up never does."""
+    sizes = [2, *[1] * 20] * 3  # prompts, then decodes: of the warm-up, a round and a user
+    replayed = [
+        SimpleNamespace(
+            shape=StepShape(tokens, 1, tokens - 1, 0, 0),
+            recorded=SimpleNamespace(start=0.1 * number, seconds=0.1),
+        )
+        for number, tokens in enumerate(sizes)
+    ]
+    load = SimpleNamespace(sent=[50.0], rounds=[(50.0, 52.05), (52.05, 54.15)])
+    arrivals = [0.0] * 4 + [2.05, 4.15]  # the warm-up has four requests
+    trace = SimpleNamespace(requests=[SimpleNamespace(arrival=at) for at in arrivals])
+    measured = Measured(cast(Any, load), cast(Any, trace), cast(Any, replayed))
+    kept = [round(10 * step.recorded.start) for step in measured.warm()]
+    assert kept == [21, *range(22 + SETTLED, 63)]
 
 
 @pytest.mark.parametrize("rows", [(4, 4, 4), (1, 4, 16)])
@@ -115,8 +140,10 @@ def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them()
     load = CalibrationLoad(cast(AsyncLLM, engine), limits, 0.6, lambda what, share: None)
     asyncio.run(load.run())
     assert set(engine.asked) == {32, 128, 512, 640}
-    in_rounds = {prompt for asked in engine.asked.values() for prompt, out in asked if out == 12}
+    in_rounds = {
+        prompt for asked in engine.asked.values() for prompt, out in asked if out == DECODES
+    }
     assert {8, 64, 256} <= in_rounds
-    users = [asked for asked in engine.asked[640] if asked[1] != 12]
+    users = [asked for asked in engine.asked[640] if asked[1] != DECODES]
     assert len({prompt for prompt, _ in users}) > 10 and len(users) > 30
     assert len(load.first) == len(load.sent) > 100

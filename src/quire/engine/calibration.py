@@ -12,6 +12,7 @@ recording that it reads the steps from.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import math
 import random
@@ -36,8 +37,12 @@ from quire.workload.trace import Trace, read_trace
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS: Final = (8, 64, 256, 1024, 4096)
 BUDGETS: Final = (32, 128, 512, 2048)
-DECODES: Final = 12
+DECODES: Final = 20
 """Tokens that each request of a round gets."""
+SETTLED: Final = 8
+"""Decodes of a round after a prompt that do not count. A round finds caches full of another one's
+work, and for some steps its decodes take up to 1.5 times as long as those of an engine that has
+been decoding all the while."""
 SHARE: Final = 0.15
 """Of the time, that one round may take at most."""
 FIRST: Final = 8
@@ -168,7 +173,9 @@ class CalibrationLoad:
         # seconds per token, of the round that was cheapest so far
         self.sent: list[float] = []
         self.first: dict[int, float] = {}
-        # when requests were sent, and when their first tokens came, by this process' clock
+        self.rounds: list[tuple[float, float]] = []
+        # when requests were sent, when their first tokens came, and when rounds began and ended, by
+        # this process' clock
 
     async def run(self) -> None:
         """Rounds and visits in turns until the time is over; each kind of round once at least, but
@@ -211,6 +218,7 @@ class CalibrationLoad:
         started = time.monotonic()
         await asyncio.gather(*(self._ask(one.context, DECODES) for _ in range(one.rows)))
         took = time.monotonic() - started
+        self.rounds.append((started, started + took))
         self._token = min(self._token, took / one.tokens)
         return took
 
@@ -256,10 +264,24 @@ class Measured(NamedTuple):
     replayed: list[Replayed]
 
     def warm(self) -> list[Replayed]:
-        """The steps with something in them, without those that warm the engine up."""
+        """The steps with something in them, without those that warm the engine up, and without the
+        first decodes of rounds."""
         arrivals = sorted(request.arrival for request in self.trace.requests)
         warm = arrivals[WARM_UPS * WARM_UP.rows]
-        return [s for s in self.replayed if s.shape.tokens and s.recorded.start >= warm]
+        origin = clock_origin(self.load, self.trace)
+        begun = [start - origin for start, _ in self.load.rounds]
+        ended = [end - origin for _, end in self.load.rounds]
+        steps, decodes = [], 0
+        for step in self.replayed:
+            if not step.shape.tokens:
+                continue
+            start = step.recorded.start
+            decodes = 0 if step.shape.prefills else decodes + 1
+            last = bisect.bisect_right(begun, start) - 1
+            in_round = last >= 0 and start < ended[last]
+            if start >= warm and not (in_round and 0 < decodes <= SETTLED):
+                steps.append(step)
+        return steps
 
     def overheads(self) -> Overheads:
         """What passed beside the steps."""
@@ -277,12 +299,17 @@ def _mean(several: Sequence[Overheads]) -> Overheads:
     return Overheads(*map(fmean, rows))
 
 
+def clock_origin(load: CalibrationLoad, trace: Trace) -> float:
+    """From the trace's clock to that of the load: the first request was sent when the trace says
+    that it came."""
+    return min(load.sent) - min(request.arrival for request in trace.requests)
+
+
 def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> tuple[float, float]:
     """Seconds from the end of the step that made a first token until its caller had it, and how
     many more for each request of the step. Of means, because that of times to first token is asked
     for."""
-    # The two clocks: the first request was sent when the trace says that it came.
-    origin = min(load.sent) - min(request.arrival for request in trace.requests)
+    origin = clock_origin(load, trace)
     made = _first_tokens(trace, steps)
     in_order = sorted(trace.requests, key=lambda request: request.arrival)
     after = [
