@@ -13,6 +13,7 @@ import time
 
 import torch
 
+from quire.attention.kv_cache import untouched_zeros
 from quire.kernels import native_attention
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
@@ -43,7 +44,7 @@ def fill(cache: torch.Tensor) -> None:
 def caches(kind: torch.dtype, blocks: int, heads: int, dim: int) -> tuple[torch.Tensor, ...]:
     """Keys and values."""
     size = (blocks, BLOCK, heads, dim + TAILS.get(kind, 0))
-    made = tuple(torch.empty(size, dtype=kind) for _ in range(2))
+    made = tuple(untouched_zeros(size, kind) for _ in range(2))  # on such pages as an engine's
     for cache in made:
         fill(cache)
     return made

@@ -43,6 +43,11 @@ template <bool pairs> class Attend {
     rows = t.count * group;
     width = padded_dim(layer.value_dim);
     heads = t.kv_head_end - t.kv_head;
+    q_stride = layer.key_dim;
+#if QUIRE_LEVEL >= 3
+    few = pairs && rows <= kFewRows && layer.key_dim <= kQueryStride;
+    if (few) q_stride = kQueryStride;
+#endif
     const int64_t groups = (rows + kTileRows - 1) / kTileRows;
     pulls = groups > 4 ? 0 : groups > 1 ? 1 : 2;
     allocate();
@@ -61,20 +66,27 @@ template <bool pairs> class Attend {
       const Range range = seen(t, unit.segment);
       const char** ahead = lines[turn ^ 1];
       Range to_come{0, 0};
-      if (next.segment < t.segment_end) {
+      if (next.segment == unit.segment) {
+        beside(lines[turn], range, next.kv_head - unit.kv_head, ahead);
+        to_come = range;
+      } else if (next.segment < t.segment_end) {
         locate(t, next, ahead);
         to_come = seen(t, next.segment);
       } else if (later) {
         locate(*later, {later->segment, later->kv_head}, ahead);
         to_come = seen(*later, later->segment);
       }
-      Ahead fetching = ahead_of(ahead, to_come);
-      if (!fetched) add_values(fetching, lines[turn], range);
-      fetched = true;
       if (a.keys.dtype == kI8) read_factors(range, lines[turn]);
-      score(range, lines[turn], fetching);
-      for (int64_t row = 0; row < rows; ++row) weigh(unit.segment, range, row);
-      sum_values(range, lines[turn] + kSegment, fetching);
+      if (few) {
+        attend_few(unit.segment, range, lines[turn], to_come, ahead, fetched);
+      } else {
+        Ahead fetching = ahead_of(ahead, to_come);
+        if (!fetched) add_values(fetching, lines[turn], range);
+        score(range, lines[turn], fetching);
+        for (int64_t row = 0; row < rows; ++row) weigh(unit.segment, range, row);
+        sum_values(range, lines[turn] + kSegment, fetching);
+      }
+      fetched = true;
       if (!t.parts) fold(unit.segment);
       unit = next;
     }
@@ -100,7 +112,8 @@ template <bool pairs> class Attend {
   const AttentionTile& t;
   const AttentionLayer& layer;
   const AttentionStep& step;
-  int64_t group, rows, width, heads;
+  int64_t group, rows, width, heads, q_stride;
+  bool few = false;  // rows: few_rows.h
   int pulls;  // lines to fetch per step of a product
   T *all_q, *weights, *keys, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
@@ -118,7 +131,7 @@ template <bool pairs> class Attend {
   void select(Unit u) {
     const int64_t i = u.kv_head - t.kv_head;
     kv_head = u.kv_head;
-    q = all_q + i * rows * layer.key_dim;
+    q = all_q + i * rows * q_stride;
     top = all_top + i * rows;
     sum = all_sum + i * rows;
     acc = all_acc + i * rows * width;
@@ -134,7 +147,7 @@ template <bool pairs> class Attend {
         p = reinterpret_cast<__typeof__(&*p)>(next);
         next += (count * static_cast<int64_t>(sizeof *p) + 63) / 64 * 64;
       };
-      take(all_q, heads * rows * layer.key_dim);
+      take(all_q, heads * rows * q_stride);
       take(weights, rows * kSegment);
       take(keys, (layer.key_dim + 1) * kSpan);
       take(values, kValueSpan * width);
@@ -195,6 +208,17 @@ template <bool pairs> class Attend {
       out[at] = out[kSegment + at] = kZeros;
   }
 
+  // Of another KV head, so many further on, from those of one. Zeros stay.
+  void beside(const char* const* of, Range range, int64_t heads_on, const char** out) const {
+    const int64_t item = static_cast<int64_t>(item_size(a.keys.dtype));
+    const int64_t key = heads_on * a.keys.head * item, value = heads_on * a.values.head * item;
+    for (int64_t i = range.begin / kSpan * kSpan; i < (range.end + 15) / 16 * 16; ++i) {
+      const bool there = i >= range.begin && i < range.end;
+      out[i] = of[i] + (there ? key : 0);
+      out[kSegment + i] = of[kSegment + i] + (there ? value : 0);
+    }
+  }
+
   Lines lines_of(const char* const* lines, Range range, int64_t dim) const {
     const int64_t item = static_cast<int64_t>(item_size(a.keys.dtype));
     return {lines + range.begin, lines + range.end - 1, dim * item + tail_bytes(a.keys.dtype)};
@@ -224,7 +248,7 @@ template <bool pairs> class Attend {
     for (int64_t i = 0; i < heads * rows; ++i) {
       const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
       const int64_t at = (t.token + row / group) * a.q_token + head * a.q_head;
-      T* out = all_q + i * dim;
+      T* out = all_q + i * q_stride;
       if constexpr (pairs) {
         __builtin_memcpy(out, static_cast<const bf16*>(a.q) + at, static_cast<size_t>(dim) * 2);
       } else {
@@ -247,9 +271,6 @@ template <bool pairs> class Attend {
   }
 
   void score(Range range, const char* const* lines, Ahead& ahead) {
-#if QUIRE_LEVEL >= 3
-    if (pairs && rows <= kFewRows) return score_few(range, lines, ahead);
-#endif
     for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
       turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, keys, ahead);
@@ -259,21 +280,39 @@ template <bool pairs> class Attend {
     }
   }
 
+  // Of few rows, without rearranging anything in memory. Meanwhile each key or value fetches the one that stands at
+  // the same place of the next unit; in a unit that nobody expected keys fetch their own values, and values both.
+  void attend_few([[maybe_unused]] int64_t segment, [[maybe_unused]] Range range, [[maybe_unused]] const char* const* lines,
+                  [[maybe_unused]] Range to_come, [[maybe_unused]] const char** ahead, [[maybe_unused]] bool fetched) {
 #if QUIRE_LEVEL >= 3
-  // Of few rows, without rearranging anything in memory.
-  void score_few(Range range, const char* const* lines, Ahead& ahead) {
+    const bool some = to_come.begin < to_come.end;
+    if (some) fill_up(ahead, to_come);
+    const char* const* next = some ? ahead : lines;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-    FewRows few{as_pairs(q), layer.key_dim, scores, kSegment, lines, begin, end, layer.key_dim};
-    few.pulls = pulls_of_few(ahead);
-    score_few_rows(rows, a.keys.dtype, few, ahead);
+    score_few_rows(rows, a.keys.dtype, {as_pairs(q), scores, kSegment, lines, begin, end, layer.key_dim,
+                                        fetched ? next : lines + kSegment, nullptr});
+    for (int64_t row = 0; row < rows; ++row) weigh(segment, range, row);
+    sum_few_rows(rows, a.keys.dtype, {as_pairs(weights), part + 2 * rows, width, lines + kSegment, range.begin / 32 * 32,
+                                      (range.end + 1) / 2 * 2, layer.value_dim, next + kSegment,
+                                      some && !fetched ? next : nullptr});
+    for (int64_t k = range.end; k < to_come.end; ++k) {
+      fetch_row(ahead[k], layer.key_dim);
+      fetch_row(ahead[kSegment + k], layer.value_dim);
+    }
+#endif
   }
-  void sum_few(int64_t begin, int64_t end, const char* const* lines, Ahead& ahead) {
-    FewRows few{as_pairs(weights), kSegment, part + 2 * rows, width, lines, begin, (end + 1) / 2 * 2, layer.value_dim};
-    few.pulls = pulls_of_few(ahead);
-    sum_few_rows(rows, a.keys.dtype, few, ahead);
+#if QUIRE_LEVEL >= 3
+  void fetch_row(const char* line, int64_t dim) const {
+    const int64_t bytes = dim * static_cast<int64_t>(item_size(a.keys.dtype));
+    for (int64_t i = 0; i < bytes; i += 64) fetch(line + i);
   }
-  // A head of I8 reaches into one more line of memory, for its factor.
-  int pulls_of_few(const Ahead& ahead) const { return ahead.pulls / pulls * (a.keys.dtype == kI8 ? 2 : 1); }
+  // Where `locate` had nothing to say: what is there is fetched without asking.
+  static void fill_up(const char** lines, Range range) {
+    for (int64_t half = 0; half < 2; ++half, lines += kSegment) {
+      for (int64_t i = 0; i < range.begin / kSpan * kSpan; ++i) lines[i] = kZeros;
+      for (int64_t i = (range.end + 15) / 16 * 16; i < kSegment; ++i) lines[i] = kZeros;
+    }
+  }
   static const bf16* as_pairs(const void* p) { return static_cast<const bf16*>(p); }
 #endif
 
@@ -329,9 +368,6 @@ template <bool pairs> class Attend {
   void sum_values(Range range, const char* const* lines, Ahead& ahead) {
     float* out = part + 2 * rows;
     const int64_t first = range.begin / 32 * 32;  // where weights begin
-#if QUIRE_LEVEL >= 3
-    if (pairs && rows <= kFewRows) return sum_few(first, range.end, lines, ahead);
-#endif
     for (int64_t span = first; span < range.end; span += kValueSpan) {
       const int64_t left = range.end - span, even = (left + 1) / 2 * 2;
       const int64_t count = left < kValueSpan ? even : kValueSpan;

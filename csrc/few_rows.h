@@ -14,28 +14,34 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr int64_t kFewRows = 8;
+// Elements from one row of queries to the next. It is a constant because an offset that stands in an instruction
+// takes no other ones. Wider heads go the way of many rows.
+constexpr int64_t kQueryStride = 608;
 
 struct FewRows {
-  const bf16* a;  // queries by dimension, or weights by position; rows `lda` apart
-  int64_t lda;
-  float* c;  // scores by position, or weighted values by dimension; rows `ldc` apart
+  const bf16* a;  // queries by dimension, kQueryStride apart, or weights by position, kSegment apart
+  float* c;       // scores by position, or weighted values by dimension; rows `ldc` apart
   int64_t ldc;
   const char* const* lines;  // of keys, or of values, by position
   int64_t begin, end;        // positions; of keys 16 at a time, of values two
   int64_t dim;
-  int pulls = 0;     // lines to fetch for each that is read
+  const char* const* next;   // fetched meanwhile, by position: the rows of the next unit
+  const char* const* also;   // the same, or nullptr
 };
 
-QUIRE_INLINE void fetch(Ahead& ahead, int pulls) {
-  for (; pulls > 0; --pulls) ahead.pull();
+QUIRE_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
+// 64 bytes of a row; of I8, which has its factor behind it, they seldom begin with a line of memory.
+template <int D> QUIRE_INLINE void fetch_part(const char* row) {
+  fetch(row);
+  if constexpr (D == kI8) fetch(row + 63 + kFactorBytes);
 }
 
 // acc[row] += the pair at the row's `a` times 16 columns of pairs.
-template <int R>
-QUIRE_INLINE void add_pairs(Vec (&acc)[R], const bf16* a, int64_t lda, __m512i columns) {
+template <int R, int64_t stride>
+QUIRE_INLINE void add_pairs(Vec (&acc)[R], const bf16* a, __m512i columns) {
   QUIRE_EACH for (int r = 0; r < R; ++r) {
     int32_t pair;
-    __builtin_memcpy(&pair, a + r * lda, sizeof pair);
+    __builtin_memcpy(&pair, a + r * stride, sizeof pair);
     acc[r].v = _mm512_dpbf16_ps(acc[r].v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)columns);
   }
 }
@@ -43,19 +49,16 @@ QUIRE_INLINE __m512i bits_of(Vec v) { return _mm512_castps_si512(v.v); }
 
 // Adds the products of 32 dimensions, or those that are left, of 16 keys.
 template <int R, int D>
-QUIRE_INLINE void add_keys(Vec (&acc)[R], const FewRows& p, const char* const* lines, int64_t d, Ahead& ahead) {
+QUIRE_INLINE void add_keys(Vec (&acc)[R], const FewRows& p, const char* const* lines, int64_t d) {
   const int64_t units = (p.dim - d) / 2, some = units < kLanes ? units : kLanes;
   Vec v[kLanes];
   QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Pairs<D>{lines[i]}.load(d / 2, units);
   transpose(v);
   if (some < kLanes) {
-    for (int64_t i = 0; i < some; ++i) add_pairs<R>(acc, p.a + d + 2 * i, p.lda, bits_of(v[i]));
+    for (int64_t i = 0; i < some; ++i) add_pairs<R, kQueryStride>(acc, p.a + d + 2 * i, bits_of(v[i]));
     return;
   }
-  QUIRE_EACH for (int i = 0; i < kLanes; ++i) {
-    fetch(ahead, p.pulls);
-    add_pairs<R>(acc, p.a + d + 2 * i, p.lda, bits_of(v[i]));
-  }
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) add_pairs<R, kQueryStride>(acc, p.a + d + 2 * i, bits_of(v[i]));
 }
 
 // Where the dimensions are a multiple of what is turned at a time, turning the next keys stands between the
@@ -63,26 +66,38 @@ QUIRE_INLINE void add_keys(Vec (&acc)[R], const FewRows& p, const char* const* l
 
 // 32 dimensions of a key, turned by twos.
 template <int D> struct Twos {
-  static constexpr int64_t kDims = 32;
+  static constexpr int64_t kDims = 32, kBytes = D == kBF16 ? 2 : 1;  // of a dimension
+  static constexpr int kType = D;
   inline __attribute__((always_inline)) Vec load(const char* line, int64_t d) const { return Pairs<D>{line}.load(d / 2, kLanes); }
+  struct Columns {
+    __m512i pairs;
+  };
+  inline __attribute__((always_inline)) Columns columns(const float* turned) const { return {_mm512_load_si512(turned)}; }
   template <int R>
-  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const FewRows& p, int64_t d, int i, const float* turned) const {
-    add_pairs<R>(acc, p.a + d + 2 * i, p.lda, _mm512_load_si512(turned));
+  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const bf16* a, int i, const Columns& c) const {
+    add_pairs<R, kQueryStride>(acc, a + 2 * i, c.pairs);
   }
 };
 
 // 64 dimensions of one byte each, turned by fours.
 template <int D> struct Fours {
-  static constexpr int64_t kDims = 64;
+  static constexpr int64_t kDims = 64, kBytes = 1;
+  static constexpr int kType = D;
   ByteTable<D> table;
   __m512i order = order_of_fours();
   inline __attribute__((always_inline)) Vec load(const char* line, int64_t d) const { return Memory<kF32>::load(line + d, 0); }
-  template <int R>
-  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const FewRows& p, int64_t d, int i, const float* turned) const {
+  struct Columns {
     __m512i one, other;
-    table.numbers(picked(_mm512_load_si512(turned), order), one, other);
-    add_pairs<R>(acc, p.a + d + 4 * i, p.lda, one);
-    add_pairs<R>(acc, p.a + d + 4 * i + 2, p.lda, other);
+  };
+  inline __attribute__((always_inline)) Columns columns(const float* turned) const {
+    Columns c;
+    table.numbers(picked(_mm512_load_si512(turned), order), c.one, c.other);
+    return c;
+  }
+  template <int R>
+  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const bf16* a, int i, const Columns& c) const {
+    add_pairs<R, kQueryStride>(acc, a + 4 * i, c.one);
+    add_pairs<R, kQueryStride>(acc, a + 4 * i + 2, c.other);
   }
 };
 
@@ -101,8 +116,7 @@ QUIRE_INLINE void turn_part(const Kind& kind, const char* const* lines, int64_t 
 }
 
 template <int R, class Kind, int... part>
-static void score_in_turns(const FewRows& p, const Kind& kind, Ahead& later, std::integer_sequence<int, part...>) {
-  Ahead ahead = later;
+static void score_in_turns(const FewRows& p, const Kind& kind, std::integer_sequence<int, part...>) {
   alignas(64) float memory[2][kLanes * kLanes];
   float *now = memory[0], *then = memory[1];
   Vec u[kLanes];
@@ -115,13 +129,16 @@ static void score_in_turns(const FewRows& p, const Kind& kind, Ahead& later, std
       const bool same = d + Kind::kDims < p.dim || first + kLanes >= p.end;
       const char* const* lines = p.lines + first + (same ? 0 : kLanes);
       const int64_t to = d + Kind::kDims < p.dim ? d + Kind::kDims : 0;
+      auto columns = kind.columns(now);  // of a step before the one in work: to look numbers up takes a while
       const auto both = [&](auto which) __attribute__((always_inline)) {
         constexpr int i = 2 * decltype(which)::value;
-        fetch(ahead, p.pulls);
-        kind.multiply(acc, p, d, i, now + i * kLanes);
+        fetch_part<Kind::kType>(p.next[first + i] + d * Kind::kBytes);
+        const auto second = kind.columns(now + (i + 1) * kLanes);
+        kind.multiply(acc, p.a + d, i, columns);
         turn_part<i / 2>(kind, lines, to, u, then);
-        fetch(ahead, p.pulls);
-        kind.multiply(acc, p, d, i + 1, now + (i + 1) * kLanes);
+        fetch_part<Kind::kType>(p.next[first + i + 1] + d * Kind::kBytes);
+        if constexpr (i + 2 < kLanes) columns = kind.columns(now + (i + 2) * kLanes);
+        kind.multiply(acc, p.a + d, i + 1, second);
       };
       (both(std::integral_constant<int, part>{}), ...);
       float* const was = now;
@@ -130,28 +147,29 @@ static void score_in_turns(const FewRows& p, const Kind& kind, Ahead& later, std
     }
     QUIRE_EACH for (int r = 0; r < R; ++r) store(p.c + r * p.ldc + first, acc[r]);
   }
-  later = ahead;
 }
 
-template <int R, int D> static void score_few(const FewRows& p, Ahead& later) {
-  if (p.dim % Twos<D>::kDims == 0) return score_in_turns<R>(p, Twos<D>{}, later, std::make_integer_sequence<int, 8>{});
-  Ahead ahead = later;
+template <int R, int D> static void score_few(const FewRows& p) {
+  if (p.dim % Twos<D>::kDims == 0) return score_in_turns<R>(p, Twos<D>{}, std::make_integer_sequence<int, 8>{});
   for (int64_t first = p.begin; first < p.end; first += kLanes) {
     Vec acc[R];
     QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
-    for (int64_t d = 0; d < p.dim; d += 32) add_keys<R, D>(acc, p, p.lines + first, d, ahead);
+    for (int64_t d = 0; d < p.dim; d += 32) {
+      for (int64_t i = 0; i < kLanes; ++i) fetch_part<D>(p.next[first + i] + d * Twos<D>::kBytes);
+      add_keys<R, D>(acc, p, p.lines + first, d);
+    }
     QUIRE_EACH for (int r = 0; r < R; ++r) store(p.c + r * p.ldc + first, acc[r]);
   }
-  later = ahead;
 }
 
-template <int R, int D> static void score_few_by_table(const FewRows& p, Ahead& later) {
-  score_in_turns<R>(p, Fours<D>{}, later, std::make_integer_sequence<int, 8>{});
+template <int R, int D> static void score_few_by_table(const FewRows& p) {
+  score_in_turns<R>(p, Fours<D>{}, std::make_integer_sequence<int, 8>{});
 }
 
 // 32 numbers of each of two lines, or those that are left, as columns of pairs.
 template <int D> struct TwoLines {
-  static constexpr int kPulls = D == kBF16 ? 2 : 1;  // lines of memory that are read at a time
+  static constexpr int64_t kBytes = D == kBF16 ? 2 : 1;  // of a dimension
+  static constexpr int kType = D;
   __m512i low = _mm512_load_si512(kInTurns), high = _mm512_load_si512(kInTurns + 32);
   inline __attribute__((always_inline)) void read(const char* const* lines, int64_t i, int64_t left, __m512i& one,
                                                   __m512i& other) const {
@@ -164,7 +182,8 @@ template <int D> struct TwoLines {
 
 // The same by a table; 32 are left.
 template <int D> struct TwoLinesByTable {
-  static constexpr int kPulls = 1;
+  static constexpr int64_t kBytes = 1;
+  static constexpr int kType = D;
   ByteTable<D> table;
   __m512i order;
   TwoLinesByTable() {
@@ -180,69 +199,86 @@ template <int D> struct TwoLinesByTable {
   }
 };
 
+// `left` dimensions from i on, at most 32.
 template <int R, class Reader>
-static void sum_few(const FewRows& p, const Reader& reader, Ahead& later) {
-  Ahead ahead = later;
-  for (int64_t i = 0; i < p.dim; i += 32) {
-    Vec one[R], other[R];
-    QUIRE_EACH for (int r = 0; r < R; ++r) one[r] = other[r] = zero();
-    for (int64_t k = p.begin; k < p.end; k += 2) {
-      QUIRE_EACH for (int n = 0; n < Reader::kPulls; ++n) fetch(ahead, p.pulls);
-      __m512i x, y;
-      reader.read(p.lines + k, i, p.dim - i, x, y);
-      add_pairs<R>(one, p.a + k, p.lda, x);
-      add_pairs<R>(other, p.a + k, p.lda, y);
+QUIRE_INLINE void sum_dimensions(const FewRows& p, const Reader& reader, int64_t i, int64_t left) {
+  Vec one[R], other[R];
+  QUIRE_EACH for (int r = 0; r < R; ++r) one[r] = other[r] = zero();
+  // Of one byte each, 64 dimensions are a line: every second 32 the lines of every second position.
+  const int64_t line = i * Reader::kBytes / 64 * 64, from = Reader::kBytes == 1 ? i / 32 % 2 : 0;
+  for (int64_t k = p.begin; k < p.end; k += 2) {
+    fetch_part<Reader::kType>(p.next[k + from] + line);
+    if (Reader::kBytes > 1) fetch(p.next[k + 1] + line);
+    if (p.also) {
+      fetch_part<Reader::kType>(p.also[k + from] + line);
+      if (Reader::kBytes > 1) fetch(p.also[k + 1] + line);
     }
+    __m512i x, y;
+    reader.read(p.lines + k, i, left, x, y);
     QUIRE_EACH for (int r = 0; r < R; ++r) {
-      store(p.c + r * p.ldc + i, one[r]);
-      if (p.dim - i > kLanes) store(p.c + r * p.ldc + i + kLanes, other[r]);
+      int32_t pair;
+      __builtin_memcpy(&pair, p.a + k + r * kSegment, sizeof pair);
+      const __m512bh weights = (__m512bh)_mm512_set1_epi32(pair);
+      one[r].v = _mm512_dpbf16_ps(one[r].v, weights, (__m512bh)x);
+      other[r].v = _mm512_dpbf16_ps(other[r].v, weights, (__m512bh)y);
     }
   }
-  later = ahead;
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
+    store(p.c + r * p.ldc + i, one[r]);
+    if (left > kLanes) store(p.c + r * p.ldc + i + kLanes, other[r]);
+  }
 }
 
-template <int R> static void score_rows(int dtype, const FewRows& p, Ahead& ahead) {
+template <int R, class Reader>
+static void sum_few(const FewRows& p, const Reader& reader) {
+  // A constant where it can be: masks would take a part of the time.
+  int64_t i = 0;
+  for (; i + 32 <= p.dim; i += 32) sum_dimensions<R>(p, reader, i, 32);
+  if (i < p.dim) sum_dimensions<R>(p, reader, i, p.dim - i);
+}
+
+template <int R> static void score_rows(int dtype, const FewRows& p) {
   if (kLooksUpBytes && p.dim % 64 == 0) {
-    if (dtype == kE4M3) return score_few_by_table<R, kE4M3>(p, ahead);
-    if (dtype == kE5M2) return score_few_by_table<R, kE5M2>(p, ahead);
-    if (dtype == kI8) return score_few_by_table<R, kI8>(p, ahead);
+    if (dtype == kE4M3) return score_few_by_table<R, kE4M3>(p);
+    if (dtype == kE5M2) return score_few_by_table<R, kE5M2>(p);
+    if (dtype == kI8) return score_few_by_table<R, kI8>(p);
   }
   switch (dtype) {
-    case kE4M3: return score_few<R, kE4M3>(p, ahead);
-    case kE5M2: return score_few<R, kE5M2>(p, ahead);
-    case kI8: return score_few<R, kI8>(p, ahead);
-    default: return score_few<R, kBF16>(p, ahead);
+    case kE4M3: return score_few<R, kE4M3>(p);
+    case kE5M2: return score_few<R, kE5M2>(p);
+    case kI8: return score_few<R, kI8>(p);
+    default: return score_few<R, kBF16>(p);
   }
 }
 
-template <int R> static void sum_rows(int dtype, const FewRows& p, Ahead& ahead) {
+template <int R> static void sum_rows(int dtype, const FewRows& p) {
   if (kLooksUpBytes && p.dim % 32 == 0) {
-    if (dtype == kE4M3) return sum_few<R>(p, TwoLinesByTable<kE4M3>(), ahead);
-    if (dtype == kE5M2) return sum_few<R>(p, TwoLinesByTable<kE5M2>(), ahead);
-    if (dtype == kI8) return sum_few<R>(p, TwoLinesByTable<kI8>(), ahead);
+    if (dtype == kE4M3) return sum_few<R>(p, TwoLinesByTable<kE4M3>());
+    if (dtype == kE5M2) return sum_few<R>(p, TwoLinesByTable<kE5M2>());
+    if (dtype == kI8) return sum_few<R>(p, TwoLinesByTable<kI8>());
   }
   switch (dtype) {
-    case kE4M3: return sum_few<R>(p, TwoLines<kE4M3>{}, ahead);
-    case kE5M2: return sum_few<R>(p, TwoLines<kE5M2>{}, ahead);
-    case kI8: return sum_few<R>(p, TwoLines<kI8>{}, ahead);
-    default: return sum_few<R>(p, TwoLines<kBF16>{}, ahead);
+    case kE4M3: return sum_few<R>(p, TwoLines<kE4M3>{});
+    case kE5M2: return sum_few<R>(p, TwoLines<kE5M2>{});
+    case kI8: return sum_few<R>(p, TwoLines<kI8>{});
+    default: return sum_few<R>(p, TwoLines<kBF16>{});
   }
 }
 
-using OfRows = void (*)(int dtype, const FewRows& p, Ahead& ahead);
+using OfRows = void (*)(int dtype, const FewRows& p);
 
 // Scores of rows up to kFewRows.
-static void score_few_rows(int64_t rows, int dtype, const FewRows& p, Ahead& ahead) {
+static void score_few_rows(int64_t rows, int dtype, const FewRows& p) {
   static constexpr OfRows kScore[kFewRows] = {score_rows<1>, score_rows<2>, score_rows<3>, score_rows<4>,
                                               score_rows<5>, score_rows<6>, score_rows<7>, score_rows<8>};
-  kScore[rows - 1](dtype, p, ahead);
+  kScore[rows - 1](dtype, p);
 }
 
 // Their weighted values.
-static void sum_few_rows(int64_t rows, int dtype, const FewRows& p, Ahead& ahead) {
+static void sum_few_rows(int64_t rows, int dtype, const FewRows& p) {
   static constexpr OfRows kSum[kFewRows] = {sum_rows<1>, sum_rows<2>, sum_rows<3>, sum_rows<4>,
                                             sum_rows<5>, sum_rows<6>, sum_rows<7>, sum_rows<8>};
-  kSum[rows - 1](dtype, p, ahead);
+  kSum[rows - 1](dtype, p);
 }
 
 }  // namespace QUIRE_ISA

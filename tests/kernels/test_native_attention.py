@@ -27,6 +27,7 @@ HEADS = {
     "narrow 32": (3, 3, 32, 32),
     "latent": (4, 1, 72, 56),
     "odd": (2, 1, 37, 21),
+    "very wide": (3, 1, 640, 624),
 }
 SPECS = {
     "plain": {},
@@ -153,7 +154,8 @@ def test_against_float64(heads, dtype):
         request = Request(length, heads, length, dtype)
         got = alone(request, request.spec())
         assert got.dtype == dtype
-        assert error(got, request.dense(request.spec())) < LIMIT[dtype], length
+        limit = LIMIT[dtype] * (2 if heads == "very wide" else 1)  # sums of ten times as many
+        assert error(got, request.dense(request.spec())) < limit, length
 
 
 @pytest.mark.parametrize("spec", SPECS)

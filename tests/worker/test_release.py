@@ -16,7 +16,7 @@ from quire.worker.device import CpuDevice
 BLOCKS, BLOCK = 512, 16
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back with MADV_REMOVE")
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back with MADV_DONTNEED")
 @pytest.mark.parametrize("width", [64, 24], ids=["whole pages", "blocks that share pages"])
 def test_only_the_pages_of_these_blocks(width: int) -> None:
     import os

@@ -15,6 +15,7 @@ from quire.config.shape import LayerKV
 from quire.kernels.cache_tensors import KVCache
 from quire.kernels.compiled import forbid_pages
 from quire.kernels.dtypes import stored_dtype, torch_dtype
+from quire.kernels.pages import large_pages
 from quire.utils.host import call_libc
 from quire.utils.math import align_up
 
@@ -90,7 +91,8 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
 
 def give_back(cache: Tensor, first: int, end: int) -> int:
     """Let the system have the whole pages of `cache[first:end]`: they read as zeros then, and come
-    anew when they are written.
+    anew when they are written. Of a large page that is given in part, the process no longer holds
+    the part; the system takes it when it needs memory.
 
     Args:
         cache: From `allocate_kv_cache`; on another device than the CPU nothing happens.
@@ -98,32 +100,36 @@ def give_back(cache: Tensor, first: int, end: int) -> int:
     Returns:
         Bytes of these pages; 0 also where the system does not take them.
     """
-    if cache.device.type != "cpu" or not hasattr(mmap, "MADV_REMOVE"):
+    if cache.device.type != "cpu" or not hasattr(mmap, "MADV_DONTNEED"):
         return 0
     size = cache.stride(0) * cache.itemsize
     start = align_up(cache.data_ptr() + first * size, mmap.PAGESIZE)
     length = (cache.data_ptr() + end * size) // mmap.PAGESIZE * mmap.PAGESIZE - start
-    # Python maps anonymous memory as shared. Unlike private pages it is not freed by DONTNEED.
-    if length <= 0 or call_libc("madvise", start, length, mmap.MADV_REMOVE):
+    if length <= 0 or call_libc("madvise", start, length, mmap.MADV_DONTNEED):
         return 0
     return length
 
 
 def untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on pages that the system provides when they are first written: a large cache costs
-    neither start-up time nor memory before it is used.
+    """Zeros on large pages that the system provides when they are first written: a large cache
+    costs neither start-up time nor memory before it is used.
 
-    With `QUIRE_DEBUG_KV_CACHE`, between two pages that nobody may touch.
+    With `QUIRE_DEBUG_KV_CACHE`, on small ones between two pages that nobody may touch.
     """
     length = math.prod(size) * dtype.itemsize
-    edge = mmap.PAGESIZE if envs.DEBUG_KV_CACHE else 0
+    memory = _guarded(length) if envs.DEBUG_KV_CACHE else large_pages(length)
+    return memory.view(dtype).view(size)
+
+
+def _guarded(length: int) -> Tensor:
+    edge = mmap.PAGESIZE
     room = align_up(length, mmap.PAGESIZE) + 2 * edge
-    if not room:
-        return torch.empty(size, dtype=dtype)
-    pages = torch.frombuffer(mmap.mmap(-1, room), dtype=torch.uint8)
-    if edge:
-        for place in (0, room - edge):
-            forbid_pages(pages.data_ptr() + place, edge)
+    # Private: of shared pages, the default, `give_back` would give none.
+    pages = torch.frombuffer(
+        mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
+    )
+    for place in (0, room - edge):
+        forbid_pages(pages.data_ptr() + place, edge)
     # The end touches the second guard: reading past it is the likelier mistake.
     start = room - edge - length
-    return pages[start : start + length].view(dtype).view(size)
+    return pages[start : start + length]
