@@ -77,15 +77,12 @@ template <bool pairs> class Attend {
         to_come = seen(*later, later->segment);
       }
       if (a.keys.dtype == kI8) read_factors(range, lines[turn]);
-      if (few) {
-        attend_few(unit.segment, range, lines[turn], to_come, ahead, fetched);
-      } else {
-        Ahead fetching = ahead_of(ahead, to_come);
-        if (!fetched) add_values(fetching, lines[turn], range);
-        score(range, lines[turn], fetching);
-        for (int64_t row = 0; row < rows; ++row) weigh(unit.segment, range, row);
-        sum_values(range, lines[turn] + kSegment, fetching);
-      }
+#if QUIRE_LEVEL >= 3
+      if (few) attend_few(unit.segment, range, lines[turn], to_come, ahead, fetched);
+      else attend_many(unit.segment, range, lines[turn], to_come, ahead, fetched);
+#else
+      attend_many(unit.segment, range, lines[turn], to_come, ahead, fetched);
+#endif
       fetched = true;
       if (!t.parts) fold(unit.segment);
       unit = next;
@@ -280,11 +277,20 @@ template <bool pairs> class Attend {
     }
   }
 
-  // Of few rows, without rearranging anything in memory. Meanwhile each key or value fetches the one that stands at
-  // the same place of the next unit; in a unit that nobody expected keys fetch their own values, and values both.
-  void attend_few([[maybe_unused]] int64_t segment, [[maybe_unused]] Range range, [[maybe_unused]] const char* const* lines,
-                  [[maybe_unused]] Range to_come, [[maybe_unused]] const char** ahead, [[maybe_unused]] bool fetched) {
+  // A unit whose keys and values stand at `lines`; those of the next one, at `ahead`, are fetched meanwhile.
+  void attend_many(int64_t segment, Range range, const char* const* lines, Range to_come, const char* const* ahead,
+                   bool fetched) {
+    Ahead fetching = ahead_of(ahead, to_come);
+    if (!fetched) add_values(fetching, lines, range);
+    score(range, lines, fetching);
+    for (int64_t row = 0; row < rows; ++row) weigh(segment, range, row);
+    sum_values(range, lines + kSegment, fetching);
+  }
+
 #if QUIRE_LEVEL >= 3
+  // The same of few rows, without rearranging anything in memory. Each key or value fetches the one that stands at the
+  // same place of the next unit; in a unit that nobody expected keys fetch their own values, and values both.
+  void attend_few(int64_t segment, Range range, const char* const* lines, Range to_come, const char** ahead, bool fetched) {
     const bool some = to_come.begin < to_come.end;
     if (some) fill_up(ahead, to_come);
     const char* const* next = some ? ahead : lines;
@@ -299,9 +305,7 @@ template <bool pairs> class Attend {
       fetch_row(ahead[k], layer.key_dim);
       fetch_row(ahead[kSegment + k], layer.value_dim);
     }
-#endif
   }
-#if QUIRE_LEVEL >= 3
   void fetch_row(const char* line, int64_t dim) const {
     const int64_t bytes = dim * static_cast<int64_t>(item_size(a.keys.dtype));
     for (int64_t i = 0; i < bytes; i += 64) fetch(line + i);
