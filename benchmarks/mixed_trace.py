@@ -1,6 +1,6 @@
 """Writes the trace that docs/tuning.md tunes for: chat, and now and then a long prompt.
 
-python benchmarks/mixed_trace.py mixed.jsonl
+python benchmarks/mixed_trace.py mixed.jsonl [requests per second, 3 if none are given]
 quire tune --slo tpot_p99=20ms,ttft_p99=1500ms --trace mixed.jsonl --live-seconds 30
 """
 
@@ -15,9 +15,10 @@ SECONDS, RATE, LONG_SHARE = 60.0, 3.0, 0.35
 
 
 def main() -> None:
+    rate = float(sys.argv[2]) if len(sys.argv) > 2 else RATE
     rng, now, made = random.Random(7), 0.0, []
     while now < SECONDS:
-        now += rng.expovariate(RATE)
+        now += rng.expovariate(rate)
         if rng.random() < LONG_SHARE:
             made.append(TraceRequest(now, rng.randint(1200, 1700), rng.randint(8, 24)))
         else:
