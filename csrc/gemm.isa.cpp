@@ -28,8 +28,8 @@ constexpr int64_t kBlock = 1024, kShortBlock = 64, kFewRows = 18;
 // fewer columns pass by at a time: on Zen 3 (512 KiB) 32 rows are 1.04 (int8) and 1.11 times (int4) as fast with
 // these as with blocks of 128 KiB; half of them are no faster.
 constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QUIRE_LEVEL >= 2 ? 4 * kBlock : kBlock / 2;
-// Codes compute longer for each byte, so that beginning and ending a block is the larger part of it, and what is read
-// from the second level the smaller: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
+// A byte of codes takes longer to multiply, so reading it from the second level costs less in comparison, and beginning
+// and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
