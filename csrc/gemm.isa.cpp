@@ -554,7 +554,8 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
 // that whole numbers and sums both stay in registers. One pass of rows fetches what comes next from front to
 // back; each of several the lines that its own columns have in the next block, a whole block ahead: from front to
 // back, the first columns of the next block would come upon lines that were only just asked for.
-template <int R, int P, int kind>
+// `size_known`: columns of a group where the compiler knows them, or 0: with 32, many rows take 0.96 of the time.
+template <int R, int P, int kind, int size_known = 0>
 void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   constexpr int V = group_vectors(R), kShare = Share<V>::of(P);
   constexpr int kStepLines = Share<V>::all_do(P) ? kShare / 4 : 0;  // fetched with each step of a group
@@ -564,7 +565,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
   const CodedRows& rows = b.work.coded;
-  const int64_t group = kind == kOneRun ? kRun : c.group;
+  const int64_t group = kind == kOneRun ? kRun : size_known > 0 ? size_known : c.group;
   const int64_t head = group_head(layer), size = offset_of(layer, group), stride = rows.stride;
   const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type)), lowest_at = minima_at(layer);
   const char* next = fetched_by(b, pass);
@@ -632,6 +633,9 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
   if (layer.coded.table) return tile_groups<R, P, kTable>(b, row, sums, pass);
 #ifdef QUIRE_PAIRS
   if (layer.coded.group == kRun && !layer.coded.group_zeros) return tile_groups<R, P, kOneRun>(b, row, sums, pass);
+#endif
+#if QUIRE_LEVEL >= 3
+  if (layer.coded.group == 32) return tile_groups<R, P, kHalves, 32>(b, row, sums, pass);
 #endif
   return tile_groups<R, P, kHalves>(b, row, sums, pass);
 }

@@ -19,7 +19,8 @@ struct MultiplyArgs {
 QUIRE_KERNEL(probe_multiply, (const MultiplyArgs&))
 struct CodesArgs {
   int64_t rounds;
-  int bits;  // of a weight's code: 8 or 4
+  int bits;     // of a weight's code: 8 or 4
+  bool groups;  // of 32, each of whose sums is scaled and added to a float32
   double* operations;
 };
 // The same for whole numbers: those of a product of codes.

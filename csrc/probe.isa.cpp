@@ -72,26 +72,32 @@ void multiply_round() {
 }
 #endif
 
-// Rows of codes: with AVX2, products need registers besides their sums.
-constexpr int code_rows(int bits) { return QUIRE_LEVEL != 1 ? kRows : bits == 8 ? 4 : 5; }
+// Rows and vectors of codes: with AVX2, products need registers besides their sums. With groups, the sums of all
+// groups wait beside those of one.
+constexpr int code_rows(int bits, bool groups) { return groups || QUIRE_LEVEL != 1 ? kRows : bits == 8 ? 4 : 5; }
+constexpr int code_vectors(bool groups) { return !groups ? kVectors : QUIRE_LEVEL >= 2 ? 2 : 1; }
+constexpr int kGroupSteps = 8;  // of four codes
+#ifdef QUIRE_PAIRS
+constexpr bool kWholeSums = false;
+#else
+constexpr bool kWholeSums = true;
+#endif
 
-// Of codes of eight or of four bits: where a level has no instruction for whole sums, it multiplies the second faster.
-// Each product has numbers of its own: of equal ones a compiler makes one.
-template <int bits> void multiply_codes_round() {
-  constexpr int kCodeRows = code_rows(bits);
-  IVec acc[kCodeRows][kVectors];
-  QUIRE_EACH for (int r = 0; r < kCodeRows; ++r) QUIRE_EACH for (int j = 0; j < kVectors; ++j) acc[r][j] = no_sum();
-  alignas(64) char codes[kVectors][4 * kLanes] = {};
-  int32_t x[kCodeRows] = {};
-  for (int step = 0; step < kSteps; ++step) {
+// Products of `steps` steps more. Where a level has no instruction for whole sums, it multiplies codes of four bits
+// faster. Each product has numbers of its own: of equal ones a compiler makes one.
+template <int bits, int R, int V> QUIRE_INLINE void multiply_codes_steps(int steps, IVec (&acc)[R][V]) {
+  alignas(64) char codes[V][4 * kLanes] = {};
+  int32_t x[R] = {};
+  for (int step = 0; step < steps; ++step) {
     __asm__ volatile("" : "+m"(x), "+m"(codes));  // as if they were new
-    WVec w[kVectors], high;
-    QUIRE_EACH for (int j = 0; j < kVectors; ++j) {
-      if constexpr (bits == 8) w[j] = bytes_at(codes[j]);
+    WVec w[V];
+    [[maybe_unused]] WVec high;
+    QUIRE_EACH for (int j = 0; j < V; ++j) {
+      if constexpr (bits == 8 || kWholeSums) w[j] = bytes_at(codes[j]);
       else halves_at(codes[j], w[j], high);
     }
-    QUIRE_EACH for (int r = 0; r < kCodeRows; ++r)
-      QUIRE_EACH for (int j = 0; j < kVectors; ++j) {
+    QUIRE_EACH for (int r = 0; r < R; ++r)
+      QUIRE_EACH for (int j = 0; j < V; ++j) {
 #ifdef QUIRE_PAIRS
         acc[r][j] = bits == 8 ? dot(acc[r][j], w[j], x[r]) : pairs4(acc[r][j], w[j], x[r]);
 #else
@@ -100,6 +106,32 @@ template <int bits> void multiply_codes_round() {
         as_new(acc[r][j]);
       }
   }
+}
+
+template <int bits, bool groups> void multiply_codes_round() {
+  constexpr int R = code_rows(bits, groups), V = code_vectors(groups);
+  Vec sums[R][V];
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) sums[r][j] = zero();
+  float scales[V * kLanes] = {};
+  for (int step = 0; step < kSteps; step += groups ? kGroupSteps : kSteps) {
+    IVec acc[R][V];
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = no_sum();
+    multiply_codes_steps<bits>(groups ? kGroupSteps : kSteps, acc);
+    if (!groups) continue;
+    __asm__ volatile("" : "+m"(scales));
+    QUIRE_EACH for (int j = 0; j < V; ++j) {
+      const Vec scale = load(scales + j * kLanes);
+      QUIRE_EACH for (int r = 0; r < R; ++r) {
+#ifdef QUIRE_PAIRS
+        if (bits == 4) acc[r][j] = add_pairs(no_sum(), acc[r][j]);
+#endif
+        sums[r][j] = add(sums[r][j], mul(rounded(acc[r][j]), scale));
+      }
+    }
+  }
+  Vec total = zero();
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) total = add(total, sums[r][j]);
+  keep(&total);
 }
 
 }  // namespace
@@ -123,10 +155,13 @@ void probe_multiply(const MultiplyArgs& a) {
 
 void probe_multiply_codes(const CodesArgs& a) {
   parallel_for(a.rounds, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t round = begin; round < end; ++round)
-      a.bits == 8 ? multiply_codes_round<8>() : multiply_codes_round<4>();
+    for (int64_t round = begin; round < end; ++round) {
+      if (a.groups) a.bits == 8 ? multiply_codes_round<8, true>() : multiply_codes_round<4, true>();
+      else a.bits == 8 ? multiply_codes_round<8, false>() : multiply_codes_round<4, false>();
+    }
   });
-  *a.operations = static_cast<double>(a.rounds) * kSteps * code_rows(a.bits) * kVectors * 8 * kLanes;
+  const int products = code_rows(a.bits, a.groups) * code_vectors(a.groups);
+  *a.operations = static_cast<double>(a.rounds) * kSteps * products * 8 * kLanes;
 }
 
 }  // namespace QUIRE_ISA

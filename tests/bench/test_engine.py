@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.bench.engine.limit import ModelWork, limit
+from quire.bench.engine.limit import ModelWork, codes_of, limit
 from quire.bench.engine.measure import measure
 from quire.bench.engine.options import CASES, Case, EngineBenchOptions
 from quire.bench.engine.rounded_copy import write_rounded
@@ -55,7 +55,7 @@ def program(path: Path, text: str) -> str:
 
 class Paper:
     def rates(self) -> Rates:
-        return Rates(1e9, 1e9, 1e9, 1e9)
+        return Rates(1e9, 1e9, 1e9, 1e9, 1e9, 1e9)
 
     def seconds(self, case: Case, work: Mapping[str, int], rates: Rates) -> float:
         return work["weight_bytes"] / rates.read
@@ -198,25 +198,53 @@ def test_the_command_measures_this_engine(
     assert kept["int4_128"]["weight_bytes"] < kept["int4"]["weight_bytes"]
     assert kept["int4"]["body_codes4"] == kept["int4"]["body"]
     assert kept["int4"]["head_codes8"] == kept["int4"]["head"]
+    assert kept["int4"]["body_groups4"] * 32 == kept["int4"]["body"]
+    assert kept["int4"]["head_groups8"] == 0
     assert not any(number for name, number in kept["bf16"].items() if "codes" in name)
+
+
+@pytest.mark.parametrize(
+    ("form", "codes"),
+    [
+        ("bfloat16", None),
+        ("int8", (8, 0)),
+        ("int4 in groups of 32", (4, 32)),
+        ("int4 in groups of 128 (AWQ gemm) with int8 activations", (4, 128)),
+        ("int4 in groups of 128 (AWQ gemm) with float activations", None),
+        ("int8 in groups of 64 with int8 activations", (8, 64)),
+        ("int8, products in bfloat16", None),
+        ("fp8 in groups of 128 x 128", None),
+    ],
+)
+def test_what_a_form_is_multiplied_as(form: str, codes: tuple[int, int] | None) -> None:
+    assert codes_of(form) == codes
 
 
 def test_the_limit_counts_bytes_or_operations_whichever_takes_longer() -> None:
     work = {
         "weight_bytes": 1000, "body": 600, "body_codes8": 150, "body_codes4": 50, "head": 100,
         "head_codes8": 70, "head_codes4": 30, "kv_bytes": 10, "attention": 3,
+        "body_groups8": 5, "body_groups4": 2, "head_groups8": 7, "head_groups4": 1,
     }  # fmt: skip
     assert set(work) == set(ModelWork.__slots__)
-    slow_memory, endless = Rates(1.0, 1e30, 1e30, 1e30), 1e30
+    endless = 1e30
+    slow_memory = Rates(1.0, *[endless] * 5)
     # A prompt, then two steps that see 5 and 6 positions of each of two requests.
     assert limit(Case(2, 4, 3), work, slow_memory) == 1000 + 1000 + 100 + 1000 + 120
     computing = 2 * (400 * 8 + 2 * 3 * 10 * 2), 2 * (400 * 2 + 2 * 3 * 5 * 2)
-    assert limit(Case(2, 4, 1), work, Rates(endless, 1.0, endless, endless)) == computing[0]
-    assert limit(Case(2, 4, 2), work, Rates(endless, 1.0, endless, endless)) == sum(computing)
+    assert limit(Case(2, 4, 1), work, Rates(endless, 1.0, *[endless] * 4)) == computing[0]
+    assert limit(Case(2, 4, 2), work, Rates(endless, 1.0, *[endless] * 4)) == sum(computing)
     for_eight = 2 * (150 * 8 + 70 * 2)
-    assert limit(Case(2, 4, 1), work, Rates(endless, endless, 1.0, endless)) == for_eight
+    assert (
+        limit(Case(2, 4, 1), work, Rates(*[endless] * 2, 1.0, endless, 1.0, endless)) == for_eight
+    )
     for_four = 2 * (50 * 8 + 30 * 2)
-    assert limit(Case(2, 4, 1), work, Rates(endless, endless, endless, 1.0)) == for_four
+    assert limit(Case(2, 4, 1), work, Rates(*[endless] * 3, 1.0, endless, 1.0)) == for_four
+    # A group takes what 32 of its products take, twice as long as without.
+    scaled = for_eight + 64 * (5 * 8 + 7 * 2)
+    assert limit(Case(2, 4, 1), work, Rates(*[endless] * 2, 1.0, endless, 0.5, endless)) == scaled
+    scaled = for_four + 64 * (2 * 8 + 1 * 2)
+    assert limit(Case(2, 4, 1), work, Rates(*[endless] * 3, 1.0, endless, 0.5)) == scaled
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -36,8 +36,9 @@ class Lib:
         self._take(rounds * 1e6 / 500e9)
         return rounds * 1e6
 
-    def probe_multiply_codes(self, rounds: int, bits: int) -> float:
-        self._take(rounds * 4e6 / {8: 900e9, 4: 1800e9}[bits])
+    def probe_multiply_codes(self, rounds: int, bits: int, groups: bool) -> float:
+        rates = {8: (900e9, 600e9), 4: (1800e9, 900e9)}
+        self._take(rounds * 4e6 / rates[bits][groups])
         return rounds * 4e6
 
 
@@ -50,6 +51,9 @@ def test_rates_are_work_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rates.read == pytest.approx(20e9) and rates.multiply == pytest.approx(500e9)
     assert rates.multiply_codes8 == pytest.approx(900e9)
     assert rates.multiply_codes4 == pytest.approx(1800e9)
+    # 64 operations for each group of 32: what they take longer is the scaling.
+    assert rates.seconds_per_group(8) == pytest.approx(64 / 600e9 - 64 / 900e9)
+    assert rates.seconds_per_group(4) == pytest.approx(64 / 900e9 - 64 / 1800e9)
     [(address, size)] = set(lib.read_at)
     assert address % 64 == 0 and size == 1 << 28, "more than caches hold"
 
@@ -60,5 +64,9 @@ def test_the_real_ones_give_numbers() -> None:
 
 
 def test_the_mean_of_two() -> None:
-    mean = Rates(1.0, 10.0, 5.0, 8.0).mean(Rates(3.0, 30.0, 7.0, 8.0))
-    assert mean == Rates(2.0, 20.0, 6.0, 8.0)
+    mean = Rates(1.0, 10.0, 5.0, 8.0, 4.0, 2.0).mean(Rates(3.0, 30.0, 7.0, 8.0, 4.0, 3.0))
+    assert mean == Rates(2.0, 20.0, 6.0, 8.0, 4.0, 2.5)
+
+
+def test_scaling_takes_no_time_below_zero() -> None:
+    assert Rates(1.0, 1.0, 5.0, 8.0, 5.5, 8.0).seconds_per_group(8) == 0

@@ -20,6 +20,8 @@ from quire.kernels.compiled import lib
 _BYTES: Final = 1 << 28
 """More than caches hold."""
 _ROUNDS: Final = 64
+PROBED_GROUP: Final = 32
+"""Columns of the groups that `probe_multiply_codes` scales."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,17 @@ class Rates:
     """The same of rows of codes with weights of eight bits."""
     multiply_codes4: float
     """The same with weights of four bits, which AVX2 multiplies faster."""
+    multiply_groups8: float
+    """The same of eight bits in groups of 32 columns, where each sum of a group is scaled."""
+    multiply_groups4: float
+
+    def seconds_per_group(self, bits: int) -> float:
+        """What it takes to scale the sum of a group of codes and to add it to the others."""
+        whole, groups = {
+            8: (self.multiply_codes8, self.multiply_groups8),
+            4: (self.multiply_codes4, self.multiply_groups4),
+        }[bits]
+        return 2 * PROBED_GROUP * max(1 / groups - 1 / whole, 0.0)
 
     def mean(self, other: Rates) -> Rates:
         """What held between two measurements."""
@@ -60,13 +73,15 @@ class Probe:
 
     def measure(self, seconds: float = 0.3) -> Rates:
         """Medians over about this time."""
-        part = seconds / 4
+        part = seconds / 6
         read = _seconds_of(lambda: lib.probe_read(self._memory.ctypes.data, _BYTES), part)
         return Rates(
             _BYTES / read,
             _rate_of(lambda: lib.probe_multiply(_ROUNDS), part),
-            _rate_of(lambda: lib.probe_multiply_codes(_ROUNDS, 8), part),
-            _rate_of(lambda: lib.probe_multiply_codes(_ROUNDS, 4), part),
+            _rate_of(lambda: lib.probe_multiply_codes(_ROUNDS, 8, False), part),
+            _rate_of(lambda: lib.probe_multiply_codes(_ROUNDS, 4, False), part),
+            _rate_of(lambda: lib.probe_multiply_codes(_ROUNDS, 8, True), part),
+            _rate_of(lambda: lib.probe_multiply_codes(_ROUNDS, 4, True), part),
         )
 
 

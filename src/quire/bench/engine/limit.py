@@ -1,20 +1,24 @@
 """The limit on paper: seconds of a case below which no engine can be that computes all of it.
 
 A step reads every weight of a product once, and the keys and values that its requests see. It does
-two operations per weight and token (the head's only for tokens that are sampled) and four per head,
-dimension and position that a token sees. It takes as long as the longer of the two. A prompt is
-taken as one step: more would read weights more often. For a mixture of experts it is too high,
-because a step may leave experts out. Knows the machine by its `Rates` alone.
+two operations per weight and token (the head's only for tokens that are sampled), scales and adds
+the sum of every group of codes, and does four operations per head, dimension and position that a
+token sees. It takes as long as the longer of the two. A prompt is taken as one step: more would
+read weights more often. For a mixture of experts it is too high, because a step may leave experts
+out. Knows the machine by its `Rates` alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from quire.bench.engine.options import Case
 from quire.kernels.probe import Rates
+
+_GROUP: Final = re.compile(r"in groups of (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +33,28 @@ class ModelWork:
     """Of these, those that are multiplied as whole numbers of eight bits."""
     body_codes4: int
     """And of four."""
+    body_groups8: int
+    """Groups of these codes, each with a scale of its own."""
+    body_groups4: int
     head: int
     """Weights of the head."""
     head_codes8: int
     head_codes4: int
+    head_groups8: int
+    head_groups4: int
     kv_bytes: int
     """Of a token's keys and values in all layers."""
     attention: int
     """Dimensions of all heads of queries in all layers."""
+
+
+def codes_of(form: str) -> tuple[int, int] | None:
+    """Bits of the codes that a layer kept in this form (`LinearMethod.form`) is multiplied as, and
+    columns of a group, 0 if it has none. `None`: it is multiplied as floats."""
+    if not form.startswith("int") or "products in" in form or "with float activations" in form:
+        return None
+    group = _GROUP.search(form)
+    return 4 if form.startswith("int4") else 8, int(group[1]) if group else 0
 
 
 def work_of(engine: Any) -> dict[str, int]:
@@ -51,8 +69,10 @@ def work_of(engine: Any) -> dict[str, int]:
         part = "head" if weights == shape.vocab_size * shape.hidden_size else "body"
         found["weight_bytes"] += method.nbytes
         found[part] += weights
-        if method.form.startswith("int") and "products in" not in method.form:
-            found[f"{part}_codes{4 if method.form.startswith('int4') else 8}"] += weights
+        if (codes := codes_of(method.form)) is not None:
+            bits, group = codes
+            found[f"{part}_codes{bits}"] += weights
+            found[f"{part}_groups{bits}"] += weights // group if group else 0
     info = core.info
     found["kv_bytes"] = info.kv_cache_bytes // (info.num_blocks * info.block_size)
     found["attention"] = shape.num_layers * shape.num_heads * shape.head_dim
@@ -76,8 +96,12 @@ def _step(case: Case, work: ModelWork, rates: Rates, tokens: int, seen: int) -> 
     codes4 = work.body_codes4 * new + work.head_codes4 * rows
     plain = work.body * new + work.head * rows - codes8 - codes4
     plain += 2 * work.attention * seen * rows
-    computing = plain / rates.multiply
-    computing += codes8 / rates.multiply_codes8 + codes4 / rates.multiply_codes4
+    groups8 = work.body_groups8 * new + work.head_groups8 * rows
+    groups4 = work.body_groups4 * new + work.head_groups4 * rows
+    computing = 2 * (
+        plain / rates.multiply + codes8 / rates.multiply_codes8 + codes4 / rates.multiply_codes4
+    )
+    computing += groups8 * rates.seconds_per_group(8) + groups4 * rates.seconds_per_group(4)
     # A prompt's own keys and values are in caches while it is computed.
     kept = work.kv_bytes * seen * rows if tokens == 1 else 0
-    return max(2 * computing, (work.weight_bytes + kept) / rates.read)
+    return max(computing, (work.weight_bytes + kept) / rates.read)

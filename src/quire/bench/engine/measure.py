@@ -177,6 +177,8 @@ def _limit(limits: Sequence[tuple[float, Rates]], ours: Sequence[float]) -> dict
         "gflop_per_second": [round(rates.multiply / 1e9) for _, rates in limits],
         "gop_per_second_of_codes8": [round(rates.multiply_codes8 / 1e9) for _, rates in limits],
         "gop_per_second_of_codes4": [round(rates.multiply_codes4 / 1e9) for _, rates in limits],
+        "gop_per_second_of_groups8": [round(rates.multiply_groups8 / 1e9) for _, rates in limits],
+        "gop_per_second_of_groups4": [round(rates.multiply_groups4 / 1e9) for _, rates in limits],
         "fraction": round(statistics.median(fractions), 3),
     }
 
