@@ -85,9 +85,8 @@ constexpr bool kWholeSums = true;
 
 // Products of `steps` steps more. Where a level has no instruction for whole sums, it multiplies codes of four bits
 // faster. Each product has numbers of its own: of equal ones a compiler makes one.
-template <int bits, int R, int V> QUIRE_INLINE void multiply_codes_steps(int steps, IVec (&acc)[R][V]) {
-  alignas(64) char codes[V][4 * kLanes] = {};
-  int32_t x[R] = {};
+template <int bits, int R, int V>
+QUIRE_INLINE void multiply_codes_steps(int steps, char (&codes)[V][4 * kLanes], int32_t (&x)[R], IVec (&acc)[R][V]) {
   for (int step = 0; step < steps; ++step) {
     __asm__ volatile("" : "+m"(x), "+m"(codes));  // as if they were new
     WVec w[V];
@@ -113,10 +112,12 @@ template <int bits, bool groups> void multiply_codes_round() {
   Vec sums[R][V];
   QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) sums[r][j] = zero();
   float scales[V * kLanes] = {};
+  alignas(64) char codes[V][4 * kLanes] = {};
+  int32_t x[R] = {};
   for (int step = 0; step < kSteps; step += groups ? kGroupSteps : kSteps) {
     IVec acc[R][V];
     QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = no_sum();
-    multiply_codes_steps<bits>(groups ? kGroupSteps : kSteps, acc);
+    multiply_codes_steps<bits>(groups ? kGroupSteps : kSteps, codes, x, acc);
     if (!groups) continue;
     __asm__ volatile("" : "+m"(scales));
     QUIRE_EACH for (int j = 0; j < V; ++j) {
