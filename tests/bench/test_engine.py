@@ -186,7 +186,8 @@ def test_the_command_measures_this_engine(
         "bf16,int4,int4_128",
     ]
     assert main([*options, "--output-json", str(path)]) == 0
-    assert "| decode_1x16_65 |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "| decode_1x16_65 |" in said and "in groups of 32 that are scaled" in said
     report = json.loads(path.read_text())
     assert report["results"]["decode_1x16_65"]["quire bf16"]["tokens_per_second"] > 0
     for form in (forms := ("bf16", "int4", "int4_128")):

@@ -48,16 +48,17 @@ def _cell(row: Mapping[str, Any], ratio: float | None) -> str:
 
 def _rates(limits: Sequence[Mapping[str, Any]]) -> str:
     """What the limits on paper were reckoned with."""
-    memory, floats, codes8, codes4 = (
+    memory, floats, codes8, codes4, groups8, groups4 = (
         _range([value for one in limits for value in one[key]])
         for key in (
             "gb_per_second", "gflop_per_second", "gop_per_second_of_codes8",
-            "gop_per_second_of_codes4",
+            "gop_per_second_of_codes4", "gop_per_second_of_groups8", "gop_per_second_of_groups4",
         )
     )  # fmt: skip
     return (
         f"The machine meanwhile: {memory} GB/s of memory, {floats} GFLOP/s in bf16, {codes8} Gop/s "
-        f"in codes of 8 bits, {codes4} in codes of 4."
+        f"in codes of 8 bits, {codes4} in codes of 4, {groups8} and {groups4} in groups of 32 that "
+        "are scaled."
     )
 
 
