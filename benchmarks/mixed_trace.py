@@ -16,6 +16,8 @@ SECONDS, RATE, LONG_SHARE = 60.0, 3.0, 0.35
 
 def main() -> None:
     rate = float(sys.argv[2]) if len(sys.argv) > 2 else RATE
+    if not rate > 0:
+        sys.exit(f"requests per second must be above 0, got {sys.argv[2]}")
     rng, now, made = random.Random(7), 0.0, []
     while now < SECONDS:
         now += rng.expovariate(rate)
