@@ -74,7 +74,7 @@ def constant(seconds: float) -> list[str]:
 
 @pytest.fixture
 def contest(tmp_path: Path) -> Any:
-    made = Contest(tmp_path, 100, 300)
+    made = Contest(tmp_path, 100, 300, 1200)
     yield made
     made.close()
 

@@ -25,7 +25,6 @@ from quire.kernels.probe import Probe, Rates
 from quire.utils.host import available_cores
 
 OWN: Final = "quire"
-WARM_UP: Final = Case(2, 32, 8)
 
 Seen = Callable[[str, int, int], None]
 """Called with a case, the rounds of it that are done, and how many there are."""
@@ -73,7 +72,7 @@ def measure(
 
     Args:
         workers: quire's first, one for each format.
-        cases: By name.
+        cases: By name. The largest is run once before all, on each worker, and not counted.
         rounds: In which each worker runs a case once.
         paper: The limit.
         pause: Seconds before each run.
@@ -84,8 +83,11 @@ def measure(
         KeyboardInterrupt: before the first case was done; later, the cases that are done are what
             is given.
     """
+    largest = max(cases.values(), key=lambda case: case.prompts * case.context)
     for worker in workers:
-        worker.run(WARM_UP, 7)  # the first run of any engine is slower
+        # The first run of any engine is slower; and memory that the system gives when it is first
+        # touched would count in whatever case touches it.
+        worker.run_once(largest, 7)
     results: dict[str, Any] = {}
     for seed, (name, case) in enumerate(cases.items()):
         try:

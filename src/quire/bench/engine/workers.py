@@ -79,10 +79,15 @@ class BenchedEngine:
         Raises:
             StartupError: it ended.
         """
-        total = sum(self._run_once(case, seed + 100 * i) for i in range(case.repeats))
+        total = sum(self.run_once(case, seed + 100 * i) for i in range(case.repeats))
         return total / case.repeats
 
-    def _run_once(self, case: Case, seed: int) -> float:
+    def run_once(self, case: Case, seed: int) -> float:
+        """Seconds of one run.
+
+        Raises:
+            StartupError: it ended.
+        """
         assert self._process.stdin is not None
         job = {
             "prompts": case.prompts, "in": case.inputs, "out": case.outputs, "seed": seed,
@@ -136,6 +141,8 @@ class Contest:
     vocabulary: int
     context: int
     """Tokens of the longest sequence."""
+    tokens: int
+    """Of all sequences of the largest case together."""
     verbose: bool = False
     settings: str = "all"
     """See `EngineBenchOptions.settings`."""
@@ -152,6 +159,13 @@ class Contest:
             BenchedEngine(peer, form, setting, command, env, self.vocabulary, verbose=self.verbose)
         )
 
+    @property
+    def pool(self) -> dict[str, int]:
+        """An option of `LLM`: a pool of keys and values that holds the largest case and little more,
+        so that the first run touches all of it. It counts blocks of 16 tokens (vLLM's may be larger).
+        """
+        return {"num_gpu_blocks_override": self.tokens // 16 * 9 // 8 + 64}
+
     def close(self) -> None:
         """End all."""
         for worker in self.workers:
@@ -167,7 +181,8 @@ def start_own(contest: Contest, formats: Sequence[str]) -> None:
     script = str(SCRIPTS / "llm_worker.py")
     ours = [sys.executable, script, "quire", str(contest.model), str(contest.context)]
     for form in formats:
-        contest.start("quire", form, "", [*ours, json.dumps(own_options(form))], {})
+        options = json.dumps(contest.pool | own_options(form))
+        contest.start("quire", form, "", [*ours, options], {})
 
 
 def start_peers(
@@ -203,7 +218,8 @@ def _vllm(contest: Contest, python: str, form: str, bits: int, folder: Path) -> 
         model = folder / f"compressed-{bits}"
         write_rounded(contest.model, model, bits)
     script = str(SCRIPTS / "llm_worker.py")
-    command = [python, script, "vllm", str(model), str(contest.context)]
+    options = json.dumps(contest.pool)
+    command = [python, script, "vllm", str(model), str(contest.context), options]
     plain = {**VLLM, "PYTHONPATH": ""}
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     tuned = {**plain, "VLLM_CPU_OMP_THREADS_BIND": cores}
