@@ -273,21 +273,21 @@ static inline void quantise_row(const Linear& layer, int x_dtype, const void* x,
   const RowScale scaled = row_scale(x_dtype, x, from, k);
   int8_t* const codes = to.codes + row * to.stride;
   to.scales[row] = scaled.scale;
-  __builtin_memset(codes, 0, static_cast<size_t>(to.stride));
   int32_t* const sums = to.sums + row * to.groups;
   float* const totals = to.totals ? to.totals + row * to.groups : nullptr;
-  for (int64_t g = 0; g < to.groups; ++g) {
-    sums[g] = 0;
-    if (totals) totals[g] = 0.0f;
+  if (scaled.inverse == 0.0f) {
+    __builtin_memset(codes, 0, static_cast<size_t>(to.stride));
+    __builtin_memset(sums, 0, static_cast<size_t>(to.groups) * sizeof *sums);
+    if (totals) __builtin_memset(totals, 0, static_cast<size_t>(to.groups) * sizeof *totals);
+    return;
   }
-  if (scaled.inverse == 0.0f) return;
   row_codes(x_dtype, x, from, k, scaled.inverse, layer.coded.order ? unordered : codes);
   if (layer.coded.order)
     for (int64_t i = 0; i < k; ++i) codes[i] = unordered[layer.coded.order[i]];
+  __builtin_memset(codes + k, 0, static_cast<size_t>(to.stride - k));
   const int64_t group = layer.coded.group ? layer.coded.group : to.stride;
   for (int64_t g = 0; g < to.groups; ++g) {
-    int32_t total = 0;
-    for (int64_t i = 0; i < group; ++i) total += codes[g * group + i];
+    const int32_t total = sum_of_codes(codes + g * group, group);
     sums[g] = total * to.times;
     if (totals) totals[g] = static_cast<float>(total);
   }

@@ -388,6 +388,10 @@ constexpr int coded_vectors(int rows) { return QUIRE_LEVEL >= 2 ? 4 : QUIRE_LEVE
 // With groups, sums wait beside whole numbers: fewer.
 constexpr int group_vectors(int rows) { return QUIRE_LEVEL >= 2 ? (rows <= 2 ? 4 : 2) : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 2 : 1; }
 
+// Lines that a pass over groups fetches per four steps, at least. Where vectors are long, the first two passes fetch
+// all of the next block with their products: what is left to each of six is too little for one line a step.
+constexpr int kGroupLines = QUIRE_LEVEL >= 2 ? 8 : 1;
+
 // The end of a leaf, whose sums are `y`, before the row's scale.
 template <int R, int V>
 QUIRE_INLINE void end_coded(const Block& b, int64_t row, float* at, int64_t column, Vec (&y)[R][V]) {
@@ -554,8 +558,9 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
 // that whole numbers and sums both stay in registers. One pass of rows fetches what comes next from front to
 // back; each of several the lines that its own columns have in the next block, a whole block ahead: from front to
 // back, the first columns of the next block would come upon lines that were only just asked for.
-// `size_known`: columns of a group where the compiler knows them, or 0: with 32, many rows take 0.96 of the time.
-template <int R, int P, int kind, int size_known = 0>
+// `plain`: -1, or the type of the scales of groups of 32 without zeros and minima: what the compiler knows of them
+// takes 3 % of the time with 8 rows, 2 % with 32.
+template <int R, int P, int kind, int plain = -1>
 void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   constexpr int V = group_vectors(R), kShare = Share<V>::of(P);
   constexpr int kStepLines = Share<V>::all_do(P) ? kShare / 4 : 0;  // fetched with each step of a group
@@ -565,12 +570,15 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
   const Coded& c = layer.coded;
   const CodedRows& rows = b.work.coded;
-  const int64_t group = kind == kOneRun ? kRun : size_known > 0 ? size_known : c.group;
-  const int64_t head = group_head(layer), size = offset_of(layer, group), stride = rows.stride;
+  constexpr bool is_plain = plain >= 0;
+  const int scale_type = is_plain ? plain : c.scale_type;
+  const int64_t group = kind == kOneRun ? kRun : is_plain ? 32 : c.group, stride = rows.stride;
+  const int64_t head = is_plain ? kTile * static_cast<int64_t>(item_size(plain)) : group_head(layer);
+  const int64_t size = is_plain ? head + 32 * kTile / 2 : offset_of(layer, group);
   const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type)), lowest_at = minima_at(layer);
   const char* next = fetched_by(b, pass);
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
-    const char* w = b.weights + offset_of(layer, b.k0);
+    const char* w = b.weights + b.k0 / group * size;
     const char* ahead = b.next;  // as far into the next block as `w` is into this one
     const int8_t* x = rows.codes + row * stride + b.k0;
     const int32_t* shifts = rows.sums + row * rows.groups + b.k0 / group;
@@ -592,7 +600,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
       }
       IVec acc[R][V];
       if (kind == kOneRun) {  // group_sums begins them
-      } else if (c.group_zeros) {
+      } else if (!is_plain && c.group_zeros) {
         QUIRE_EACH for (int j = 0; j < V; ++j) {
           const auto* p = reinterpret_cast<const int8_t*>(w + zeros_at + column + j * kLanes);
           const IVec zeros = less(load_int8(p), whole(below));
@@ -605,10 +613,10 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
       group_sums<R, V, kind, kStepLines>(w + head + column * 4, x, stride, group, c.table, shifts, rows.groups, next,
                                          kAdvance, acc);
       QUIRE_EACH for (int j = 0; j < V; ++j) {
-        const Vec scale = load_scales(c.scale_type, w, column + j * kLanes);
+        const Vec scale = load_scales(scale_type, w, column + j * kLanes);
         QUIRE_EACH for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
       }
-      if (c.group_minima) {
+      if (!is_plain && c.group_minima) {
         QUIRE_EACH for (int j = 0; j < V; ++j) {
           const Vec least = load_scales(c.scale_type, w + lowest_at, column + j * kLanes);
           QUIRE_EACH for (int r = 0; r < R; ++r)
@@ -628,16 +636,21 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
 
 template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
-  if (!layer.coded.group) return tile_codes8<R, P>(b, row, sums, pass);
-  if (layer.dtype == kCodes8) return tile_groups<R, P, kBytes>(b, row, sums, pass);
-  if (layer.coded.table) return tile_groups<R, P, kTable>(b, row, sums, pass);
+  const Coded& c = layer.coded;
+  if (!c.group) return tile_codes8<R, P>(b, row, sums, pass);
+  constexpr int L = P == 0 || P >= kGroupLines ? P : kGroupLines;
+  if (layer.dtype == kCodes8) return tile_groups<R, L, kBytes>(b, row, sums, pass);
+  if (c.table) return tile_groups<R, L, kTable>(b, row, sums, pass);
 #ifdef QUIRE_PAIRS
-  if (layer.coded.group == kRun && !layer.coded.group_zeros) return tile_groups<R, P, kOneRun>(b, row, sums, pass);
+  if (c.group == kRun && !c.group_zeros) return tile_groups<R, L, kOneRun>(b, row, sums, pass);
 #endif
 #if QUIRE_LEVEL >= 3
-  if (layer.coded.group == 32) return tile_groups<R, P, kHalves, 32>(b, row, sums, pass);
+  if (c.group == 32 && !c.group_zeros && !c.group_minima) {
+    if (c.scale_type == kBF16) return tile_groups<R, L, kHalves, kBF16>(b, row, sums, pass);
+    if (c.scale_type == kF16) return tile_groups<R, L, kHalves, kF16>(b, row, sums, pass);
+  }
 #endif
-  return tile_groups<R, P, kHalves>(b, row, sums, pass);
+  tile_groups<R, L, kHalves>(b, row, sums, pass);
 }
 
 template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pass) {
@@ -857,10 +870,10 @@ void add_leaf(const GemmArgs& a, int64_t leaf, int64_t row, int64_t count, int64
 
 // Lines to fetch per four steps, so that all passes together fetch a block, as evenly as can be (three
 // passes in two halves, which was faster): memory asked in bursts holds up the arithmetic.
-int64_t lines_per_pass(int64_t passes, int64_t all) {
+int64_t lines_per_pass(int64_t passes, int64_t all, int64_t least) {
   constexpr int64_t kChoices[] = {1, 2, 3, 4, 8};
   for (int64_t lines : kChoices)
-    if (lines * passes >= all) return lines;
+    if (lines >= least && lines * passes >= all) return lines;
   return all;
 }
 
@@ -965,7 +978,8 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const int64_t all_lines = narrow                ? layer.dtype == kTable4 ? kLines / 4 : kLines / 2
                             : layer.dtype == kF32 ? 2 * kLines
                                                   : kLines;
-  const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines);
+  const int64_t least = is_coded(layer) && group ? kGroupLines : 1;
+  const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines, least);
   const int64_t most = at_once && group < length ? group : length;
   void* const wide = narrow ? scratch(6, static_cast<size_t>((most + 1) * kTile) * 4) : nullptr;
   const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(work, row1 - row0)

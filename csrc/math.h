@@ -68,11 +68,8 @@ QUIRE_INLINE void store_any(int dtype, void* p, int64_t i, Vec a, int64_t n) {
 // Rounded to a type and back.
 QUIRE_INLINE Vec rounded(int dtype, Vec a) {
   if (dtype == kF32) return a;
+  if (dtype == kBF16) return round_bf16(a);
   uint16_t t[kLanes];
-  if (dtype == kBF16) {
-    store_bf16(t, a);
-    return load_bf16(t);
-  }
   store_f16(t, a);
   return load_f16(t);
 }

@@ -15,15 +15,15 @@ struct Row {
 };
 
 // Widens x (+ residual, rounded) into scratch.
-void widen(const Row& r) {
+template <int D> void widen(const Row& r) {
   const NormArgs& a = r.a;
   const int64_t base = r.row * a.x_stride;
   for (int64_t i = 0; i < a.size; i += kLanes) {
     const int64_t n = a.size - i;
-    Vec x = load_any(a.x_dtype, a.x, base + i, n);
+    Vec x = load_any(D, a.x, base + i, n);
     if (a.residual) {
-      x = rounded(a.x_dtype, add(x, load_any(a.x_dtype, a.residual, base + i, n)));
-      if (a.sum) store_any(a.x_dtype, a.sum, r.row * a.size + i, x, n);
+      x = rounded(D, add(x, load_any(D, a.residual, base + i, n)));
+      if (a.sum) store_any(D, a.sum, r.row * a.size + i, x, n);
     }
     store(r.wide + i, x);
   }
@@ -55,25 +55,35 @@ void centre(float* x, int64_t size) {
   }
 }
 
-void scale(const Row& r, float inverse) {
+// `alike`: weights are of type D too.
+template <int D, bool alike> void scale(const Row& r, float inverse) {
   const NormArgs& a = r.a;
   const Norm& norm = a.norm;
+  const int of_weights = alike ? D : norm.dtype;
+  const bool rounds = norm.kind == kRmsNorm && !norm.wide;
   const Vec factor = splat(inverse);
   for (int64_t i = 0; i < a.size; i += kLanes) {
     const int64_t n = a.size - i;
     Vec y = mul(load(r.wide + i), factor);
-    if (norm.kind == kRmsNorm && !norm.wide) y = rounded(a.x_dtype, y);
-    if (norm.weight) y = mul(y, load_any(norm.dtype, norm.weight, i, n));
-    if (norm.bias) y = add(y, load_any(norm.dtype, norm.bias, i, n));
-    store_any(a.x_dtype, a.out, r.row * a.size + i, y, n);
+    if (rounds) y = rounded(D, y);
+    if (norm.weight) y = mul(y, load_any(of_weights, norm.weight, i, n));
+    if (norm.bias) y = add(y, load_any(of_weights, norm.bias, i, n));
+    store_any(D, a.out, r.row * a.size + i, y, n);
   }
 }
 
-void one_row(const Row& r) {
-  widen(r);
+template <int D> void one_row(const Row& r) {
+  widen<D>(r);
   if (r.a.norm.kind == kLayerNorm) centre(r.wide, r.a.size);
   const float mean = sum_of_squares(r.wide, r.a.size) / static_cast<float>(r.a.size);
-  scale(r, 1.0f / __builtin_sqrtf(mean + r.a.norm.eps));
+  const float inverse = 1.0f / __builtin_sqrtf(mean + r.a.norm.eps);
+  (r.a.norm.dtype == D ? scale<D, true> : scale<D, false>)(r, inverse);
+}
+
+void one_row(const Row& r) {
+  if (r.a.x_dtype == kBF16) one_row<kBF16>(r);
+  else if (r.a.x_dtype == kF16) one_row<kF16>(r);
+  else one_row<kF32>(r);
 }
 
 }  // namespace

@@ -62,13 +62,17 @@ QUIRE_INLINE void store_n(float* p, Vec a, int64_t n) {
 QUIRE_INLINE Vec widen_bf16(__m256i h) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
 }
-QUIRE_INLINE __m256i narrow_bf16(Vec a) {
+// Rounded to bf16, in the upper halves; what the lower ones hold means nothing.
+QUIRE_INLINE __m512i upper_bf16(Vec a) {
   const __m512i u = _mm512_castps_si512(a.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  r = _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16));
+  return _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
+}
+QUIRE_INLINE __m256i narrow_bf16(Vec a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(upper_bf16(a), 16)); }
+QUIRE_INLINE Vec round_bf16(Vec a) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(upper_bf16(a), _mm512_set1_epi32(-65536)))};
 }
 QUIRE_INLINE Vec load_bf16(const bf16* p) {
   return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -145,14 +149,19 @@ QUIRE_INLINE void store_16_n(uint16_t* p, __m128i h, int64_t n) {
 QUIRE_INLINE Vec widen_bf16(__m128i h) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16))};
 }
-QUIRE_INLINE __m128i narrow_bf16(Vec a) {
+QUIRE_INLINE __m256i upper_bf16(Vec a) {
   const __m256i u = _mm256_castps_si256(a.v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
-  r = _mm256_blendv_epi8(r, _mm256_or_si256(u, _mm256_set1_epi32(0x400000)), nan);
-  r = _mm256_srli_epi32(r, 16);
+  return _mm256_blendv_epi8(r, _mm256_or_si256(u, _mm256_set1_epi32(0x400000)), nan);
+}
+QUIRE_INLINE __m128i narrow_bf16(Vec a) {
+  const __m256i r = _mm256_srli_epi32(upper_bf16(a), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+}
+QUIRE_INLINE Vec round_bf16(Vec a) {
+  return {_mm256_castsi256_ps(_mm256_and_si256(upper_bf16(a), _mm256_set1_epi32(-65536)))};
 }
 QUIRE_INLINE Vec load_bf16(const bf16* p) {
   return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -226,6 +235,7 @@ QUIRE_INLINE Vec load_bf16_n(const bf16* p, int64_t n) {
   return r;
 }
 QUIRE_INLINE void store_bf16(bf16* p, Vec a) { QUIRE_LANES p[i] = f32_to_bf16(a.v[i]); }
+QUIRE_INLINE Vec round_bf16(Vec a) { QUIRE_LANES a.v[i] = bf16_to_f32(f32_to_bf16(a.v[i])); return a; }
 QUIRE_INLINE void store_bf16_n(bf16* p, Vec a, int64_t n) {
   for (int64_t i = 0; i < n && i < kLanes; ++i) p[i] = f32_to_bf16(a.v[i]);
 }

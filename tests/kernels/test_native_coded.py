@@ -3,6 +3,8 @@
 Only what comes after the sums (activation functions) may differ, as it does without codes.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from quire.kernels.dispatch import choose
 from quire.kernels.moe import ExpertWeights, grouped_experts
 from quire.kernels.native_coded import PackedCoded
 from quire.kernels.native_experts import grouped_experts as fast_experts
+from quire.kernels.packed import ELEMENT_CODES
 from test_coded import made
 
 pytestmark = on_every_isa
@@ -43,11 +46,27 @@ CASES = [
 """Groups that end early, columns and rows that fill no tile, one group, one leaf and many."""
 
 
-def both(kind, group, zeros, n, k, leaves, *, bias=True, gated=False, dtype=None, order=False):
+def both(
+    kind,
+    group,
+    zeros,
+    n,
+    k,
+    leaves,
+    *,
+    bias=True,
+    gated=False,
+    dtype=None,
+    order=False,
+    scales=None,
+):
     turned = torch.randperm(k, generator=torch.Generator().manual_seed(3)) if order else None
     kind, _, minima = kind.partition(" ")
     how = {"order": turned, "minima": bool(minima)}
     coded = made(kind, group, zeros, n=n, k=k, seed=n + k, **how)
+    if scales is not None:
+        least = None if minima == "" else scales(coded.minima)
+        coded = replace(coded, scales=scales(coded.scales), minima=least)
     shift = torch.randn(n) if bias else None
     how = {"gated": gated, "leaves": leaves, "dtype": dtype}
     fast = native_linear.prepare_coded(coded, shift, **how)
@@ -63,6 +82,18 @@ def rows(count, k, dtype=torch.float32, seed=1):
 @pytest.mark.parametrize("count", [1, 3, 5, 6, 20, 200])
 def test_every_bit_is_the_twins(case, count):
     fast, plain = both(*case)
+    x = rows(count, case[4])
+    assert same(native_linear.linear(x, fast), reference.linear(x, plain))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[1] < case[4]], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 20, 40])
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16], ids=str)
+def test_scales_of_two_bytes(case, count, kept):
+    """Groups keep them in the shortest type that has them all: float16 has none of 2**-40."""
+    small = 2.0**-40 if kept == torch.bfloat16 else 1.0
+    fast, plain = both(*case, bias=False, scales=lambda some: (some * small).to(kept).float())
+    assert fast.form.scale_type == ELEMENT_CODES[kept]
     x = rows(count, case[4])
     assert same(native_linear.linear(x, fast), reference.linear(x, plain))
 
@@ -163,13 +194,16 @@ def test_rows_do_not_notice_each_other():
             assert same(native_linear.linear(x[5 : 5 + count], fast), whole[5 : 5 + count])
 
 
-def test_rows_that_are_no_numbers_or_next_to_nothing():
-    fast, plain = both(*CASES[0])
-    x = rows(4, CASES[0][4])
-    x[0, 5], x[1, 895] = torch.nan, -torch.inf
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("place", [0, 5, 40, 895, 899])
+def test_rows_that_are_no_numbers_or_next_to_nothing(dtype, place):
+    case = ("int8", 900, False, 200, 900, 1)  # beyond whole vectors of each type
+    fast, plain = both(*case, dtype=dtype)
+    x = rows(5, 900, dtype)
+    x[0, place], x[1, place], x[4, place] = torch.nan, -torch.inf, -30000.0
     x[2] *= 1e-38
-    got = native_linear.linear(x, fast)
-    assert same(got[2:], reference.linear(x, plain)[2:])
+    got = native_linear.linear(x, fast, torch.float32)
+    assert same(got[2:], reference.linear(x, plain, torch.float32)[2:])
     assert got[:2].isnan().all()
 
 
