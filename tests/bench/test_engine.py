@@ -103,6 +103,21 @@ def test_the_best_setting_of_a_peer_counts_for_each_case(contest: Contest, tmp_p
         assert f"- llama bf16 {setting}: llama_cpp 0.9, build AVX, settings kv {setting}" in text
 
 
+def test_the_largest_case_is_run_first_and_not_counted(contest: Contest, tmp_path: Path) -> None:
+    """What is touched for the first time, the system gives then: no timed run pays for it."""
+    told = tmp_path / "jobs"
+    text = constant(0.1)[2].replace(
+        "print(json", f"open({str(told)!r}, 'a').write(line) and print(json"
+    )
+    contest.start("quire", "bf16", "", [sys.executable, "-c", text], {})
+    cases = {"one": Case(1, 4, 5), "large": Case(8, 4, 5), "long": Case(1, 9, 5)}
+    report = measure(contest.workers, cases, 2, Paper())
+    jobs = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [job["prompts"] for job in jobs] == [8, 1, 1, 8, 8, 1, 1]
+    assert all(len(row["quire bf16"]["seconds"]) == 2 for row in report["results"].values())
+    assert contest.pool["num_gpu_blocks_override"] * 16 > contest.tokens
+
+
 def test_an_interruption_leaves_the_cases_that_are_done(contest: Contest) -> None:
     contest.start("quire", "bf16", "", constant(0.1), {})
     cases = {"one": Case(1, 4, 5), "two": Case(2, 4, 5)}
