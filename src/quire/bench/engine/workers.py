@@ -161,8 +161,8 @@ class Contest:
 
     @property
     def pool(self) -> dict[str, int]:
-        """An option of `LLM`: a pool of keys and values that holds the largest case and little more,
-        so that the first run touches all of it. It counts blocks of 16 tokens (vLLM's may be larger).
+        """An option of `LLM`: a pool of keys and values that just holds the largest case, so that
+        the first run touches all of it. It counts blocks of 16 tokens; vLLM's may be larger.
         """
         return {"num_gpu_blocks_override": self.tokens // 16 * 9 // 8 + 64}
 
