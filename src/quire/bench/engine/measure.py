@@ -83,7 +83,7 @@ def measure(
         KeyboardInterrupt: before the first case was done; later, the cases that are done are what
             is given.
     """
-    largest = max(cases.values(), key=lambda case: case.prompts * case.context)
+    largest = max(cases.values(), key=lambda case: case.held)
     for worker in workers:
         # The first run of any engine is slower; and memory that the system gives when it is first
         # touched would count in whatever case touches it.

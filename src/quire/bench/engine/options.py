@@ -30,6 +30,11 @@ class Case:
         """Tokens of each sequence at its end."""
         return self.inputs + self.outputs
 
+    @property
+    def held(self) -> int:
+        """Tokens of all sequences together at their end."""
+        return self.prompts * self.context
+
 
 CASES: Final = {
     "decode_1x16_65": Case(1, 16, 65, repeats=2),

@@ -89,7 +89,7 @@ def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
     shape, place = config.read_shape(), Path(config.folder)
     cases = options.chosen(shape.max_position_embeddings)
     context = max(case.context for case in cases.values())
-    tokens = max(case.prompts * case.context for case in cases.values())
+    tokens = max(case.held for case in cases.values())
     contest = Contest(place, shape.vocab_size, context, tokens, options.verbose, options.settings)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-"))
