@@ -48,7 +48,7 @@ from quire.cli.simulate import records_of_run
 from quire.config import EngineConfig
 from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.calibration import Calibration, Measured
+from quire.engine.calibration import Calibration, Measuring
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
 from quire.sim.pace import MachinePace, measured_pace
@@ -66,6 +66,8 @@ SETTINGS: tuple[dict[str, int], ...] = (
 )
 BETWEEN = 4
 """Loads from one calibration to the next."""
+WARM_UPS = 3
+"""Calibrations before all."""
 NUMBERS = itertools.count(1)
 FIGURES = {
     "output_throughput": 5, "mean_ttft_ms": 10, "mean_tpot_ms": 10, "p99_ttft_ms": 20,
@@ -123,12 +125,26 @@ def possible_rate(config: EngineConfig, info: dict, times: StepTimeModel, mix: s
     return result["request_throughput"]
 
 
-def recorded_steps(path: Path, first: int) -> list[Replayed]:
-    """The steps of a recording from `first` on, and what was in each."""
+def steps_of_runs(path: Path, numbers: list[int]) -> Iterator[list[Replayed]]:
+    """The steps of each run of a recording: from its first request on until that of the next run.
+
+    Args:
+        path: Of the recording.
+        numbers: How many requests each run had.
+    """
     trace = read_trace(path)
+    arrivals = sorted(request.arrival for request in trace.requests)
+    ends = [*itertools.accumulate(numbers)]
     recorded = EngineConfig.from_dict(trace.header.config)
-    engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-    return list(Lockstep(trace, engine))[first:]
+    steps = iter(Lockstep(trace, SimulatedEngine(trace, recorded, pool_of(trace.header.info))))
+    step = next(steps, None)
+    for end in ends:
+        until = arrivals[end] if end < len(arrivals) else float("inf")
+        these = []
+        while step is not None and step.recorded.start < until:
+            these.append(step)
+            step = next(steps, None)
+        yield these
 
 
 def as_sent(requests: list[TraceRequest], records: list[RequestRecord]) -> list[TraceRequest]:
@@ -193,75 +209,90 @@ def loads(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float
                 yield Load(row, settings, changed, requests, [], [])
 
 
-class Live:
-    """An engine that runs loads.
-
-    Args:
-        llm: Ready.
-        record: What it records its steps to, if it does.
-        vocabulary: Of its model.
-    """
-
-    def __init__(self, llm: AsyncLLM, record: Path | None, vocabulary: int) -> None:
-        self._llm, self._record, self._vocabulary = llm, record, vocabulary
-        self._num_steps = 0
-
-    async def run(self, load: Load) -> tuple[list[RequestRecord], list[Replayed]]:
-        """What became of its requests, and the steps, if they are recorded."""
-        await self._llm.set_limits(**load.settings)
-        await self._llm.reset_prefix_cache()
-        sequences = Sequences(load.requests, 16, self._vocabulary)
-        name = f"{load.row} {len(load.lives)}"
-        records = await play(self._llm, load.requests, sequences, name)
-        load.lives.append(figures(records))
-        if self._record is None:
-            return records, []
-        await asyncio.sleep(1.0)  # the recorder writes
-        steps = recorded_steps(self._record, self._num_steps)
-        self._num_steps += len(steps)
-        return records, steps
-
-
 async def compare(
     config: EngineConfig, info: dict, options: argparse.Namespace, record: Path | None
 ) -> None:
-    given = StepTimeModel.read(options.step_times) if options.step_times else None
     calibration = Calibration(config, options.calibration, lambda what, share: None)
-    measured: list[Measured] = []
-
-    async def calibrate() -> StepTimeModel:
-        if given is not None:
-            return given
-        measured.append(await calibration.measure())
-        return calibration.fitted(measured)
-
-    times = await calibrate()
-    todo = list(loads(config, info, times, options.seconds))
-    observed = replace(config.observability, record=str(record) if record else None)
-    llm = await AsyncLLM.start(replace(config, observability=observed))
-    speeds = []
-    try:
-        await llm.wait_ready()
-        live = Live(llm, record, config.model.read_shape().vocab_size)
-        for run in range(options.runs + options.again):
-            for number, one in enumerate(todo, 1):
-                print(f"run {run + 1}: {one.row}", file=sys.stderr, flush=True)
-                records, steps = await live.run(one)
-                if options.own_speed:
-                    sent = as_sent(one.requests, records)
-                    pace = measured_pace(steps, times, (steps[0].sent or 0.0) - sent[0].arrival)
-                    known, speed = simulated(one.config, info, times, sent, pace)
-                    one.knowing.append(known)
-                    speeds.append(speed)
-                if options.why:
-                    print(one.row + why(steps, times), flush=True)
-                if number % BETWEEN == 0:
-                    times = await calibrate()
-    finally:
-        await llm.shutdown()
+    async with calibration.engine() as measuring:
+        for _ in range(WARM_UPS):
+            await measuring.run()
+        await asyncio.sleep(1.0)  # the recorder writes
+        measuring.read()
+        times = calibration.fitted([measuring.measured])
+        todo = list(loads(config, info, times, options.seconds))
+        observed = replace(config.observability, record=str(record) if record else None)
+        llm = await AsyncLLM.start(replace(config, observability=observed))
+        try:
+            await llm.wait_ready()
+            done = await all_runs(llm, todo, options, measuring)
+        finally:
+            await llm.shutdown()
+    times = calibration.fitted([measuring.measured])
+    if options.step_times:
+        times = StepTimeModel.read(options.step_times)
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
+    speeds = explain(done, record, info, times, options) if record else []
     speeds += tell(todo, info, times, options)
     print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
+
+
+class Run(NamedTuple):
+    """A load that was run once."""
+
+    load: Load
+    records: list[RequestRecord]
+    counts: bool
+    """Whether it is compared; else it warmed the engine up."""
+
+
+async def all_runs(
+    llm: AsyncLLM, todo: list[Load], options: argparse.Namespace, measuring: Measuring
+) -> list[Run]:
+    """Run all loads on the live engine, with calibrations between them."""
+    vocabulary = llm.info["vocab_size"]
+    done = []
+
+    async def run(load: Load, counts: bool) -> None:
+        await llm.set_limits(**load.settings)
+        await llm.reset_prefix_cache()
+        sequences = Sequences(load.requests, 16, vocabulary)
+        records = await play(llm, load.requests, sequences, str(len(done)))
+        done.append(Run(load, records, counts))
+        if counts:
+            load.lives.append(figures(records))
+
+    for load in todo[: len(todo) // 2]:
+        print(f"warming up: {load.row}", file=sys.stderr, flush=True)
+        await run(load, False)
+    for number in range(options.runs + options.again):
+        for index, load in enumerate(todo, 1):
+            print(f"run {number + 1}: {load.row}", file=sys.stderr, flush=True)
+            await run(load, True)
+            if index % BETWEEN == 0:
+                await measuring.run()
+    return done
+
+
+def explain(
+    done: list[Run], record: Path, info: dict, times: StepTimeModel, options: argparse.Namespace
+) -> list[float]:
+    """What the recorded steps of the live engine say of each run; returns how many times faster
+    than real time it was simulated."""
+    speeds = []
+    numbers = [len(run.records) for run in done]
+    for run, steps in zip(done, steps_of_runs(record, numbers), strict=True):
+        load = run.load
+        if not run.counts:
+            continue
+        if options.own_speed:
+            sent = as_sent(load.requests, run.records)
+            pace = measured_pace(steps, times, (steps[0].sent or 0.0) - sent[0].arrival)
+            known, speed = simulated(load.config, info, times, sent, pace)
+            load.knowing.append(known)
+            speeds.append(speed)
+        if options.why:
+            print(load.row + why(steps, times), flush=True)
+    return speeds
 
 
 def tell(

@@ -18,7 +18,8 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -114,14 +115,28 @@ class Calibration:
         return self.fitted([asyncio.run(self.measure())])
 
     async def measure(self) -> Measured:
-        """Measure."""
+        """Measure once."""
+        async with self.engine() as engine:
+            await engine.run()
+        return engine.measured
+
+    @asynccontextmanager
+    async def engine(self) -> AsyncIterator[Measuring]:
+        """An engine that measures as often as it is told to. When it has ended, all that it
+        recorded is read."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.jsonl"
-            load = await self._measured(path)
-            trace = read_trace(path)
-        recorded = EngineConfig.from_dict(trace.header.config)
-        engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-        return Measured(load, trace, list(Lockstep(trace, engine)))
+            observed = replace(self._config.observability, record=str(path))
+            llm = await AsyncLLM.start(replace(self._config, observability=observed))
+            try:
+                await llm.wait_ready()
+                resolved, _ = self._config.resolve(self._config.model.read_shape())
+                load = CalibrationLoad(llm, resolved.scheduler, self._seconds, self._tell)
+                measuring = Measuring(load, path)
+                yield measuring
+            finally:
+                await llm.shutdown()
+            measuring.read()
 
     def fitted(self, several: Sequence[Measured]) -> StepTimeModel:
         """A model of all that was measured, at several times."""
@@ -140,19 +155,6 @@ class Calibration:
         errors = (abs(model.seconds(s) / took - 1) for s, took in zip(shapes, seconds, strict=True))
         model.about["median_error"] = round(median(errors), 4)
         return model
-
-    async def _measured(self, path: Path) -> CalibrationLoad:
-        """Put the load on an engine that records."""
-        observed = replace(self._config.observability, record=str(path))
-        llm = await AsyncLLM.start(replace(self._config, observability=observed))
-        try:
-            await llm.wait_ready()
-            resolved, _ = self._config.resolve(self._config.model.read_shape())
-            load = CalibrationLoad(llm, resolved.scheduler, self._seconds, self._tell)
-            await load.run()
-            return load
-        finally:
-            await llm.shutdown()
 
 
 class CalibrationLoad:
@@ -254,6 +256,31 @@ class CalibrationLoad:
         self.sent.append(time.monotonic())
         async for _ in self._llm.generate(prompt, params, f"calibration-{number}"):
             self.first.setdefault(number, time.monotonic())
+
+
+class Measuring:
+    """An engine that is being measured.
+
+    Args:
+        load: For it.
+        path: Of what it records.
+    """
+
+    def __init__(self, load: CalibrationLoad, path: Path) -> None:
+        self._load, self._path = load, path
+        self.measured: Measured
+        # all that was recorded when it was read last
+
+    async def run(self) -> None:
+        """Put the load on it, once more."""
+        await self._load.run()
+
+    def read(self) -> None:
+        """Read what it has recorded."""
+        trace = read_trace(self._path)
+        recorded = EngineConfig.from_dict(trace.header.config)
+        engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
+        self.measured = Measured(self._load, trace, list(Lockstep(trace, engine)))
 
 
 class Measured(NamedTuple):

@@ -3,7 +3,8 @@ times says of them, window by window, and when it stood still.
 
 A machine that others compute on is slow for seconds at a time, and near saturation such a spell is
 a queue. Now and then it does nothing at all for a tenth of a second, which is the longest wait of
-whoever came just then. A simulation that follows the recorded pace has the same spells. Knows no
+whoever came just then. A simulation that follows the recorded pace has the same spells. One that
+follows the pace of a calibration has spells that are as long and as slow, at other times. Knows no
 scheduler.
 """
 

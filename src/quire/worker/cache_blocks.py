@@ -13,6 +13,7 @@ from quire.core.batch import BlockIds, ScheduledBatch
 from quire.kernels.cache_tensors import KVCache
 from quire.worker.device import Device
 from quire.worker.kv_transfer import KVTransfer, Moved
+from quire.worker.pages_ahead import PagesAhead
 from quire.worker.poison import poison
 from quire.worker.tensors import to_tensor_on
 
@@ -42,14 +43,17 @@ class CacheBlocks:
         self._group_of = group_of or {}
         # Layers of several groups share memory: each once.
         self._tensors = {t.data_ptr(): t for pair in kv_caches for t in pair if t.numel()}
+        on_host = [t for t in self._tensors.values() if t.device.type == "cpu"]
+        self._pages = PagesAhead(on_host) if on_host else None
         self._transfer = transfer or KVTransfer(None)
         self._poisons = envs.DEBUG_KV_CACHE
         self._fresh: list[tuple[BlockIds, int]] = []
 
     def note_fresh(self, block_ids: BlockIds, first: int) -> None:
-        """Remember, for debugging, that a request was given blocks, of which it will read the first
-        `first` positions."""
+        """A request was given blocks, of which it will read the first `first` positions."""
         self._fresh.append((block_ids, first))
+        if self._pages is not None:
+            self._pages.used(max(max(ids, default=0) for ids in block_ids))
 
     def prepare(self, batch: ScheduledBatch) -> Moved:
         """Do all copies of a batch, in an order in which each reads the right content.

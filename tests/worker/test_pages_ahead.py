@@ -1,0 +1,162 @@
+"""Pages of the KV cache are there before they are used, and no more of them than that."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from quire.attention.kv_cache import allocate_kv_cache
+from quire.config.shape import LayerKV
+from quire.kernels.cache_tensors import KVCache
+from quire.utils import memory_file
+from quire.utils.host import held_memory
+from quire.worker import pages_ahead
+from quire.worker.cache_blocks import CacheBlocks
+from quire.worker.device import CpuDevice
+from quire.worker.pages_ahead import PagesAhead
+
+BLOCK = 16
+MIB = 1 << 20
+
+
+def tensors(count: int = 8, blocks: int = 4096) -> list[torch.Tensor]:
+    """Of 32 MiB each: 256 blocks fill a large page."""
+    layers = [LayerKV(4, 32, 32)] * (count // 2)
+    caches = allocate_kv_cache(layers, blocks, BLOCK, "float32", "cpu")
+    return [tensor for cache in caches for tensor in cache]
+
+
+def held() -> int:
+    import os
+
+    return held_memory(os.getpid()) or 0
+
+
+def faults() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are asked for with madvise")
+
+
+@linux
+def test_memory_grows_a_little_ahead_of_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_ahead, "AHEAD", 32 * MIB)  # 512 blocks
+    some = tensors()
+    before = held()
+    pages = PagesAhead(some)
+    pages.wait()
+    assert 24 * MIB < held() - before < 64 * MIB
+    pages.used(1500)
+    pages.wait()
+    assert 110 * MIB < held() - before < 180 * MIB
+    pages.used(4095)
+    pages.used(4095)
+    pages.wait()
+    assert held() - before > 240 * MIB
+    assert not any(tensor.any() for tensor in some)
+
+
+@linux
+def test_who_writes_to_used_blocks_waits_for_no_page() -> None:
+    """All blocks, in the order in which a cache gives them out."""
+    some = tensors()
+    caches = [KVCache(k, v) for k, v in zip(some[::2], some[1::2], strict=True)]
+    blocks = CacheBlocks(caches, BLOCK, CpuDevice())
+    pages = blocks._pages
+    assert pages is not None
+    waited = 0
+    for block in range(0, 4096, 16):
+        blocks.note_fresh(([], list(range(block, block + 16))), 0)
+        pages.wait()  # a step takes longer than that
+        before = faults()
+        for tensor in some:
+            tensor[block : block + 16] = 1.0
+        waited += faults() - before
+    blocks.forget()
+    assert waited < 10
+    untouched = tensors()
+    before = faults()
+    for tensor in untouched:
+        tensor.fill_(1.0)
+    assert faults() - before > 60, "else this counts nothing"
+
+
+@linux
+def test_what_is_in_a_page_stays() -> None:
+    some = tensors(2)
+    for number, tensor in enumerate(some):
+        tensor.copy_(torch.arange(tensor.numel(), dtype=torch.float32).view(tensor.shape) + number)
+    pages = PagesAhead(some)
+    pages.used(4000)
+    pages.wait()
+    for number, tensor in enumerate(some):
+        wanted = torch.arange(tensor.numel(), dtype=torch.float32).view(tensor.shape) + number
+        assert torch.equal(tensor, wanted)
+
+
+def test_nothing_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def provides(at: int, size: int) -> bool:
+        asked.append((at, size))
+        return True
+
+    monkeypatch.setattr(pages_ahead, "provide_pages", provides)
+    some = tensors(2)
+    pages = PagesAhead(some)
+    for block in (0, 5, 100, 3000, 2000, 0, 4095, 4095):
+        pages.used(block)
+        pages.wait()
+    for tensor in some:
+        first = tensor.data_ptr()
+        mine = sorted(a for a in asked if first <= a[0] < first + tensor.nbytes)
+        assert mine[0][0] == first and sum(size for _, size in mine) == tensor.nbytes
+        assert all(a[0] + a[1] == b[0] for a, b in zip(mine, mine[1:], strict=False))
+
+
+@pytest.mark.parametrize("fails", ["system", "thread"])
+def test_where_pages_cannot_be_had_ahead_nothing_else_changes(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    asked: list[int] = []
+
+    def refuses(at: int, size: int) -> bool:
+        asked.append(at)
+        return False
+
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pages_ahead, "provide_pages", refuses)
+    if fails == "thread":
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+    pages = PagesAhead(tensors(4))
+    pages.wait()
+    for block in (100, 4000):
+        pages.used(block)
+        pages.wait()
+    assert len(asked) == (1 if fails == "system" else 0)
+
+
+def test_a_step_never_waits_for_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(pages_ahead, "provide_pages", lambda at, size: go.wait(10))
+    pages = PagesAhead(tensors(2))
+    started = time.monotonic()
+    for block in range(4096):
+        pages.used(block)
+    assert time.monotonic() - started < 1
+    go.set()
+    pages.wait()
+
+
+@pytest.mark.parametrize(("address", "size"), [(1, 4096), (4097, 4094), (4096, 0)])
+def test_less_than_a_page_is_none(address: int, size: int) -> None:
+    assert memory_file.provide_pages(address, size) is (sys.platform == "linux")
