@@ -51,7 +51,8 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration, Measuring
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
-from quire.sim.pace import MachinePace, measured_pace
+from quire.sim.measured_pace import measured_pace
+from quire.sim.pace import MachinePace
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
@@ -228,8 +229,6 @@ async def compare(
         finally:
             await llm.shutdown()
     times = calibration.fitted([measuring.measured])
-    if options.step_times:
-        times = StepTimeModel.read(options.step_times)
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
     speeds = explain(done, record, info, times, options) if record else []
     speeds += tell(todo, info, times, options)
@@ -295,6 +294,12 @@ def explain(
     return speeds
 
 
+def begun_at(times: StepTimeModel, share: float) -> StepTimeModel:
+    """The same, but its spells begin elsewhere."""
+    first = int(share * len(times.spells))
+    return replace(times, spells=times.spells[first:] + times.spells[:first], _table=[])
+
+
 def tell(
     todo: list[Load], info: dict, times: StepTimeModel, options: argparse.Namespace
 ) -> list[float]:
@@ -303,9 +308,14 @@ def tell(
     known, as_calibrated, of_engine = ({name: [] for name in FIGURES} for _ in range(3))
     print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
     for one in todo:
-        made, speed = simulated(one.config, info, times, one.requests)
-        speeds.append(speed)
-        live, row = medians(one.lives[: options.runs]), one.row
+        runs = []
+        for first in range(options.runs):
+            made, speed = simulated(
+                one.config, info, begun_at(times, first / options.runs), one.requests
+            )
+            runs.append(made)
+            speeds.append(speed)
+        made, live, row = medians(runs), medians(one.lives[: options.runs]), one.row
         if options.own_speed:
             knowing = medians(one.knowing[: options.runs])
             print(f"{row:<44}" + _compared(live, knowing, known))
@@ -347,7 +357,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2, help="of each load")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--why", action="store_true")
-    parser.add_argument("--step-times", help="use these instead of calibrating")
     parser.add_argument("--seconds", type=float, help="of each load")
     parser.add_argument("--calibration", type=float, default=30.0, help="seconds of each")
     options = parser.parse_args()

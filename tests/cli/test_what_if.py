@@ -91,6 +91,24 @@ def test_simulate_writes_result_and_timeline(
     assert float(alone.split()[-1]) > found["duration"]
 
 
+def test_the_pace_of_a_calibration_is_the_default(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps take twice as long as usual, throughout."""
+    StepTimeModel(1e-3, (1e-5,) * 14, spells=((2.0, 2.0),)).write(tmp_path / "times.json")
+    busy = {}
+    for pace in ("calibrated", "usual", None):
+        result = tmp_path / f"{pace}.json"
+        flags = ("--pace", pace) if pace else ()
+        code, *_ = run(
+            capsys, "simulate", "--trace", str(recording), "--save-result", *flags,
+            "--step-times", str(tmp_path / "times.json"), "--result-filename", str(result),
+        )  # fmt: skip
+        assert code == 0
+        busy[pace] = json.loads(result.read_text())["busy_seconds"]
+    assert busy[None] == busy["calibrated"] == pytest.approx(2 * busy["usual"], rel=0.2)
+
+
 @pytest.mark.parametrize("usual", [1e-5, 1.0])
 def test_the_recorded_pace_makes_up_for_step_times_of_another_machine(
     recording: Path, usual: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from quire.config import EngineConfig
-from quire.sim.pace import MachinePace, measured_pace
+from quire.sim.measured_pace import measured_pace, measured_spells
+from quire.sim.pace import MachinePace, calibrated_pace
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
 from quire.sim.step_time import Overheads, StepShape, StepTimeModel
@@ -200,6 +201,61 @@ def test_a_request_that_could_not_come_waited_for_the_machine() -> None:
     assert [each for stall in stalls for each in stall] == pytest.approx(
         [0.2, 0.1, 0.401, 0.099, 0.502, 0.098]
     )
+
+
+def spelled(seconds: int, slow: dict[int, float], rng: random.Random) -> list[Any]:
+    """Steps of 2 ms a decode and 10 ms a prompt, half of the time each; slower in some seconds."""
+    made = []
+    for second in range(seconds):
+        for step in range(80):
+            now, prompts = second + step / 80, step % 6 == 0
+            usual = 10e-3 if prompts else 2e-3
+            took = usual * slow.get(second, 1.0) * rng.uniform(0.9, 1.1)
+            made.append(stepped(now, took, 64 if prompts else 1, prefills=int(prompts)))
+    return made
+
+
+def test_spells_are_the_seconds_in_which_a_calibration_was_slow() -> None:
+    """Beside what a model says too much or too little of a kind of step, and stalls."""
+    times = StepTimeModel(2e-3, (0.0,) * 14)  # prompts take five times as long as it says
+    steps = spelled(20, {4: 1.6, 5: 1.6, 12: 1.3}, random.Random(0))
+    steps[900].recorded.seconds = 5.0
+    spells = measured_spells(steps, times)
+    assert len(spells) == 20
+    for sort in (0, 1):
+        of = [each[sort] for each in spells]
+        assert sum(of) / 20 == pytest.approx(1.0, abs=1e-3)
+        usual = sorted(of)[8]
+        assert usual == pytest.approx(0.93, abs=0.05)
+        assert min(of[4], of[5]) > of[12] + 0.05 > usual + 0.15 + 0.05
+        assert sum(each > 1.1 * usual for each in of) == 3
+
+
+def test_seconds_with_little_in_them_are_no_spells() -> None:
+    times = StepTimeModel(2e-3, (0.0,) * 14)
+    some = [stepped(0.01 * i, 2e-3) for i in range(100)]  # 0.2 s of steps in a second
+    few = [stepped(5.0 + 0.01 * i, 9e-3) for i in range(10)]
+    later = [stepped(9.0 + 0.01 * i, 4e-3) for i in range(100)]
+    spells = measured_spells([*some, *few, *later], times)
+    assert len(spells) == 2 and [prompts for _, prompts in spells] == [1.0, 1.0]
+    assert 1.3 < spells[1][0] / spells[0][0] < 2.0, "nearer to 1 than they were"
+    assert measured_spells([], times) == ()
+
+
+def test_a_simulation_has_the_spells_of_its_step_times_over_and_over() -> None:
+    slow = StepTimeModel(1e-3, (0.0,) * 14, spells=((1.0, 1.0), (3.0, 2.0)))
+    traced = [TraceRequest(float(second), 1, 101) for second in range(6)]
+
+    def took(**options: Any) -> list[float]:
+        simulator = Simulator(config(), Pool(500), slow, **options)
+        outcome = simulator.run(traced, Sequences(traced, 16))
+        return [end - start for start, end in zip(outcome.arrivals, outcome.ends, strict=True)]
+
+    assert took() == pytest.approx([0.101, 0.303] * 3)
+    assert took(pace=MachinePace((2.0,), (1.0,)).takes) == pytest.approx([0.202] * 6), "as told"
+    pace = calibrated_pace(slow)
+    assert pace is not None and [pace.at(t, 1) for t in (0.5, 1.5, 2.5, 99.9)] == [1, 2, 1, 2]
+    assert calibrated_pace(TIMES) is None
 
 
 def stepped(

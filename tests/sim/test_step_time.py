@@ -121,6 +121,7 @@ def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
         Overheads(1e-4, 1e-6, 2e-3, 1e-3, 1e-5),
         {"a": "b"},
         (0.9, 1.1),
+        spells=((0.9, 1.0), (1.1, 1.0)),
     )
     shape = StepShape(77, 12, 2, 5000, 9000, 3.0, 1)
     assert model.scaled(3.0).seconds(shape) == pytest.approx(3 * model.seconds(shape))
@@ -151,6 +152,9 @@ def test_bad_figures_are_refused() -> None:
     for change in ({"fixed": -1.0}, {"per_row": float("nan")}, {"per_token": (0.0,)}):
         with pytest.raises(ValueError, match="per_token|negative"):
             dataclasses.replace(good, **change)
+    for ratio in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="spells must be above 0"):
+            dataclasses.replace(good, spells=((1.0, 1.0), (1.0, ratio)))
     data = good.to_dict()
     del data["per_row"], data["overheads"]
     with pytest.raises(ValueError, match="overheads"):

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from quire.errors import ConfigError
 from quire.observability.recorder.chrome_trace import timeline
 from quire.observability.recorder.ring import StepRecords
 from quire.sim.lockstep import Lockstep, SimulatedEngine
-from quire.sim.pace import MachinePace, measured_pace
+from quire.sim.measured_pace import measured_pace
+from quire.sim.pace import MachinePace
 from quire.sim.scenario import changes_sizes, pool_of, read_settings, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
@@ -53,9 +55,10 @@ def build_parser() -> Parser:
     )  # fmt: skip
     add_times_flags(parser)
     parser.add_argument(
-        "--pace", choices=("usual", "recorded"), default="usual",
-        help="How fast the machine is: as step times say, or, second by second, as it was when "
-        "the steps of the trace were recorded. Default: usual.",
+        "--pace", choices=("calibrated", "usual", "recorded"), default="calibrated",
+        help="How fast the machine is: second by second as it was in `quire calibrate`, over and "
+        "over; always as step times say; or, second by second, as it was when the steps of the "
+        "trace were recorded. Default: calibrated.",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", metavar="FILE", default=None,
@@ -97,6 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     config, pool = scenario(namespace, trace, settings)
     times = needed_times(namespace, config, trace)
     pace = recorded_pace(trace, times) if namespace.pace == "recorded" else None
+    if namespace.pace == "usual":
+        times = replace(times, spells=(), _table=[])
     records = StepRecords(TIMELINE_STEPS if namespace.timeline else 0, config.cache.block_size)
     started = time.perf_counter()
     run = simulate(trace, config, pool, times, records if namespace.timeline else None, pace)

@@ -31,6 +31,7 @@ from quire.core.facts import FactKind, unpack
 from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads, rising_line
+from quire.sim.measured_pace import measured_spells
 from quire.sim.scenario import pool_of
 from quire.sim.step_time import Overheads, StepTimeModel, fit
 from quire.workload.trace import Trace, read_trace
@@ -154,7 +155,8 @@ class Calibration:
         model = fit(shapes, seconds, overheads, about)
         errors = (abs(model.seconds(s) / took - 1) for s, took in zip(shapes, seconds, strict=True))
         model.about["median_error"] = round(median(errors), 4)
-        return model
+        spells = [spell for each in several for spell in measured_spells(each.warm(), model)]
+        return replace(model, spells=tuple(spells), _table=[])
 
 
 class CalibrationLoad:

@@ -159,6 +159,9 @@ class StepTimeModel:
     prompt_spread: tuple[float, ...] = ()
     """The same of steps with prompts. They are longer, so they vary less: half a long prompt's time
     more or less would be taken by all who wait behind it."""
+    spells: tuple[tuple[float, float], ...] = ()
+    """How fast the machine was while this was measured, second by second: how many times as long as
+    this says steps without and with prompts took, 1 on average. Empty: always as fast."""
     _table: list[float] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -174,6 +177,8 @@ class StepTimeModel:
             raise ValueError("no figure may be negative")
         if any(not 0 <= ratio < float("inf") for ratio in (*self.spread, *self.prompt_spread)):
             raise ValueError("no ratio of the spread may be negative")
+        if any(not 0 < ratio < float("inf") for each in self.spells for ratio in each):
+            raise ValueError("every ratio of the spells must be above 0")
         if not any(figures[: -len(asdict(self.overheads))]):
             raise ValueError("a step must take some time")
 
@@ -235,6 +240,7 @@ class StepTimeModel:
             given = {k: v for k, v in data.items() if k not in ("format", "version", "knots")}
             given["overheads"] = Overheads(**given["overheads"])
             lists = {name: tuple(given.get(name, ())) for name in ("spread", "prompt_spread")}
+            lists["spells"] = tuple((a, b) for a, b in given.get("spells", ()))
             return cls(**given | lists | {"per_token": tuple(given["per_token"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"a figure is missing or unknown: {error}") from None
@@ -335,9 +341,9 @@ def _usual(steps: Sequence[tuple[StepShape, float]]) -> Any:
 
     like: dict[tuple[int, ...], list[float]] = {}
     for shape, each in steps:
-        like.setdefault(_kind(shape), []).append(each)
+        like.setdefault(kind_of(shape), []).append(each)
     usual = {kind: statistics.median(measured) for kind, measured in like.items()}
-    return numpy.array([usual[_kind(shape)] for shape, _ in steps])
+    return numpy.array([usual[kind_of(shape)] for shape, _ in steps])
 
 
 def _weights(shapes: Sequence[StepShape]) -> Any:
@@ -345,11 +351,11 @@ def _weights(shapes: Sequence[StepShape]) -> Any:
     their number, so that thousands of decodes do not outweigh a few long prompts."""
     import numpy
 
-    numbers = collections.Counter(map(_kind, shapes))
-    return numpy.array([numbers[_kind(shape)] ** -0.25 for shape in shapes])
+    numbers = collections.Counter(map(kind_of, shapes))
+    return numpy.array([numbers[kind_of(shape)] ** -0.25 for shape in shapes])
 
 
-def _kind(shape: StepShape) -> tuple[int, ...]:
+def kind_of(shape: StepShape) -> tuple[int, ...]:
     """Steps within a factor of two of each other in tokens and requests are alike."""
     return shape.tokens.bit_length(), shape.rows.bit_length(), min(shape.prefills, 1)
 
