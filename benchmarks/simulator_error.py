@@ -1,7 +1,7 @@
 """How far the simulator is from the engine, on loads that it was not fitted to.
 
     python benchmarks/simulator_error.py                 # the embedded model, 14 minutes
-    python benchmarks/simulator_error.py --model DIR     # for example of make_model.py
+    python benchmarks/simulator_error.py --model DIR     # with longer --seconds and --calibration
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
     python benchmarks/simulator_error.py --again         # how far the engine is from itself
@@ -9,11 +9,13 @@
 
 Each of three rates, two mixes of lengths and two settings runs on a live engine (a core in its own
 process, without HTTP) and in the simulator. Rates are shares of what the simulator says is
-possible. All loads take turns, `--runs` times, and a short calibration runs before all and after
-every four of them, so that what else the machine does falls on all alike: a shared machine is not
-as fast in one minute as in the next. Step times are fitted to all calibrations together, and
-medians of a figure over the runs are compared. Prints the error of every figure, and the largest
-and mean of each.
+possible. All loads take turns, `--runs` times, and a short calibration, of another engine, runs
+three times before all and after every four of them, so that what else the machine does falls on all
+alike: a shared machine is not as fast in one minute as in the next. Both engines stay, and half the
+loads run once before they count: the first requests of an engine wait for memory that the system
+provides. Step times are fitted to all calibrations together. Twelve runs are simulated, each with
+the slow seconds of the calibrations from another moment on, and medians of a figure over the runs
+are compared. Prints the error of every figure, and the largest and mean of each.
 
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were, and requests come when the machine
@@ -52,7 +54,7 @@ from quire.engine.calibration import Calibration, Measuring
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
 from quire.sim.measured_pace import measured_pace
-from quire.sim.pace import MachinePace
+from quire.sim.pace import MachinePace, calibrated_pace
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
@@ -69,6 +71,8 @@ BETWEEN = 4
 """Loads from one calibration to the next."""
 WARM_UPS = 3
 """Calibrations before all."""
+SIMULATED = 12
+"""Runs of each load as calibrated."""
 NUMBERS = itertools.count(1)
 FIGURES = {
     "output_throughput": 5, "mean_ttft_ms": 10, "mean_tpot_ms": 10, "p99_ttft_ms": 20,
@@ -230,8 +234,9 @@ async def compare(
             await llm.shutdown()
     times = calibration.fitted([measuring.measured])
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
-    speeds = explain(done, record, info, times, options) if record else []
-    speeds += tell(todo, info, times, options)
+    if record is not None:
+        explain(done, record, info, times, options)
+    speeds = tell(todo, info, times, options)
     print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
 
 
@@ -274,10 +279,8 @@ async def all_runs(
 
 def explain(
     done: list[Run], record: Path, info: dict, times: StepTimeModel, options: argparse.Namespace
-) -> list[float]:
-    """What the recorded steps of the live engine say of each run; returns how many times faster
-    than real time it was simulated."""
-    speeds = []
+) -> None:
+    """What the recorded steps of the live engine say of each run."""
     numbers = [len(run.records) for run in done]
     for run, steps in zip(done, steps_of_runs(record, numbers), strict=True):
         load = run.load
@@ -286,12 +289,10 @@ def explain(
         if options.own_speed:
             sent = as_sent(load.requests, run.records)
             pace = measured_pace(steps, times, (steps[0].sent or 0.0) - sent[0].arrival)
-            known, speed = simulated(load.config, info, times, sent, pace)
+            known, _ = simulated(load.config, info, times, sent, pace)
             load.knowing.append(known)
-            speeds.append(speed)
         if options.why:
             print(load.row + why(steps, times), flush=True)
-    return speeds
 
 
 def begun_at(times: StepTimeModel, share: float) -> StepTimeModel:
@@ -309,10 +310,9 @@ def tell(
     print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
     for one in todo:
         runs = []
-        for first in range(options.runs):
-            made, speed = simulated(
-                one.config, info, begun_at(times, first / options.runs), one.requests
-            )
+        for begin in range(SIMULATED):
+            pace = calibrated_pace(begun_at(times, begin / SIMULATED))
+            made, speed = simulated(one.config, info, times, one.requests, pace)
             runs.append(made)
             speeds.append(speed)
         made, live, row = medians(runs), medians(one.lives[: options.runs]), one.row
@@ -354,17 +354,16 @@ def main() -> None:
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
-    parser.add_argument("--runs", type=int, default=2, help="of each load")
+    parser.add_argument("--runs", type=int, default=6, help="of each load")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--why", action="store_true")
-    parser.add_argument("--seconds", type=float, help="of each load")
-    parser.add_argument("--calibration", type=float, default=30.0, help="seconds of each")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--calibration", type=float, default=8.0, help="seconds of each")
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs must be at least 1, got {options.runs}")
-    options.seconds = options.seconds or (6.0 if options.quick else 20.0)
     if options.quick:
-        options.calibration = min(options.calibration, 10.0)
+        options.runs, options.seconds, options.calibration = 2, 3.0, 5.0
     config = located(
         EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
     )

@@ -91,7 +91,7 @@ def test_simulate_writes_result_and_timeline(
     assert float(alone.split()[-1]) > found["duration"]
 
 
-def test_the_pace_of_a_calibration_is_the_default(
+def test_the_pace_of_a_calibration(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its steps take twice as long as usual, throughout."""
@@ -106,7 +106,11 @@ def test_the_pace_of_a_calibration_is_the_default(
         )  # fmt: skip
         assert code == 0
         busy[pace] = json.loads(result.read_text())["busy_seconds"]
-    assert busy[None] == busy["calibrated"] == pytest.approx(2 * busy["usual"], rel=0.2)
+    assert 2 * busy["usual"] == 2 * busy[None] == pytest.approx(busy["calibrated"], rel=0.2)
+    TIMES.write(tmp_path / "none.json")
+    none = ("--step-times", str(tmp_path / "none.json"), "--pace", "calibrated")
+    code, _, err = run(capsys, "simulate", "--trace", str(recording), *none)
+    assert code != 0 and "measure them with `quire calibrate`" in err
 
 
 @pytest.mark.parametrize("usual", [1e-5, 1.0])

@@ -242,8 +242,11 @@ def test_seconds_with_little_in_them_are_no_spells() -> None:
     assert measured_spells([], times) == ()
 
 
-def test_a_simulation_has_the_spells_of_its_step_times_over_and_over() -> None:
+def test_the_pace_of_a_calibration_comes_over_and_over() -> None:
     slow = StepTimeModel(1e-3, (0.0,) * 14, spells=((1.0, 1.0), (3.0, 2.0)))
+    pace = calibrated_pace(slow)
+    assert pace is not None and [pace.at(t, 1) for t in (0.5, 1.5, 2.5, 99.9)] == [1, 2, 1, 2]
+    assert calibrated_pace(TIMES) is None
     traced = [TraceRequest(float(second), 1, 101) for second in range(6)]
 
     def took(**options: Any) -> list[float]:
@@ -251,11 +254,8 @@ def test_a_simulation_has_the_spells_of_its_step_times_over_and_over() -> None:
         outcome = simulator.run(traced, Sequences(traced, 16))
         return [end - start for start, end in zip(outcome.arrivals, outcome.ends, strict=True)]
 
-    assert took() == pytest.approx([0.101, 0.303] * 3)
-    assert took(pace=MachinePace((2.0,), (1.0,)).takes) == pytest.approx([0.202] * 6), "as told"
-    pace = calibrated_pace(slow)
-    assert pace is not None and [pace.at(t, 1) for t in (0.5, 1.5, 2.5, 99.9)] == [1, 2, 1, 2]
-    assert calibrated_pace(TIMES) is None
+    assert took(pace=pace.takes) == pytest.approx([0.101, 0.303] * 3)
+    assert took() == pytest.approx([0.101] * 6), "only if asked for"
 
 
 def stepped(

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from quire.observability.recorder.chrome_trace import timeline
 from quire.observability.recorder.ring import StepRecords
 from quire.sim.lockstep import Lockstep, SimulatedEngine
 from quire.sim.measured_pace import measured_pace
-from quire.sim.pace import MachinePace
+from quire.sim.pace import MachinePace, calibrated_pace
 from quire.sim.scenario import changes_sizes, pool_of, read_settings, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
@@ -55,10 +54,10 @@ def build_parser() -> Parser:
     )  # fmt: skip
     add_times_flags(parser)
     parser.add_argument(
-        "--pace", choices=("calibrated", "usual", "recorded"), default="calibrated",
-        help="How fast the machine is: second by second as it was in `quire calibrate`, over and "
-        "over; always as step times say; or, second by second, as it was when the steps of the "
-        "trace were recorded. Default: calibrated.",
+        "--pace", choices=("usual", "calibrated", "recorded"), default="usual",
+        help="How fast the machine is: always as step times say; second by second as it was in "
+        "`quire calibrate`, over and over, for traces that last longer than that; or, second by "
+        "second, as it was when the steps of the trace were recorded. Default: usual.",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", metavar="FILE", default=None,
@@ -99,9 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = read_settings(namespace.set)
     config, pool = scenario(namespace, trace, settings)
     times = needed_times(namespace, config, trace)
-    pace = recorded_pace(trace, times) if namespace.pace == "recorded" else None
-    if namespace.pace == "usual":
-        times = replace(times, spells=(), _table=[])
+    pace = wanted_pace(namespace.pace, trace, times)
     records = StepRecords(TIMELINE_STEPS if namespace.timeline else 0, config.cache.block_size)
     started = time.perf_counter()
     run = simulate(trace, config, pool, times, records if namespace.timeline else None, pace)
@@ -155,6 +152,24 @@ def needed_times(
             "give --step-times FILE, or --memory-gb-s and --gflops"
         )
     return times
+
+
+def wanted_pace(name: str, trace: Trace, times: StepTimeModel) -> MachinePace | None:
+    """What `--pace` says; `None`: the machine is always as fast.
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    if name == "recorded":
+        return recorded_pace(trace, times)
+    if name == "usual":
+        return None
+    if (pace := calibrated_pace(times)) is None:
+        raise ConfigError(
+            "--pace calibrated: the step times do not say how fast the machine was in each second: "
+            "measure them with `quire calibrate`"
+        )
+    return pace
 
 
 def recorded_pace(trace: Trace, times: StepTimeModel) -> MachinePace:

@@ -22,7 +22,6 @@ from quire.core.build import build_scheduler
 from quire.core.request import Request, RequestStatus
 from quire.core.stats import StepStats
 from quire.params import SamplingParams
-from quire.sim.pace import calibrated_pace
 from quire.sim.sequences import Sequences
 from quire.sim.step_time import StepShape, StepTimeModel, Succession
 from quire.utils.timing import ManualClock
@@ -136,7 +135,7 @@ class Simulator:
         keep_token_times: Keep when each token came, and not only the first and the last.
         observe: Called with the statistics of each step; for timelines.
         pace: How long a step takes that begins at a time, usually takes so many seconds and has so
-            many prompts; `None`: as it was when `times` were measured.
+            many prompts; `None`: the machine is always as `times` says.
     """
 
     def __init__(
@@ -156,8 +155,7 @@ class Simulator:
         self.succession = Succession()
         self.outcome = SimulatedRun()
         self._observe = observe
-        calibrated = calibrated_pace(times)
-        self._pace = pace or (calibrated.takes if calibrated else None)
+        self._pace = pace
         self._keeps = keep_token_times
         self._drawn = [0.0, 0.0]
         # where in their spreads the last steps without and with prompts were drawn
