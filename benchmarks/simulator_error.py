@@ -177,15 +177,17 @@ def why(steps: list[Replayed], times: StepTimeModel) -> str:
         kinds[name] = [s for s in of_rows if not s.shape.prefills]
     parts = [f"{name} {factor(some, times):.2f} x ({len(some)})" for name, some in kinds.items()]
     pauses = [
-        (after.recorded.start - before.recorded.start - before.recorded.seconds, before.shape.rows)
+        (
+            after.recorded.start - before.recorded.start - before.recorded.seconds,
+            times.overheads.pause(before.shape, after.arrivals),
+        )
         for before, after in itertools.pairwise(steps)
         if before.is_busy and before.shape.tokens
     ]
-    beside = times.overheads
-    said = [beside.gap + beside.gap_per_row * rows for _, rows in pauses]
     if pauses:
         mean = statistics.fmean(pause for pause, _ in pauses)
-        parts.append(f"pauses {1e6 * mean:.0f} us, said {1e6 * statistics.fmean(said):.0f}")
+        said = statistics.fmean(usual for _, usual in pauses)
+        parts.append(f"pauses {1e6 * mean:.0f} us, said {1e6 * said:.0f}")
     return "    " + ", ".join(parts)
 
 

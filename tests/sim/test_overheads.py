@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -31,7 +32,8 @@ def steps(pauses: list[tuple[int, float]], busy: bool = True) -> tuple[list[Any]
     recorded, replayed, now = [], [], 0.0
     for rows, pause in [*pauses, (1, 0.0)]:
         recorded.append(SimpleNamespace(start=now, seconds=0.01))
-        replayed.append(SimpleNamespace(shape=StepShape(rows, rows, 0, 0, 0), is_busy=busy))
+        shape = StepShape(rows, rows, 0, 0, 0)
+        replayed.append(SimpleNamespace(shape=shape, is_busy=busy, arrivals=0))
         now += 0.01 + pause
     return recorded, replayed
 
@@ -42,9 +44,29 @@ def test_pauses_grow_with_the_requests() -> None:
     assert found.gap_per_row == pytest.approx(1e-5)
 
 
+def test_pauses_are_longer_after_prompts_and_with_arrivals() -> None:
+    rng, pauses, kinds = random.Random(0), [], []
+    for _ in range(400):
+        rows, prompts, came = rng.randint(1, 40), rng.randint(0, 1), rng.choice([0, 0, 1, 3])
+        kinds.append((rows, 2 * prompts, came))
+        pauses.append((rows, 5e-5 + 2e-6 * rows + 9e-5 * prompts + 6e-5 * came))
+    recorded, replayed = steps(pauses)
+    for before, after, (rows, prompts, came) in zip(replayed, replayed[1:], kinds, strict=False):
+        before.shape, after.arrivals = StepShape(rows, rows, prompts, 0, 0), came
+    found = measured_overheads(recorded, replayed)
+    assert (found.gap, found.gap_per_row) == pytest.approx((5e-5, 2e-6))
+    assert (found.gap_after_prompt, found.gap_per_arrival) == pytest.approx((9e-5, 6e-5))
+    said = [
+        found.pause(before.shape, after.arrivals)
+        for before, after in zip(replayed, replayed[1:], strict=False)
+    ]
+    assert said == pytest.approx([pause for _, pause in pauses])
+
+
 def test_several_calibrations_count_alike() -> None:
-    one, other = Overheads(1.0, 2.0, 3.0, 4.0, 5.0), Overheads(3.0, 2.0, 1.0, 0.0, 6.0)
-    assert _mean([one, other]) == Overheads(2.0, 2.0, 2.0, 2.0, 5.5)
+    one = Overheads(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0)
+    other = Overheads(3.0, 2.0, 1.0, 0.0, 6.0, 2.0, 2.0)
+    assert _mean([one, other]) == Overheads(2.0, 2.0, 2.0, 2.0, 5.5, 4.0, 1.5)
 
 
 def test_the_first_decodes_of_a_round_do_not_count() -> None:

@@ -203,6 +203,24 @@ def test_a_request_that_could_not_come_waited_for_the_machine() -> None:
     )
 
 
+def test_pauses_are_longer_after_prompts_and_for_each_request_that_comes() -> None:
+    """To an engine that has something to do; its first request comes as `arrival` says."""
+    overheads = Overheads(gap=1e-3, gap_after_prompt=0.1, gap_per_arrival=1.0)
+    times = StepTimeModel(1e-6, (0.0,) * 14, overheads=overheads)
+
+    def took(requests: list[TraceRequest]) -> float:
+        simulator = Simulator(config(), Pool(500), times)
+        return simulator.run(requests, Sequences(requests, 16)).duration
+
+    alone = [TraceRequest(0.0, 40, 3)]
+    assert took(alone) == pytest.approx(0.103, abs=1e-4)
+    second = [*alone, TraceRequest(0.05, 40, 1)]
+    assert took(second) == pytest.approx(1.203, abs=1e-4), "it came while the first one ran"
+    closed = Simulator(config(), Pool(500), times)
+    outcome = closed.run_closed([TraceRequest(0.0, 40, n) for n in (2, 9, 1)], 2, Sequences([], 16))
+    assert outcome.duration == pytest.approx(0.1 + 1.1 + 0.008, abs=3e-3), "the third came to one"
+
+
 def spelled(seconds: int, slow: dict[int, float], rng: random.Random) -> list[Any]:
     """Steps of 2 ms a decode and 10 ms a prompt, half of the time each; slower in some seconds."""
     made = []

@@ -118,7 +118,7 @@ def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
         4e-9,
         5e-6,
         6e-5,
-        Overheads(1e-4, 1e-6, 2e-3, 1e-3, 1e-5),
+        Overheads(1e-4, 1e-6, 2e-3, 1e-3, 1e-5, 3e-5, 4e-5),
         {"a": "b"},
         (0.9, 1.1),
         spells=((0.9, 1.0), (1.1, 1.0)),

@@ -18,12 +18,12 @@ from quire.core.request import RequestStatus
 from quire.errors import ConfigError
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, Simulator
-from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit
+from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, non_negative
 from quire.workload.recorder import ABORT, UNFINISHED
 from quire.workload.trace import Trace, TraceRequest, TraceStep
 
 LONGEST_PAUSE: Final = 20.0
-"""A pause counts as at most so many times the median."""
+"""A pause counts as at most so many times the median, and as much for each request that came."""
 _NO_TIMES = StepTimeModel(1.0, (0.0,) * 14)
 
 
@@ -56,6 +56,8 @@ class Replayed:
     sent: float | None = None
     """When the first request that came between the step before and this one had been sent; `None`
     if none came. Seconds since the recording began."""
+    arrivals: int = 0
+    """Requests that came between the step before and this one."""
 
     @property
     def is_same(self) -> bool:
@@ -234,7 +236,7 @@ class Lockstep:
             self._engine.set_clock(recorded.start)
             shape, records = self._engine.step(recorded)
             then, busy = decisions(recorded.facts), self._engine.is_busy
-            yield Replayed(recorded, shape, decisions(records), then, busy, sent)
+            yield Replayed(recorded, shape, decisions(records), then, busy, sent, len(came))
 
     def _happen(self, fact: Fact) -> None:
         """What happened between two steps happens again."""
@@ -286,18 +288,26 @@ def fit_recorded(
 
 
 def measured_overheads(steps: list[TraceStep], replayed: list[Replayed]) -> Overheads:
-    """The pause between the steps of an engine that had something to do all the time: the line that
-    fits best over the number of requests."""
+    """The pauses between the steps of an engine that had something to do all the time: what fits
+    best over the requests of the step before, whether it had prompts, and who came meanwhile."""
+    import numpy
+
     pauses = [
-        (step.shape.rows, max(0.0, after.start - before.start - before.seconds))
-        for before, after, step in zip(steps, steps[1:], replayed, strict=False)
+        (max(0.0, after.start - before.start - before.seconds), step.shape, following.arrivals)
+        for before, after, step, following in zip(
+            steps, steps[1:], replayed, replayed[1:], strict=False
+        )
         if step.shape.tokens and step.is_busy
     ]
     if not pauses:
         return Overheads()
-    most = LONGEST_PAUSE * statistics.median(pause for _, pause in pauses)
-    gap, slope = rising_line([(rows, min(pause, most)) for rows, pause in pauses])
-    return Overheads(gap=gap, gap_per_row=slope)
+    most = LONGEST_PAUSE * statistics.median(pause for pause, _, _ in pauses)
+    taken = [min(pause, most * (1 + arrivals)) for pause, _, arrivals in pauses]
+    values = [(1.0, shape.rows, min(shape.prefills, 1), came) for _, shape, came in pauses]
+    gap, per_row, after_prompt, per_arrival = non_negative(numpy.array(values), numpy.array(taken))
+    return Overheads(
+        gap=gap, gap_per_row=per_row, gap_after_prompt=after_prompt, gap_per_arrival=per_arrival
+    )
 
 
 def rising_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

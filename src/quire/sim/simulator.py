@@ -178,10 +178,12 @@ class Simulator:
         while following is not None or scheduler.requests:
             if not scheduler.requests and following is not None and following[0] > clock.now():
                 clock.advance(following[0] - clock.now())
-            now = clock.now()
+            now, is_busy = clock.now(), bool(scheduler.requests)
             while following is not None and following[0] <= now:
                 if self.takes(following[1]):
                     self.add(following[1], sequences)
+                    if is_busy:
+                        clock.advance(self.times.overheads.gap_per_arrival)
                 else:
                     outcome.num_refused += 1
                 following = next(coming, None)
@@ -204,9 +206,11 @@ class Simulator:
         coming = (one for one in requests if self.takes(one))
         scheduler, clock = self.scheduler, self.clock
         while True:
-            lacking = users - len(scheduler.requests)
+            lacking, is_busy = users - len(scheduler.requests), bool(scheduler.requests)
             for traced in itertools.islice(coming, lacking):
                 self.add(msgspec.structs.replace(traced, arrival=clock.now()), sequences)
+                if is_busy:
+                    clock.advance(self.times.overheads.gap_per_arrival)
             if not scheduler.requests:
                 break
             self.step()
@@ -286,8 +290,7 @@ class Simulator:
         result.forward_seconds = seconds
         clock.advance(seconds if shape.tokens else IDLE_SECONDS)
         self.apply(batch, result, start)
-        overheads = self.times.overheads
-        clock.advance(overheads.gap + overheads.gap_per_row * shape.rows)
+        clock.advance(self.times.overheads.pause(shape, 0))
         if not scheduler.requests:
             self.succession.idle()
         outcome.busy_seconds += seconds

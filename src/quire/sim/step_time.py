@@ -127,6 +127,20 @@ class Overheads:
     """From the end of a step until its callers have their tokens."""
     output_per_row: float = 0.0
     """The same for each request of the step, because all their tokens go the same way."""
+    gap_after_prompt: float = 0.0
+    """Added to the gap after a step with prompts: it has filled the caches with other things."""
+    gap_per_arrival: float = 0.0
+    """Added for each request that comes to a busy engine: the scheduler gets it between two
+    steps."""
+
+    def pause(self, shape: StepShape, arrivals: int) -> float:
+        """Between a step of this shape and the next, if so many requests come meanwhile."""
+        return (
+            self.gap
+            + self.gap_per_row * shape.rows
+            + self.gap_after_prompt * min(shape.prefills, 1)
+            + self.gap_per_arrival * arrivals
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +324,7 @@ def fit(
         # throughput goes.
         by = weights / expected
         target = numpy.minimum(taken, OUTLIER * expected)
-        terms = _non_negative(values * by[:, None], target * by)
+        terms = non_negative(values * by[:, None], target * by)
         terms[0] = max(terms[0], 1e-9)
         expected = values @ numpy.array(terms)
     count = len(KNOTS)
@@ -378,7 +392,7 @@ def _continued(per_token: Sequence[float], most: int) -> tuple[float, ...]:
     return tuple(p if i in seen else average for i, p in enumerate(per_token))
 
 
-def _non_negative(matrix: Any, target: Any) -> list[float]:
+def non_negative(matrix: Any, target: Any) -> list[float]:
     """Least squares without negative terms: Lawson and Hanson's active sets (Solving Least Squares
     Problems, 1974, chapter 23)."""
     import numpy
