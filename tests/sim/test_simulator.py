@@ -249,6 +249,33 @@ def test_spells_are_the_seconds_in_which_a_calibration_was_slow() -> None:
         assert sum(each > 1.1 * usual for each in of) == 3
 
 
+def test_what_a_model_says_wrongly_of_a_kind_of_step_is_no_spell() -> None:
+    times = StepTimeModel(2e-3, (0.0,) * 14)
+    steps = [
+        stepped(second + 0.01 * i, 4e-3 if second % 2 else 2e-3, 16 if second % 2 else 1)
+        for second in range(6)
+        for i in range(90)
+    ]
+    assert [ratio for each in measured_spells(steps, times) for ratio in each] == (
+        pytest.approx([1.0] * 12)
+    )
+
+
+def test_few_steps_say_little_of_how_fast_the_machine_was() -> None:
+    """On average it was as fast as on average."""
+    times = StepTimeModel(20e-3, (0.0,) * 14)
+    counts = [30, *[5] * 9]
+    steps = [
+        stepped(second + 0.03 * i, 20e-3 if second else 40e-3, prefills=1)
+        for second, count in enumerate(counts)
+        for i in range(count)
+    ]
+    prompts = [prompts for _, prompts in measured_spells(steps, times)]
+    assert 1.3 < prompts[0] / prompts[1] < 1.8, "they took twice as long"
+    said = sum(count * ratio for count, ratio in zip(counts, prompts, strict=True))
+    assert said / sum(counts) == pytest.approx(1.0, abs=1e-3)
+
+
 def test_seconds_with_little_in_them_are_no_spells() -> None:
     times = StepTimeModel(2e-3, (0.0,) * 14)
     some = [stepped(0.01 * i, 2e-3) for i in range(100)]  # 0.2 s of steps in a second
