@@ -44,6 +44,7 @@ ALLOWED = {
     "chaos/soaks.py": "how long a soak lasts, and the latencies that it is about",
     "chaos/soak.py": "how long a soak lasts",
     "chaos/surroundings.py": "how long a fault lasts, and processor time that is spent in vain",
+    "worker/test_pages_ahead.py": "pages that this thread had to wait for, counted: no time",
     "serving/test_loop_costs.py": "processor time of this process, the least of five goes, with a "
     "factor of three",
     # where time is slept away
