@@ -143,7 +143,7 @@ def test_a_sound_server(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def another_answer(toy: Toy, body: Body | None, headers: dict[str, str]) -> Any:
-    if toy.running > 3:
+    if toy.seen > 20:  # in the middle of the attack, and for good
         return 200, {"choices": [{"index": 0, "text": " Rome.", "finish_reason": "stop"}]}
     return None
 
