@@ -128,7 +128,7 @@ class Overheads:
     output_per_row: float = 0.0
     """The same for each request of the step, because all their tokens go the same way."""
     gap_after_prompt: float = 0.0
-    """Added to the gap after a step with prompts: it has filled the caches with other things."""
+    """Added to the gap after a step with prompts."""
     gap_per_arrival: float = 0.0
     """Added for each request that comes to a busy engine: the scheduler gets it between two
     steps."""

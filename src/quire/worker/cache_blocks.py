@@ -53,7 +53,7 @@ class CacheBlocks:
         """A request was given blocks, of which it will read the first `first` positions."""
         self._fresh.append((block_ids, first))
         if self._pages is not None:
-            self._pages.used(max(max(ids, default=0) for ids in block_ids))
+            self._pages.used(max((max(ids) for ids in block_ids if ids), default=0))
 
     def prepare(self, batch: ScheduledBatch) -> Moved:
         """Do all copies of a batch, in an order in which each reads the right content.
@@ -99,6 +99,8 @@ class CacheBlocks:
         Returns:
             Bytes of whole pages.
         """
+        if self._pages is not None:
+            self._pages.stop()  # else it might ask for pages that have just been given back
         runs = _runs(block_ids)
         return sum(give_back(t, a, b) for t in self._tensors.values() for a, b in runs)
 

@@ -58,6 +58,12 @@ class PagesAhead:
             except RuntimeError:  # no more threads: pages come when they are written to
                 self._thread, self._wanted = None, self._num_blocks
 
+    def stop(self) -> None:
+        """Leave out what is still to be asked for, and return when nothing is under way."""
+        with self._lock:
+            self._provided = self._wanted
+        self.wait()
+
     def wait(self) -> None:
         """Until all that was asked for is there."""
         if (thread := self._thread) is not None:
@@ -74,9 +80,8 @@ class PagesAhead:
                     return
                 self._provided = end
             if not all(_provide(tensor, first, end) for tensor in self._tensors):
-                with (
-                    self._lock
-                ):  # the system does no such thing: pages come when they are written to
+                # The system does no such thing: pages come when they are written to.
+                with self._lock:
                     self._provided = self._wanted = self._num_blocks
 
 
