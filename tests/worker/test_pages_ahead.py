@@ -86,12 +86,14 @@ def test_who_writes_to_used_blocks_waits_for_no_page() -> None:
             tensor[block : block + 16] = 1.0
         waited += faults() - before
     blocks.forget()
-    assert waited < 10
     untouched = tensors()
     before = faults()
     for tensor in untouched:
         tensor.fill_(1.0)
-    assert faults() - before > 60, "else this counts nothing"
+    # What Python itself asks for is counted too, and pages that the system moves.
+    all_of_them = faults() - before
+    assert all_of_them > 60, "else this counts nothing"
+    assert waited < all_of_them / 4
 
 
 @provided
