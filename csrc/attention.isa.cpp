@@ -4,9 +4,10 @@
 // For each segment the keys are turned span by span, so that 16 keys stand in a vector; then
 // scores are a small matrix product, as are the weighted values. One token of decoding is a tile
 // of few rows. It takes the same steps, for which turning the keys would take longer than the
-// products: where pairs of bf16 are multiplied, few_rows.h does both in registers.
+// products: where pairs of bf16 are multiplied, few_rows.h does both in registers, and few_digits.h
+// where whole numbers are (digits.h).
 #include "attention.h"
-#include "few_rows.h"
+#include "few_digits.h"
 #include "pool.h"
 #include "product.h"
 #include "softmax.h"
@@ -18,23 +19,31 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int64_t kValueSpan = 128;  // values rearranged at a time
+constexpr int64_t kAtOnce = 8;       // rows whose scores become weights together
 
 alignas(64) const char kZeros[kMaxDim * 4] = {};
 
-// Type of queries, weights, turned keys and values, and how many of them one step multiplies.
-template <bool pairs> struct Path;
-template <> struct Path<false> {
+// What is multiplied: the type of queries, weights, turned keys and values, how many of them one
+// step multiplies, and how many rows of them a row has.
+struct Floats {
   using T = float;
-  static constexpr int64_t kStep = 1;
+  static constexpr int64_t kStep = 1, kRows = 1;
 };
-template <> struct Path<true> {
+#if QUIRE_LEVEL >= 3
+struct InPairs {
   using T = bf16;
-  static constexpr int64_t kStep = 2;
+  static constexpr int64_t kStep = 2, kRows = 1;
 };
+struct Digits {
+  using T = int8_t;
+  static constexpr int64_t kStep = 4, kRows = kPlanes;
+};
+#endif
 
-template <bool pairs> class Attend {
-  using T = typename Path<pairs>::T;
-  static constexpr int64_t kStep = Path<pairs>::kStep;
+template <class Path> class Attend {
+  using T = typename Path::T;
+  static constexpr int64_t kStep = Path::kStep, kRows = Path::kRows;
+  static constexpr bool floats = kStep == 1, digits = kStep == 4;
 
  public:
   Attend(const AttentionArgs& args, const AttentionTile& tile)
@@ -43,12 +52,12 @@ template <bool pairs> class Attend {
     rows = t.count * group;
     width = padded_dim(layer.value_dim);
     heads = t.kv_head_end - t.kv_head;
-    q_stride = layer.key_dim;
+    q_stride = digits ? padded_dim(layer.key_dim) : layer.key_dim;
 #if QUIRE_LEVEL >= 3
-    few = pairs && rows <= kFewRows && layer.key_dim <= kQueryStride;
+    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride;
     if (few) q_stride = kQueryStride;
 #endif
-    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
+    const int64_t groups = (rows * kRows + kTileRows - 1) / kTileRows;
     pulls = groups > 4 ? 0 : groups > 1 ? 1 : 2;
     allocate();
   }
@@ -76,13 +85,8 @@ template <bool pairs> class Attend {
         locate(*later, {later->segment, later->kv_head}, ahead);
         to_come = seen(*later, later->segment);
       }
-      if (a.keys.dtype == kI8) read_factors(range, lines[turn]);
-#if QUIRE_LEVEL >= 3
-      if (few) attend_few(unit.segment, range, lines[turn], to_come, ahead, fetched);
-      else attend_many(unit.segment, range, lines[turn], to_come, ahead, fetched);
-#else
-      attend_many(unit.segment, range, lines[turn], to_come, ahead, fetched);
-#endif
+      if (a.keys.dtype == kI8) end_factors(range);
+      attend_unit(unit.segment, range, lines[turn], to_come, ahead, fetched);
       fetched = true;
       if (!t.parts) fold(unit.segment);
       unit = next;
@@ -115,10 +119,14 @@ template <bool pairs> class Attend {
   T *all_q, *weights, *keys, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
   float *key_factors, *value_factors;  // by position in the segment; of a type that has them
+  // Of digits: factors of a row's whole numbers and what is to be taken off its sums; sums of values.
+  float *all_query_factors, *weight_factors, *whole;
+  int32_t *all_query_shifts, *weight_shifts;
   // Of the KV head in work:
   int64_t kv_head;
   T* q;
-  float *top, *sum, *acc, *part;
+  float *top, *sum, *acc, *part, *query_factors;
+  int32_t* query_shifts;
 
   Unit after(Unit u) const {
     return u.kv_head + 1 < t.kv_head_end ? Unit{u.segment, u.kv_head + 1}
@@ -128,7 +136,8 @@ template <bool pairs> class Attend {
   void select(Unit u) {
     const int64_t i = u.kv_head - t.kv_head;
     kv_head = u.kv_head;
-    q = all_q + i * rows * q_stride;
+    q = all_q + i * rows * kRows * q_stride;
+    if constexpr (digits) query_factors = all_query_factors + i * rows, query_shifts = all_query_shifts + i * rows;
     top = all_top + i * rows;
     sum = all_sum + i * rows;
     acc = all_acc + i * rows * width;
@@ -144,17 +153,24 @@ template <bool pairs> class Attend {
         p = reinterpret_cast<__typeof__(&*p)>(next);
         next += (count * static_cast<int64_t>(sizeof *p) + 63) / 64 * 64;
       };
-      take(all_q, heads * rows * q_stride);
-      take(weights, rows * kSegment);
-      take(keys, (layer.key_dim + 1) * kSpan);
+      take(all_q, heads * rows * kRows * q_stride);
+      take(weights, rows * kRows * kSegment);
+      take(keys, (layer.key_dim + kStep - 1) * kSpan);
       take(values, kValueSpan * width);
-      take(scores, rows * kSegment);
+      take(scores, rows * kRows * kSegment);
       take(key_factors, kSegment);
       take(value_factors, kSegment);
       take(own_part, part_floats(rows, layer.value_dim));
       take(all_top, heads * rows);
       take(all_sum, heads * rows);
       take(all_acc, heads * rows * width);
+      if constexpr (digits) {
+        take(all_query_factors, heads * rows);
+        take(all_query_shifts, heads * rows);
+        take(weight_factors, rows);
+        take(weight_shifts, rows);
+        take(whole, rows * kRows * width);
+      }
       if (!place) place = static_cast<char*>(scratch(0, static_cast<size_t>(next - place)));
     }
   }
@@ -245,45 +261,56 @@ template <bool pairs> class Attend {
     for (int64_t i = 0; i < heads * rows; ++i) {
       const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
       const int64_t at = (t.token + row / group) * a.q_token + head * a.q_head;
-      T* out = all_q + i * q_stride;
-      if constexpr (pairs) {
-        __builtin_memcpy(out, static_cast<const bf16*>(a.q) + at, static_cast<size_t>(dim) * 2);
-      } else {
+      T* out = all_q + i * kRows * q_stride;
+      if constexpr (floats) {
         for (int64_t d = 0; d < dim; d += kLanes)
           store_any(kF32, out, d, load_any(a.q_dtype, a.q, at + d, dim - d), dim - d);
+      } else {
+        const bf16* const from = static_cast<const bf16*>(a.q) + at;
+        if constexpr (digits) all_query_factors[i] = query_digits(from, dim, out, out + q_stride, all_query_shifts[i]);
+        else __builtin_memcpy(out, from, static_cast<size_t>(dim) * 2);
       }
     }
   }
 
   // ---- one segment -----------------------------------------------------------------------------
 
-  // 0 where nothing is seen: what lies there could be NaN, and so could a weight of 0 times that.
+  // Weights come in whole blocks of 32.
+  void end_factors(Range range) {
+    for (int64_t k = (range.end + 15) / 16 * 16; k < (range.end + 31) / 32 * 32; ++k) key_factors[k] = value_factors[k] = 0.0f;
+  }
+
+  // 0 where nothing is seen, as lines there are zeros: what lies there could be NaN, and so could a weight of 0 times that.
   void read_factors(Range range, const char* const* lines) {
-    for (int64_t k = range.begin / 32 * 32; k < (range.end + 31) / 32 * 32; ++k) {
-      key_factors[k] = value_factors[k] = 0.0f;
-      if (k < range.begin || k >= range.end) continue;
-      __builtin_memcpy(key_factors + k, lines[k] + layer.key_dim, kFactorBytes);
-      __builtin_memcpy(value_factors + k, lines[kSegment + k] + a.value_tail, kFactorBytes);
-    }
+    const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
+    for (int64_t k = begin; k < end; ++k) copy_factor(lines[k] + layer.key_dim, key_factors + k);
+    for (int64_t k = begin; k < end; ++k) copy_factor(lines[kSegment + k] + a.value_tail, value_factors + k);
   }
 
   void score(Range range, const char* const* lines, Ahead& ahead) {
     for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
       turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, keys, ahead);
-      multiply(Product<T>{q, layer.key_dim, keys, kSpan, layer.key_dim / kStep, scores + span,
+      multiply(Product<T>{q, q_stride, keys, kSpan, (layer.key_dim + kStep - 1) / kStep, scores + span,
                           kSegment, true, &ahead},
-               rows, count);
+               rows * kRows, count);
     }
   }
 
   // A unit whose keys and values stand at `lines`; those of the next one, at `ahead`, are fetched meanwhile.
+  void attend_unit(int64_t segment, Range range, const char* const* lines, Range to_come, const char** ahead, bool fetched) {
+    if constexpr (!floats)
+      if (few) return this->attend_few(segment, range, lines, to_come, ahead, fetched);
+    attend_many(segment, range, lines, to_come, ahead, fetched);
+  }
+
   void attend_many(int64_t segment, Range range, const char* const* lines, Range to_come, const char* const* ahead,
                    bool fetched) {
+    if (a.keys.dtype == kI8) read_factors(range, lines);
     Ahead fetching = ahead_of(ahead, to_come);
     if (!fetched) add_values(fetching, lines, range);
     score(range, lines, fetching);
-    for (int64_t row = 0; row < rows; ++row) weigh(segment, range, row);
+    weigh(segment, range);
     sum_values(range, lines + kSegment, fetching);
   }
 
@@ -295,12 +322,16 @@ template <bool pairs> class Attend {
     if (some) fill_up(ahead, to_come);
     const char* const* next = some ? ahead : lines;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-    score_few_rows(rows, a.keys.dtype, {as_pairs(q), scores, kSegment, lines, begin, end, layer.key_dim,
-                                        fetched ? next : lines + kSegment, nullptr});
-    for (int64_t row = 0; row < rows; ++row) weigh(segment, range, row);
-    sum_few_rows(rows, a.keys.dtype, {as_pairs(weights), part + 2 * rows, width, lines + kSegment, range.begin / 32 * 32,
-                                      (range.end + 1) / 2 * 2, layer.value_dim, next + kSegment,
-                                      some && !fetched ? next : nullptr});
+    const Few<T> keys_of_few{q, scores, kRows * kSegment, lines, begin, end, layer.key_dim,
+                             fetched ? next : lines + kSegment, nullptr};
+    if constexpr (digits) score_few_rows(rows, {keys_of_few, query_shifts, key_factors, value_factors, a.value_tail});
+    else score_few_rows(rows, a.keys.dtype, keys_of_few);
+    weigh(segment, range);
+    const Few<T> values_of_few{weights, sums_of_values(), width, lines + kSegment, range.begin / 32 * 32,
+                               (range.end + kStep - 1) / kStep * kStep, layer.value_dim, next + kSegment,
+                               some && !fetched ? next : nullptr};
+    sum_few_rows(rows, a.keys.dtype, values_of_few);
+    if constexpr (digits) this->join_values();
     for (int64_t k = range.end; k < to_come.end; ++k) {
       fetch_row(ahead[k], layer.key_dim);
       fetch_row(ahead[kSegment + k], layer.value_dim);
@@ -317,31 +348,89 @@ template <bool pairs> class Attend {
       for (int64_t i = (range.end + 15) / 16 * 16; i < kSegment; ++i) lines[i] = kZeros;
     }
   }
-  static const bf16* as_pairs(const void* p) { return static_cast<const bf16*>(p); }
 #endif
 
-  void weigh(int64_t segment, Range range, int64_t row) {
-    const Range mine = seen_by(row, segment);
-    float* s = scores + row * kSegment;
-    T* w = weights + row * kSegment;
+  // Where sums of values go: of digits they are whole numbers that become the part's later.
+  float* sums_of_values() const { return digits ? whole : part + 2 * rows; }
+
+  // From scores to weights of all rows. Each step is done for several rows before the next: what a row has in one number
+  // takes a while to come out of its vectors.
+  void weigh(int64_t segment, Range range) {
     const int64_t begin = range.begin / 32 * 32, end = (range.end + 31) / 32 * 32;
-    float factor = layer.scale * a.keys.scale * kLog2e;
-    if (a.keys.dtype == kI8) scale_all(s, key_factors, begin, end);
+    for (int64_t first = 0; first < rows; first += kAtOnce) {
+      const int64_t behind = first + kAtOnce < rows ? first + kAtOnce : rows;
+      float factors[kAtOnce];
+      for (int64_t row = first; row < behind; ++row) factors[row - first] = bound(segment, row, begin, end);
+      if constexpr (digits) {
+        this->weigh_in_digits(first, behind, factors, begin, end);
+      } else {
+        for (int64_t row = first; row < behind; ++row) {
+          T* const w = weights + row * kSegment;
+          part[rows + row] = row_weights(scores + row * kSegment, w, begin, end, factors[row - first], part[row]);
+          if (a.keys.dtype == kI8) scale_all(w, value_factors, begin, end);
+        }
+      }
+    }
+  }
+
+  // Finds the largest of a row's scores, and what they are yet to be multiplied with. A row that sees nothing has the
+  // weights of some other scores: it is not merged.
+  float bound(int64_t segment, int64_t row, int64_t begin, int64_t end) {
+    const Range mine = seen_by(row, segment);
+    float* s = scores + row * kRows * kSegment;
+    float scale = layer.scale * a.keys.scale;
+    if constexpr (digits) {
+      if (!few) this->join_scores(row, s, begin, end);
+      scale *= query_factors[row];
+    } else if (a.keys.dtype == kI8) {
+      scale_all(s, key_factors, begin, end);
+    }
+    float factor = scale * kLog2e;
     if (layer.softcap > 0.0f || layer.slopes || factor <= 0.0f) {
-      shape(segment, row, s, begin, end);
+      shape(segment, row, scale, s, begin, end);
       factor = 1.0f;
     }
-    if (mine.begin >= mine.end) {  // of no weight, and not merged
-      for (int64_t k = begin; k < end; ++k) w[k] = 0;
-      return;
+    if (mine.begin < mine.end) {
+      for (int64_t k = begin; k < mine.begin; ++k) s[k] = kNever;
+      for (int64_t k = mine.end; k < end; ++k) s[k] = kNever;
+    } else {
+      for (int64_t k = begin; k < end; ++k) s[k] = 0.0f;
     }
-    for (int64_t k = begin; k < mine.begin; ++k) s[k] = kNever;
-    for (int64_t k = mine.end; k < end; ++k) s[k] = kNever;
-    const float highest = row_max(s, begin, end) * factor;
-    part[row] = highest;
-    part[rows + row] = row_weights(s, w, begin, end, factor, highest);
-    if (a.keys.dtype == kI8) scale_all(w, value_factors, begin, end);
+    part[row] = row_max(s, begin, end) * factor;
+    return factor;
   }
+
+#if QUIRE_LEVEL >= 3
+  // Scores of both digits become numbers, but for the query's factor.
+  void join_scores(int64_t row, float* s, int64_t begin, int64_t end) {
+    const __m512i shift = _mm512_set1_epi32(query_shifts[row]);
+    for (int64_t k = begin; k < end; k += kLanes)
+      store(s + k, mul(whole_sum(load(s + k), load(s + kSegment + k), shift), load(key_factors + k)));
+  }
+
+  void weigh_in_digits(int64_t first, int64_t behind, const float* factors, int64_t begin, int64_t end) {
+    float largest[kAtOnce];
+    for (int64_t row = first; row < behind; ++row)
+      part[rows + row] = factored_weights(scores + row * kRows * kSegment, value_factors, begin, end,
+                                          factors[row - first], part[row], largest[row - first]);
+    for (int64_t row = first; row < behind; ++row) {
+      int8_t* const w = weights + row * kRows * kSegment;
+      weight_factors[row] = weight_digits(scores + row * kRows * kSegment, begin, end, largest[row - first], w,
+                                          w + kSegment, weight_shifts[row]);
+    }
+  }
+
+  void join_values() {
+    for (int64_t row = 0; row < rows; ++row) {
+      const Vec factor = splat(weight_factors[row]);
+      const __m512i shift = _mm512_set1_epi32(weight_shifts[row]);
+      const float* from = whole + row * kRows * width;
+      float* to = part + 2 * rows + row * width;
+      for (int64_t d = 0; d < width; d += kLanes)
+        store(to + d, mul(whole_sum(load(from + d), load(from + width + d), shift), factor));
+    }
+  }
+#endif
 
   // Multiplies x[begin .. end), whole vectors, rounded to their type.
   template <class X> static void scale_all(X* x, const float* by, int64_t begin, int64_t end) {
@@ -350,14 +439,14 @@ template <bool pairs> class Attend {
   }
 
   // Scores times log2 e with all that a model adds.
-  void shape(int64_t segment, int64_t row, float* s, int64_t begin, int64_t end) {
+  void shape(int64_t segment, int64_t row, float scale, float* s, int64_t begin, int64_t end) {
     const int64_t head = kv_head * group + row % group;
     const float slope = layer.slopes ? layer.slopes[head] * kLog2e : 0.0f;
     const int64_t position = t.position + row / group;
     float ascending[kLanes];
     for (int i = 0; i < kLanes; ++i) ascending[i] = static_cast<float>(i);
     for (int64_t k = begin; k < end; k += kLanes) {
-      Vec x = mul(load(s + k), splat(layer.scale * a.keys.scale));
+      Vec x = mul(load(s + k), splat(scale));
       if (layer.softcap > 0.0f) {
         const Vec cap = splat(layer.softcap);
         x = mul(cap, tanh_of(div(x, cap)));
@@ -370,16 +459,17 @@ template <bool pairs> class Attend {
   }
 
   void sum_values(Range range, const char* const* lines, Ahead& ahead) {
-    float* out = part + 2 * rows;
+    float* out = sums_of_values();
     const int64_t first = range.begin / 32 * 32;  // where weights begin
     for (int64_t span = first; span < range.end; span += kValueSpan) {
-      const int64_t left = range.end - span, even = (left + 1) / 2 * 2;
-      const int64_t count = left < kValueSpan ? even : kValueSpan;
+      const int64_t left = range.end - span, whole_steps = (left + kStep - 1) / kStep * kStep;
+      const int64_t count = left < kValueSpan ? whole_steps : kValueSpan;
       copy_values(a.keys.dtype, lines + span, count, layer.value_dim, width, values, ahead);
       multiply(Product<T>{weights + span, kSegment, values, width, count / kStep, out, width,
                           span == first, &ahead},
-               rows, width);
+               rows * kRows, width);
     }
+    if constexpr (digits) this->join_values();
   }
 
   // ---- merging ---------------------------------------------------------------------------------
@@ -422,28 +512,27 @@ template <bool pairs> class Attend {
   }
 };
 
+// Does `work` with what attends to a cache of this type.
+template <class Work> void attend_with(const AttentionArgs& args, const AttentionTile& tile, const Work& work) {
 #if QUIRE_LEVEL >= 3
-bool in_pairs(const AttentionArgs& a) {
-  const int kept = a.keys.dtype;
-  return a.q_dtype == kBF16 && (kept == kBF16 || kept > kF16) && a.layer->key_dim % 2 == 0;
-}
+  if (args.q_dtype == kBF16) {
+    const int kept = args.keys.dtype;
+    if (kept == kI8) return work(Attend<Digits>(args, tile));
+    if ((kept == kBF16 || kept > kF16) && args.layer->key_dim % 2 == 0) return work(Attend<InPairs>(args, tile));
+  }
 #endif
+  work(Attend<Floats>(args, tile));
+}
 
 }  // namespace
 
 void attend(const AttentionArgs& args, const AttentionTile& tile, const AttentionTile* later,
             bool fetched) {
-#if QUIRE_LEVEL >= 3
-  if (in_pairs(args)) return Attend<true>(args, tile).run(later, fetched);
-#endif
-  Attend<false>(args, tile).run(later, fetched);
+  attend_with(args, tile, [&](auto&& it) { it.run(later, fetched); });
 }
 
 void merge_parts(const AttentionArgs& args, const AttentionTile& tile) {
-#if QUIRE_LEVEL >= 3
-  if (in_pairs(args)) return Attend<true>(args, tile).merge();
-#endif
-  Attend<false>(args, tile).merge();
+  attend_with(args, tile, [](auto&& it) { it.merge(); });
 }
 
 }  // namespace QUIRE_ISA

@@ -18,9 +18,9 @@ constexpr int64_t kFewRows = 8;
 // takes no other ones. Wider heads go the way of many rows.
 constexpr int64_t kQueryStride = 608;
 
-struct FewRows {
-  const bf16* a;  // queries by dimension, kQueryStride apart, or weights by position, kSegment apart
-  float* c;       // scores by position, or weighted values by dimension; rows `ldc` apart
+template <class T> struct Few {
+  const T* a;  // queries by dimension, kQueryStride apart, or weights by position, kSegment apart
+  float* c;    // scores by position, or weighted values by dimension; rows `ldc` apart
   int64_t ldc;
   const char* const* lines;  // of keys, or of values, by position
   int64_t begin, end;        // positions; of keys 16 at a time, of values two
@@ -28,6 +28,7 @@ struct FewRows {
   const char* const* next;   // fetched meanwhile, by position: the rows of the next unit
   const char* const* also;   // the same, or nullptr
 };
+using FewRows = Few<bf16>;
 
 QUIRE_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
 // 64 bytes of a row; of I8, which has its factor behind it, they seldom begin with a line of memory.

@@ -15,6 +15,7 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr int64_t kFactorBytes = 4;  // behind the codes of a head
+QUIRE_INLINE void copy_factor(const char* from, float* to) { __builtin_memcpy(to, from, kFactorBytes); }
 QUIRE_INLINE int64_t tail_bytes(int dtype) { return dtype == kI8 ? kFactorBytes : 0; }
 
 #if QUIRE_LEVEL >= 2

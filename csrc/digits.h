@@ -1,0 +1,163 @@
+// Attention over codes of one byte (I8) by products of whole numbers. For X.isa.cpp only, level 3.
+//
+// Queries and weights become whole numbers c of 15 bits, with one factor for a row: of queries, and of the
+// weights of a segment. c = round(x * (most / m)), m the largest magnitude of the row; its factor is m / most.
+// `most` is kMost, or less where dimensions are so many that sums would not fit 32 bits. With m < 2**-100 all c are 0;
+// with a number that is not finite all are 0 and the factor is NaN.
+//
+// vpdpbusd multiplies bytes without a sign by bytes with one, so c = 256 high + low, digits of 8 bits, and a byte
+// from the cache counts 128 more, which 128 times the sum of c takes away again. All sums are whole numbers, so they
+// have the same bits in whatever order. As many products as of bf16, and no byte needs to become a number first;
+// and c is nearer to a query or weight than bf16 is, but for weights below 1/128 of the largest.
+#pragma once
+#include "row_codes.h"
+#include "softmax.h"
+#include "turn.h"
+
+#if QUIRE_LEVEL >= 3
+namespace quire {
+namespace QUIRE_ISA {
+
+constexpr int32_t kMost = 127 * 256;  // high is 127 at most
+constexpr int64_t kPlanes = 2;        // rows of digits to a row: high, then low
+
+// The largest c for sums of so many products with codes.
+QUIRE_INLINE float most_for(int64_t steps) {
+  const int64_t fits = INT32_MAX / (128 * (steps > 0 ? steps : 1));
+  return static_cast<float>(fits < kMost ? fits : kMost);
+}
+
+struct DigitScale {
+  float factor, inverse;
+};
+// Of a row whose largest magnitude is `largest`, NaN if a number is not finite.
+QUIRE_INLINE DigitScale digit_scale(float largest, float most) {
+  if (!(largest < __builtin_inff())) return {__builtin_nanf(""), 0.0f};
+  if (largest < 7.888609052210118e-31f) return {0.0f, 0.0f};  // 2**-100
+  return {largest / most, most / largest};
+}
+
+// 16 numbers y, |y| <= kMost, as digits. The sum of c is added to `total`.
+QUIRE_INLINE void put_digits(Vec y, int8_t* high, int8_t* low, __m512i& total) {
+  const __m512i c = _mm512_cvtps_epi32(y.v);
+  total = _mm512_add_epi32(total, c);
+  const auto put = [](int8_t* to, __m512i digits) __attribute__((always_inline)) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(digits));
+  };
+  put(low, c);
+  put(high, _mm512_srai_epi32(_mm512_add_epi32(c, _mm512_set1_epi32(128)), 8));
+}
+
+// `dim` numbers of bf16; whole vectors are written, with zeros behind the numbers. What is returned is the factor,
+// and in `shift` what 128 more in each code adds to a sum.
+static inline float query_digits(const bf16* x, int64_t dim, int8_t* high, int8_t* low, int32_t& shift) {
+  const DigitScale scale = digit_scale(largest_of<kBF16>(x, 0, dim), most_for(dim));
+  __m512i total = _mm512_setzero_si512();
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    const Vec y = mul(load_any(kBF16, x, d, dim - d), splat(scale.inverse));
+    put_digits(scale.inverse != 0.0f ? y : zero(), high + d, low + d, total);
+  }
+  shift = 128 * _mm512_reduce_add_epi32(total);
+  return scale.factor;
+}
+
+// Weights w[begin .. end) of a segment, none below 0, of which `largest` is the largest.
+static inline float weight_digits(const float* w, int64_t begin, int64_t end, float largest, int8_t* high, int8_t* low,
+                                  int32_t& shift) {
+  const DigitScale scale = digit_scale(largest, kMost);
+  const Vec by = splat(scale.inverse);
+  __m512i total = _mm512_setzero_si512();
+  if (scale.inverse == 0.0f) {
+    for (int64_t k = begin; k < end; k += kLanes) put_digits(zero(), high + k, low + k, total);
+  } else {
+    for (int64_t k = begin; k < end; k += kLanes) put_digits(mul(load(w + k), by), high + k, low + k, total);
+  }
+  shift = 128 * _mm512_reduce_add_epi32(total);
+  return scale.factor;
+}
+
+// Sums of both digits as one of c.
+QUIRE_INLINE Vec whole_sum(Vec high, Vec low, __m512i shift) {
+  const __m512i upper = _mm512_slli_epi32(_mm512_castps_si512(high.v), 8);
+  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_add_epi32(upper, _mm512_castps_si512(low.v)), shift))};
+}
+
+// From scores to weights times the values' factors, in place, of whole blocks of 32 positions; NaN stays NaN. `largest`
+// is the largest of them, or NaN if there is one; what is returned is the sum of the weights alone.
+static inline float factored_weights(float* s, const float* factors, int64_t begin, int64_t end, float factor,
+                                     float top, float& largest) {
+  const Vec f = splat(factor), shift = splat(-top);
+  Vec total = zero();
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t k = begin; k < end; k += kLanes) {
+    const Vec p = exp2<4>(fma(load(s + k), f, shift));
+    total = add(total, p);
+    const Vec w = mul(p, load(factors + k));
+    // Without a sign, bits have the order of their numbers, and NaN comes last.
+    most = _mm512_max_epu32(most, _mm512_castps_si512(w.v));
+    store(s + k, w);
+  }
+  largest = bits_to_f32(_mm512_reduce_max_epu32(most));
+  return sum(total);
+}
+
+// ---- products ----------------------------------------------------------------------------------
+
+// Four dimensions, or positions, of 16 columns, times four digits of each row.
+template <int R, int V>
+QUIRE_INLINE void step_of(const int8_t* a, int64_t lda, const int8_t* b, Vec (&acc)[R][V]) {
+  __m512i column[V];
+  QUIRE_EACH for (int j = 0; j < V; ++j) column[j] = _mm512_loadu_si512(b + 64 * j);
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
+    int32_t four;
+    __builtin_memcpy(&four, a + r * lda, sizeof four);
+    const __m512i x = _mm512_set1_epi32(four);
+    QUIRE_EACH for (int j = 0; j < V; ++j)
+      acc[r][j].v = _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(acc[r][j].v), column[j], x));
+  }
+}
+
+// Codes, each 128 more, by fours as one unit of 32 bits. The last unit of a line may read from what stands behind the codes:
+// digits are 0 there.
+struct Shifted {
+  const char* line;
+  inline __attribute__((always_inline)) Vec load(int64_t unit, int64_t units) const {
+    return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(Kept<kF32>{line}.load(unit, units).v),
+                                                 _mm512_set1_epi8(-128)))};
+  }
+};
+
+static void turn_keys(int, const char* const* lines, int64_t count, int64_t dim, int8_t* out, Ahead& ahead) {
+  turn<Shifted>(lines, count, (dim + 3) / 4, reinterpret_cast<float*>(out), ahead);
+}
+
+// Four lines of 16 bytes each, a column's four side by side.
+QUIRE_INLINE void put_fours(__m128i a, __m128i b, __m128i c, __m128i d, int8_t* to) {
+  const __m128i more = _mm_set1_epi8(-128);
+  const __m128i one[2] = {_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b)};
+  const __m128i other[2] = {_mm_unpacklo_epi8(c, d), _mm_unpackhi_epi8(c, d)};
+  const auto put = [&](int i, __m128i fours) __attribute__((always_inline)) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i, _mm_xor_si128(fours, more));
+  };
+  put(0, _mm_unpacklo_epi16(one[0], other[0]));
+  put(1, _mm_unpackhi_epi16(one[0], other[0]));
+  put(2, _mm_unpacklo_epi16(one[1], other[1]));
+  put(3, _mm_unpackhi_epi16(one[1], other[1]));
+}
+
+// Values as [count / 4][width][4], each 128 more.
+static void copy_values(int, const char* const* lines, int64_t count, int64_t dim, int64_t width, int8_t* out,
+                        Ahead& ahead) {
+  for (int64_t k = 0; k < count; k += 4) {
+    ahead.pull(4);
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      const __mmask16 some = first_lanes(dim - i < kLanes ? dim - i : kLanes);
+      const auto part = [&](int line) __attribute__((always_inline)) { return _mm_maskz_loadu_epi8(some, lines[k + line] + i); };
+      put_fours(part(0), part(1), part(2), part(3), out + k * width + 4 * i);
+    }
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
+#endif

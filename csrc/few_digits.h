@@ -1,0 +1,151 @@
+// Attention of few rows over codes of one byte: digits.h, with columns made in registers as few_rows.h makes them.
+// For X.isa.cpp only, level 3.
+#pragma once
+#include "digits.h"
+#include "few_rows.h"
+
+#if QUIRE_LEVEL >= 3
+namespace quire {
+namespace QUIRE_ISA {
+
+using FewDigits = Few<int8_t>;
+struct FewKeys : FewDigits {
+  const int32_t* shifts;  // of rows
+  // By position; read from the lines, those of values from kSegment lines further on, beside the products.
+  float *factors, *value_factors;
+  int64_t value_tail;     // bytes from a value to its factor
+};
+
+// acc[row] += four digits at the row's `a` times 16 columns of fours.
+template <int R, int64_t stride>
+QUIRE_INLINE void add_fours(Vec (&acc)[R], const int8_t* a, __m512i columns) {
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
+    struct Four { int8_t digits[4]; };
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc[r].v) : "v"(columns), "m"(*reinterpret_cast<const Four*>(a + r * stride)));
+  }
+}
+
+// R rows of digits, two for each row: its scores, but for its own factor. Keys are turned in registers, not by way of memory
+// as in few_rows.h: there are twice as many products to each, and on Zen 4 a store costs as much time as two of them.
+template <int R> static void score_digits(const FewKeys& p) {
+  const int64_t units = (p.dim + 3) / 4;
+  const char* const* lines = p.lines + p.begin;
+  float *factors = p.factors + p.begin, *value_factors = p.value_factors + p.begin;
+  // Beside the products of the 16 before: what was just written by fours cannot be read as a vector at once.
+  const auto copy_factors = [&](const char* const* of, float* to, float* values_to, int i) __attribute__((always_inline)) {
+    copy_factor(of[i] + p.dim, to + i);
+    copy_factor(of[kSegment + i] + p.value_tail, values_to + i);
+  };
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) copy_factors(lines, factors, value_factors, i);
+  for (int64_t first = p.begin; first < p.end; first += kLanes, lines += kLanes, factors += kLanes, value_factors += kLanes) {
+    const int64_t on = first + kLanes < p.end ? kLanes : 0;
+    const char *const *const next = p.next + first, *const *const then = lines + on;
+    Vec acc[R];
+    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
+    for (int64_t unit = 0; unit < units; unit += kLanes) {
+      Vec v[kLanes];
+      const int8_t* const a = p.a + 4 * unit;
+      const int64_t left = units - unit;
+      if (left >= kLanes) {
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{lines[i]}.load(unit, kLanes);
+        transpose(v);
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) {
+          fetch_part<kI8>(next[i] + 4 * unit);
+          copy_factors(then, factors + on, value_factors + on, i);
+          add_fours<R, kQueryStride>(acc, a + 4 * i, bits_of(v[i]));
+        }
+      } else {
+        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{lines[i]}.load(unit, left);
+        transpose(v);
+        for (int i = 0; i < kLanes; ++i) {
+          fetch_part<kI8>(next[i] + 4 * unit);
+          copy_factors(then, factors + on, value_factors + on, i);
+        }
+        for (int64_t i = 0; i < left; ++i) add_fours<R, kQueryStride>(acc, a + 4 * i, bits_of(v[i]));
+      }
+    }
+    const Vec by = load(factors);
+    QUIRE_EACH for (int r = 0; r < R; r += 2)
+      store(p.c + r / 2 * p.ldc + first, mul(whole_sum(acc[r], acc[r + 1], _mm512_set1_epi32(p.shifts[r / 2])), by));
+  }
+}
+
+// Four vectors of fours are 64 dimensions of four positions; as many as sums fit registers are made in one pass.
+// Of vector `j`, 128 bits number L hold dimensions 16 L + 4 j to 16 L + 4 j + 3.
+template <int V> QUIRE_INLINE void read_fours(const char* const* lines, int64_t i, int64_t left, int first, __m512i (&out)[V]) {
+  const auto line = [&](int k) __attribute__((always_inline)) {
+    if (left >= 64) return _mm512_loadu_si512(lines[k] + i);  // a constant where it can be: few_rows.h
+    return _mm512_maskz_loadu_epi8((uint64_t{1} << left) - 1, lines[k] + i);
+  };
+  const __m512i a = line(0), b = line(1), c = line(2), d = line(3), more = _mm512_set1_epi8(-128);
+  const auto fours = [&](__m512i one, __m512i other, int at) __attribute__((always_inline)) {
+    if (at >= first && at < first + V) out[at - first] = _mm512_xor_si512(_mm512_unpacklo_epi16(one, other), more);
+    if (at + 1 >= first && at + 1 < first + V)
+      out[at + 1 - first] = _mm512_xor_si512(_mm512_unpackhi_epi16(one, other), more);
+  };
+  if (first < 2) fours(_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d), 0);
+  if (first + V > 2) fours(_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d), 2);
+}
+
+// Vectors of sums, as `read_fours` has their columns, to where they belong: by fours, 16 apart, `lanes` of them. Not among
+// the products, where compilers would not keep the sums in registers.
+static __attribute__((noinline)) void spread(const float* sums, int vectors, float* to, int64_t lanes) {
+  for (int j = 0; j < vectors; ++j)
+    for (int64_t lane = 0; lane < lanes && lane < 4; ++lane)
+      __builtin_memcpy(to + 16 * lane + 4 * j, sums + kLanes * j + 4 * lane, 4 * sizeof(float));
+}
+
+// Vectors first .. first + V of the dimensions from i on, `left` of them.
+template <int R, int V, int first>
+QUIRE_INLINE void sum_vectors(const FewDigits& p, int64_t i, int64_t left) {
+  Vec acc[R][V];
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = zero();
+  for (int64_t k = p.begin; k < p.end; k += 4) {
+    QUIRE_EACH for (int one = first; one < first + V; ++one) {  // each pass fetches its share
+      fetch_part<kI8>(p.next[k + one] + i);
+      if (p.also) fetch_part<kI8>(p.also[k + one] + i);
+    }
+    __m512i columns[V];
+    read_fours<V>(p.lines + k, i, left, first, columns);
+    QUIRE_EACH for (int r = 0; r < R; ++r) {
+      int32_t four;
+      __builtin_memcpy(&four, p.a + k + r * kSegment, sizeof four);
+      const __m512i weights = _mm512_set1_epi32(four);
+      QUIRE_EACH for (int j = 0; j < V; ++j)
+        acc[r][j].v = _mm512_castsi512_ps(_mm512_dpbusd_epi32(bits_of(acc[r][j]), columns[j], weights));
+    }
+  }
+  alignas(64) float sums[R][V][kLanes];
+  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) store(sums[r][j], acc[r][j]);
+  for (int r = 0; r < R; ++r) spread(sums[r][0], V, p.c + r * p.ldc + i + 4 * first, (left + 15) / 16);
+}
+
+template <int R, int V, int... pass>
+QUIRE_INLINE void sum_passes(const FewDigits& p, int64_t i, int64_t left, std::integer_sequence<int, pass...>) {
+  (sum_vectors<R, V, V * pass>(p, i, left), ...);
+}
+
+template <int R> static void sum_digits(const FewDigits& p) {
+  constexpr int V = R <= 6 ? 4 : R <= 14 ? 2 : 1;
+  int64_t i = 0;
+  for (; i + 64 <= p.dim; i += 64) sum_passes<R, V>(p, i, 64, std::make_integer_sequence<int, 4 / V>{});
+  if (i < p.dim) sum_passes<R, V>(p, i, p.dim - i, std::make_integer_sequence<int, 4 / V>{});
+}
+
+// Rows up to kFewRows, each of kPlanes rows of digits.
+static void score_few_rows(int64_t rows, const FewKeys& p) {
+  static constexpr void (*kScore[kFewRows])(const FewKeys&) = {
+      score_digits<2>, score_digits<4>, score_digits<6>, score_digits<8>,
+      score_digits<10>, score_digits<12>, score_digits<14>, score_digits<16>};
+  kScore[rows - 1](p);
+}
+static void sum_few_rows(int64_t rows, int, const FewDigits& p) {
+  static constexpr void (*kSum[kFewRows])(const FewDigits&) = {
+      sum_digits<2>, sum_digits<4>, sum_digits<6>, sum_digits<8>,
+      sum_digits<10>, sum_digits<12>, sum_digits<14>, sum_digits<16>};
+  kSum[rows - 1](p);
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
+#endif

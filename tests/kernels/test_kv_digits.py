@@ -1,0 +1,177 @@
+"""Attention over int8 keys and values where queries and weights become whole numbers (csrc/digits.h):
+against the formula in double precision, at the edges of 32 bits, and with numbers that are none."""
+
+import math
+
+import pytest
+import torch
+
+from quire.kernels import compiled, kv_types, native_attention
+from quire.kernels.attention_metadata import AttentionMetadata
+from quire.kernels.attention_spec import AttentionSpec
+
+ISA = "avx512_bf16"
+BLOCK = 8
+NAN, INF = float("nan"), float("inf")
+
+pytestmark = pytest.mark.skipif(
+    ISA not in compiled.available_isas(), reason="pairs of bf16 are multiplied nowhere here"
+)
+
+
+@pytest.fixture(autouse=True)
+def digits():
+    before, threads = compiled.lib.isa(), compiled.lib.num_threads()
+    compiled.lib.set_isa(ISA)
+    compiled.lib.set_num_threads(2, [])
+    yield
+    compiled.lib.set_isa(before)
+    compiled.lib.set_num_threads(threads, [])
+
+
+def kept(codes: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """A cache of codes `[T, KVH, D]` with factors `[T, KVH]`: blocks in their order."""
+    tail = factors.to(torch.float32).unsqueeze(-1).view(torch.int8)
+    rows = torch.cat((codes.to(torch.int8), tail), -1)
+    missing = -len(rows) % BLOCK
+    rows = torch.cat((rows, torch.full((missing, *rows.shape[1:]), 0x7F, dtype=torch.int8)))
+    return rows.view(-1, BLOCK, *rows.shape[1:])
+
+
+def attend(q, keys, values, length, spec):
+    """The last `len(q)` tokens of `length`: `[T, H, D]`."""
+    blocks = list(range(-(-length // BLOCK)))
+    metadata = AttentionMetadata.build([len(q)], [length], [blocks], BLOCK)
+    return native_attention.paged_attention(q.bfloat16(), keys, values, metadata, spec)
+
+
+def exact(q, keys, values, spec, dim):
+    """The formula, in double precision: `[T, H, D]`."""
+    k, v = (kv_types.numbers(x.flatten(0, 1), dim, dim).double() for x in (keys, values))
+    tokens, heads = q.shape[:2]
+    group = heads // k.shape[1]
+    k, v = (x[:tokens].repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("thd,shd->hts", q.double(), k) * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    ahead = torch.ones(tokens, tokens).triu(1).bool()
+    if spec.window:
+        ahead |= torch.ones(tokens, tokens).tril(-spec.window).bool()
+    scores = scores.masked_fill(ahead, -INF)
+    if spec.sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        sink = spec.sinks.double().view(-1, 1, 1).expand(heads, tokens, 1)
+        weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+    return torch.einsum("hts,shd->thd", weights, v)
+
+
+SPECS = {
+    "plain": {},
+    "window": {"window": 300},
+    "softcap": {"softcap": 20.0},
+    "sinks": {"sinks": True, "window": 70},
+}
+
+
+@pytest.mark.parametrize("how", SPECS)
+@pytest.mark.parametrize(
+    ("heads", "dim"), [((14, 2), 64), ((4, 4), 128), ((9, 1), 37), ((8, 2), 256), ((2, 1), 576)]
+)
+@pytest.mark.parametrize("sharp", [0.3, 3.0])
+def test_as_the_formula(heads, dim, how, sharp):
+    """Each number within half a step of bf16, and five parts of 100,000 of what values are: without
+    the lower digits of queries or weights it would be hundreds of times as much."""
+    generator = torch.Generator().manual_seed(dim)
+    h, kv = heads
+    tokens = 700
+    q = (torch.randn(tokens, h, dim, generator=generator) * sharp).bfloat16()
+    k, v = torch.randn(2, tokens, kv, dim, generator=generator)
+    v *= torch.logspace(-2, 2, tokens).roll(300).view(-1, 1, 1)  # factors unlike each other
+    keys, values = (kept(x[..., :dim], x[..., dim:].contiguous().view(torch.float32)[..., 0])
+                    for x in (kv_types.stored(k, torch.int8), kv_types.stored(v, torch.int8)))  # fmt: skip
+    options = dict(SPECS[how])
+    if "sinks" in options:
+        options["sinks"] = torch.randn(h, generator=generator)
+    spec = AttentionSpec(dim**-0.5, **options)
+    want = exact(q, keys, values, spec, dim)
+    whole = attend(q, keys, values, tokens, spec)
+    few = torch.cat([attend(q[t : t + 1], keys, values, t + 1, spec) for t in range(0, tokens, 41)])
+    for got, right in ((whole, want), (few, want[::41])):
+        error = (got.double() - right).abs()
+        biggest = right.abs().amax((1, 2), keepdim=True)
+        assert (error <= right.abs() * 2**-7.95 + biggest * 5e-5).all(), (error / biggest).max()
+
+
+@pytest.mark.parametrize("dim", [64, 256, 512, 520, 576, 608, 640, 4096])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_fit(dim, sign):
+    """All codes 127 and all queries equal; weights too, of a whole segment and values of 127."""
+    codes = torch.full((256, 1, dim), 127)
+    keys = kept(codes, torch.tensor(1 / (127 * dim)).expand(256, 1))
+    values = kept(codes * sign, torch.full((256, 1), 0.5))
+    q = torch.full((256, 1, dim), -2.0 * sign)
+    out = attend(q, keys, values, 256, AttentionSpec(1.0))
+    assert torch.equal(out, torch.full_like(out, 63.5 * sign))
+    # Of two keys that are each other's opposite, one has all but e**-4 of the weight.
+    codes[0] = -127
+    keys = kept(codes[:2], torch.tensor(1 / (127 * dim)).expand(2, 1))
+    values = kept(codes[:2], torch.full((2, 1), 1 / 127))
+    for rows in (2, 1):
+        out = attend(torch.full((rows, 1, dim), 2.0 * sign), keys, values, 2, AttentionSpec(1.0))
+        assert out[-1].tolist() == [pytest.approx([sign * math.tanh(2.0)] * dim, rel=2**-8)]
+
+
+def test_small_differences_of_weights_are_kept():
+    """Two positions of the same key but for one code, with opposite values."""
+    codes = torch.full((2, 1, 64), 100)
+    codes[1, 0, 0] = 101
+    keys = kept(codes, torch.full((2, 1), 1e-4))
+    values = kept(torch.tensor([[[-127] * 64], [[127] * 64]]), torch.full((2, 1), 1 / 127))
+    for x in (1.0, 10.0, 100.0):
+        q = torch.full((1, 1, 64), x)
+        out = attend(q, keys, values, 2, AttentionSpec(1.0))
+        # Weights are as near as one part in 32,512 each.
+        assert out.double()[0, 0, 0] == pytest.approx(math.tanh(x * 1e-4 / 2), abs=4e-5, rel=5e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 12])
+def test_numbers_that_are_none_stay_none(rows):
+    """And are no other row's or head's matter."""
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(-127, 128, (2, 300, 2, 64), generator=generator)
+    factors = torch.rand(2, 300, 2, generator=generator) / 50
+    q = torch.randn(rows, 4, 64, generator=generator)
+    spec = AttentionSpec(0.1)
+    keys, values = (kept(c, f) for c, f in zip(codes, factors, strict=True))
+    want = attend(q, keys, values, 300, spec)
+    assert want.isfinite().all()
+    for odd in (NAN, INF, -INF):
+        worse = q.clone()
+        worse[-1, 1, 5] = odd
+        got = attend(worse, keys, values, 300, spec)
+        assert got[-1, 1].isnan().all()
+        got[-1, 1] = want[-1, 1]
+        assert torch.equal(got, want)
+    for number, side in enumerate((keys, values)):
+        kept_before = side.clone()
+        side.flatten(0, 1)[20, 1, 64:] = torch.tensor([NAN]).view(torch.int8)
+        got = attend(q, keys, values, 300, spec)
+        assert got[:, 2:].isnan().all() and torch.equal(got[:, :2], want[:, :2]), number
+        side.copy_(kept_before)
+
+
+@pytest.mark.parametrize("rows", [1, 12])
+def test_nothing_weighs_nothing(rows):
+    """Queries of 0 see all alike; values of 0, or far below what counts, are 0."""
+    codes = torch.randint(-127, 128, (40, 1, 64))
+    keys = kept(codes, torch.ones(40, 1))
+    values = kept(codes, torch.full((40, 1), 0.25))
+    for q in (0.0, 1e-35):
+        out = attend(torch.full((rows, 1, 64), q), keys, values, 40, AttentionSpec(1.0))
+        mean = codes[:, 0].double().mean(0) * 0.25
+        assert torch.allclose(out[-1, 0].double(), mean, rtol=2**-8, atol=1e-3)
+    for small in (0.0, 1e-33):
+        values = kept(codes, torch.full((40, 1), small))
+        out = attend(torch.ones(rows, 1, 64), keys, values, 40, AttentionSpec(1.0))
+        assert (out[-1] == 0).all()
