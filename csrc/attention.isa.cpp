@@ -24,7 +24,7 @@ constexpr int64_t kAtOnce = 8;       // rows whose scores become weights togethe
 alignas(64) const char kZeros[kMaxDim * 4] = {};
 
 // What is multiplied: the type of queries, weights, turned keys and values, how many of them one
-// step multiplies, and how many rows of them a row has.
+// step multiplies, and how many rows of them a row of weights has.
 struct Floats {
   using T = float;
   static constexpr int64_t kStep = 1, kRows = 1;
@@ -52,12 +52,12 @@ template <class Path> class Attend {
     rows = t.count * group;
     width = padded_dim(layer.value_dim);
     heads = t.kv_head_end - t.kv_head;
-    q_stride = digits ? padded_dim(layer.key_dim) : layer.key_dim;
+    q_stride = (layer.key_dim + kStep - 1) / kStep * kStep;
 #if QUIRE_LEVEL >= 3
     few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride;
     if (few) q_stride = kQueryStride;
 #endif
-    const int64_t groups = (rows * kRows + kTileRows - 1) / kTileRows;
+    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
     pulls = groups > 4 ? 0 : groups > 1 ? 1 : 2;
     allocate();
   }
@@ -119,7 +119,7 @@ template <class Path> class Attend {
   T *all_q, *weights, *keys, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
   float *key_factors, *value_factors;  // by position in the segment; of a type that has them
-  // Of digits: factors of a row's whole numbers and what is to be taken off its sums; sums of values.
+  // Of digits: factors of a row's whole numbers, what is to be taken off its sums; sums of values.
   float *all_query_factors, *weight_factors, *whole;
   int32_t *all_query_shifts, *weight_shifts;
   // Of the KV head in work:
@@ -136,7 +136,7 @@ template <class Path> class Attend {
   void select(Unit u) {
     const int64_t i = u.kv_head - t.kv_head;
     kv_head = u.kv_head;
-    q = all_q + i * rows * kRows * q_stride;
+    q = all_q + i * rows * q_stride;
     if constexpr (digits) query_factors = all_query_factors + i * rows, query_shifts = all_query_shifts + i * rows;
     top = all_top + i * rows;
     sum = all_sum + i * rows;
@@ -153,11 +153,11 @@ template <class Path> class Attend {
         p = reinterpret_cast<__typeof__(&*p)>(next);
         next += (count * static_cast<int64_t>(sizeof *p) + 63) / 64 * 64;
       };
-      take(all_q, heads * rows * kRows * q_stride);
+      take(all_q, heads * rows * q_stride);
       take(weights, rows * kRows * kSegment);
       take(keys, (layer.key_dim + kStep - 1) * kSpan);
       take(values, kValueSpan * width);
-      take(scores, rows * kRows * kSegment);
+      take(scores, rows * kSegment);
       take(key_factors, kSegment);
       take(value_factors, kSegment);
       take(own_part, part_floats(rows, layer.value_dim));
@@ -261,13 +261,13 @@ template <class Path> class Attend {
     for (int64_t i = 0; i < heads * rows; ++i) {
       const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
       const int64_t at = (t.token + row / group) * a.q_token + head * a.q_head;
-      T* out = all_q + i * kRows * q_stride;
+      T* out = all_q + i * q_stride;
       if constexpr (floats) {
         for (int64_t d = 0; d < dim; d += kLanes)
           store_any(kF32, out, d, load_any(a.q_dtype, a.q, at + d, dim - d), dim - d);
       } else {
         const bf16* const from = static_cast<const bf16*>(a.q) + at;
-        if constexpr (digits) all_query_factors[i] = query_digits(from, dim, out, out + q_stride, all_query_shifts[i]);
+        if constexpr (digits) all_query_factors[i] = query_codes(from, dim, out, all_query_shifts[i]);
         else __builtin_memcpy(out, from, static_cast<size_t>(dim) * 2);
       }
     }
@@ -293,7 +293,7 @@ template <class Path> class Attend {
       turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, keys, ahead);
       multiply(Product<T>{q, q_stride, keys, kSpan, (layer.key_dim + kStep - 1) / kStep, scores + span,
                           kSegment, true, &ahead},
-               rows * kRows, count);
+               rows, count);
     }
   }
 
@@ -322,7 +322,7 @@ template <class Path> class Attend {
     if (some) fill_up(ahead, to_come);
     const char* const* next = some ? ahead : lines;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-    const Few<T> keys_of_few{q, scores, kRows * kSegment, lines, begin, end, layer.key_dim,
+    const Few<T> keys_of_few{q, scores, kSegment, lines, begin, end, layer.key_dim,
                              fetched ? next : lines + kSegment, nullptr};
     if constexpr (digits) score_few_rows(rows, {keys_of_few, query_shifts, key_factors, value_factors, a.value_tail});
     else score_few_rows(rows, a.keys.dtype, keys_of_few);
@@ -377,7 +377,7 @@ template <class Path> class Attend {
   // weights of some other scores: it is not merged.
   float bound(int64_t segment, int64_t row, int64_t begin, int64_t end) {
     const Range mine = seen_by(row, segment);
-    float* s = scores + row * kRows * kSegment;
+    float* s = scores + row * kSegment;
     float scale = layer.scale * a.keys.scale;
     if constexpr (digits) {
       if (!few) this->join_scores(row, s, begin, end);
@@ -401,21 +401,21 @@ template <class Path> class Attend {
   }
 
 #if QUIRE_LEVEL >= 3
-  // Scores of both digits become numbers, but for the query's factor.
+  // Scores become numbers, but for the query's factor.
   void join_scores(int64_t row, float* s, int64_t begin, int64_t end) {
     const __m512i shift = _mm512_set1_epi32(query_shifts[row]);
     for (int64_t k = begin; k < end; k += kLanes)
-      store(s + k, mul(whole_sum(load(s + k), load(s + kSegment + k), shift), load(key_factors + k)));
+      store(s + k, mul(whole_sum(load(s + k), shift), load(key_factors + k)));
   }
 
   void weigh_in_digits(int64_t first, int64_t behind, const float* factors, int64_t begin, int64_t end) {
     float largest[kAtOnce];
     for (int64_t row = first; row < behind; ++row)
-      part[rows + row] = factored_weights(scores + row * kRows * kSegment, value_factors, begin, end,
+      part[rows + row] = factored_weights(scores + row * kSegment, value_factors, begin, end,
                                           factors[row - first], part[row], largest[row - first]);
     for (int64_t row = first; row < behind; ++row) {
       int8_t* const w = weights + row * kRows * kSegment;
-      weight_factors[row] = weight_digits(scores + row * kRows * kSegment, begin, end, largest[row - first], w,
+      weight_factors[row] = weight_digits(scores + row * kSegment, begin, end, largest[row - first], w,
                                           w + kSegment, weight_shifts[row]);
     }
   }

@@ -1,14 +1,13 @@
 // Attention over codes of one byte (I8) by products of whole numbers. For X.isa.cpp only, level 3.
 //
-// Queries and weights become whole numbers c of 15 bits, with one factor for a row: of queries, and of the
-// weights of a segment. c = round(x * (most / m)), m the largest magnitude of the row; its factor is m / most.
-// `most` is kMost, or less where dimensions are so many that sums would not fit 32 bits. With m < 2**-100 all c are 0;
-// with a number that is not finite all are 0 and the factor is NaN.
+// Queries become codes of one byte as keys are, with one factor for a row (row_codes.h). The weights of a row in a segment
+// become whole numbers c of 15 bits with one factor: c = round(w * (kMost / m)), m the largest of them; the factor is
+// m / kMost. With m < 2**-100 all c are 0; with a number that is not finite all are 0 and the factor is NaN. They need
+// more bits than a query: a small weight counts as much as a large one where there are many of them.
 //
 // vpdpbusd multiplies bytes without a sign by bytes with one, so c = 256 high + low, digits of 8 bits, and a byte
-// from the cache counts 128 more, which 128 times the sum of c takes away again. All sums are whole numbers, so they
-// have the same bits in whatever order. As many products as of bf16, and no byte needs to become a number first;
-// and c is nearer to a query or weight than bf16 is, but for weights below 1/128 of the largest.
+// from the cache counts 128 more, which 128 times the sum of a row's numbers takes away again. All sums are whole
+// numbers that fit 32 bits, so they have the same bits in whatever order.
 #pragma once
 #include "row_codes.h"
 #include "softmax.h"
@@ -18,26 +17,20 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-constexpr int32_t kMost = 127 * 256;  // high is 127 at most
-constexpr int64_t kPlanes = 2;        // rows of digits to a row: high, then low
+constexpr float kMost = 127 * 256;  // high is 127 at most; 256 weights times 128 make 30 bits
+constexpr int64_t kPlanes = 2;      // rows of digits to a row of weights: high, then low
 
-// The largest c for sums of so many products with codes.
-QUIRE_INLINE float most_for(int64_t steps) {
-  const int64_t fits = INT32_MAX / (128 * (steps > 0 ? steps : 1));
-  return static_cast<float>(fits < kMost ? fits : kMost);
+// `dim` numbers of bf16 as codes, up to whole units of four. What is returned is their factor, and in `shift` what 128 more in each
+// key adds to a sum.
+static inline float query_codes(const bf16* x, int64_t dim, int8_t* out, int32_t& shift) {
+  const RowScale scaled = row_scale(kBF16, x, 0, dim);
+  __builtin_memset(out, 0, static_cast<size_t>((dim + 3) / 4 * 4));
+  if (scaled.inverse != 0.0f) row_codes(kBF16, x, 0, dim, scaled.inverse, out);
+  shift = 128 * sum_of_codes(out, dim);
+  return scaled.scale;
 }
 
-struct DigitScale {
-  float factor, inverse;
-};
-// Of a row whose largest magnitude is `largest`, NaN if a number is not finite.
-QUIRE_INLINE DigitScale digit_scale(float largest, float most) {
-  if (!(largest < __builtin_inff())) return {__builtin_nanf(""), 0.0f};
-  if (largest < 7.888609052210118e-31f) return {0.0f, 0.0f};  // 2**-100
-  return {largest / most, most / largest};
-}
-
-// 16 numbers y, |y| <= kMost, as digits. The sum of c is added to `total`.
+// 16 numbers y, 0 <= y <= kMost, as digits. The sum of c is added to `total`.
 QUIRE_INLINE void put_digits(Vec y, int8_t* high, int8_t* low, __m512i& total) {
   const __m512i c = _mm512_cvtps_epi32(y.v);
   total = _mm512_add_epi32(total, c);
@@ -48,38 +41,24 @@ QUIRE_INLINE void put_digits(Vec y, int8_t* high, int8_t* low, __m512i& total) {
   put(high, _mm512_srai_epi32(_mm512_add_epi32(c, _mm512_set1_epi32(128)), 8));
 }
 
-// `dim` numbers of bf16; whole vectors are written, with zeros behind the numbers. What is returned is the factor,
-// and in `shift` what 128 more in each code adds to a sum.
-static inline float query_digits(const bf16* x, int64_t dim, int8_t* high, int8_t* low, int32_t& shift) {
-  const DigitScale scale = digit_scale(largest_of<kBF16>(x, 0, dim), most_for(dim));
-  __m512i total = _mm512_setzero_si512();
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const Vec y = mul(load_any(kBF16, x, d, dim - d), splat(scale.inverse));
-    put_digits(scale.inverse != 0.0f ? y : zero(), high + d, low + d, total);
-  }
-  shift = 128 * _mm512_reduce_add_epi32(total);
-  return scale.factor;
-}
-
-// Weights w[begin .. end) of a segment, none below 0, of which `largest` is the largest.
+// Weights w[begin .. end) of a segment, none below 0, of which `largest` is the largest, or NaN. What is returned is the
+// factor, and in `shift` what 128 more in each value adds to a sum.
 static inline float weight_digits(const float* w, int64_t begin, int64_t end, float largest, int8_t* high, int8_t* low,
                                   int32_t& shift) {
-  const DigitScale scale = digit_scale(largest, kMost);
-  const Vec by = splat(scale.inverse);
+  const bool none = !(largest >= 7.888609052210118e-31f && largest < __builtin_inff());  // 2**-100
+  const Vec by = splat(none ? 0.0f : kMost / largest);
   __m512i total = _mm512_setzero_si512();
-  if (scale.inverse == 0.0f) {
-    for (int64_t k = begin; k < end; k += kLanes) put_digits(zero(), high + k, low + k, total);
-  } else {
-    for (int64_t k = begin; k < end; k += kLanes) put_digits(mul(load(w + k), by), high + k, low + k, total);
-  }
+  for (int64_t k = begin; k < end; k += kLanes)
+    put_digits(none ? zero() : mul(load(w + k), by), high + k, low + k, total);
   shift = 128 * _mm512_reduce_add_epi32(total);
-  return scale.factor;
+  if (!none) return largest / kMost;
+  return largest < 1.0f ? 0.0f : __builtin_nanf("");
 }
 
-// Sums of both digits as one of c.
+// Sums of codes or, of both digits, of c.
+QUIRE_INLINE Vec whole_sum(Vec sums, __m512i shift) { return {_mm512_cvtepi32_ps(_mm512_sub_epi32(bits_of(sums), shift))}; }
 QUIRE_INLINE Vec whole_sum(Vec high, Vec low, __m512i shift) {
-  const __m512i upper = _mm512_slli_epi32(_mm512_castps_si512(high.v), 8);
-  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_add_epi32(upper, _mm512_castps_si512(low.v)), shift))};
+  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(bits_of(high), 8), bits_of(low)), shift))};
 }
 
 // From scores to weights times the values' factors, in place, of whole blocks of 32 positions; NaN stays NaN. `largest`
@@ -103,7 +82,7 @@ static inline float factored_weights(float* s, const float* factors, int64_t beg
 
 // ---- products ----------------------------------------------------------------------------------
 
-// Four dimensions, or positions, of 16 columns, times four digits of each row.
+// Four dimensions, or positions, of 16 columns, times four codes or digits of each row.
 template <int R, int V>
 QUIRE_INLINE void step_of(const int8_t* a, int64_t lda, const int8_t* b, Vec (&acc)[R][V]) {
   __m512i column[V];
@@ -118,7 +97,7 @@ QUIRE_INLINE void step_of(const int8_t* a, int64_t lda, const int8_t* b, Vec (&a
 }
 
 // Codes, each 128 more, by fours as one unit of 32 bits. The last unit of a line may read from what stands behind the codes:
-// digits are 0 there.
+// queries are 0 there.
 struct Shifted {
   const char* line;
   inline __attribute__((always_inline)) Vec load(int64_t unit, int64_t units) const {

@@ -16,7 +16,7 @@ struct FewKeys : FewDigits {
   int64_t value_tail;     // bytes from a value to its factor
 };
 
-// acc[row] += four digits at the row's `a` times 16 columns of fours.
+// acc[row] += four codes at the row's `a` times 16 columns of fours.
 template <int R, int64_t stride>
 QUIRE_INLINE void add_fours(Vec (&acc)[R], const int8_t* a, __m512i columns) {
   QUIRE_EACH for (int r = 0; r < R; ++r) {
@@ -25,48 +25,74 @@ QUIRE_INLINE void add_fours(Vec (&acc)[R], const int8_t* a, __m512i columns) {
   }
 }
 
-// R rows of digits, two for each row: its scores, but for its own factor. Keys are turned in registers, not by way of memory
-// as in few_rows.h: there are twice as many products to each, and on Zen 4 a store costs as much time as two of them.
-template <int R> static void score_digits(const FewKeys& p) {
-  const int64_t units = (p.dim + 3) / 4;
+// What is written by fours cannot soon be read as a vector, so this is done for the keys after the next.
+QUIRE_INLINE void copy_factors(const FewKeys& p, const char* const* lines, float* factors, float* value_factors) {
+  copy_factor(lines[0] + p.dim, factors);
+  copy_factor(lines[kSegment] + p.value_tail, value_factors);
+}
+
+// Scores of R rows with 16 keys, but for the rows' own factors.
+template <int R> QUIRE_INLINE void start_sums(const FewKeys& p, Vec (&acc)[R]) {
+  QUIRE_EACH for (int r = 0; r < R; ++r) acc[r].v = _mm512_castsi512_ps(_mm512_set1_epi32(-p.shifts[r]));
+}
+template <int R> QUIRE_INLINE void store_scores(const FewKeys& p, const Vec (&acc)[R], int64_t first) {
+  const Vec factors = load(p.factors + first);
+  QUIRE_EACH for (int r = 0; r < R; ++r)
+    store(p.c + r * p.ldc + first, mul({_mm512_cvtepi32_ps(bits_of(acc[r]))}, factors));
+}
+
+// Of keys of whole vectors. The first half of turning the next ones stands between the products of the last ones, the second half
+// after them: all of it in registers, because on Zen 4 a store takes as much time as two products.
+template <int R> static void score_vectors(const FewKeys& p) {
   const char* const* lines = p.lines + p.begin;
-  float *factors = p.factors + p.begin, *value_factors = p.value_factors + p.begin;
-  // Beside the products of the 16 before: what was just written by fours cannot be read as a vector at once.
-  const auto copy_factors = [&](const char* const* of, float* to, float* values_to, int i) __attribute__((always_inline)) {
-    copy_factor(of[i] + p.dim, to + i);
-    copy_factor(of[kSegment + i] + p.value_tail, values_to + i);
-  };
-  QUIRE_EACH for (int i = 0; i < kLanes; ++i) copy_factors(lines, factors, value_factors, i);
-  for (int64_t first = p.begin; first < p.end; first += kLanes, lines += kLanes, factors += kLanes, value_factors += kLanes) {
-    const int64_t on = first + kLanes < p.end ? kLanes : 0;
-    const char *const *const next = p.next + first, *const *const then = lines + on;
+  for (int i = 0; i < kLanes; ++i) copy_factors(p, lines + i, p.factors + p.begin + i, p.value_factors + p.begin + i);
+  Vec u[kLanes], v[kLanes];
+  QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{lines[i]}.load(0, kLanes);
+  transpose(v);
+  for (int64_t first = p.begin; first < p.end; first += kLanes, lines += kLanes) {
     Vec acc[R];
-    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
-    for (int64_t unit = 0; unit < units; unit += kLanes) {
-      Vec v[kLanes];
-      const int8_t* const a = p.a + 4 * unit;
-      const int64_t left = units - unit;
-      if (left >= kLanes) {
-        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{lines[i]}.load(unit, kLanes);
-        transpose(v);
-        QUIRE_EACH for (int i = 0; i < kLanes; ++i) {
-          fetch_part<kI8>(next[i] + 4 * unit);
-          copy_factors(then, factors + on, value_factors + on, i);
-          add_fours<R, kQueryStride>(acc, a + 4 * i, bits_of(v[i]));
+    start_sums(p, acc);
+    for (int64_t d = 0; d < p.dim; d += 64) {
+      // What comes next; after the last keys these once more.
+      const int64_t on = first + kLanes < p.end ? kLanes : 0, to = d + 64 < p.dim ? d + 64 : 0;
+      const char *const *const then = lines + on, *const *const after = to > 0 ? lines : then, *const *const next = p.next + first;
+      float *const factors = p.factors + first + on, *const value_factors = p.value_factors + first + on;
+      QUIRE_EACH for (int j = 0; j < 4; ++j) {
+        QUIRE_EACH for (int i = 4 * j; i < 4 * j + 4; ++i) {
+          fetch_part<kI8>(next[i] + d);
+          copy_factors(p, then + i, factors + i, value_factors + i);
+          add_fours<R, kQueryStride>(acc, p.a + d + 4 * i, bits_of(v[i]));
         }
-      } else {
-        QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{lines[i]}.load(unit, left);
-        transpose(v);
-        for (int i = 0; i < kLanes; ++i) {
-          fetch_part<kI8>(next[i] + 4 * unit);
-          copy_factors(then, factors + on, value_factors + on, i);
-        }
-        for (int64_t i = 0; i < left; ++i) add_fours<R, kQueryStride>(acc, a + 4 * i, bits_of(v[i]));
+        Vec rows[4];
+        QUIRE_EACH for (int i = 0; i < 4; ++i) rows[i] = Shifted{after[4 * j + i] + to}.load(0, kLanes);
+        turn_rows(rows[0], rows[1], rows[2], rows[3], u + 4 * j);
+      }
+      QUIRE_EACH for (int j = 0; j < 4; ++j) {
+        Vec out[4];
+        turn_columns(u, j, out);
+        QUIRE_EACH for (int i = 0; i < 4; ++i) v[4 * i + j] = out[i];
       }
     }
-    const Vec by = load(factors);
-    QUIRE_EACH for (int r = 0; r < R; r += 2)
-      store(p.c + r / 2 * p.ldc + first, mul(whole_sum(acc[r], acc[r + 1], _mm512_set1_epi32(p.shifts[r / 2])), by));
+    store_scores(p, acc, first);
+  }
+}
+
+template <int R> static void score_codes(const FewKeys& p) {
+  if (p.dim % 64 == 0) return score_vectors<R>(p);
+  const int64_t units = (p.dim + 3) / 4;
+  for (int64_t k = p.begin; k < p.end; ++k) copy_factors(p, p.lines + k, p.factors + k, p.value_factors + k);
+  for (int64_t first = p.begin; first < p.end; first += kLanes) {
+    Vec acc[R];
+    start_sums(p, acc);
+    for (int64_t unit = 0; unit < units; unit += kLanes) {
+      const int64_t left = units - unit < kLanes ? units - unit : kLanes;
+      for (int64_t i = 0; i < kLanes; ++i) fetch_part<kI8>(p.next[first + i] + 4 * unit);
+      Vec v[kLanes];
+      QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{p.lines[first + i]}.load(unit, left);
+      transpose(v);
+      for (int64_t i = 0; i < left; ++i) add_fours<R, kQueryStride>(acc, p.a + 4 * (unit + i), bits_of(v[i]));
+    }
+    store_scores(p, acc, first);
   }
 }
 
@@ -132,11 +158,11 @@ template <int R> static void sum_digits(const FewDigits& p) {
   if (i < p.dim) sum_passes<R, V>(p, i, p.dim - i, std::make_integer_sequence<int, 4 / V>{});
 }
 
-// Rows up to kFewRows, each of kPlanes rows of digits.
+// Rows up to kFewRows; of weights each has kPlanes rows of digits.
 static void score_few_rows(int64_t rows, const FewKeys& p) {
   static constexpr void (*kScore[kFewRows])(const FewKeys&) = {
-      score_digits<2>, score_digits<4>, score_digits<6>, score_digits<8>,
-      score_digits<10>, score_digits<12>, score_digits<14>, score_digits<16>};
+      score_codes<1>, score_codes<2>, score_codes<3>, score_codes<4>,
+      score_codes<5>, score_codes<6>, score_codes<7>, score_codes<8>};
   kScore[rows - 1](p);
 }
 static void sum_few_rows(int64_t rows, int, const FewDigits& p) {

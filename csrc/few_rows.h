@@ -46,7 +46,6 @@ QUIRE_INLINE void add_pairs(Vec (&acc)[R], const bf16* a, __m512i columns) {
     acc[r].v = _mm512_dpbf16_ps(acc[r].v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)columns);
   }
 }
-QUIRE_INLINE __m512i bits_of(Vec v) { return _mm512_castps_si512(v.v); }
 
 // Adds the products of 32 dimensions, or those that are left, of 16 keys.
 template <int R, int D>

@@ -240,6 +240,8 @@ static void copy_values(int dtype, const char* const* lines, int64_t count, int6
 }
 
 #if QUIRE_LEVEL >= 3
+QUIRE_INLINE __m512i bits_of(Vec v) { return _mm512_castps_si512(v.v); }
+
 // Two neighbours of a line as one unit of 32 bits.
 template <int D> struct Pairs {
   const char* line;
