@@ -66,6 +66,16 @@ template <class Path> class Attend {
   void run(const AttentionTile* later, bool fetched) {
     load_queries();
     if (!t.parts) start();
+    if constexpr (digits) {
+      if (few) this->run_segments(later, fetched);
+      else run_units(later, fetched);
+    } else {
+      run_units(later, fetched);
+    }
+    if (!t.parts) finish();
+  }
+
+  void run_units(const AttentionTile* later, bool fetched) {
     const char* lines[2][2 * kSegment];
     Unit unit{t.segment, t.kv_head};
     locate(t, unit, lines[0]);
@@ -91,7 +101,6 @@ template <class Path> class Attend {
       if (!t.parts) fold(unit.segment);
       unit = next;
     }
-    if (!t.parts) finish();
   }
 
   void merge() {
@@ -299,7 +308,7 @@ template <class Path> class Attend {
 
   // A unit whose keys and values stand at `lines`; those of the next one, at `ahead`, are fetched meanwhile.
   void attend_unit(int64_t segment, Range range, const char* const* lines, Range to_come, const char** ahead, bool fetched) {
-    if constexpr (!floats)
+    if constexpr (!floats && !digits)
       if (few) return this->attend_few(segment, range, lines, to_come, ahead, fetched);
     attend_many(segment, range, lines, to_come, ahead, fetched);
   }
@@ -322,24 +331,71 @@ template <class Path> class Attend {
     if (some) fill_up(ahead, to_come);
     const char* const* next = some ? ahead : lines;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-    const Few<T> keys_of_few{q, scores, kSegment, lines, begin, end, layer.key_dim,
-                             fetched ? next : lines + kSegment, nullptr};
-    if constexpr (digits) score_few_rows(rows, {keys_of_few, query_shifts, key_factors, value_factors, a.value_tail});
-    else score_few_rows(rows, a.keys.dtype, keys_of_few);
+    score_few_rows(rows, a.keys.dtype, {q, scores, kSegment, lines, begin, end, layer.key_dim,
+                                        fetched ? next : lines + kSegment, nullptr});
     weigh(segment, range);
-    const Few<T> values_of_few{weights, sums_of_values(), width, lines + kSegment, range.begin / 32 * 32,
-                               (range.end + kStep - 1) / kStep * kStep, layer.value_dim, next + kSegment,
-                               some && !fetched ? next : nullptr};
-    sum_few_rows(rows, a.keys.dtype, values_of_few);
-    if constexpr (digits) this->join_values();
+    sum_few_rows(rows, a.keys.dtype, {weights, part + 2 * rows, width, lines + kSegment, range.begin / 32 * 32,
+                                      (range.end + 1) / 2 * 2, layer.value_dim, next + kSegment,
+                                      some && !fetched ? next : nullptr});
     for (int64_t k = range.end; k < to_come.end; ++k) {
       fetch_row(ahead[k], layer.key_dim);
       fetch_row(ahead[kSegment + k], layer.value_dim);
     }
   }
   void fetch_row(const char* line, int64_t dim) const {
-    const int64_t bytes = dim * static_cast<int64_t>(item_size(a.keys.dtype));
+    fetch_bytes(line, dim * static_cast<int64_t>(item_size(a.keys.dtype)));
+  }
+  static void fetch_bytes(const char* line, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) fetch(line + i);
+  }
+
+  // Few rows of digits, whose heads of keys and values share lines of memory: during the unit of a head, that head's of the next
+  // segment are fetched. By units, as above, the first head would fetch nearly all, and the others wait for nothing.
+  void run_segments(const AttentionTile* later, bool fetched) {
+    const char* lines[2][2 * kSegment];
+    const char **now = lines[0], **then = lines[1];
+    locate(t, {t.segment, t.kv_head}, now);
+    const int64_t key = a.keys.head, value = a.values.head;  // bytes from one head to the next
+    const int64_t keys_bytes = (heads - 1) * key + layer.key_dim + kFactorBytes;
+    const int64_t values_bytes = (heads - 1) * value + layer.value_dim + kFactorBytes;
+    const auto fetch_rows = [&](const char* const* rows_at, int64_t k, int64_t end) {
+      for (; k < end; ++k) {
+        fetch_bytes(rows_at[k], keys_bytes);
+        fetch_bytes(rows_at[kSegment + k], values_bytes);
+      }
+    };
+    if (!fetched) fetch_rows(now, seen(t, t.segment).begin, seen(t, t.segment).end);
+    for (int64_t segment = t.segment; segment < t.segment_end; ++segment) {
+      const Range range = seen(t, segment);
+      Range to_come{0, 0};
+      if (segment + 1 < t.segment_end) {
+        to_come = seen(t, segment + 1);
+        locate(t, {segment + 1, t.kv_head}, then);
+      } else if (later) {
+        to_come = seen(*later, later->segment);
+        locate(*later, {later->segment, later->kv_head}, then);
+      }
+      fill_up(then, to_come);
+      end_factors(range);
+      for (int64_t head = 0; head < heads; ++head) {
+        select({segment, t.kv_head + head});
+        const int64_t end = (range.end + 15) / 16 * 16;
+        const bool last = head + 1 == heads;
+        score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, range.begin / kSpan * kSpan, end, layer.key_dim, then,
+                                       nullptr}, head * key, last},
+                                     query_shifts, key_factors, value_factors, a.value_tail});
+        weigh(segment, range);
+        sum_few_rows(rows, FewDigits{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
+                                      layer.value_dim, then + kSegment, nullptr}, head * value, last});
+        join_values();
+        if (!t.parts) fold(segment);
+        if (!last) beside(now, range, 1, now);
+      }
+      fetch_rows(then, range.end, to_come.end);
+      const char** const was = now;
+      now = then;
+      then = was;
+    }
   }
   // Where `locate` had nothing to say: what is there is fetched without asking.
   static void fill_up(const char** lines, Range range) {

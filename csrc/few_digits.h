@@ -8,13 +8,22 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-using FewDigits = Few<int8_t>;
+struct FewDigits : Few<int8_t> {
+  int64_t on;  // bytes from `next` to what is fetched
+  bool ends;   // and where it ends, too, which the next head would fetch
+};
 struct FewKeys : FewDigits {
   const int32_t* shifts;  // of rows
   // By position; read from the lines, those of values from kSegment lines further on, beside the products.
   float *factors, *value_factors;
   int64_t value_tail;     // bytes from a value to its factor
 };
+
+// 64 bytes of a row from number i on.
+QUIRE_INLINE void fetch_codes(const FewDigits& p, const char* row, int64_t i) {
+  fetch(row + p.on + i);
+  if (p.ends && i + 64 >= p.dim) fetch(row + p.on + p.dim + kFactorBytes - 1);
+}
 
 // acc[row] += four codes at the row's `a` times 16 columns of fours.
 template <int R, int64_t stride>
@@ -59,7 +68,7 @@ template <int R> static void score_vectors(const FewKeys& p) {
       float *const factors = p.factors + first + on, *const value_factors = p.value_factors + first + on;
       QUIRE_EACH for (int j = 0; j < 4; ++j) {
         QUIRE_EACH for (int i = 4 * j; i < 4 * j + 4; ++i) {
-          fetch_part<kI8>(next[i] + d);
+          fetch_codes(p, next[i], d);
           copy_factors(p, then + i, factors + i, value_factors + i);
           add_fours<R, kQueryStride>(acc, p.a + d + 4 * i, bits_of(v[i]));
         }
@@ -86,7 +95,7 @@ template <int R> static void score_codes(const FewKeys& p) {
     start_sums(p, acc);
     for (int64_t unit = 0; unit < units; unit += kLanes) {
       const int64_t left = units - unit < kLanes ? units - unit : kLanes;
-      for (int64_t i = 0; i < kLanes; ++i) fetch_part<kI8>(p.next[first + i] + 4 * unit);
+      for (int64_t i = 0; i < kLanes; ++i) fetch_codes(p, p.next[first + i], 4 * unit);
       Vec v[kLanes];
       QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{p.lines[first + i]}.load(unit, left);
       transpose(v);
@@ -127,10 +136,7 @@ QUIRE_INLINE void sum_vectors(const FewDigits& p, int64_t i, int64_t left) {
   Vec acc[R][V];
   QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = zero();
   for (int64_t k = p.begin; k < p.end; k += 4) {
-    QUIRE_EACH for (int one = first; one < first + V; ++one) {  // each pass fetches its share
-      fetch_part<kI8>(p.next[k + one] + i);
-      if (p.also) fetch_part<kI8>(p.also[k + one] + i);
-    }
+    QUIRE_EACH for (int one = first; one < first + V; ++one) fetch_codes(p, p.next[k + one], i);  // each pass its share
     __m512i columns[V];
     read_fours<V>(p.lines + k, i, left, first, columns);
     QUIRE_EACH for (int r = 0; r < R; ++r) {
@@ -165,7 +171,7 @@ static void score_few_rows(int64_t rows, const FewKeys& p) {
       score_codes<5>, score_codes<6>, score_codes<7>, score_codes<8>};
   kScore[rows - 1](p);
 }
-static void sum_few_rows(int64_t rows, int, const FewDigits& p) {
+static void sum_few_rows(int64_t rows, const FewDigits& p) {
   static constexpr void (*kSum[kFewRows])(const FewDigits&) = {
       sum_digits<2>, sum_digits<4>, sum_digits<6>, sum_digits<8>,
       sum_digits<10>, sum_digits<12>, sum_digits<14>, sum_digits<16>};
