@@ -7,6 +7,9 @@
 // products: where pairs of bf16 are multiplied, few_rows.h does both in registers, and few_digits.h
 // where whole numbers are (digits.h).
 #include "attention.h"
+
+#include <algorithm>
+
 #include "few_digits.h"
 #include "pool.h"
 #include "product.h"
@@ -291,6 +294,7 @@ template <class Path> class Attend {
 
   // 0 where nothing is seen, as lines there are zeros: what lies there could be NaN, and so could a weight of 0 times that.
   void read_factors(Range range, const char* const* lines) {
+    if (range.begin >= range.end) return;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
     for (int64_t k = begin; k < end; ++k) copy_factor(lines[k] + layer.key_dim, key_factors + k);
     for (int64_t k = begin; k < end; ++k) copy_factor(lines[kSegment + k] + a.value_tail, value_factors + k);
@@ -352,8 +356,8 @@ template <class Path> class Attend {
   // Few rows of digits, whose heads of keys and values share lines of memory: during the unit of a head, that head's of the next
   // segment are fetched. By units, as above, the first head would fetch nearly all, and the others wait for nothing.
   void run_segments(const AttentionTile* later, bool fetched) {
-    const char* lines[2][2 * kSegment];
-    const char **now = lines[0], **then = lines[1];
+    const char* lines[3][2 * kSegment];
+    const char **now = lines[0], **after = lines[1], **then = lines[2];  // this unit, the next, and the next segment's first
     locate(t, {t.segment, t.kv_head}, now);
     const int64_t key = a.keys.head, value = a.values.head;  // bytes from one head to the next
     const int64_t keys_bytes = (heads - 1) * key + layer.key_dim + kFactorBytes;
@@ -365,6 +369,7 @@ template <class Path> class Attend {
       }
     };
     if (!fetched) fetch_rows(now, seen(t, t.segment).begin, seen(t, t.segment).end);
+    read_factors(seen(t, t.segment), now);
     for (int64_t segment = t.segment; segment < t.segment_end; ++segment) {
       const Range range = seen(t, segment);
       Range to_come{0, 0};
@@ -376,26 +381,38 @@ template <class Path> class Attend {
         locate(*later, {later->segment, later->kv_head}, then);
       }
       fill_up(then, to_come);
-      end_factors(range);
       for (int64_t head = 0; head < heads; ++head) {
         select({segment, t.kv_head + head});
         const int64_t end = (range.end + 15) / 16 * 16;
         const bool last = head + 1 == heads;
+        end_factors(range);
         score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, range.begin / kSpan * kSpan, end, layer.key_dim, then,
                                        nullptr}, head * key, last},
-                                     query_shifts, key_factors, value_factors, a.value_tail});
+                                     query_shifts, key_factors});
         weigh(segment, range);
-        sum_few_rows(rows, FewDigits{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
-                                      layer.value_dim, then + kSegment, nullptr}, head * value, last});
+        if (!last) beside(now, range, 1, after);
+        const char* const* next = last ? then : after;
+        sum_few_rows(rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
+                                       layer.value_dim, then + kSegment, nullptr}, head * value, last},
+                                     {next, layer.key_dim, key_factors}, {next + kSegment, a.value_tail, value_factors}});
         join_values();
         if (!t.parts) fold(segment);
-        if (!last) beside(now, range, 1, now);
+        if (last) break;
+        const char** const was = now;
+        now = after;
+        after = was;
       }
       fetch_rows(then, range.end, to_come.end);
+      if (segment + 1 < t.segment_end) read_other_factors(to_come, range, then);
       const char** const was = now;
       now = then;
       then = was;
     }
+  }
+  // Those that were not read beside the products of the unit before, which had positions in `range`.
+  void read_other_factors(Range of, Range range, const char* const* lines) {
+    read_factors({of.begin, std::min(of.end, range.begin / 32 * 32)}, lines);
+    read_factors({std::max(of.begin, (range.end + 3) / 4 * 4), of.end}, lines);
   }
   // Where `locate` had nothing to say: what is there is fetched without asking.
   static void fill_up(const char** lines, Range range) {

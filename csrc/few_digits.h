@@ -9,20 +9,28 @@ namespace quire {
 namespace QUIRE_ISA {
 
 struct FewDigits : Few<int8_t> {
-  int64_t on;  // bytes from `next` to what is fetched
-  bool ends;   // and where it ends, too, which the next head would fetch
+  int64_t on;   // bytes from `next` to what is fetched
+  bool starts;  // and where `next` starts, too
 };
 struct FewKeys : FewDigits {
   const int32_t* shifts;  // of rows
-  // By position; read from the lines, those of values from kSegment lines further on, beside the products.
-  float *factors, *value_factors;
-  int64_t value_tail;     // bytes from a value to its factor
+  const float* factors;   // of keys, by position
+};
+// Beside the products of values, factors of the next unit are read: there is time for it, and a core that reads them by
+// themselves waits for its second-level cache.
+struct FewValues : FewDigits {
+  struct Factors {
+    const char* const* lines;
+    int64_t tail;  // bytes from a line to its factor
+    float* to;     // by position
+  } of_keys, of_values;
 };
 
-// 64 bytes of a row from number i on.
+// Where 64 bytes of a row and its factor end: what stands before that was fetched as the end of another head or position, but
+// where a block begins. Factors are read first.
 QUIRE_INLINE void fetch_codes(const FewDigits& p, const char* row, int64_t i) {
-  fetch(row + p.on + i);
-  if (p.ends && i + 64 >= p.dim) fetch(row + p.on + p.dim + kFactorBytes - 1);
+  fetch(row + p.on + (i + 64 < p.dim ? i + 64 : p.dim) + kFactorBytes - 1);
+  if (p.starts) fetch(row + i);
 }
 
 // acc[row] += four codes at the row's `a` times 16 columns of fours.
@@ -32,12 +40,6 @@ QUIRE_INLINE void add_fours(Vec (&acc)[R], const int8_t* a, __m512i columns) {
     struct Four { int8_t digits[4]; };
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc[r].v) : "v"(columns), "m"(*reinterpret_cast<const Four*>(a + r * stride)));
   }
-}
-
-// What is written by fours cannot soon be read as a vector, so this is done for the keys after the next.
-QUIRE_INLINE void copy_factors(const FewKeys& p, const char* const* lines, float* factors, float* value_factors) {
-  copy_factor(lines[0] + p.dim, factors);
-  copy_factor(lines[kSegment] + p.value_tail, value_factors);
 }
 
 // Scores of R rows with 16 keys, but for the rows' own factors.
@@ -54,7 +56,6 @@ template <int R> QUIRE_INLINE void store_scores(const FewKeys& p, const Vec (&ac
 // after them: all of it in registers, because on Zen 4 a store takes as much time as two products.
 template <int R> static void score_vectors(const FewKeys& p) {
   const char* const* lines = p.lines + p.begin;
-  for (int i = 0; i < kLanes; ++i) copy_factors(p, lines + i, p.factors + p.begin + i, p.value_factors + p.begin + i);
   Vec u[kLanes], v[kLanes];
   QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{lines[i]}.load(0, kLanes);
   transpose(v);
@@ -64,12 +65,10 @@ template <int R> static void score_vectors(const FewKeys& p) {
     for (int64_t d = 0; d < p.dim; d += 64) {
       // What comes next; after the last keys these once more.
       const int64_t on = first + kLanes < p.end ? kLanes : 0, to = d + 64 < p.dim ? d + 64 : 0;
-      const char *const *const then = lines + on, *const *const after = to > 0 ? lines : then, *const *const next = p.next + first;
-      float *const factors = p.factors + first + on, *const value_factors = p.value_factors + first + on;
+      const char *const *const after = to > 0 ? lines : lines + on, *const *const next = p.next + first;
       QUIRE_EACH for (int j = 0; j < 4; ++j) {
         QUIRE_EACH for (int i = 4 * j; i < 4 * j + 4; ++i) {
           fetch_codes(p, next[i], d);
-          copy_factors(p, then + i, factors + i, value_factors + i);
           add_fours<R, kQueryStride>(acc, p.a + d + 4 * i, bits_of(v[i]));
         }
         Vec rows[4];
@@ -89,7 +88,6 @@ template <int R> static void score_vectors(const FewKeys& p) {
 template <int R> static void score_codes(const FewKeys& p) {
   if (p.dim % 64 == 0) return score_vectors<R>(p);
   const int64_t units = (p.dim + 3) / 4;
-  for (int64_t k = p.begin; k < p.end; ++k) copy_factors(p, p.lines + k, p.factors + k, p.value_factors + k);
   for (int64_t first = p.begin; first < p.end; first += kLanes) {
     Vec acc[R];
     start_sums(p, acc);
@@ -122,6 +120,10 @@ template <int V> QUIRE_INLINE void read_fours(const char* const* lines, int64_t 
   if (first + V > 2) fours(_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d), 2);
 }
 
+QUIRE_INLINE void copy_factors(const FewValues::Factors& of, int64_t k) {
+  QUIRE_EACH for (int i = 0; i < 4; ++i) copy_factor(of.lines[k + i] + of.tail, of.to + k + i);
+}
+
 // Vectors of sums, as `read_fours` has their columns, to where they belong: by fours, 16 apart, `lanes` of them. Not among
 // the products, where compilers would not keep the sums in registers.
 static __attribute__((noinline)) void spread(const float* sums, int vectors, float* to, int64_t lanes) {
@@ -132,11 +134,13 @@ static __attribute__((noinline)) void spread(const float* sums, int vectors, flo
 
 // Vectors first .. first + V of the dimensions from i on, `left` of them.
 template <int R, int V, int first>
-QUIRE_INLINE void sum_vectors(const FewDigits& p, int64_t i, int64_t left) {
+QUIRE_INLINE void sum_vectors(const FewValues& p, int64_t i, int64_t left) {
   Vec acc[R][V];
   QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = zero();
   for (int64_t k = p.begin; k < p.end; k += 4) {
     QUIRE_EACH for (int one = first; one < first + V; ++one) fetch_codes(p, p.next[k + one], i);  // each pass its share
+    if (first == 0) copy_factors(p.of_keys, k);
+    if (first + V == 4) copy_factors(p.of_values, k);
     __m512i columns[V];
     read_fours<V>(p.lines + k, i, left, first, columns);
     QUIRE_EACH for (int r = 0; r < R; ++r) {
@@ -153,11 +157,11 @@ QUIRE_INLINE void sum_vectors(const FewDigits& p, int64_t i, int64_t left) {
 }
 
 template <int R, int V, int... pass>
-QUIRE_INLINE void sum_passes(const FewDigits& p, int64_t i, int64_t left, std::integer_sequence<int, pass...>) {
+QUIRE_INLINE void sum_passes(const FewValues& p, int64_t i, int64_t left, std::integer_sequence<int, pass...>) {
   (sum_vectors<R, V, V * pass>(p, i, left), ...);
 }
 
-template <int R> static void sum_digits(const FewDigits& p) {
+template <int R> static void sum_digits(const FewValues& p) {
   constexpr int V = R <= 6 ? 4 : R <= 14 ? 2 : 1;
   int64_t i = 0;
   for (; i + 64 <= p.dim; i += 64) sum_passes<R, V>(p, i, 64, std::make_integer_sequence<int, 4 / V>{});
@@ -171,8 +175,8 @@ static void score_few_rows(int64_t rows, const FewKeys& p) {
       score_codes<5>, score_codes<6>, score_codes<7>, score_codes<8>};
   kScore[rows - 1](p);
 }
-static void sum_few_rows(int64_t rows, const FewDigits& p) {
-  static constexpr void (*kSum[kFewRows])(const FewDigits&) = {
+static void sum_few_rows(int64_t rows, const FewValues& p) {
+  static constexpr void (*kSum[kFewRows])(const FewValues&) = {
       sum_digits<2>, sum_digits<4>, sum_digits<6>, sum_digits<8>,
       sum_digits<10>, sum_digits<12>, sum_digits<14>, sum_digits<16>};
   kSum[rows - 1](p);
