@@ -287,9 +287,14 @@ template <class Path> class Attend {
 
   // ---- one segment -----------------------------------------------------------------------------
 
-  // Weights come in whole blocks of 32.
   void end_factors(Range range) {
-    for (int64_t k = (range.end + 15) / 16 * 16; k < (range.end + 31) / 32 * 32; ++k) key_factors[k] = value_factors[k] = 0.0f;
+    for (int64_t k = (range.end + 15) / 16 * 16; k < whole_blocks(range).end; ++k) key_factors[k] = value_factors[k] = 0.0f;
+  }
+
+  // Weights come in blocks of so many positions.
+  static Range whole_blocks(Range range) {
+    constexpr int64_t size = digits ? 64 : 32;
+    return {range.begin / size * size, (range.end + size - 1) / size * size};
   }
 
   // 0 where nothing is seen, as lines there are zeros: what lies there could be NaN, and so could a weight of 0 times that.
@@ -429,7 +434,7 @@ template <class Path> class Attend {
   // From scores to weights of all rows. Each step is done for several rows before the next: what a row has in one number
   // takes a while to come out of its vectors.
   void weigh(int64_t segment, Range range) {
-    const int64_t begin = range.begin / 32 * 32, end = (range.end + 31) / 32 * 32;
+    const auto [begin, end] = whole_blocks(range);
     for (int64_t first = 0; first < rows; first += kAtOnce) {
       const int64_t behind = first + kAtOnce < rows ? first + kAtOnce : rows;
       float factors[kAtOnce];
@@ -557,18 +562,25 @@ template <class Path> class Attend {
   }
 
   void fold(int64_t segment) {
-    for (int64_t row = 0; row < rows; ++row) {
-      const Range mine = seen_by(row, segment);
-      if (mine.begin >= mine.end) continue;
-      const float highest = larger(top[row], part[row]);
-      const float keep = exp2_of(top[row] - highest), take = exp2_of(part[row] - highest);
-      top[row] = highest;
-      sum[row] = sum[row] * keep + part[rows + row] * take;
-      const float* from = part + 2 * rows + row * width;
-      float* to = acc + row * width;
-      for (int64_t i = 0; i < width; i += kLanes)
-        store(to + i, fma(load(to + i), splat(keep), mul(load(from + i), splat(take))));
+    for (int64_t first = 0; first < rows; first += kLanes) {
+      const int64_t count = rows - first < kLanes ? rows - first : kLanes;
+      const Vec old = load_n(top + first, count), fresh = load_n(part + first, count), highest = max(old, fresh);
+      float tops[kLanes], keeps[kLanes], takes[kLanes];
+      store(tops, highest);
+      store(keeps, exp2<6>(sub(old, highest)));
+      store(takes, exp2<6>(sub(fresh, highest)));
+      for (int64_t i = 0; i < count; ++i)
+        if (const Range mine = seen_by(first + i, segment); mine.begin < mine.end) fold_row(first + i, tops[i], keeps[i], takes[i]);
     }
+  }
+
+  void fold_row(int64_t row, float highest, float keep, float take) {
+    top[row] = highest;
+    sum[row] = sum[row] * keep + part[rows + row] * take;
+    const float* from = part + 2 * rows + row * width;
+    float* to = acc + row * width;
+    for (int64_t i = 0; i < width; i += kLanes)
+      store(to + i, fma(load(to + i), splat(keep), mul(load(from + i), splat(take))));
   }
 
   void finish() {

@@ -30,28 +30,36 @@ static inline float query_codes(const bf16* x, int64_t dim, int8_t* out, int32_t
   return scaled.scale;
 }
 
-// 16 numbers y, 0 <= y <= kMost, as digits. The sum of c is added to `total`.
-QUIRE_INLINE void put_digits(Vec y, int8_t* high, int8_t* low, __m512i& total) {
-  const __m512i c = _mm512_cvtps_epi32(y.v);
-  total = _mm512_add_epi32(total, c);
-  const auto put = [](int8_t* to, __m512i digits) __attribute__((always_inline)) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(digits));
+// 64 numbers of w times `by`, at most kMost, as digits. The sum of c is added to `total`, in lanes.
+QUIRE_INLINE void put_digits(const float* w, Vec by, int8_t* high, int8_t* low, __m512i& total) {
+  const auto c = [&](int i) __attribute__((always_inline)) { return _mm512_cvtps_epi32(mul(load(w + i * kLanes), by).v); };
+  const __m512i one = _mm512_packs_epi32(c(0), c(1)), other = _mm512_packs_epi32(c(2), c(3));
+  const __m512i ones = _mm512_set1_epi16(1), byte = _mm512_set1_epi16(0xff), half = _mm512_set1_epi16(128);
+  total = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(total, one, ones), other, ones);
+  // Packing leaves fours of each vector in turns.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const auto put = [&](int8_t* to, __m512i bytes) __attribute__((always_inline)) {
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
   };
-  put(low, c);
-  put(high, _mm512_srai_epi32(_mm512_add_epi32(c, _mm512_set1_epi32(128)), 8));
+  put(low, _mm512_packus_epi16(_mm512_and_si512(one, byte), _mm512_and_si512(other, byte)));
+  const auto upper = [&](__m512i x) __attribute__((always_inline)) { return _mm512_srli_epi16(_mm512_add_epi16(x, half), 8); };
+  put(high, _mm512_packus_epi16(upper(one), upper(other)));
 }
 
-// Weights w[begin .. end) of a segment, none below 0, of which `largest` is the largest, or NaN. What is returned is the
-// factor, and in `shift` what 128 more in each value adds to a sum.
+// Weights w[begin .. end) of a segment, 64 at a time, none below 0, of which `largest` is the largest, or NaN. What is returned is
+// the factor, and in `shift` what 128 more in each value adds to a sum.
 static inline float weight_digits(const float* w, int64_t begin, int64_t end, float largest, int8_t* high, int8_t* low,
                                   int32_t& shift) {
-  const bool none = !(largest >= 7.888609052210118e-31f && largest < __builtin_inff());  // 2**-100
-  const Vec by = splat(none ? 0.0f : kMost / largest);
-  __m512i total = _mm512_setzero_si512();
-  for (int64_t k = begin; k < end; k += kLanes)
-    put_digits(none ? zero() : mul(load(w + k), by), high + k, low + k, total);
-  shift = 128 * _mm512_reduce_add_epi32(total);
-  if (!none) return largest / kMost;
+  shift = 0;
+  if (largest >= 7.888609052210118e-31f && largest < __builtin_inff()) {  // 2**-100
+    const Vec by = splat(kMost / largest);
+    __m512i total = _mm512_setzero_si512();
+    for (int64_t k = begin; k < end; k += 64) put_digits(w + k, by, high + k, low + k, total);
+    shift = 128 * _mm512_reduce_add_epi32(total);
+    return largest / kMost;
+  }
+  __builtin_memset(high + begin, 0, static_cast<size_t>(end - begin));
+  __builtin_memset(low + begin, 0, static_cast<size_t>(end - begin));
   return largest < 1.0f ? 0.0f : __builtin_nanf("");
 }
 
@@ -61,7 +69,7 @@ QUIRE_INLINE Vec whole_sum(Vec high, Vec low, __m512i shift) {
   return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(bits_of(high), 8), bits_of(low)), shift))};
 }
 
-// From scores to weights times the values' factors, in place, of whole blocks of 32 positions; NaN stays NaN. `largest`
+// From scores to weights times the values' factors, in place, of whole vectors; NaN stays NaN. `largest`
 // is the largest of them, or NaN if there is one; what is returned is the sum of the weights alone.
 static inline float factored_weights(float* s, const float* factors, int64_t begin, int64_t end, float factor,
                                      float top, float& largest) {

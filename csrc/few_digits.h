@@ -121,7 +121,9 @@ template <int V> QUIRE_INLINE void read_fours(const char* const* lines, int64_t 
 }
 
 QUIRE_INLINE void copy_factors(const FewValues::Factors& of, int64_t k) {
-  QUIRE_EACH for (int i = 0; i < 4; ++i) copy_factor(of.lines[k + i] + of.tail, of.to + k + i);
+  float four[4];
+  QUIRE_EACH for (int i = 0; i < 4; ++i) copy_factor(of.lines[k + i] + of.tail, four + i);
+  _mm_storeu_ps(of.to + k, _mm_setr_ps(four[0], four[1], four[2], four[3]));
 }
 
 // Vectors of sums, as `read_fours` has their columns, to where they belong: by fours, 16 apart, `lanes` of them. Not among
