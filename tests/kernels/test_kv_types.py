@@ -144,8 +144,10 @@ class Served:
 def test_read_as_the_numbers_that_it_stands_for(isa, kind, dtype, heads, dim):
     """Bit for bit what attention over a cache of these numbers gives, in the type that enters the
     products. The scales of int8, which scores and weights are multiplied with, round nothing if
-    they are powers of two; with its own ones, it is as near as any."""
-    in_pairs = isa == "avx512_bf16" and dtype is torch.bfloat16 and dim % 2 == 0
+    they are powers of two; with its own ones, it is as near as any. Where queries over int8 become
+    codes, too, it is near (and `test_kv_digits.py` says how near to that)."""
+    pairs = isa == "avx512_bf16" and dtype is torch.bfloat16
+    in_pairs, in_digits = pairs and dim % 2 == 0, pairs and kind is INT8
     one = Served(kind, dtype, heads, dim)
     slots = one.metadata.slot_mapping
     native_attention.write_kv(one.k, one.v, *one.caches, slots)
@@ -153,8 +155,10 @@ def test_read_as_the_numbers_that_it_stands_for(isa, kind, dtype, heads, dim):
     if kind is INT8:
         plain = reference.paged_attention(one.q, *one.caches, one.metadata, spec)
         got = native_attention.paged_attention(one.q, *one.caches, one.metadata, spec)
-        most = 6e-3 if in_pairs else 8e-3 if dtype is torch.bfloat16 else 1e-5
+        most = 1.2e-2 if in_digits else 8e-3 if dtype is torch.bfloat16 else 1e-5
         assert (got.float() - plain.float()).norm() < most * plain.float().norm()
+        if in_digits:
+            return
         for cache in one.caches:
             exponents = torch.randint(-9, -4, cache.shape[:-1], dtype=torch.float32)
             cache[..., dim:] = torch.exp2(exponents).unsqueeze(-1).view(INT8)
