@@ -445,7 +445,8 @@ template <class Path> class Attend {
         for (int64_t row = first; row < behind; ++row) {
           T* const w = weights + row * kSegment;
           part[rows + row] = row_weights(scores + row * kSegment, w, begin, end, factors[row - first], part[row]);
-          if (a.keys.dtype == kI8) scale_all(w, value_factors, begin, end);
+          if constexpr (floats)
+            if (a.keys.dtype == kI8) scale_all(w, value_factors, begin, end);
         }
       }
     }
@@ -460,7 +461,7 @@ template <class Path> class Attend {
     if constexpr (digits) {
       if (!few) this->join_scores(row, s, begin, end);
       scale *= query_factors[row];
-    } else if (a.keys.dtype == kI8) {
+    } else if (a.keys.dtype == kI8) {  // floats
       scale_all(s, key_factors, begin, end);
     }
     float factor = scale * kLog2e;
@@ -510,10 +511,9 @@ template <class Path> class Attend {
   }
 #endif
 
-  // Multiplies x[begin .. end), whole vectors, rounded to their type.
-  template <class X> static void scale_all(X* x, const float* by, int64_t begin, int64_t end) {
-    using Type = Memory<sizeof(X) == 4 ? kF32 : kBF16>;
-    for (int64_t k = begin; k < end; k += kLanes) Type::store(x, k, mul(Type::load(x, k), load(by + k)));
+  // Multiplies x[begin .. end), whole vectors.
+  static void scale_all(float* x, const float* by, int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k += kLanes) store(x + k, mul(load(x + k), load(by + k)));
   }
 
   // Scores times log2 e with all that a model adds.

@@ -1,4 +1,4 @@
-// E4M3, E5M2 and I8 as bf16 by two tables of 128 bytes, for the upper and the lower halves of the numbers.
+// E4M3 and E5M2 as bf16 by two tables of 128 bytes, for the upper and the lower halves of the numbers.
 // For X.isa.cpp only, of level 3, where kLooksUpBytes: AVX512_VBMI, which not every machine with BF16 has. Its instructions
 // are written out, so that no compiler uses them elsewhere.
 #pragma once
@@ -29,9 +29,7 @@ template <int D> struct ByteTable {
       Bytes() {
         for (int i = 0; i < 128; ++i) {
           const uint8_t code = static_cast<uint8_t>(i);
-          uint32_t bits = f32_to_bits(D == kI8     ? static_cast<float>(code)
-                                      : D == kE5M2 ? e5m2_to_f32(code)
-                                                   : e4m3_to_f32(code));
+          uint32_t bits = f32_to_bits(D == kE5M2 ? e5m2_to_f32(code) : e4m3_to_f32(code));
           if ((bits & 0x7fffffffu) > 0x7f800000u) bits |= 0x400000u;  // NaN as conversions give it
           above[i] = static_cast<uint8_t>(bits >> 24);
           below[i] = static_cast<uint8_t>(bits >> 16);
@@ -47,10 +45,9 @@ template <int D> struct ByteTable {
   // Of each 16 codes the first eight as numbers in `first`, the others in `second`: `place(i)` says for
   // number i of both, one behind the other, where its code is to be.
   inline __attribute__((always_inline)) void numbers(__m512i codes, __m512i& first, __m512i& second) const {
-    // Tables are of magnitudes, which of I8 are at most 127.
-    const __m512i size = D == kI8 ? _mm512_abs_epi8(codes) : codes;
-    const __m512i low = picked(below[0], below[1], size), sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    const __m512i high = _mm512_ternarylogic_epi32(picked(above[0], above[1], size), codes, sign, 0xf8);
+    // Tables are of magnitudes: the sign is no part of a place in 128 bytes.
+    const __m512i low = picked(below[0], below[1], codes), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    const __m512i high = _mm512_ternarylogic_epi32(picked(above[0], above[1], codes), codes, sign, 0xf8);
     first = _mm512_unpacklo_epi8(low, high);
     second = _mm512_unpackhi_epi8(low, high);
   }

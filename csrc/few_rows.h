@@ -31,11 +31,6 @@ template <class T> struct Few {
 using FewRows = Few<bf16>;
 
 QUIRE_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
-// 64 bytes of a row; of I8, which has its factor behind it, they seldom begin with a line of memory.
-template <int D> QUIRE_INLINE void fetch_part(const char* row) {
-  fetch(row);
-  if constexpr (D == kI8) fetch(row + 63 + kFactorBytes);
-}
 
 // acc[row] += the pair at the row's `a` times 16 columns of pairs.
 template <int R, int64_t stride>
@@ -67,7 +62,6 @@ QUIRE_INLINE void add_keys(Vec (&acc)[R], const FewRows& p, const char* const* l
 // 32 dimensions of a key, turned by twos.
 template <int D> struct Twos {
   static constexpr int64_t kDims = 32, kBytes = D == kBF16 ? 2 : 1;  // of a dimension
-  static constexpr int kType = D;
   inline __attribute__((always_inline)) Vec load(const char* line, int64_t d) const { return Pairs<D>{line}.load(d / 2, kLanes); }
   struct Columns {
     __m512i pairs;
@@ -82,7 +76,6 @@ template <int D> struct Twos {
 // 64 dimensions of one byte each, turned by fours.
 template <int D> struct Fours {
   static constexpr int64_t kDims = 64, kBytes = 1;
-  static constexpr int kType = D;
   ByteTable<D> table;
   __m512i order = order_of_fours();
   inline __attribute__((always_inline)) Vec load(const char* line, int64_t d) const { return Memory<kF32>::load(line + d, 0); }
@@ -132,11 +125,11 @@ static void score_in_turns(const FewRows& p, const Kind& kind, std::integer_sequ
       auto columns = kind.columns(now);  // of a step before the one in work: to look numbers up takes a while
       const auto both = [&](auto which) __attribute__((always_inline)) {
         constexpr int i = 2 * decltype(which)::value;
-        fetch_part<Kind::kType>(p.next[first + i] + d * Kind::kBytes);
+        fetch(p.next[first + i] + d * Kind::kBytes);
         const auto second = kind.columns(now + (i + 1) * kLanes);
         kind.multiply(acc, p.a + d, i, columns);
         turn_part<i / 2>(kind, lines, to, u, then);
-        fetch_part<Kind::kType>(p.next[first + i + 1] + d * Kind::kBytes);
+        fetch(p.next[first + i + 1] + d * Kind::kBytes);
         if constexpr (i + 2 < kLanes) columns = kind.columns(now + (i + 2) * kLanes);
         kind.multiply(acc, p.a + d, i + 1, second);
       };
@@ -155,7 +148,7 @@ template <int R, int D> static void score_few(const FewRows& p) {
     Vec acc[R];
     QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = zero();
     for (int64_t d = 0; d < p.dim; d += 32) {
-      for (int64_t i = 0; i < kLanes; ++i) fetch_part<D>(p.next[first + i] + d * Twos<D>::kBytes);
+      for (int64_t i = 0; i < kLanes; ++i) fetch(p.next[first + i] + d * Twos<D>::kBytes);
       add_keys<R, D>(acc, p, p.lines + first, d);
     }
     QUIRE_EACH for (int r = 0; r < R; ++r) store(p.c + r * p.ldc + first, acc[r]);
@@ -169,7 +162,6 @@ template <int R, int D> static void score_few_by_table(const FewRows& p) {
 // 32 numbers of each of two lines, or those that are left, as columns of pairs.
 template <int D> struct TwoLines {
   static constexpr int64_t kBytes = D == kBF16 ? 2 : 1;  // of a dimension
-  static constexpr int kType = D;
   __m512i low = _mm512_load_si512(kInTurns), high = _mm512_load_si512(kInTurns + 32);
   inline __attribute__((always_inline)) void read(const char* const* lines, int64_t i, int64_t left, __m512i& one,
                                                   __m512i& other) const {
@@ -183,7 +175,6 @@ template <int D> struct TwoLines {
 // The same by a table; 32 are left.
 template <int D> struct TwoLinesByTable {
   static constexpr int64_t kBytes = 1;
-  static constexpr int kType = D;
   ByteTable<D> table;
   __m512i order;
   TwoLinesByTable() {
@@ -207,10 +198,10 @@ QUIRE_INLINE void sum_dimensions(const FewRows& p, const Reader& reader, int64_t
   // Of one byte each, 64 dimensions are a line: every second 32 the lines of every second position.
   const int64_t line = i * Reader::kBytes / 64 * 64, from = Reader::kBytes == 1 ? i / 32 % 2 : 0;
   for (int64_t k = p.begin; k < p.end; k += 2) {
-    fetch_part<Reader::kType>(p.next[k + from] + line);
+    fetch(p.next[k + from] + line);
     if (Reader::kBytes > 1) fetch(p.next[k + 1] + line);
     if (p.also) {
-      fetch_part<Reader::kType>(p.also[k + from] + line);
+      fetch(p.also[k + from] + line);
       if (Reader::kBytes > 1) fetch(p.also[k + 1] + line);
     }
     __m512i x, y;
@@ -241,12 +232,10 @@ template <int R> static void score_rows(int dtype, const FewRows& p) {
   if (kLooksUpBytes && p.dim % 64 == 0) {
     if (dtype == kE4M3) return score_few_by_table<R, kE4M3>(p);
     if (dtype == kE5M2) return score_few_by_table<R, kE5M2>(p);
-    if (dtype == kI8) return score_few_by_table<R, kI8>(p);
   }
   switch (dtype) {
     case kE4M3: return score_few<R, kE4M3>(p);
     case kE5M2: return score_few<R, kE5M2>(p);
-    case kI8: return score_few<R, kI8>(p);
     default: return score_few<R, kBF16>(p);
   }
 }
@@ -255,12 +244,10 @@ template <int R> static void sum_rows(int dtype, const FewRows& p) {
   if (kLooksUpBytes && p.dim % 32 == 0) {
     if (dtype == kE4M3) return sum_few<R>(p, TwoLinesByTable<kE4M3>());
     if (dtype == kE5M2) return sum_few<R>(p, TwoLinesByTable<kE5M2>());
-    if (dtype == kI8) return sum_few<R>(p, TwoLinesByTable<kI8>());
   }
   switch (dtype) {
     case kE4M3: return sum_few<R>(p, TwoLines<kE4M3>{});
     case kE5M2: return sum_few<R>(p, TwoLines<kE5M2>{});
-    case kI8: return sum_few<R>(p, TwoLines<kI8>{});
     default: return sum_few<R>(p, TwoLines<kBF16>{});
   }
 }

@@ -335,12 +335,10 @@ static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_
   if (kLooksUpBytes && dim % 4 == 0) {
     if (dtype == kE4M3) return turn_by_table<kE4M3>(lines, count, dim, to, ahead);
     if (dtype == kE5M2) return turn_by_table<kE5M2>(lines, count, dim, to, ahead);
-    if (dtype == kI8) return turn_by_table<kI8>(lines, count, dim, to, ahead);
   }
   switch (dtype) {
     case kE4M3: return turn<Pairs<kE4M3>>(lines, count, dim / 2, to, ahead);
     case kE5M2: return turn<Pairs<kE5M2>>(lines, count, dim / 2, to, ahead);
-    case kI8: return turn<Pairs<kI8>>(lines, count, dim / 2, to, ahead);
     default: return turn<Pairs<kBF16>>(lines, count, dim / 2, to, ahead);
   }
 }
@@ -398,12 +396,10 @@ static void copy_values(int dtype, const char* const* lines, int64_t count, int6
   if (kLooksUpBytes && dim % 64 == 0) {
     if (dtype == kE4M3) return pair_by_table<kE4M3>(lines, count, dim, out, ahead);
     if (dtype == kE5M2) return pair_by_table<kE5M2>(lines, count, dim, out, ahead);
-    if (dtype == kI8) return pair_by_table<kI8>(lines, count, dim, out, ahead);
   }
   switch (dtype) {
     case kE4M3: return pair_values<kE4M3>(lines, count, dim, width, out, ahead);
     case kE5M2: return pair_values<kE5M2>(lines, count, dim, width, out, ahead);
-    case kI8: return pair_values<kI8>(lines, count, dim, width, out, ahead);
     default: return pair_values<kBF16>(lines, count, dim, width, out, ahead);
   }
 }
