@@ -103,7 +103,7 @@ template <int R> static void score_codes(const FewKeys& p) {
   }
 }
 
-// Four vectors of fours are 64 dimensions of four positions; as many as sums fit registers are made in one pass.
+// Four vectors of fours are 64 dimensions of four positions; a pass makes as many as there are registers for sums.
 // Of vector `j`, 128 bits number L hold dimensions 16 L + 4 j to 16 L + 4 j + 3.
 template <int V> QUIRE_INLINE void read_fours(const char* const* lines, int64_t i, int64_t left, int first, __m512i (&out)[V]) {
   const auto line = [&](int k) __attribute__((always_inline)) {
@@ -121,9 +121,7 @@ template <int V> QUIRE_INLINE void read_fours(const char* const* lines, int64_t 
 }
 
 QUIRE_INLINE void copy_factors(const FewValues::Factors& of, int64_t k) {
-  float four[4];
-  QUIRE_EACH for (int i = 0; i < 4; ++i) copy_factor(of.lines[k + i] + of.tail, four + i);
-  _mm_storeu_ps(of.to + k, _mm_setr_ps(four[0], four[1], four[2], four[3]));
+  QUIRE_EACH for (int i = 0; i < 4; ++i) copy_factor(of.lines[k + i] + of.tail, of.to + k + i);
 }
 
 // Vectors of sums, as `read_fours` has their columns, to where they belong: by fours, 16 apart, `lanes` of them. Not among
@@ -141,8 +139,8 @@ QUIRE_INLINE void sum_vectors(const FewValues& p, int64_t i, int64_t left) {
   QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = zero();
   for (int64_t k = p.begin; k < p.end; k += 4) {
     QUIRE_EACH for (int one = first; one < first + V; ++one) fetch_codes(p, p.next[k + one], i);  // each pass its share
-    if (first == 0) copy_factors(p.of_keys, k);
-    if (first + V == 4) copy_factors(p.of_values, k);
+    if (first == 0 && i == 0) copy_factors(p.of_keys, k);
+    if (first + V == 4 && i == 0) copy_factors(p.of_values, k);
     __m512i columns[V];
     read_fours<V>(p.lines + k, i, left, first, columns);
     QUIRE_EACH for (int r = 0; r < R; ++r) {

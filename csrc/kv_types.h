@@ -7,7 +7,7 @@
 //                finite the codes are 0 and the scale is NaN. Reading gives the code; the scale of a key is
 //                multiplied with its scores, that of a value with its weights (attention.isa.cpp)
 //
-// So reading is exact in every type that enters the products.
+// So reading is exact in every type that enters the products; or codes enter as they are (digits.h).
 #pragma once
 #include "math.h"
 

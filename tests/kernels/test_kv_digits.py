@@ -103,7 +103,7 @@ def test_as_the_formula(heads, dim, how, sharp):
     want = exact(q, keys, values, spec, dim)
     whole = attend(q, keys, values, tokens, spec)
     few = torch.cat([attend(q[t : t + 1], keys, values, t + 1, spec) for t in range(0, tokens, 41)])
-    torch.testing.assert_close(few, whole[::41], rtol=0, atol=0)
+    assert torch.equal(few, whole[::41])
     for got, right in ((whole, want), (few, want[::41])):
         error = (got.double() - right).abs()
         biggest = right.abs().amax((1, 2), keepdim=True)
@@ -139,7 +139,7 @@ def test_small_differences_of_weights_are_kept():
         q = torch.full((1, 1, 64), x)
         out = attend(q, keys, values, 2, AttentionSpec(1.0))
         # Weights are as near as one part in 32,512 each.
-        assert out.double()[0, 0, 0] == pytest.approx(math.tanh(x * 1e-4 / 2), abs=4e-5, rel=5e-3)
+        assert out[0, 0, 0].item() == pytest.approx(math.tanh(x * 1e-4 / 2), abs=4e-5, rel=5e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 12])
