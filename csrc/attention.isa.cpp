@@ -9,6 +9,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "few_digits.h"
 #include "pool.h"
@@ -126,7 +127,7 @@ template <class Path> class Attend {
   const AttentionLayer& layer;
   const AttentionStep& step;
   int64_t group, rows, width, heads, q_stride;
-  bool few = false;  // rows: few_rows.h
+  bool few = false;  // rows: few_rows.h, few_digits.h
   int pulls;  // lines to fetch per step of a product
   T *all_q, *weights, *keys, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
@@ -363,61 +364,64 @@ template <class Path> class Attend {
   void run_segments(const AttentionTile* later, bool fetched) {
     const char* lines[3][2 * kSegment];
     const char **now = lines[0], **after = lines[1], **then = lines[2];  // this unit, the next, and the next segment's first
+    Range range = seen(t, t.segment);
     locate(t, {t.segment, t.kv_head}, now);
-    const int64_t key = a.keys.head, value = a.values.head;  // bytes from one head to the next
-    const int64_t keys_bytes = (heads - 1) * key + layer.key_dim + kFactorBytes;
-    const int64_t values_bytes = (heads - 1) * value + layer.value_dim + kFactorBytes;
-    const auto fetch_rows = [&](const char* const* rows_at, int64_t k, int64_t end) {
-      for (; k < end; ++k) {
-        fetch_bytes(rows_at[k], keys_bytes);
-        fetch_bytes(rows_at[kSegment + k], values_bytes);
-      }
-    };
-    if (!fetched) fetch_rows(now, seen(t, t.segment).begin, seen(t, t.segment).end);
-    read_factors(seen(t, t.segment), now);
+    if (!fetched) fetch_heads(now, range.begin, range.end);
+    read_factors(range, now);
     for (int64_t segment = t.segment; segment < t.segment_end; ++segment) {
-      const Range range = seen(t, segment);
-      Range to_come{0, 0};
-      if (segment + 1 < t.segment_end) {
-        to_come = seen(t, segment + 1);
-        locate(t, {segment + 1, t.kv_head}, then);
-      } else if (later) {
-        to_come = seen(*later, later->segment);
-        locate(*later, {later->segment, later->kv_head}, then);
+      const Range to_come = locate_next(segment, later, then);
+      for (int64_t head = 0; head + 1 < heads; ++head) {
+        beside(now, range, 1, after);
+        attend_head(segment, head, range, now, after, then);
+        std::swap(now, after);
       }
-      fill_up(then, to_come);
-      for (int64_t head = 0; head < heads; ++head) {
-        select({segment, t.kv_head + head});
-        const int64_t end = (range.end + 15) / 16 * 16;
-        const bool last = head + 1 == heads;
-        end_factors(range);
-        score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, range.begin / kSpan * kSpan, end, layer.key_dim, then,
-                                       nullptr}, head * key, last},
-                                     query_shifts, key_factors});
-        weigh(segment, range);
-        if (!last) beside(now, range, 1, after);
-        const char* const* next = last ? then : after;
-        sum_few_rows(rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
-                                       layer.value_dim, then + kSegment, nullptr}, head * value, last},
-                                     {next, layer.key_dim, key_factors}, {next + kSegment, a.value_tail, value_factors}});
-        join_values();
-        if (!t.parts) fold(segment);
-        if (last) break;
-        const char** const was = now;
-        now = after;
-        after = was;
-      }
-      fetch_rows(then, range.end, to_come.end);
-      if (segment + 1 < t.segment_end) read_other_factors(to_come, range, then);
-      const char** const was = now;
-      now = then;
-      then = was;
+      attend_head(segment, heads - 1, range, now, then, then);
+      fetch_heads(then, range.end, to_come.end);
+      // Those that were not read beside the products.
+      read_factors({to_come.begin, std::min(to_come.end, range.begin / 32 * 32)}, then);
+      read_factors({std::max(to_come.begin, (range.end + 3) / 4 * 4), to_come.end}, then);
+      std::swap(now, then);
+      range = to_come;
     }
   }
-  // Those that were not read beside the products of the unit before, which had positions in `range`.
-  void read_other_factors(Range of, Range range, const char* const* lines) {
-    read_factors({of.begin, std::min(of.end, range.begin / 32 * 32)}, lines);
-    read_factors({std::max(of.begin, (range.end + 3) / 4 * 4), of.end}, lines);
+
+  // Lines of what comes after a segment, for the first head, and what is seen of it.
+  Range locate_next(int64_t segment, const AttentionTile* later, const char** lines) const {
+    const bool more = segment + 1 < t.segment_end;
+    Range range{0, 0};
+    if (more || later) {
+      const AttentionTile& tile = more ? t : *later;
+      const Unit unit = more ? Unit{segment + 1, t.kv_head} : Unit{later->segment, later->kv_head};
+      range = seen(tile, unit.segment);
+      locate(tile, unit, lines);
+    }
+    fill_up(lines, range);
+    return range;
+  }
+
+  // One unit: keys and values at `now`; factors of those at `next` are read meanwhile, and this head's part of `then` is fetched.
+  void attend_head(int64_t segment, int64_t head, Range range, const char* const* now, const char* const* next,
+                   const char* const* then) {
+    select({segment, t.kv_head + head});
+    end_factors(range);
+    const bool last = head + 1 == heads;
+    const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
+    score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, begin, end, layer.key_dim, then, nullptr},
+                                  head * a.keys.head, last}, query_shifts, key_factors});
+    weigh(segment, range);
+    sum_few_rows(rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
+                                   layer.value_dim, then + kSegment, nullptr}, head * a.values.head, last},
+                                 {next, layer.key_dim, key_factors}, {next + kSegment, a.value_tail, value_factors}});
+    join_values();
+    if (!t.parts) fold(segment);
+  }
+
+  // All heads at positions k .. end.
+  void fetch_heads(const char* const* lines, int64_t k, int64_t end) const {
+    for (; k < end; ++k) {
+      fetch_bytes(lines[k], (heads - 1) * a.keys.head + layer.key_dim + kFactorBytes);
+      fetch_bytes(lines[kSegment + k], (heads - 1) * a.values.head + layer.value_dim + kFactorBytes);
+    }
   }
   // Where `locate` had nothing to say: what is there is fetched without asking.
   static void fill_up(const char** lines, Range range) {
