@@ -429,3 +429,13 @@ def test_a_changed_vocabulary_never_crashes(tmp_path_factory: Any, data: st.Data
         Tokenizer.from_folder(folder)
     except ModelLoadError as error:
         assert "tokenizer.model" in error.message
+
+
+def test_a_file_at_which_the_library_panics_is_refused(tmp_path: Path) -> None:
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    written = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json.*precompiled_charsmap"):
+        Tokenizer.from_folder(tmp_path)

@@ -334,7 +334,10 @@ def _read_backend(source: TokenizerSource) -> tokenizers.Tokenizer:
 
     try:
         return Backend.from_str(source.json)
-    except Exception as error:  # the library raises plain Exception for every kind of bad file
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # For bad files the library raises plain Exception, or panics, which is no Exception.
+    except BaseException as error:
         raise ModelLoadError(
             f"cannot read {str(source.path)!r}: {error}; fetch the file again or save it with a "
             "current version of the tokenizers library"
