@@ -4,13 +4,13 @@
 //
 // - Its keys are cut by absolute position into segments of kSegment. A score is the sum over the
 //   head's dimensions in ascending order, float32: vdpbf16ps steps of two if queries are bf16, keys and
-//   values too or of one byte, and the machine has it, else fused multiply-adds of widened numbers.
+//   values too or 8-bit floats, and the machine has it, else fused multiply-adds of widened numbers.
 //   Keys and values of one byte: kv_types.h. Of I8, the score is then multiplied with the key's scale.
 //   With bf16 queries over I8 and vdpbf16ps, queries are codes of one byte and weights whole numbers of 15 bits
 //   instead, whose sums over codes are exact: digits.h.
 // - Within a segment: maximum of the seen scores; weights 2**(score log2 e - maximum), rounded to
 //   bf16 on the vdpbf16ps path; their sum, in lanes by position and then one tree. Of I8, a weight is
-//   then multiplied with the value's scale, and rounded like it, or to whole numbers. Weighted values are
+//   then multiplied with the value's scale, and on the path of whole numbers rounded to one. Weighted values are
 //   summed over positions in ascending order. Unseen positions have weight 0 and add zeros.
 // - Segments are merged in ascending order by the online-softmax rule (Milakov & Gimelshein
 //   2018), starting from the sink if there is one.

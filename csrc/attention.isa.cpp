@@ -288,6 +288,7 @@ template <class Path> class Attend {
 
   // ---- one segment -----------------------------------------------------------------------------
 
+  // Behind the last position that was read: 0, so that a weight there is none.
   void end_factors(Range range) {
     for (int64_t k = (range.end + 15) / 16 * 16; k < whole_blocks(range).end; ++k) key_factors[k] = value_factors[k] = 0.0f;
   }
@@ -359,8 +360,9 @@ template <class Path> class Attend {
     for (int64_t i = 0; i < bytes; i += 64) fetch(line + i);
   }
 
-  // Few rows of digits, whose heads of keys and values share lines of memory: during the unit of a head, that head's of the next
-  // segment are fetched. By units, as above, the first head would fetch nearly all, and the others wait for nothing.
+  // Few rows of digits, whose heads of keys and values share lines of memory: during the unit of a head, that head's part of the
+  // next segment is fetched. If each unit fetched for the next one, as above, the first head would fetch nearly everything, faster
+  // than memory delivers it, and the other heads nothing.
   void run_segments(const AttentionTile* later, bool fetched) {
     const char* lines[3][2 * kSegment];
     const char **now = lines[0], **after = lines[1], **then = lines[2];  // this unit, the next, and the next segment's first

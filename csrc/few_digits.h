@@ -26,8 +26,8 @@ struct FewValues : FewDigits {
   } of_keys, of_values;
 };
 
-// Where 64 bytes of a row and its factor end: what stands before that was fetched as the end of another head or position, but
-// where a block begins. Factors are read first.
+// Where 64 bytes of a row end, with the factor behind them, which is read first. What stands before that was fetched as the end
+// of another head or position, but not where a block begins: that is what `starts` is for.
 QUIRE_INLINE void fetch_codes(const FewDigits& p, const char* row, int64_t i) {
   fetch(row + p.on + (i + 64 < p.dim ? i + 64 : p.dim) + kFactorBytes - 1);
   if (p.starts) fetch(row + i);
@@ -124,8 +124,8 @@ QUIRE_INLINE void copy_factors(const FewValues::Factors& of, int64_t k) {
   QUIRE_EACH for (int i = 0; i < 4; ++i) copy_factor(of.lines[k + i] + of.tail, of.to + k + i);
 }
 
-// Vectors of sums, as `read_fours` has their columns, to where they belong: by fours, 16 apart, `lanes` of them. Not among
-// the products, where compilers would not keep the sums in registers.
+// Stores vectors of sums, as `read_fours` has their columns, where they belong: by fours, 16 apart, `lanes` of them. It is a
+// function of its own because compilers, seeing it among the products, did not keep the sums in registers.
 static __attribute__((noinline)) void spread(const float* sums, int vectors, float* to, int64_t lanes) {
   for (int j = 0; j < vectors; ++j)
     for (int64_t lane = 0; lane < lanes && lane < 4; ++lane)
