@@ -27,25 +27,29 @@ constexpr int64_t kAtOnce = 8;       // rows whose scores become weights togethe
 
 alignas(64) const char kZeros[kMaxDim * 4] = {};
 
-// What is multiplied: the type of queries, weights, turned keys and values, how many of them one
-// step multiplies, and how many rows of them a row of weights has.
+// What is multiplied: the type of queries and turned keys, that of weights and values, how many of them one
+// step multiplies, and how many rows of them a row of weights has at most.
 struct Floats {
-  using T = float;
+  using Q = float;
+  using W = float;
   static constexpr int64_t kStep = 1, kRows = 1;
 };
 #if QUIRE_LEVEL >= 3
 struct InPairs {
-  using T = bf16;
+  using Q = bf16;
+  using W = bf16;
   static constexpr int64_t kStep = 2, kRows = 1;
 };
 struct Digits {
-  using T = int8_t;
-  static constexpr int64_t kStep = 4, kRows = kPlanes;
+  using Q = int8_t;
+  using W = uint8_t;
+  static constexpr int64_t kStep = 4, kRows = 2;
 };
 #endif
 
 template <class Path> class Attend {
-  using T = typename Path::T;
+  using Q = typename Path::Q;
+  using W = typename Path::W;
   static constexpr int64_t kStep = Path::kStep, kRows = Path::kRows;
   static constexpr bool floats = kStep == 1, digits = kStep == 4;
 
@@ -129,15 +133,18 @@ template <class Path> class Attend {
   int64_t group, rows, width, heads, q_stride;
   bool few = false;  // rows: few_rows.h, few_digits.h
   int pulls;  // lines to fetch per step of a product
-  T *all_q, *weights, *keys, *values;
+  Q *all_q, *keys;
+  W *weights, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
   float *key_factors, *value_factors;  // by position in the segment; of a type that has them
-  // Of digits: factors of a row's whole numbers, what is to be taken off its sums; sums of values.
+  // Of digits: factors of a row's whole numbers, what is to be taken off its scores; sums of values.
   float *all_query_factors, *weight_factors, *whole;
-  int32_t *all_query_shifts, *weight_shifts;
+  int32_t* all_query_shifts;
+  int64_t* low_rows;   // where a row's low digits are, behind all rows; 0 if it has none
+  int64_t digit_rows;  // with them
   // Of the KV head in work:
   int64_t kv_head;
-  T* q;
+  Q* q;
   float *top, *sum, *acc, *part, *query_factors;
   int32_t* query_shifts;
 
@@ -181,7 +188,7 @@ template <class Path> class Attend {
         take(all_query_factors, heads * rows);
         take(all_query_shifts, heads * rows);
         take(weight_factors, rows);
-        take(weight_shifts, rows);
+        take(low_rows, rows);
         take(whole, rows * kRows * width);
       }
       if (!place) place = static_cast<char*>(scratch(0, static_cast<size_t>(next - place)));
@@ -274,7 +281,7 @@ template <class Path> class Attend {
     for (int64_t i = 0; i < heads * rows; ++i) {
       const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
       const int64_t at = (t.token + row / group) * a.q_token + head * a.q_head;
-      T* out = all_q + i * q_stride;
+      Q* out = all_q + i * q_stride;
       if constexpr (floats) {
         for (int64_t d = 0; d < dim; d += kLanes)
           store_any(kF32, out, d, load_any(a.q_dtype, a.q, at + d, dim - d), dim - d);
@@ -311,7 +318,7 @@ template <class Path> class Attend {
     for (int64_t span = range.begin / kSpan * kSpan; span < range.end; span += kSpan) {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
       turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, keys, ahead);
-      multiply(Product<T>{q, q_stride, keys, kSpan, (layer.key_dim + kStep - 1) / kStep, scores + span,
+      multiply(Product<Q>{q, q_stride, keys, kSpan, (layer.key_dim + kStep - 1) / kStep, scores + span,
                           kSegment, true, &ahead},
                rows, count);
     }
@@ -411,7 +418,7 @@ template <class Path> class Attend {
     score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, begin, end, layer.key_dim, then, nullptr},
                                   head * a.keys.head, last}, query_shifts, key_factors});
     weigh(segment, range);
-    sum_few_rows(rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
+    sum_few_rows(digit_rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
                                    layer.value_dim, then + kSegment, nullptr}, head * a.values.head, last},
                                  {next, layer.key_dim, key_factors}, {next + kSegment, a.value_tail, value_factors}});
     join_values();
@@ -441,6 +448,7 @@ template <class Path> class Attend {
   // takes a while to come out of its vectors.
   void weigh(int64_t segment, Range range) {
     const auto [begin, end] = whole_blocks(range);
+    digit_rows = rows;
     for (int64_t first = 0; first < rows; first += kAtOnce) {
       const int64_t behind = first + kAtOnce < rows ? first + kAtOnce : rows;
       float factors[kAtOnce];
@@ -449,7 +457,7 @@ template <class Path> class Attend {
         this->weigh_in_digits(first, behind, factors, begin, end);
       } else {
         for (int64_t row = first; row < behind; ++row) {
-          T* const w = weights + row * kSegment;
+          W* const w = weights + row * kSegment;
           part[rows + row] = row_weights(scores + row * kSegment, w, begin, end, factors[row - first], part[row]);
           if constexpr (floats)
             if (a.keys.dtype == kI8) scale_all(w, value_factors, begin, end);
@@ -494,25 +502,25 @@ template <class Path> class Attend {
   }
 
   void weigh_in_digits(int64_t first, int64_t behind, const float* factors, int64_t begin, int64_t end) {
-    float largest[kAtOnce];
+    Weights of[kAtOnce];
     for (int64_t row = first; row < behind; ++row)
-      part[rows + row] = factored_weights(scores + row * kSegment, value_factors, begin, end,
-                                          factors[row - first], part[row], largest[row - first]);
+      of[row - first] = factored_weights(scores + row * kSegment, value_factors, begin, end, factors[row - first], part[row]);
     for (int64_t row = first; row < behind; ++row) {
-      int8_t* const w = weights + row * kRows * kSegment;
-      weight_factors[row] = weight_digits(scores + row * kSegment, begin, end, largest[row - first], w,
-                                          w + kSegment, weight_shifts[row]);
+      const Weights& mine = of[row - first];
+      part[rows + row] = mine.sum;
+      low_rows[row] = mine.flat ? 0 : digit_rows++;
+      weight_factors[row] = weight_digits(scores + row * kSegment, begin, end, mine, weights + row * kSegment,
+                                          weights + low_rows[row] * kSegment);
     }
   }
 
   void join_values() {
     for (int64_t row = 0; row < rows; ++row) {
       const Vec factor = splat(weight_factors[row]);
-      const __m512i shift = _mm512_set1_epi32(weight_shifts[row]);
-      const float* from = whole + row * kRows * width;
+      const float *high = whole + row * width, *low = whole + low_rows[row] * width;
       float* to = part + 2 * rows + row * width;
       for (int64_t d = 0; d < width; d += kLanes)
-        store(to + d, mul(whole_sum(load(from + d), load(from + width + d), shift), factor));
+        store(to + d, mul(low_rows[row] ? whole_sum(load(high + d), load(low + d)) : whole_sum(load(high + d)), factor));
     }
   }
 #endif
@@ -549,9 +557,9 @@ template <class Path> class Attend {
       const int64_t left = range.end - span, whole_steps = (left + kStep - 1) / kStep * kStep;
       const int64_t count = left < kValueSpan ? whole_steps : kValueSpan;
       copy_values(a.keys.dtype, lines + span, count, layer.value_dim, width, values, ahead);
-      multiply(Product<T>{weights + span, kSegment, values, width, count / kStep, out, width,
+      multiply(Product<W>{weights + span, kSegment, values, width, count / kStep, out, width,
                           span == first, &ahead},
-               rows * kRows, width);
+               digit_rows, width);
     }
     if constexpr (digits) this->join_values();
   }

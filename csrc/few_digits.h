@@ -8,17 +8,17 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-struct FewDigits : Few<int8_t> {
+template <class Byte> struct FewBytes : Few<Byte> {
   int64_t on;   // bytes from `next` to what is fetched
   bool starts;  // and where `next` starts, too
 };
-struct FewKeys : FewDigits {
+struct FewKeys : FewBytes<int8_t> {
   const int32_t* shifts;  // of rows
   const float* factors;   // of keys, by position
 };
 // Beside the products of values, factors of the next unit are read: there is time for it, and a core that reads them by
 // themselves waits for its second-level cache.
-struct FewValues : FewDigits {
+struct FewValues : FewBytes<uint8_t> {
   struct Factors {
     const char* const* lines;
     int64_t tail;  // bytes from a line to its factor
@@ -28,14 +28,14 @@ struct FewValues : FewDigits {
 
 // Where 64 bytes of a row end, with the factor behind them, which is read first. What stands before that was fetched as the end
 // of another head or position, but not where a block begins: that is what `starts` is for.
-QUIRE_INLINE void fetch_codes(const FewDigits& p, const char* row, int64_t i) {
+template <class Byte> QUIRE_INLINE void fetch_codes(const FewBytes<Byte>& p, const char* row, int64_t i) {
   fetch(row + p.on + (i + 64 < p.dim ? i + 64 : p.dim) + kFactorBytes - 1);
   if (p.starts) fetch(row + i);
 }
 
 // acc[row] += four codes at the row's `a` times 16 columns of fours.
 template <int R, int64_t stride>
-QUIRE_INLINE void add_fours(Vec (&acc)[R], const int8_t* a, __m512i columns) {
+QUIRE_INLINE void add_queries(Vec (&acc)[R], const int8_t* a, __m512i columns) {
   QUIRE_EACH for (int r = 0; r < R; ++r) {
     struct Four { int8_t digits[4]; };
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc[r].v) : "v"(columns), "m"(*reinterpret_cast<const Four*>(a + r * stride)));
@@ -69,7 +69,7 @@ template <int R> static void score_vectors(const FewKeys& p) {
       QUIRE_EACH for (int j = 0; j < 4; ++j) {
         QUIRE_EACH for (int i = 4 * j; i < 4 * j + 4; ++i) {
           fetch_codes(p, next[i], d);
-          add_fours<R, kQueryStride>(acc, p.a + d + 4 * i, bits_of(v[i]));
+          add_queries<R, kQueryStride>(acc, p.a + d + 4 * i, bits_of(v[i]));
         }
         Vec rows[4];
         QUIRE_EACH for (int i = 0; i < 4; ++i) rows[i] = Shifted{after[4 * j + i] + to}.load(0, kLanes);
@@ -97,7 +97,7 @@ template <int R> static void score_codes(const FewKeys& p) {
       Vec v[kLanes];
       QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{p.lines[first + i]}.load(unit, left);
       transpose(v);
-      for (int64_t i = 0; i < left; ++i) add_fours<R, kQueryStride>(acc, p.a + 4 * (unit + i), bits_of(v[i]));
+      for (int64_t i = 0; i < left; ++i) add_queries<R, kQueryStride>(acc, p.a + 4 * (unit + i), bits_of(v[i]));
     }
     store_scores(p, acc, first);
   }
@@ -110,11 +110,11 @@ template <int V> QUIRE_INLINE void read_fours(const char* const* lines, int64_t 
     if (left >= 64) return _mm512_loadu_si512(lines[k] + i);  // a constant where it can be: few_rows.h
     return _mm512_maskz_loadu_epi8((uint64_t{1} << left) - 1, lines[k] + i);
   };
-  const __m512i a = line(0), b = line(1), c = line(2), d = line(3), more = _mm512_set1_epi8(-128);
+  const __m512i a = line(0), b = line(1), c = line(2), d = line(3);
   const auto fours = [&](__m512i one, __m512i other, int at) __attribute__((always_inline)) {
-    if (at >= first && at < first + V) out[at - first] = _mm512_xor_si512(_mm512_unpacklo_epi16(one, other), more);
+    if (at >= first && at < first + V) out[at - first] = _mm512_unpacklo_epi16(one, other);
     if (at + 1 >= first && at + 1 < first + V)
-      out[at + 1 - first] = _mm512_xor_si512(_mm512_unpackhi_epi16(one, other), more);
+      out[at + 1 - first] = _mm512_unpackhi_epi16(one, other);
   };
   if (first < 2) fours(_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d), 0);
   if (first + V > 2) fours(_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d), 2);
@@ -126,18 +126,22 @@ QUIRE_INLINE void copy_factors(const FewValues::Factors& of, int64_t k) {
 
 // Stores vectors of sums, as `read_fours` has their columns, where they belong: by fours, 16 apart, `lanes` of them. It is a
 // function of its own because compilers, seeing it among the products, did not keep the sums in registers.
-static __attribute__((noinline)) void spread(const float* sums, int vectors, float* to, int64_t lanes) {
-  for (int j = 0; j < vectors; ++j)
+static __attribute__((noinline)) void spread(const float* sums, float* to, int64_t lanes) {
+  for (int j = 0; j < 4; ++j)
     for (int64_t lane = 0; lane < lanes && lane < 4; ++lane)
       __builtin_memcpy(to + 16 * lane + 4 * j, sums + kLanes * j + 4 * lane, 4 * sizeof(float));
 }
 
-// Vectors first .. first + V of the dimensions from i on, `left` of them.
+template <int R> using Sums = float[R][4][kLanes];
+
+// Adds vectors first .. first + V of the dimensions from i on, `left` of them, of positions k .. end.
 template <int R, int V, int first>
-QUIRE_INLINE void sum_vectors(const FewValues& p, int64_t i, int64_t left) {
+QUIRE_INLINE void sum_vectors(const FewValues& of, int64_t k, int64_t end, int64_t i, int64_t left, Sums<R>& sums) {
+  const FewValues p = of;  // no store can change this one
   Vec acc[R][V];
-  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = zero();
-  for (int64_t k = p.begin; k < p.end; k += 4) {
+  QUIRE_EACH for (int r = 0; r < R; ++r)
+    QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = k == p.begin ? zero() : load(sums[r][first + j]);
+  for (; k < end; k += 4) {
     QUIRE_EACH for (int one = first; one < first + V; ++one) fetch_codes(p, p.next[k + one], i);  // each pass its share
     if (first == 0 && i == 0) copy_factors(p.of_keys, k);
     if (first + V == 4 && i == 0) copy_factors(p.of_values, k);
@@ -146,19 +150,22 @@ QUIRE_INLINE void sum_vectors(const FewValues& p, int64_t i, int64_t left) {
     QUIRE_EACH for (int r = 0; r < R; ++r) {
       int32_t four;
       __builtin_memcpy(&four, p.a + k + r * kSegment, sizeof four);
-      const __m512i weights = _mm512_set1_epi32(four);
       QUIRE_EACH for (int j = 0; j < V; ++j)
-        acc[r][j].v = _mm512_castsi512_ps(_mm512_dpbusd_epi32(bits_of(acc[r][j]), columns[j], weights));
+        acc[r][j].v = _mm512_castsi512_ps(add_fours(bits_of(acc[r][j]), columns[j], four, p.a));
     }
   }
-  alignas(64) float sums[R][V][kLanes];
-  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) store(sums[r][j], acc[r][j]);
-  for (int r = 0; r < R; ++r) spread(sums[r][0], V, p.c + r * p.ldc + i + 4 * first, (left + 15) / 16);
+  QUIRE_EACH for (int r = 0; r < R; ++r)
+    QUIRE_EACH for (int j = 0; j < V; ++j) store(sums[r][first + j], acc[r][j]);
 }
 
+// Several passes take so many positions in turns that the later ones find them in the nearest cache.
 template <int R, int V, int... pass>
 QUIRE_INLINE void sum_passes(const FewValues& p, int64_t i, int64_t left, std::integer_sequence<int, pass...>) {
-  (sum_vectors<R, V, V * pass>(p, i, left), ...);
+  constexpr int64_t kTurn = V < 4 ? 64 : kSegment;
+  alignas(64) Sums<R> sums;
+  for (int64_t k = p.begin; k < p.end; k += kTurn)
+    (sum_vectors<R, V, V * pass>(p, k, k + kTurn < p.end ? k + kTurn : p.end, i, left, sums), ...);
+  for (int r = 0; r < R; ++r) spread(sums[r][0], p.c + r * p.ldc + i, (left + 15) / 16);
 }
 
 template <int R> static void sum_digits(const FewValues& p) {
@@ -168,7 +175,7 @@ template <int R> static void sum_digits(const FewValues& p) {
   if (i < p.dim) sum_passes<R, V>(p, i, p.dim - i, std::make_integer_sequence<int, 4 / V>{});
 }
 
-// Rows up to kFewRows; of weights each has kPlanes rows of digits.
+// Rows up to kFewRows, and of digits twice as many.
 static void score_few_rows(int64_t rows, const FewKeys& p) {
   static constexpr void (*kScore[kFewRows])(const FewKeys&) = {
       score_codes<1>, score_codes<2>, score_codes<3>, score_codes<4>,
@@ -176,9 +183,10 @@ static void score_few_rows(int64_t rows, const FewKeys& p) {
   kScore[rows - 1](p);
 }
 static void sum_few_rows(int64_t rows, const FewValues& p) {
-  static constexpr void (*kSum[kFewRows])(const FewValues&) = {
-      sum_digits<2>, sum_digits<4>, sum_digits<6>, sum_digits<8>,
-      sum_digits<10>, sum_digits<12>, sum_digits<14>, sum_digits<16>};
+  static constexpr void (*kSum[2 * kFewRows])(const FewValues&) = {
+      sum_digits<1>, sum_digits<2>, sum_digits<3>, sum_digits<4>, sum_digits<5>, sum_digits<6>, sum_digits<7>, sum_digits<8>,
+      sum_digits<9>, sum_digits<10>, sum_digits<11>, sum_digits<12>, sum_digits<13>, sum_digits<14>, sum_digits<15>,
+      sum_digits<16>};
   kSum[rows - 1](p);
 }
 
