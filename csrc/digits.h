@@ -19,7 +19,9 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr float kOneDigit = 255, kTwoDigits = 255 * 256;  // times 256 values of 128 it is below 2**31
-constexpr float kFlat = 32;                                  // docs/quantisation.md has what others cost
+// What one digit rounds off is then about what codes of values round off, and all weights below half a unit of it are together less
+// than a sixtieth of a row's.
+constexpr float kFlat = 32;
 
 // `dim` numbers of bf16 as codes, up to whole units of four. What is returned is their factor, and in `shift` what 128 more in each
 // key adds to a sum.
