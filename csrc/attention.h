@@ -6,7 +6,7 @@
 //   head's dimensions in ascending order, float32: vdpbf16ps steps of two if queries are bf16, keys and
 //   values too or 8-bit floats, and the machine has it, else fused multiply-adds of widened numbers.
 //   Keys and values of one byte: kv_types.h. Of I8, the score is then multiplied with the key's scale.
-//   With bf16 queries over I8 and vdpbf16ps, queries are codes of one byte and weights whole numbers of 15 bits
+//   With bf16 queries over I8 and vdpbf16ps, queries are codes of one byte and weights whole numbers of 8 or 16 bits
 //   instead, whose sums over codes are exact: digits.h.
 // - Within a segment: maximum of the seen scores; weights 2**(score log2 e - maximum), rounded to
 //   bf16 on the vdpbf16ps path; their sum, in lanes by position and then one tree. Of I8, a weight is
