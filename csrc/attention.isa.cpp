@@ -418,9 +418,10 @@ template <class Path> class Attend {
     score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, begin, end, layer.key_dim, then, nullptr},
                                   head * a.keys.head, last}, query_shifts, key_factors});
     weigh(segment, range);
-    sum_few_rows(digit_rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32, (range.end + 3) / 4 * 4,
-                                   layer.value_dim, then + kSegment, nullptr}, head * a.values.head, last},
-                                 {next, layer.key_dim, key_factors}, {next + kSegment, a.value_tail, value_factors}});
+    sum_few_rows(digit_rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32,
+                                         (range.end + 3) / 4 * 4, layer.value_dim, then + kSegment, nullptr},
+                                        head * a.values.head, last},
+                                       {next, layer.key_dim, key_factors}, {next + kSegment, a.value_tail, value_factors}});
     join_values();
     if (!t.parts) fold(segment);
   }
