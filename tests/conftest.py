@@ -19,8 +19,8 @@ for _name in ("COLUMNS", "LINES"):
 
 
 # Nor do servers that tests start inherit that Ctrl-C is ignored, as behind a shell's `&`, or that
-# hang-ups are, as under `nohup`: this process goes on ignoring those, by a handler, which has no
-# heir.
+# hang-ups are, as under `nohup`. This process still ignores those, but through a handler, because
+# children do not inherit handlers.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

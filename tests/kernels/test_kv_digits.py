@@ -175,7 +175,7 @@ def test_small_differences_of_weights_are_kept():
 @pytest.mark.parametrize("small", [1e-3, 1e-2, 0.1, 0.2])
 def test_small_weights_beside_a_large_one_are_kept(rows, small):
     """One position of 256 outweighs each other one by so much. In one digit a thousandth would be
-    nothing; a tenth and more together weigh enough for it."""
+    nothing; fifths weigh enough together that one digit is used."""
     codes = torch.zeros((SEGMENT, 1, 64))
     codes[7] = 127
     keys = kept(codes, torch.full((SEGMENT, 1), -math.log(small) / (64 * 127)))
