@@ -3,6 +3,13 @@
 All types take turns in one run, because the machine's memory is not equally fast all the time; the
 medians of the ratios to the model's own type are what to look at. With one thread it is processor
 time, which other work on the machine disturbs less.
+
+    python benchmarks/kv_types.py             # from memory
+    python benchmarks/kv_types.py --threads 1 --requests 1 --context 1024 --calls 200  # from caches
+
+`--calls` makes one time of so many calls, for contexts that take microseconds. `--ghz` says what a
+cycle is, and tells the cycles of a token and pair of heads. `--sharp` makes queries so many times
+as large, so that few positions have most of the weight.
 """
 
 from __future__ import annotations
@@ -58,6 +65,9 @@ def main() -> None:
                         help="query heads, KV heads, dimensions of a head")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--calls", type=int, default=1, help="for one time")
+    parser.add_argument("--sharp", type=float, default=1.0, help="times as large queries")
+    parser.add_argument("--ghz", type=float, help="of a core; tells cycles")
     options = parser.parse_args()
     isa = choose_isa()
     set_num_threads(options.threads)
@@ -68,7 +78,7 @@ def main() -> None:
         [1] * options.requests, [options.context] * options.requests, tables, BLOCK
     )
     spec = AttentionSpec(dim**-0.5)
-    q = torch.randn(options.requests, heads, dim).bfloat16()
+    q = (options.sharp * torch.randn(options.requests, heads, dim)).bfloat16()
     made = {
         name: caches(kind, 1 + options.requests * blocks, kv_heads, dim)
         for name, kind in KINDS.items()
@@ -78,8 +88,9 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, (keys, values) in made.items():
             start = clock()
-            native_attention.paged_attention(q, keys, values, step, spec)
-            times[name].append(clock() - start)
+            for _ in range(options.calls):
+                native_attention.paged_attention(q, keys, values, step, spec)
+            times[name].append((clock() - start) / options.calls)
     print(f"{options.requests} x {options.context}, {heads}/{kv_heads} heads of {dim}, {isa}")
     for name, (keys, _) in made.items():
         ratio = statistics.median(
@@ -87,7 +98,12 @@ def main() -> None:
         )
         median = statistics.median(times[name])
         gib = 2 * keys.nbytes / median / 2**30
-        print(f"{name:20} {median * 1e3:8.2f} ms  {gib:6.1f} GiB/s  {ratio:5.2f} x")
+        cycles = ""
+        if options.ghz:
+            pairs = options.requests * options.context * kv_heads
+            spent = min(times[name]) * options.threads * options.ghz * 1e9
+            cycles = f"  {spent / pairs:5.1f} cycles at least for a token and pair of heads"
+        print(f"{name:20} {median * 1e3:8.3f} ms  {gib:6.1f} GiB/s  {ratio:5.2f} x{cycles}")
 
 
 if __name__ == "__main__":

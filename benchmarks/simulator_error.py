@@ -6,16 +6,19 @@
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
     python benchmarks/simulator_error.py --again         # how far the engine is from itself
     python benchmarks/simulator_error.py --why           # which steps or pauses are wrong
+    python benchmarks/simulator_error.py --other-engine  # calibrate another engine
 
 Each of three rates, two mixes of lengths and two settings runs on a live engine (a core in its own
 process, without HTTP) and in the simulator. Rates are shares of what the simulator says is
-possible. All loads take turns, `--runs` times, and a short calibration, of another engine, runs
+possible. All loads take turns, `--runs` times, and a short calibration of the same engine runs
 three times before all and after every four of them, so that what else the machine does falls on all
-alike: a shared machine is not as fast in one minute as in the next. Both engines stay, and half the
-loads run once before they count: the first requests of an engine wait for memory that the system
-provides. Step times are fitted to all calibrations together. Twelve runs are simulated, each with
-the slow seconds of the calibrations from another moment on, and medians of a figure over the runs
-are compared. Prints the error of every figure, and the largest and mean of each.
+alike: a shared machine is not as fast in one minute as in the next. Half the loads run once before
+they count: the first requests of an engine wait for memory that the system provides. With
+`--other-engine`, another one is calibrated in these turns, as `quire calibrate` does: two engines
+of one machine differ by some percent, since their memory is not in the same place. Step times are
+fitted to all calibrations together. Twelve runs are simulated, each with the slow seconds of the
+calibrations from another moment on, and medians of a figure over the runs are compared. Prints the
+error of every figure, and the largest and mean of each.
 
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were, and requests come when the machine
@@ -23,8 +26,7 @@ could send them: what is left is the error of everything but the speed of the ma
 moment. The line below says what comes at the calibrated speed. `--again` gives the live engine each
 load once more, and says how far it was from before: what does not know the pace of the machine at
 that time can hardly be nearer. `--why` says for each run how many times as long as calibrated its
-steps took, by what was in them, and the pauses between them. `--own-speed` and `--why` record the
-live engine, as calibration does.
+steps took, by what was in them, and the pauses between them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -152,7 +155,7 @@ def steps_of_runs(path: Path, numbers: list[int]) -> Iterator[list[Replayed]]:
         yield these
 
 
-def as_sent(requests: list[TraceRequest], records: list[RequestRecord]) -> list[TraceRequest]:
+def as_sent(requests: list[TraceRequest], records: Sequence[RequestRecord]) -> list[TraceRequest]:
     """Requests when they were really sent: a machine that stands still sends none, either."""
     sent = [
         structs.replace(request, arrival=record.start)
@@ -216,77 +219,107 @@ def loads(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float
                 yield Load(row, settings, changed, requests, [], [])
 
 
+@asynccontextmanager
+async def recorded(config: EngineConfig, record: Path) -> AsyncIterator[AsyncLLM]:
+    """An engine that records."""
+    observed = replace(config.observability, record=str(record))
+    llm = await AsyncLLM.start(replace(config, observability=observed))
+    try:
+        await llm.wait_ready()
+        yield llm
+    finally:
+        await llm.shutdown()
+
+
 async def compare(
-    config: EngineConfig, info: dict, options: argparse.Namespace, record: Path | None
+    config: EngineConfig, info: dict, options: argparse.Namespace, record: Path
 ) -> None:
     calibration = Calibration(config, options.calibration, lambda what, share: None)
-    async with calibration.engine() as measuring:
+    async with AsyncExitStack() as engines:
+        llm = await engines.enter_async_context(recorded(config, record))
+        if options.other_engine:
+            measuring = await engines.enter_async_context(calibration.engine())
+        else:
+            measuring = calibration.of(llm, record)
+        live = Live(llm, measuring, options.other_engine)
         for _ in range(WARM_UPS):
-            await measuring.run()
+            await live.calibrate()
         await asyncio.sleep(1.0)  # the recorder writes
         measuring.read()
-        times = calibration.fitted([measuring.measured])
-        todo = list(loads(config, info, times, options.seconds))
-        observed = replace(config.observability, record=str(record) if record else None)
-        llm = await AsyncLLM.start(replace(config, observability=observed))
-        try:
-            await llm.wait_ready()
-            done = await all_runs(llm, todo, options, measuring)
-        finally:
-            await llm.shutdown()
+        todo = list(loads(config, info, calibration.fitted([measuring.measured]), options.seconds))
+        await all_runs(live, todo, options)
+    if not options.other_engine:
+        measuring.read()
     times = calibration.fitted([measuring.measured])
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
-    if record is not None:
-        explain(done, record, info, times, options)
+    if options.own_speed or options.why:
+        explain(live.done, record, info, times, options)
     speeds = tell(todo, info, times, options)
     print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
 
 
 class Run(NamedTuple):
-    """A load that was run once."""
+    """What the live engine did once."""
 
-    load: Load
-    records: list[RequestRecord]
-    counts: bool
-    """Whether it is compared; else it warmed the engine up."""
+    requests: int
+    load: Load | None = None
+    """What is compared; `None`: it was calibrated, or warmed up."""
+    records: Sequence[RequestRecord] = ()
 
 
-async def all_runs(
-    llm: AsyncLLM, todo: list[Load], options: argparse.Namespace, measuring: Measuring
-) -> list[Run]:
-    """Run all loads on the live engine, with calibrations between them."""
-    vocabulary = llm.info["vocab_size"]
-    done = []
+class Live:
+    """The live engine.
 
-    async def run(load: Load, counts: bool) -> None:
-        await llm.set_limits(**load.settings)
-        await llm.reset_prefix_cache()
-        sequences = Sequences(load.requests, 16, vocabulary)
-        records = await play(llm, load.requests, sequences, str(len(done)))
-        done.append(Run(load, records, counts))
+    Args:
+        llm: It.
+        measuring: Calibrates it, or another engine.
+        other: Whether it is another.
+    """
+
+    def __init__(self, llm: AsyncLLM, measuring: Measuring, other: bool) -> None:
+        self._llm, self._measuring, self._other = llm, measuring, other
+        self.done: list[Run] = []
+
+    async def calibrate(self) -> None:
+        """Once more."""
+        await self._llm.set_limits(**SETTINGS[0])  # those of the engine's start
+        before = self._measuring.asked
+        await self._measuring.run()
+        if not self._other:
+            self.done.append(Run(self._measuring.asked - before))
+
+    async def run(self, load: Load, counts: bool) -> None:
+        """Run a load once; one that does not count warms the engine up."""
+        await self._llm.set_limits(**load.settings)
+        await self._llm.reset_prefix_cache()
+        sequences = Sequences(load.requests, 16, self._llm.info["vocab_size"])
+        records = await play(self._llm, load.requests, sequences, str(len(self.done)))
+        self.done.append(Run(len(records), load if counts else None, records))
         if counts:
             load.lives.append(figures(records))
 
+
+async def all_runs(live: Live, todo: list[Load], options: argparse.Namespace) -> None:
+    """Run all loads on the live engine, with calibrations between them."""
     for load in todo[: len(todo) // 2]:
         print(f"warming up: {load.row}", file=sys.stderr, flush=True)
-        await run(load, False)
+        await live.run(load, False)
     for number in range(options.runs + options.again):
         for index, load in enumerate(todo, 1):
             print(f"run {number + 1}: {load.row}", file=sys.stderr, flush=True)
-            await run(load, True)
+            await live.run(load, True)
             if index % BETWEEN == 0:
-                await measuring.run()
-    return done
+                await live.calibrate()
 
 
 def explain(
     done: list[Run], record: Path, info: dict, times: StepTimeModel, options: argparse.Namespace
 ) -> None:
     """What the recorded steps of the live engine say of each run."""
-    numbers = [len(run.records) for run in done]
+    numbers = [run.requests for run in done]
     for run, steps in zip(done, steps_of_runs(record, numbers), strict=True):
         load = run.load
-        if not run.counts:
+        if load is None:
             continue
         if options.own_speed:
             sent = as_sent(load.requests, run.records)
@@ -355,6 +388,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="quire-demo")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--other-engine", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
     parser.add_argument("--runs", type=int, default=6, help="of each load")
     parser.add_argument("--again", action="store_true")
@@ -371,8 +405,7 @@ def main() -> None:
     )
     info = size_engine(config).info.to_dict()
     with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "trace.jsonl" if options.own_speed or options.why else None
-        asyncio.run(compare(config, info, options, record))
+        asyncio.run(compare(config, info, options, Path(folder) / "trace.jsonl"))
 
 
 if __name__ == "__main__":

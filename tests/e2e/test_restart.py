@@ -215,18 +215,24 @@ def test_what_has_ended_is_kept_too(tmp_path: Path) -> None:
     assert [path.name for path in journal.iterdir()] == ["lock"]
 
 
-def test_another_model_or_precision_is_no_continuation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "env", "what"),
+    [(["--dtype", "float32"], {}, "dtype"), ([], {"QUIRE_CPU_ISA": "portable"}, "kernels")],
+)
+def test_another_precision_or_arithmetic_is_no_continuation(
+    tmp_path: Path, changed: list[str], env: dict[str, str], what: str
+) -> None:
     server = Server(*flags(tmp_path))
     client = Client(server.url, "greedy")
     wait_for(lambda: len(client.events) > 20)
     kill(server)
     client.join()
-    server = Server(*flags(tmp_path), "--dtype", "float32")
+    server = Server(*flags(tmp_path), *changed, env=env)
     reply = httpx.get(
         f"{server.url}/v1/streams/{client.stream}", headers={"Last-Event-ID": client.last}
     )
-    assert reply.status_code == 410 and "dtype" in reply.json()["error"]["message"]
-    assert "was written with another dtype" in server.log
+    assert reply.status_code == 410 and what in reply.json()["error"]["message"]
+    assert f"was written with another {what}" in server.log
     server.stop()
 
 

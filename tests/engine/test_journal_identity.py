@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quire import EngineConfig, envs
 from quire.engine.frontend.disk.identity import identity
+from quire.kernels import compiled
+from quire.kernels.dispatch import build_of, choose
 
-INFO = {"dtype": "bfloat16", "device": "cpu", "place": "here"}
+INFO = {"dtype": "bfloat16", "device": "cpu", "place": "here", "kernels": "native avx2 0a"}
 
 
-def told(**options: Any) -> dict[str, str]:
-    return identity(EngineConfig.from_options(**options), INFO)
+def told(info: Mapping[str, str] = INFO, **options: Any) -> dict[str, str]:
+    return identity(EngineConfig.from_options(**options), info)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,23 @@ def told(**options: Any) -> dict[str, str]:
 def test_options_that_change_tokens_are_told_apart(options: dict[str, Any], what: str) -> None:
     plain, other = told(), told(**options)
     assert [name for name in plain if plain[name] != other[name]] == [what]
+
+
+@pytest.mark.parametrize("kernels", ["native avx512 0a", "native avx2 0b", "reference"])
+def test_other_kernels_are_told_apart(kernels: str) -> None:
+    plain, other = told(), told({**INFO, "kernels": kernels})
+    assert [name for name in plain if plain[name] != other[name]] == ["kernels"]
+
+
+def test_a_build_is_named_by_its_file() -> None:
+    """Whoever changes one byte of the compiled module has another build."""
+    if compiled.lib is None:
+        pytest.skip("kernels are not built")
+    content = Path(compiled.lib.__file__).read_bytes()
+    assert compiled.build() == hashlib.sha256(content).hexdigest()[:16]
+    native = build_of(choose("native"))
+    assert native == f"native {compiled.lib.isa()} {compiled.build()}, torch {torch.__version__}"
+    assert build_of(choose("reference")) == f"reference, torch {torch.__version__}"
 
 
 def test_options_that_change_none_are_not() -> None:

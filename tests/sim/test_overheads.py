@@ -15,11 +15,13 @@ from quire.core.facts import FactKind, FactLog
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import (
     DECODES,
+    QUIET,
     SETTLED,
     CalibrationLoad,
     Measured,
     _mean,
     delivery,
+    of_load,
 )
 from quire.params import SamplingParams
 from quire.sim.lockstep import Replayed, measured_overheads, rising_line
@@ -27,19 +29,19 @@ from quire.sim.step_time import Overheads, StepShape
 from quire.workload.trace import Trace, TraceHeader, TraceRequest
 
 
-def steps(pauses: list[tuple[int, float]], busy: bool = True) -> tuple[list[Any], list[Any]]:
+def steps(pauses: list[tuple[int, float]], busy: bool = True) -> list[Any]:
     """Steps of 10 ms with so many rows, each followed by a pause."""
-    recorded, replayed, now = [], [], 0.0
+    replayed, now = [], 0.0
     for rows, pause in [*pauses, (1, 0.0)]:
-        recorded.append(SimpleNamespace(start=now, seconds=0.01))
+        recorded = SimpleNamespace(start=now, seconds=0.01)
         shape = StepShape(rows, rows, 0, 0, 0)
-        replayed.append(SimpleNamespace(shape=shape, is_busy=busy, arrivals=0))
+        replayed.append(SimpleNamespace(recorded=recorded, shape=shape, is_busy=busy, arrivals=0))
         now += 0.01 + pause
-    return recorded, replayed
+    return replayed
 
 
 def test_pauses_grow_with_the_requests() -> None:
-    found = measured_overheads(*steps([(rows, 1e-4 + rows * 1e-5) for rows in (1, 2, 4, 8) * 5]))
+    found = measured_overheads(steps([(rows, 1e-4 + rows * 1e-5) for rows in (1, 2, 4, 8) * 5]))
     assert found.gap == pytest.approx(1e-4)
     assert found.gap_per_row == pytest.approx(1e-5)
 
@@ -50,10 +52,10 @@ def test_pauses_are_longer_after_prompts_and_with_arrivals() -> None:
         rows, prompts, came = rng.randint(1, 40), rng.randint(0, 1), rng.choice([0, 0, 1, 3])
         kinds.append((rows, 2 * prompts, came))
         pauses.append((rows, 5e-5 + 2e-6 * rows + 9e-5 * prompts + 6e-5 * came))
-    recorded, replayed = steps(pauses)
+    replayed = steps(pauses)
     for before, after, (rows, prompts, came) in zip(replayed, replayed[1:], kinds, strict=False):
         before.shape, after.arrivals = StepShape(rows, rows, prompts, 0, 0), came
-    found = measured_overheads(recorded, replayed)
+    found = measured_overheads(replayed)
     assert (found.gap, found.gap_per_row) == pytest.approx((5e-5, 2e-6))
     assert (found.gap_after_prompt, found.gap_per_arrival) == pytest.approx((9e-5, 6e-5))
     said = [
@@ -89,13 +91,13 @@ def test_the_first_decodes_of_a_round_do_not_count() -> None:
 
 @pytest.mark.parametrize("rows", [(4, 4, 4), (1, 4, 16)])
 def test_more_requests_never_shorten_a_pause(rows: tuple[int, ...]) -> None:
-    found = measured_overheads(*steps([(n, 1e-3 / n) for n in rows]))
+    found = measured_overheads(steps([(n, 1e-3 / n) for n in rows]))
     assert found.gap_per_row == 0.0
     assert found.gap == pytest.approx(sum(1e-3 / n for n in rows) / len(rows))
 
 
 def test_pauses_without_work_do_not_count() -> None:
-    assert measured_overheads(*steps([(1, 1.0)] * 3, busy=False)) == Overheads()
+    assert measured_overheads(steps([(1, 1.0)] * 3, busy=False)) == Overheads()
 
 
 def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
@@ -135,6 +137,25 @@ def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
     assert found == pytest.approx(rising_line([*usual, (1, 5 * 0.0018)]))
 
 
+def test_what_others_asked_for_between_runs_does_not_count() -> None:
+    """Not even right after a run, or right before the next."""
+    runs = [(100.0, 101.0), (102.0, 103.0)]
+    mine = [0.0, 0.5, 0.99, 2.0, 2.99]  # by the recording's clock, which began at 100
+    others = [1.0 + QUIET, 1.5, 2.0 - QUIET, 3.0 + QUIET]
+    requests = [
+        TraceRequest(at, 10, 2, number=number) for number, at in enumerate(sorted(mine + others))
+    ]
+    replayed = [SimpleNamespace(recorded=SimpleNamespace(start=r.arrival)) for r in requests]
+    load = SimpleNamespace(sent=[100.0, 100.5, 100.99, 102.0, 102.99], runs=runs)
+    found = of_load(
+        cast(CalibrationLoad, load),
+        Trace(TraceHeader(), requests),
+        cast(list[Replayed], replayed),
+    )
+    assert [request.arrival for request in found.trace.requests] == mine
+    assert [step.recorded.start for step in found.replayed] == mine
+
+
 class Engine:
     """Stands for an engine that takes no time."""
 
@@ -169,3 +190,5 @@ def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them()
     users = [asked for asked in engine.asked[640] if asked[1] != DECODES]
     assert len({prompt for prompt, _ in users}) > 10 and len(users) > 30
     assert len(load.first) == len(load.sent) > 100
+    ((begin, end),) = load.runs
+    assert begin <= min(load.sent) and max(load.first.values()) <= end

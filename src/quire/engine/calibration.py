@@ -58,6 +58,9 @@ OUTPUTS: Final = (8, 64)
 VISIT: Final = 0.04
 """Of the time, that a number of users stay at once; after that they get what they asked for."""
 
+QUIET: Final = 0.1
+"""Seconds before and after a run without any request, which tell it from what others ask for."""
+
 LONGEST_WAY: Final = 5.0
 """A way to or from the engine counts as at most so many times the median. When the machine stands
 still for a moment in a round, all its requests wait, which says nothing of other times."""
@@ -131,13 +134,23 @@ class Calibration:
             llm = await AsyncLLM.start(replace(self._config, observability=observed))
             try:
                 await llm.wait_ready()
-                resolved, _ = self._config.resolve(self._config.model.read_shape())
-                load = CalibrationLoad(llm, resolved.scheduler, self._seconds, self._tell)
-                measuring = Measuring(load, path)
+                measuring = self.of(llm, path)
                 yield measuring
             finally:
                 await llm.shutdown()
             measuring.read()
+
+    def of(self, llm: AsyncLLM, path: Path) -> Measuring:
+        """Measure this engine, which may do other work between measurements, but none before the
+        first.
+
+        Args:
+            llm: Ready, of this configuration.
+            path: Of what it records.
+        """
+        resolved, _ = self._config.resolve(self._config.model.read_shape())
+        load = CalibrationLoad(llm, resolved.scheduler, self._seconds, self._tell)
+        return Measuring(load, path)
 
     def fitted(self, several: Sequence[Measured]) -> StepTimeModel:
         """A model of all that was measured, at several times."""
@@ -178,12 +191,20 @@ class CalibrationLoad:
         self.sent: list[float] = []
         self.first: dict[int, float] = {}
         self.rounds: list[tuple[float, float]] = []
-        # when requests were sent, when their first tokens came, and when rounds began and ended, by
-        # this process' clock
+        self.runs: list[tuple[float, float]] = []
+        # when requests were sent, when their first tokens came, and when rounds and whole runs
+        # began and ended, by this process' clock
 
     async def run(self) -> None:
         """Rounds and visits in turns until the time is over; each kind of round once at least, but
         for those that take too long."""
+        await asyncio.sleep(QUIET)
+        started = time.monotonic()
+        await self._all()
+        self.runs.append((started, time.monotonic()))
+        await asyncio.sleep(QUIET)
+
+    async def _all(self) -> None:
         for _ in range(WARM_UPS):  # weights are read from disk, buffers are made
             await self._round(WARM_UP)
         info = self._llm.info
@@ -273,6 +294,11 @@ class Measuring:
         self.measured: Measured
         # all that was recorded when it was read last
 
+    @property
+    def asked(self) -> int:
+        """Requests so far."""
+        return len(self._load.sent)
+
     async def run(self) -> None:
         """Put the load on it, once more."""
         await self._load.run()
@@ -282,7 +308,7 @@ class Measuring:
         trace = read_trace(self._path)
         recorded = EngineConfig.from_dict(trace.header.config)
         engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
-        self.measured = Measured(self._load, trace, list(Lockstep(trace, engine)))
+        self.measured = of_load(self._load, trace, list(Lockstep(trace, engine)))
 
 
 class Measured(NamedTuple):
@@ -316,11 +342,23 @@ class Measured(NamedTuple):
         """What passed beside the steps."""
         output, per_row = delivery(self.load, self.trace, self.replayed)
         return replace(
-            measured_overheads(self.trace.steps, self.replayed),
+            measured_overheads(self.replayed),
             arrival=to_wake(self.trace, self.replayed),
             output=output,
             output_per_row=per_row,
         )
+
+
+def of_load(load: CalibrationLoad, trace: Trace, replayed: list[Replayed]) -> Measured:
+    """Without what others asked of the engine between the runs of the load."""
+    origin = clock_origin(load, trace)
+
+    def within(at: float) -> bool:
+        return any(begin - QUIET / 2 < at + origin < end + QUIET / 2 for begin, end in load.runs)
+
+    mine = [step for step in replayed if within(step.recorded.start)]
+    requests = [request for request in trace.requests if within(request.arrival)]
+    return Measured(load, replace(trace, requests=requests), mine)
 
 
 def _mean(several: Sequence[Overheads]) -> Overheads:

@@ -37,6 +37,8 @@ class ExecutorInfo:
     """Blocks of the second tier."""
     place: str = ""
     """The device and why it was chosen, for people."""
+    kernels: str = ""
+    """Which code computes: of another the same request may get other bits."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for messages."""

@@ -12,6 +12,7 @@ from typing import Final
 from quire.config import EngineConfig, ModelShape
 from quire.core.batch import ScheduledBatch
 from quire.executor.base import ComputedBatch, ExecutorInfo, Progress
+from quire.kernels.dispatch import build_of
 from quire.params import SamplingParams
 from quire.worker.worker import Worker
 
@@ -51,6 +52,7 @@ class InlineExecutor:
             vocab_size=worker.shape.vocab_size,
             device=worker.device.name,
             place=worker.place,
+            kernels=build_of(worker.ops),
             dtype=worker.dtype,
             weight_bytes=worker.weight_bytes,
             kv_cache_bytes=plan.bytes,

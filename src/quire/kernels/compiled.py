@@ -5,6 +5,8 @@ The only place that imports `quire.kernels._native`. Knows no operation.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -69,6 +71,16 @@ def choose_isa() -> str:
             logger.warning("this machine cannot run %s kernels: using %s", wanted, chosen)
     lib.set_isa(chosen)
     return chosen
+
+
+@functools.cache
+def build() -> str:
+    """A digest of the module's file: another build may add in another order."""
+    path = getattr(lib, "__file__", None)
+    if path is None:
+        return "none"
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def set_num_threads(cores: int) -> int:

@@ -43,6 +43,8 @@ class Implementation:
     torch has."""
     unavailable: Callable[[], str | None] = _always
     """Why this machine cannot run it, or `None`. Asked each time it is chosen."""
+    build: Callable[[], str] = str
+    """Which build of it this is, where another one may give other bits."""
     combined: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Operations made of others: they take the table that they belong to as keyword `ops`."""
 
@@ -191,6 +193,14 @@ def choose(name: str | None = None, device: str = "cpu") -> Ops:
             return _table(candidate, row)
         reasons.append(f"{candidate} kernels not used: {reason}")
     raise ConfigError(f"no kernels can run here ({'; '.join(reasons)})")
+
+
+def build_of(ops: Ops) -> str:
+    """Tells apart what may give other bits, for people too: `native avx2 0a1b2c3d, torch 2.13.0`.
+
+    Operations that an implementation lacks are torch's.
+    """
+    return f"{ops.name} {_row(ops.name).build()}".rstrip() + f", torch {torch.__version__}"
 
 
 def tables() -> list[Ops]:

@@ -15,7 +15,7 @@ from quire.kernels import (
     native_linear,
     native_sampling,
 )
-from quire.kernels.compiled import REMEDY, choose_isa, lib
+from quire.kernels.compiled import REMEDY, build, choose_isa, lib
 from quire.kernels.dispatch import Implementation
 
 
@@ -36,6 +36,7 @@ IMPLEMENTATION: Final = Implementation(
     },
     device="cpu",
     unavailable=unavailable,
+    build=lambda: f"{lib.isa()} {build()}",
     combined={"grouped_experts": native_experts.grouped_experts},
 )
 """The row of `dispatch.IMPLEMENTATIONS`."""

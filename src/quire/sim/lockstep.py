@@ -7,6 +7,7 @@ was in each step, which is what a model of step times is fitted to. Knows no mod
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -284,20 +285,22 @@ def fit_recorded(
     """
     replayed = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
     shapes, seconds = [s.shape for s in replayed], [s.recorded.seconds for s in replayed]
-    return fit(shapes, seconds, measured_overheads(trace.steps, replayed), about)
+    return fit(shapes, seconds, measured_overheads(replayed), about)
 
 
-def measured_overheads(steps: list[TraceStep], replayed: list[Replayed]) -> Overheads:
+def measured_overheads(replayed: Sequence[Replayed]) -> Overheads:
     """The pauses between the steps of an engine that had something to do all the time: what fits
     best over the requests of the step before, whether it had prompts, and who came meanwhile."""
     import numpy
 
     pauses = [
-        (max(0.0, after.start - before.start - before.seconds), step.shape, following.arrivals)
-        for before, after, step, following in zip(
-            steps, steps[1:], replayed, replayed[1:], strict=False
+        (
+            max(0.0, after.recorded.start - before.recorded.start - before.recorded.seconds),
+            before.shape,
+            after.arrivals,
         )
-        if step.shape.tokens and step.is_busy
+        for before, after in itertools.pairwise(replayed)
+        if before.shape.tokens and before.is_busy
     ]
     if not pauses:
         return Overheads()

@@ -36,7 +36,7 @@ def identity(config: EngineConfig, info: Mapping[str, Any]) -> dict[str, str]:
         "weights or tokenizer": _digest_of([model.folder, Path(model.tokenizer_folder)]),
         "dtype": str(info.get("dtype")),
         "device": f"{info.get('device')}: {info.get('place')}",
-        "kernels": f"{envs.KERNELS} on {_processor()}",
+        "kernels": f"{info.get('kernels')} on {_processor()}",
         "quantisation": f"{model.quantization}, {json.dumps(model.quantization_config)}, "
         f"W4A8: {envs.CPU_INT4_W4A8}",
         "type of keys and values": f"{cache.kv_cache_dtype}, {cache.kv_cache_dtype_skip_layers}",
