@@ -10,15 +10,14 @@
 
 Each of three rates, two mixes of lengths and two settings runs on a live engine (a core in its own
 process, without HTTP) and in the simulator. Rates are shares of what the simulator says is
-possible. All loads take turns, `--runs` times, and a short calibration of the same engine runs
-three times before all and after every four of them, so that what else the machine does falls on all
-alike: a shared machine is not as fast in one minute as in the next. Half the loads run once before
-they count: the first requests of an engine wait for memory that the system provides. With
-`--other-engine`, another one is calibrated in these turns, as `quire calibrate` does: two engines
-of one machine differ by some percent, since their memory is not in the same place. Step times are
-fitted to all calibrations together. Twelve runs are simulated, each with the slow seconds of the
-calibrations from another moment on, and medians of a figure over the runs are compared. Prints the
-error of every figure, and the largest and mean of each.
+possible. All loads take turns, `--runs` times, with a short calibration of the same engine after
+each, because a machine that others share is not as fast in one minute as in the next. Step times
+are fitted to all calibrations together; the simulated machine is, in each run, as fast as it was in
+the calibrations before and after that run. Medians of a figure over the runs are compared. Half the
+loads run once before they count: the first requests of an engine wait for memory that the system
+provides. With `--other-engine`, another one is calibrated in these turns, as `quire calibrate`
+does: two engines of one machine differ by some percent, since their memory is not in the same
+place. Prints the error of every figure, and the largest and mean of each.
 
 The machine should do nothing else. If it does, `--own-speed` lets the simulated machine be, second
 by second, as fast as the recorded steps of the live engine were, and requests come when the machine
@@ -34,6 +33,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -56,8 +56,8 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import Calibration, Measuring
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
-from quire.sim.measured_pace import measured_pace
-from quire.sim.pace import MachinePace, calibrated_pace
+from quire.sim.measured_pace import measured_pace, measured_spells
+from quire.sim.pace import WINDOW, MachinePace
 from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
@@ -70,12 +70,8 @@ SETTINGS: tuple[dict[str, int], ...] = (
     {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
     {"max_num_batched_tokens": 256, "max_num_seqs": 16},
 )
-BETWEEN = 4
-"""Loads from one calibration to the next."""
-WARM_UPS = 3
-"""Calibrations before all."""
-SIMULATED = 12
-"""Runs of each load as calibrated."""
+WARM_UP = 24.0
+"""Seconds of calibrations before all."""
 NUMBERS = itertools.count(1)
 FIGURES = {
     "output_throughput": 5, "mean_ttft_ms": 10, "mean_tpot_ms": 10, "p99_ttft_ms": 20,
@@ -206,6 +202,8 @@ class Load(NamedTuple):
     """Figures of the engine, by run."""
     knowing: list[dict]
     """Figures of a simulation that knows how fast the machine was, by run."""
+    after: list[int]
+    """By run, how many calibrations there were before."""
 
 
 def loads(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float) -> Iterator[Load]:
@@ -216,7 +214,7 @@ def loads(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float
             for share in SHARES:
                 row = f"{mix} {share * most:.1f}/s {'/'.join(map(str, settings.values()))}"
                 requests = load(mix, share * most, seconds, seed=number)
-                yield Load(row, settings, changed, requests, [], [])
+                yield Load(row, settings, changed, requests, [], [], [])
 
 
 @asynccontextmanager
@@ -242,7 +240,7 @@ async def compare(
         else:
             measuring = calibration.of(llm, record)
         live = Live(llm, measuring, options.other_engine)
-        for _ in range(WARM_UPS):
+        for _ in range(math.ceil(WARM_UP / options.calibration)):
             await live.calibrate()
         await asyncio.sleep(1.0)  # the recorder writes
         measuring.read()
@@ -254,7 +252,7 @@ async def compare(
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
     if options.own_speed or options.why:
         explain(live.done, record, info, times, options)
-    speeds = tell(todo, info, times, options)
+    speeds = tell(todo, info, Calibrated(measuring, times), options)
     print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
 
 
@@ -278,6 +276,7 @@ class Live:
 
     def __init__(self, llm: AsyncLLM, measuring: Measuring, other: bool) -> None:
         self._llm, self._measuring, self._other = llm, measuring, other
+        self._calibrations = 0
         self.done: list[Run] = []
 
     async def calibrate(self) -> None:
@@ -285,6 +284,7 @@ class Live:
         await self._llm.set_limits(**SETTINGS[0])  # those of the engine's start
         before = self._measuring.asked
         await self._measuring.run()
+        self._calibrations += 1
         if not self._other:
             self.done.append(Run(self._measuring.asked - before))
 
@@ -297,6 +297,7 @@ class Live:
         self.done.append(Run(len(records), load if counts else None, records))
         if counts:
             load.lives.append(figures(records))
+            load.after.append(self._calibrations)
 
 
 async def all_runs(live: Live, todo: list[Load], options: argparse.Namespace) -> None:
@@ -305,11 +306,10 @@ async def all_runs(live: Live, todo: list[Load], options: argparse.Namespace) ->
         print(f"warming up: {load.row}", file=sys.stderr, flush=True)
         await live.run(load, False)
     for number in range(options.runs + options.again):
-        for index, load in enumerate(todo, 1):
+        for load in todo:
             print(f"run {number + 1}: {load.row}", file=sys.stderr, flush=True)
             await live.run(load, True)
-            if index % BETWEEN == 0:
-                await live.calibrate()
+            await live.calibrate()
 
 
 def explain(
@@ -330,14 +330,35 @@ def explain(
             print(load.row + why(steps, times), flush=True)
 
 
-def begun_at(times: StepTimeModel, share: float) -> StepTimeModel:
-    """The same, but its spells begin elsewhere."""
-    first = int(share * len(times.spells))
-    return replace(times, spells=times.spells[first:] + times.spells[:first], _table=[])
+class Calibrated:
+    """How fast the machine was in each calibration.
+
+    Args:
+        measuring: All of them.
+        times: Fitted to them.
+    """
+
+    def __init__(self, measuring: Measuring, times: StepTimeModel) -> None:
+        self.times = times
+        self._spans = measuring.spans
+        self._windows = measured_spells(measuring.measured.warm(), times)
+
+    def beside(self, after: int) -> MachinePace | None:
+        """The seconds of the last calibration before a run, and of the first one after it."""
+        found = [
+            self._windows[window]
+            for begin, end in self._spans[after - 1 : after + 1]
+            for window in range(int(begin / WINDOW), int(end / WINDOW) + 1)
+            if window in self._windows
+        ]
+        if not found:
+            return None
+        decodes, prompts = zip(*found, strict=True)
+        return MachinePace(decodes, prompts, repeats=True)
 
 
 def tell(
-    todo: list[Load], info: dict, times: StepTimeModel, options: argparse.Namespace
+    todo: list[Load], info: dict, calibrated: Calibrated, options: argparse.Namespace
 ) -> list[float]:
     """Print all figures and errors; returns how many times faster than real time it was."""
     speeds = []
@@ -345,9 +366,9 @@ def tell(
     print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
     for one in todo:
         runs = []
-        for begin in range(SIMULATED):
-            pace = calibrated_pace(begun_at(times, begin / SIMULATED))
-            made, speed = simulated(one.config, info, times, one.requests, pace)
+        for after in one.after[: options.runs]:
+            pace = calibrated.beside(after)
+            made, speed = simulated(one.config, info, calibrated.times, one.requests, pace)
             runs.append(made)
             speeds.append(speed)
         made, live, row = medians(runs), medians(one.lives[: options.runs]), one.row
@@ -390,16 +411,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--other-engine", action="store_true")
     parser.add_argument("--own-speed", action="store_true")
-    parser.add_argument("--runs", type=int, default=6, help="of each load")
+    parser.add_argument("--runs", type=int, default=8, help="of each load")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--why", action="store_true")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
-    parser.add_argument("--calibration", type=float, default=8.0, help="seconds of each")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
+    parser.add_argument("--calibration", type=float, default=2.5, help="seconds of each")
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs must be at least 1, got {options.runs}")
     if options.quick:
-        options.runs, options.seconds, options.calibration = 2, 3.0, 5.0
+        options.runs, options.seconds, options.calibration = 2, 3.0, 2.0
     config = located(
         EngineConfig.from_options(model=options.model, max_model_len=2048, max_num_seqs=64)
     )

@@ -238,7 +238,7 @@ def test_spells_are_the_seconds_in_which_a_calibration_was_slow() -> None:
     times = StepTimeModel(2e-3, (0.0,) * 14)  # prompts take five times as long as it says
     steps = spelled(20, {4: 1.6, 5: 1.6, 12: 1.3}, random.Random(0))
     steps[900].recorded.seconds = 5.0
-    spells = measured_spells(steps, times)
+    spells = [*measured_spells(steps, times).values()]
     assert len(spells) == 20
     for sort in (0, 1):
         of = [each[sort] for each in spells]
@@ -256,7 +256,7 @@ def test_what_a_model_says_wrongly_of_a_kind_of_step_is_no_spell() -> None:
         for second in range(6)
         for i in range(90)
     ]
-    assert [ratio for each in measured_spells(steps, times) for ratio in each] == (
+    assert [ratio for each in measured_spells(steps, times).values() for ratio in each] == (
         pytest.approx([1.0] * 12)
     )
 
@@ -270,7 +270,7 @@ def test_few_steps_say_little_of_how_fast_the_machine_was() -> None:
         for second, count in enumerate(counts)
         for i in range(count)
     ]
-    prompts = [prompts for _, prompts in measured_spells(steps, times)]
+    prompts = [prompts for _, prompts in measured_spells(steps, times).values()]
     assert 1.3 < prompts[0] / prompts[1] < 1.8, "they took twice as long"
     said = sum(count * ratio for count, ratio in zip(counts, prompts, strict=True))
     assert said / sum(counts) == pytest.approx(1.0, abs=1e-3)
@@ -281,10 +281,12 @@ def test_seconds_with_little_in_them_are_no_spells() -> None:
     some = [stepped(0.01 * i, 2e-3) for i in range(100)]  # 0.2 s of steps in a second
     few = [stepped(5.0 + 0.01 * i, 9e-3) for i in range(10)]
     later = [stepped(9.0 + 0.01 * i, 4e-3) for i in range(100)]
-    spells = measured_spells([*some, *few, *later], times)
-    assert len(spells) == 2 and [prompts for _, prompts in spells] == [1.0, 1.0]
+    found = measured_spells([*some, *few, *later], times)
+    assert list(found) == [0, 9]
+    spells = [*found.values()]
+    assert [prompts for _, prompts in spells] == [1.0, 1.0]
     assert 1.3 < spells[1][0] / spells[0][0] < 2.0, "nearer to 1 than they were"
-    assert measured_spells([], times) == ()
+    assert measured_spells([], times) == {}
 
 
 def test_the_pace_of_a_calibration_comes_over_and_over() -> None:

@@ -57,6 +57,8 @@ OUTPUTS: Final = (8, 64)
 """Tokens that users ask for."""
 VISIT: Final = 0.04
 """Of the time, that a number of users stay at once; after that they get what they asked for."""
+LEAST_VISIT: Final = 0.3
+"""Seconds, of a short run."""
 
 QUIET: Final = 0.1
 """Seconds before and after a run without any request, which tell it from what others ask for."""
@@ -168,8 +170,8 @@ class Calibration:
         model = fit(shapes, seconds, overheads, about)
         errors = (abs(model.seconds(s) / took - 1) for s, took in zip(shapes, seconds, strict=True))
         model.about["median_error"] = round(median(errors), 4)
-        spells = [spell for each in several for spell in measured_spells(each.warm(), model)]
-        return replace(model, spells=tuple(spells), _table=[])
+        paces = (measured_spells(each.warm(), model).values() for each in several)
+        return replace(model, spells=tuple(itertools.chain(*paces)), _table=[])
 
 
 class CalibrationLoad:
@@ -188,6 +190,15 @@ class CalibrationLoad:
         self._vocabulary, self._longest = llm.info["vocab_size"], llm.info["max_model_len"]
         self._token = float("inf")
         # seconds per token, of the round that was cheapest so far
+        self._visit_seconds = max(VISIT * seconds, LEAST_VISIT)
+        waiting = rounds(
+            limits.max_num_seqs,
+            self._longest,
+            llm.info["num_blocks"] * llm.info["block_size"],
+            limits.max_num_batched_tokens,
+        )
+        # Of all runs, so that short ones get to all of them together.
+        self._waiting, self._visited = self._again_and_again(waiting), itertools.cycle(USERS)
         self.sent: list[float] = []
         self.first: dict[int, float] = {}
         self.rounds: list[tuple[float, float]] = []
@@ -207,25 +218,15 @@ class CalibrationLoad:
     async def _all(self) -> None:
         for _ in range(WARM_UPS):  # weights are read from disk, buffers are made
             await self._round(WARM_UP)
-        info = self._llm.info
-        waiting = rounds(
-            self._limits.max_num_seqs,
-            self._longest,
-            info["num_blocks"] * info["block_size"],
-            self._limits.max_num_batched_tokens,
-        )
         started = time.monotonic()
-        visited = itertools.cycle(USERS)
         in_rounds = in_visits = 0.0
-        for one in self._again_and_again(waiting):
-            spent = time.monotonic() - started
-            if spent >= self._seconds:
-                break
+        while (spent := time.monotonic() - started) < self._seconds:
+            one = next(self._waiting)
             self._tell(f"{one.rows} x {one.context} tokens", min(0.94, spent / self._seconds))
             if self._token * one.tokens <= max(SHARE * self._seconds, 0.5):
                 in_rounds += await self._round(one)
             if in_visits < in_rounds:
-                in_visits += await self._visit(next(visited))
+                in_visits += await self._visit(next(self._visited))
         self._tell("what was measured", 0.95)
 
     def _again_and_again(self, waiting: list[Round]) -> Iterator[Round]:
@@ -251,9 +252,9 @@ class CalibrationLoad:
         """Users who come and go; returns how long it took."""
         await self._llm.set_limits(max_num_batched_tokens=self._limits.max_num_batched_tokens)
         started = time.monotonic()
-        until = started + VISIT * self._seconds
+        until = started + self._visit_seconds
         # What all ask for at once is done soon after that.
-        most = max(2 * PROMPTS[0], int(VISIT * self._seconds / self._token / users))
+        most = max(2 * PROMPTS[0], int(self._visit_seconds / self._token / users))
         await asyncio.gather(*(self._user(until, most) for _ in range(users)))
         return time.monotonic() - started
 
@@ -293,6 +294,12 @@ class Measuring:
         self._load, self._path = load, path
         self.measured: Measured
         # all that was recorded when it was read last
+
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When each run began and ended, in seconds of what was read."""
+        origin = clock_origin(self._load, self.measured.trace)
+        return [(begin - origin, end - origin) for begin, end in self._load.runs]
 
     @property
     def asked(self) -> int:

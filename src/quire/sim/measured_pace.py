@@ -66,8 +66,8 @@ def _without_stall(seconds: float, usual: float) -> float:
 
 def measured_spells(
     steps: Sequence[Replayed], times: StepTimeModel
-) -> tuple[tuple[float, float], ...]:
-    """`StepTimeModel.spells` of the steps that a model was fitted to.
+) -> dict[int, tuple[float, float]]:
+    """`StepTimeModel.spells` of the steps that a model was fitted to, by their windows' numbers.
 
     What the model says too much or too little of all steps of a kind is no pace: kinds come and go
     in a calibration. Nor is a step in which the machine stood still.
@@ -83,9 +83,9 @@ def measured_spells(
         taken = _without_stall(step.recorded.seconds, expected)
         window = windows.setdefault(int(step.recorded.start / WINDOW), (_Spent(), _Spent()))
         window[min(step.shape.prefills, 1)].add(taken, expected)
-    full = [pair for _, pair in sorted(windows.items()) if sum(s.usual for s in pair) >= LITTLE]
-    decodes, prompts = (_spells([pair[sort] for pair in full]) for sort in (0, 1))
-    return tuple(zip(decodes, prompts, strict=True))
+    full = {n: pair for n, pair in sorted(windows.items()) if sum(s.usual for s in pair) >= LITTLE}
+    decodes, prompts = (_spells([pair[sort] for pair in full.values()]) for sort in (0, 1))
+    return dict(zip(full, zip(decodes, prompts, strict=True), strict=True))
 
 
 def _spells(windows: Sequence[_Spent]) -> list[float]:
