@@ -12,6 +12,7 @@ import pytest
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.facts import FactKind, FactLog
+from quire.engine import calibration
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import (
     DECODES,
@@ -178,9 +179,12 @@ class Engine:
         yield None
 
 
-def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them() -> None:
+def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibration, "LEAST_VISIT", 0.0)  # else there is time for two
     engine, limits = Engine(), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=640)
-    load = CalibrationLoad(cast(AsyncLLM, engine), limits, 0.6, lambda what, share: None)
+    load = CalibrationLoad(cast(AsyncLLM, engine), limits, 1.2, lambda what, share: None)
     asyncio.run(load.run())
     assert set(engine.asked) == {32, 128, 512, 640}
     in_rounds = {
