@@ -1,7 +1,7 @@
 """How far the simulator is from the engine, on loads that it was not fitted to.
 
     python benchmarks/simulator_error.py                 # the embedded model, 14 minutes
-    python benchmarks/simulator_error.py --model DIR     # with longer --seconds and --calibration
+    python benchmarks/simulator_error.py --model DIR     # with --seconds 25 --calibration 20
     python benchmarks/simulator_error.py --quick         # a few seconds per load
     python benchmarks/simulator_error.py --own-speed     # on a machine that does other things
     python benchmarks/simulator_error.py --again         # how far the engine is from itself
