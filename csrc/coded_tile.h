@@ -213,6 +213,7 @@ QUIRE_INLINE Vec rounded(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }
 QUIRE_INLINE IVec load_whole(const void* p) { return {_mm512_loadu_si512(p)}; }
 QUIRE_INLINE void store_whole(void* p, IVec a) { _mm512_storeu_si512(p, a.v); }
 QUIRE_INLINE IVec less(IVec a, IVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+QUIRE_INLINE IVec plus(IVec a, IVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
 QUIRE_INLINE IVec times(IVec a, IVec b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 QUIRE_INLINE IVec load_int8(const int8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

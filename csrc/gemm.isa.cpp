@@ -11,14 +11,23 @@
 #include "math.h"
 #include "narrow_units.h"
 #include "pool.h"
+#include "tile_registers.h"
 
 namespace quire {
 namespace QUIRE_ISA {
 
 namespace {
 
-// Rows of a panel: activations of one block of k that stay in the second-level cache.
+// Rows of a panel: activations of one block of k that stay in the second-level cache. Tile registers multiply so fast
+// that fewer rows would read the weights from memory too often.
+#ifdef QUIRE_AMX
+constexpr bool kTiles = true;
+constexpr int64_t kPanel = 512;
+#else
+constexpr bool kTiles = false;
 constexpr int64_t kPanel = 192;
+struct TileShape {};
+#endif
 // Block of k for many rows, about: weights of 128 KiB beside the panel's activations. Few rows are
 // bound by memory, which must not rest while they pass by more than once: blocks of 8 KiB, which the
 // first-level cache holds meanwhile (with 8 and 16 rows on Zen 4, 128 and 256 steps were up to 4 % slower
@@ -31,6 +40,8 @@ constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QU
 // A byte of codes takes longer to multiply, so reading it from the second level costs less in comparison, and beginning
 // and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
+// Of codes of four bits that become bytes for tile registers: 64 KiB of these.
+constexpr int64_t kTileBlock4 = 1024;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
@@ -74,6 +85,9 @@ struct Block {
   // nullptr, or memory for numbers: `weights` are the codes of a narrow tile, k0 .. k1 a leaf.
   void* wide = nullptr;
   int type = kF32;  // of the numbers at `weights`
+  // nullptr, or the shape of the tile registers that multiply it; and nullptr, or codes of four bits in bytes.
+  TileShape* shape = nullptr;
+  const char* bytes = nullptr;
 };
 
 // The end of a group: its sums times its scales join those before it.
@@ -402,6 +416,25 @@ QUIRE_INLINE void end_coded(const Block& b, int64_t row, float* at, int64_t colu
   end_block<R, V>(b, row, at, column, y);
 }
 
+// The same of one group, whose sums are `acc`.
+template <int R, int V>
+QUIRE_INLINE void end_codes8(const Block& b, int64_t row, float* at, int64_t column, IVec (&acc)[R][V]) {
+  const Linear& layer = *b.work.args.layer;
+  const int64_t tile = (b.weights - static_cast<const char*>(layer.weight)) / (b.work.coded.stride * kTile);
+  const int64_t first = tile * kTile + column;
+  Vec y[R][V];
+  QUIRE_EACH for (int j = 0; j < V; ++j) {
+    const Vec scale = load(layer.coded.scales + first + j * kLanes);
+    const IVec zeros = layer.coded.zeros ? less(load_whole(layer.coded.zeros + first + j * kLanes), whole(kBelow))
+                                         : whole(layer.coded.zero - kBelow);
+    QUIRE_EACH for (int r = 0; r < R; ++r) {
+      const IVec shift = times(zeros, whole(b.work.coded.sums[row + r]));
+      y[r][j] = add(zero(), mul(rounded(less(acc[r][j], shift)), scale));
+    }
+  }
+  end_coded<R, V>(b, row, at, column, y);
+}
+
 QUIRE_INLINE int32_t four_codes(const int8_t* p) {
   int32_t x;
   __builtin_memcpy(&x, p, 4);
@@ -418,8 +451,7 @@ const char* fetched_by(const Block& b, int64_t pass) {
 // One group: whole numbers wait between blocks.
 template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sums, int64_t pass) {
   constexpr int V = coded_vectors(R);
-  const Linear& layer = *b.work.args.layer;
-  const int64_t stride = b.work.coded.stride, tile = (b.weights - static_cast<const char*>(layer.weight)) / (stride * kTile);
+  const int64_t stride = b.work.coded.stride;
   const int8_t* x = b.work.coded.codes + row * stride;
   const char* next = fetched_by(b, pass);
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
@@ -444,18 +476,7 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
         store_whole(at + r * 64 + j * kLanes, acc[r][j]);
       continue;
     }
-    const int64_t first = tile * kTile + column;
-    Vec y[R][V];
-    QUIRE_EACH for (int j = 0; j < V; ++j) {
-      const Vec scale = load(layer.coded.scales + first + j * kLanes);
-      const IVec zeros = layer.coded.zeros ? less(load_whole(layer.coded.zeros + first + j * kLanes), whole(kBelow))
-                                           : whole(layer.coded.zero - kBelow);
-      QUIRE_EACH for (int r = 0; r < R; ++r) {
-        const IVec shift = times(zeros, whole(b.work.coded.sums[row + r]));
-        y[r][j] = add(zero(), mul(rounded(less(acc[r][j], shift)), scale));
-      }
-    }
-    end_coded<R, V>(b, row, at, column, y);
+    end_codes8<R, V>(b, row, at, column, acc);
   }
 }
 
@@ -653,6 +674,136 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
   tile_groups<R, L, kHalves>(b, row, sums, pass);
 }
 
+#ifdef QUIRE_AMX
+// ---- products on tile registers: tile_registers.h
+
+// Rows of codes that take them, at least: fewer are multiplied faster without, with the same bits.
+constexpr int64_t kLeastRows = 8;
+
+// Numbers, or codes of one group.
+void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
+  const Work& work = b.work;
+  const bool coded = is_coded(*work.args.layer);
+  const int64_t item = coded ? 1 : 2, bytes = (b.k1 - b.k0) * item, stride = (coded ? work.coded.stride : work.stride) * item;
+  const char* x = coded ? reinterpret_cast<const char*>(work.coded.codes) : static_cast<const char*>(work.x);
+  const bool fetched = pass * b.lines >= b.all_lines;
+  // A leaf's end does more with its sums than to keep them; whole numbers become others.
+  const bool more = coded ? b.ends : b.scales || b.joins > 0 || b.into;
+  alignas(64) float ended[2 * kTileRegisterRows * kTile];
+  const TileProduct product{
+      x + row * stride + b.k0 * item, stride, count, b.weights + (b.k0 - b.begins) * kTile * item, bytes / kStepBytes,
+      bytes % kStepBytes / 4, b.fresh ? nullptr : sums, more ? ended : sums,
+      b.next + pass * (bytes / 16) * b.lines * 64, fetched ? 0 : 4 * b.lines};
+  coded ? multiply_tiles<true>(*b.shape, product) : multiply_tiles<false>(*b.shape, product);
+  if (!more) return;
+  for (int64_t r = 0; r < count; ++r) {
+    const float* from = ended + r * kTile;
+    float* const at = sums + r * kTile;
+    if (coded) {
+      IVec acc[1][4];
+      QUIRE_EACH for (int j = 0; j < 4; ++j) acc[0][j] = load_whole(from + j * kLanes);
+      end_codes8<1, 4>(b, row + r, at, 0, acc);
+      continue;
+    }
+    Vec acc[1][4];
+    QUIRE_EACH for (int j = 0; j < 4; ++j) acc[0][j] = load(from + j * kLanes);
+    if (b.scales) scale_sums<1, 4>(b, at, 0, acc);
+    end_block<1, 4>(b, row + r, at, 0, acc);
+  }
+}
+
+// The sums of a group, whole numbers without the shift, join those of the groups before it.
+template <bool plain>
+QUIRE_INLINE void add_group(const Block& b, int64_t row, int64_t count, const char* head, int64_t group, bool fresh,
+                            const int32_t* whole_sums, float* sums) {
+  const Linear& layer = *b.work.args.layer;
+  const Coded& c = layer.coded;
+  const CodedRows& rows = b.work.coded;
+  const int32_t* shifts = rows.sums + row * rows.groups + group;
+  const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type));
+  const int32_t below = layer.dtype == kCodes4 && !c.table ? kBelow4 : kBelow;
+  Vec scale[4], least[4];
+  IVec zeros[4];
+  QUIRE_EACH for (int j = 0; j < 4; ++j) {
+    scale[j] = load_scales(c.scale_type, head, j * kLanes);
+    zeros[j] = !plain && c.group_zeros ? less(load_int8(reinterpret_cast<const int8_t*>(head + zeros_at + j * kLanes)), whole(below))
+                                       : whole(1);
+    least[j] = !plain && c.group_minima ? load_scales(c.scale_type, head + minima_at(layer), j * kLanes) : zero();
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    const IVec shift = whole(shifts[r * rows.groups]);
+    QUIRE_EACH for (int j = 0; j < 4; ++j) {
+      float* const at = sums + r * kTile + j * kLanes;
+      const IVec all = plus(load_whole(whole_sums + r * kTile + j * kLanes), plain ? shift : times(zeros[j], shift));
+      Vec y = add(fresh ? zero() : load(at), mul(rounded(all), scale[j]));
+      if (!plain && c.group_minima) y = sub(y, mul(splat(rows.totals[(row + r) * rows.groups + group]), least[j]));
+      store(at, y);
+    }
+  }
+}
+
+// Codes of groups. The products of the next group are under way while the sums of one are scaled.
+template <bool plain> void tile_row_groups(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
+  const Linear& layer = *b.work.args.layer;
+  const CodedRows& rows = b.work.coded;
+  const int64_t group = layer.coded.group, size = offset_of(layer, group), head = group_head(layer);
+  const int64_t groups = (b.k1 - b.k0) / group, lines = pass * b.lines >= kLines ? 0 : size / 1024 * b.lines + b.extra;
+  const char* next = b.next + pass * groups * lines * 64;
+  alignas(64) int32_t whole_sums[2][kTileRegisterRows * kTile];
+  for (int64_t i = 0; i <= groups; ++i) {
+    if (i < groups) {
+      const int64_t k = b.k0 + i * group;
+      const char* w = b.bytes ? b.bytes + i * group * kTile : b.weights + k / group * size + head;
+      for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+      multiply_tiles<true>(*b.shape, {reinterpret_cast<const char*>(rows.codes) + row * rows.stride + k, rows.stride, count, w,
+                                      group / kStepBytes, group % kStepBytes / 4, nullptr,
+                                      reinterpret_cast<float*>(whole_sums[i % 2]), nullptr, 0});
+    }
+    if (i == 0) continue;
+    const int64_t done = b.k0 / group + i - 1;
+    add_group<plain>(b, row, count, b.weights + done * size, done, b.fresh && i == 1, whole_sums[(i - 1) % 2], sums);
+  }
+  if (!b.ends) return;
+  for (int64_t r = 0; r < count; ++r) {
+    Vec y[1][4];
+    QUIRE_EACH for (int j = 0; j < 4; ++j) y[0][j] = load(sums + r * kTile + j * kLanes);
+    end_coded<1, 4>(b, row + r, sums + r * kTile, 0, y);
+  }
+}
+
+// Codes of four bits as bytes, in the order of codes of eight.
+void widen_codes(const Linear& layer, const char* tile, int64_t k0, int64_t k1, char* to) {
+  const int64_t group = layer.coded.group, head = group_head(layer);
+  const uint8_t* table = layer.coded.table;
+  for (int64_t k = k0; k < k1; k += group) {
+    const char* from = tile + offset_of(layer, k) + head;
+    for (int64_t i = 0; i < group; i += 8, from += 256, to += 512)
+      QUIRE_EACH for (int j = 0; j < 4; ++j) {
+        WVec low, high;
+        if (table) halves_at(from + 64 * j, table, low, high);
+        else halves_at(from + 64 * j, low, high);
+        _mm512_storeu_si512(to + 64 * j, low.v);
+        _mm512_storeu_si512(to + 256 + 64 * j, high.v);
+      }
+  }
+}
+
+// Whether rows of a panel take tile registers. Of bf16 numbers all do, since their bits are others.
+bool on_tiles(const Work& work, int64_t rows) { return work.direct || (is_coded(*work.args.layer) && rows >= kLeastRows); }
+
+void rows_on_tiles(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
+  const Coded& c = b.work.args.layer->coded;
+  if (!is_coded(*b.work.args.layer) || !c.group) return tile_rows(b, row, count, sums, pass);
+  c.group_zeros || c.group_minima ? tile_row_groups<false>(b, row, count, sums, pass)
+                                  : tile_row_groups<true>(b, row, count, sums, pass);
+}
+#else
+constexpr int64_t kTileRegisterRows = 16;
+bool on_tiles(const Work&, int64_t) { return false; }
+void rows_on_tiles(const Block&, int64_t, int64_t, float*, int64_t) {}
+void widen_codes(const Linear&, const char*, int64_t, int64_t, char*) {}
+#endif
+
 template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   if (is_coded(*b.work.args.layer)) {
     const bool fetched = pass * b.lines >= kLines && b.k1 - b.k0 > kShortBlock * 4;
@@ -706,6 +857,7 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
 }
 
 void some_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
+  if (b.shape) return rows_on_tiles(b, row, count, sums, pass);
   switch (count) {
     case 1: return rows<1>(b, row, sums, pass);
     case 2: return rows<2>(b, row, sums, pass);
@@ -887,18 +1039,24 @@ const char* tile_at(const Linear& layer, int64_t tile) {
 constexpr int64_t kMostOnce = QUIRE_LEVEL >= 3 ? 4 : kRows;
 int64_t passes_of(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
+  if (on_tiles(work, rows)) {
+    const int64_t once = rows > kTileRegisterRows && !layer.coded.group ? 2 * kTileRegisterRows : kTileRegisterRows;
+    return (rows + once - 1) / once;
+  }
   const bool twice = rows > kMostOnce && rows <= kRows && (is_coded(layer) ? !layer.coded.group : work.direct && !is_narrow(layer));
   return twice ? 2 : (rows + kRows - 1) / kRows;
 }
 
 // Whether rows that pass by together read a block's weights once, from front to back.
 bool reads_once(const Work& work, int64_t rows) {
+  if (on_tiles(work, rows)) return rows <= kTileRegisterRows;
   return passes_of(work, rows) == 1 && (work.direct || vectors_of(static_cast<int>(rows)) * kLanes == kTile);
 }
 
 // The same for codes.
 bool reads_codes_once(const Work& work, int64_t rows) {
   const int count = static_cast<int>(rows);
+  if (on_tiles(work, rows)) return rows <= kTileRegisterRows && work.args.layer->dtype == kCodes8;
   return passes_of(work, rows) == 1 && (work.args.layer->coded.group ? group_vectors(count) : coded_vectors(count)) * kLanes == kTile;
 }
 
@@ -908,20 +1066,27 @@ int64_t cut_length(int64_t rows, int64_t k, int64_t block = kBlock, int64_t shor
   const int64_t blocks = rows <= kFewRows ? (k + short_block - 1) / short_block : (k + block / 2) / block;
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 7) / 8 * 8;
 }
+// Whole steps of tile registers, which are 64 codes or half as many numbers.
+int64_t tiles_length(int64_t k, int64_t block) {
+  const int64_t blocks = (k + block / 2) / block;
+  return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 63) / 64 * 64;
+}
 int64_t block_length(const Work& work, int64_t rows, int64_t k) {
-  return reads_once(work, rows) ? k : cut_length(rows, k);
+  if (reads_once(work, rows)) return k;
+  return on_tiles(work, rows) ? tiles_length(k, kBlock) : cut_length(rows, k);
 }
 
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
 int64_t narrow_length(const Work& work, int64_t rows, int64_t k) {
-  return rows <= kRows && k > kNarrowBlock ? kNarrowBlock : block_length(work, rows, k);
+  const int64_t few = on_tiles(work, rows) ? 2 * kTileRegisterRows : kRows;
+  return rows <= few && k > kNarrowBlock ? kNarrowBlock : block_length(work, rows, k);
 }
 
 // Whether the numbers of a narrow weight are made in registers.
 bool in_registers(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
   const bool fits = work.direct ? layer.dtype == kE4M3 || are_powers(layer) : widens_to_f32(layer);
-  return fits && rows <= kInRegisters;
+  return fits && rows <= kInRegisters && !on_tiles(work, rows);
 }
 
 // The type that numbers of narrow weights have in a near cache: with few rows, as they are multiplied.
@@ -934,6 +1099,7 @@ int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   const Linear& layer = *work.args.layer;
   const int64_t unit = layer.coded.group ? layer.coded.group : 16;
   const int64_t length = reads_codes_once(work, rows) ? k
+                         : on_tiles(work, rows)   ? tiles_length(k, layer.dtype == kCodes8 ? kBlock8 : kTileBlock4)
                          : layer.dtype == kCodes8 ? cut_length(rows, k, kBlock8, kShortBlock8)
                                                   : cut_length(rows, k, kBlock4, kShortBlock4);
   return (length + unit - 1) / unit * unit;
@@ -985,6 +1151,10 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(work, row1 - row0)
                                                            : reads_once(work, row1 - row0);
   const int64_t apart = (row1 - row0) * kTile;
+  TileShape registers;
+  TileShape* const shape = on_tiles(work, row1 - row0) ? &registers : nullptr;
+  const bool unpacked = shape && layer.dtype == kCodes4;
+  char* const bytes = unpacked ? static_cast<char*>(scratch(6, static_cast<size_t>(length * kTile))) : nullptr;
   const int64_t head = layer.coded.group ? (group_head(layer) / 64 + passes - 1) / passes : 0;
   for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {
     const int64_t begin = leaf * leaf_k, end = begin + leaf_k;
@@ -1000,11 +1170,12 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
       const bool made = narrow && !at_once, ends_group = scaled && (whole || k1 == end);
       if (made) widen_weights(WidenArgs{&layer, weights, k0, k1, wide, type});
+      if (unpacked) widen_codes(layer, weights, k0, k1, bytes);
       const Block block{work, made ? static_cast<const char*>(wide) : weights,
                         made ? k0 : 0, k0, k1, whole || k0 == begin, joins, apart, next, lines, all_lines,
                         adds ? into : nullptr, k1 == end, head,
                         ends_group ? weights + k0 / group * group_bytes(layer) : nullptr, whole && k0 > begin,
-                        at_once ? wide : nullptr, type};
+                        at_once ? wide : nullptr, type, shape, bytes};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }
@@ -1020,7 +1191,8 @@ struct Cut {
     tiles = packed_tiles(layer.n);
     const int64_t panels = (rows + kPanel - 1) / kPanel;
     // Panels of about equal height, each a whole number of register tiles.
-    height = ((rows + panels - 1) / panels + kRows - 1) / kRows * kRows;
+    constexpr int64_t kUnit = kTiles ? 2 * kTileRegisterRows : kRows;
+    height = ((rows + panels - 1) / panels + kUnit - 1) / kUnit * kUnit;
     items = (rows + height - 1) / height * tiles;
     grain = tiles / (num_threads() * 8);
     grain = grain < 1 ? 1 : grain > kMostTiles ? kMostTiles : grain;

@@ -5,10 +5,14 @@
 #if QUIRE_X86
 #include <cpuid.h>
 #endif
+#if QUIRE_X86 && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace quire {
 
-static const char* const kNames[kNumIsas] = {"portable", "avx2", "avx_vnni", "avx512", "avx512_bf16"};
+static const char* const kNames[kNumIsas] = {"portable", "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx"};
 
 const char* isa_name(int isa) { return kNames[isa]; }
 
@@ -18,6 +22,19 @@ const char* isa_name(int isa) { return kNames[isa]; }
 static bool has_avx_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return QUIRE_HAS_AVX_VNNI && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
+// AMX with bf16 and 8-bit integers: leaf 7, EDX bits 22, 24 and 25. Linux gives a process the memory that saved
+// tile registers take when it asks for it (arch_prctl(ARCH_REQ_XCOMP_PERM, 18)), for all its threads.
+static bool ask_for_amx() {
+#ifdef __linux__
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kAll = 1u << 22 | 1u << 24 | 1u << 25;
+  if (!QUIRE_HAS_AMX || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+  return false;
+#endif
 }
 
 static bool is_amd() {
@@ -37,13 +54,15 @@ bool has_isa(int isa) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  static const bool amx = bf16 && ask_for_amx();
   switch (isa) {
     case kPortable: return true;
     case kAvx2: return avx2;
     case kAvxVnni: return avx2 && has_avx_vnni();
     case kAvx512: return avx512;
-    case kAvx512Bf16:
-      return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    case kAvx512Bf16: return bf16;
+    case kAmx: return amx;
     default: return false;
   }
 }

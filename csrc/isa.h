@@ -2,7 +2,7 @@
 //
 // A file X.isa.cpp is compiled once per instruction set, with QUIRE_ISA (a namespace name) and
 // QUIRE_LEVEL (0 portable, 1 AVX2+FMA+F16C, 2 AVX-512 F/BW/DQ/VL, 3 with VNNI and BF16). AVX-VNNI is
-// level 1 with QUIRE_VNNI. Its code stands in `namespace quire::QUIRE_ISA`. Two rules keep the wrong code from running on an old
+// level 1 with QUIRE_VNNI, AMX level 3 with QUIRE_AMX. Its code stands in `namespace quire::QUIRE_ISA`. Two rules keep the wrong code from running on an old
 // machine: such a file instantiates no template and calls no inline function of the standard
 // library (the linker would keep one copy of any instruction set), and its own helpers are
 // `static` or in that namespace.
@@ -18,7 +18,7 @@
 
 namespace quire {
 
-enum Isa { kPortable = 0, kAvx2 = 1, kAvxVnni = 2, kAvx512 = 3, kAvx512Bf16 = 4, kNumIsas = 5 };
+enum Isa { kPortable = 0, kAvx2 = 1, kAvxVnni = 2, kAvx512 = 3, kAvx512Bf16 = 4, kAmx = 5, kNumIsas = 6 };
 
 // Name as in QUIRE_CPU_ISA.
 const char* isa_name(int isa);
@@ -45,12 +45,13 @@ extern const bool kLooksUpBytes;
   namespace avx2 { void name signature; }      \
   namespace avx_vnni { void name signature; }  \
   namespace avx512 { void name signature; }    \
-  namespace avx512_bf16 { void name signature; }
+  namespace avx512_bf16 { void name signature; } \
+  namespace amx { void name signature; }
 #define QUIRE_PICK(name)                                                           \
   (::quire::pick(&::quire::portable::name, &::quire::avx2::name, &::quire::avx_vnni::name, \
-                 &::quire::avx512::name, &::quire::avx512_bf16::name))
-template <class F> static inline F pick(F a, F b, F c, F d, F e) {
-  const F all[] = {a, b, c, d, e};
+                 &::quire::avx512::name, &::quire::avx512_bf16::name, &::quire::amx::name))
+template <class F> static inline F pick(F a, F b, F c, F d, F e, F f) {
+  const F all[] = {a, b, c, d, e, f};
   return all[active_isa()];
 }
 #else

@@ -2,6 +2,7 @@
 #include "coded_tile.h"
 #include "pool.h"
 #include "probe.h"
+#include "tile_registers.h"
 #include "vec.h"
 
 namespace quire {
@@ -29,8 +30,24 @@ void read_piece(const char* p, int64_t bytes) {
   keep(sums);
 }
 
-#if QUIRE_LEVEL >= 3
+#ifdef QUIRE_AMX
+// Four products of 16 rows and 16 columns over a step, whose tiles are read anew as in tile_registers.h.
+constexpr int kVectors = 4;
+constexpr double kRoundOperations = double{kSteps} * 4 * 16 * 16 * 2 * 32;
+
+template <bool codes> void multiply_tiles_round() {
+  alignas(64) static const char numbers[2 * 1024] = {};
+  alignas(64) float sums[2 * kTileRegisterRows * kTile];
+  TileShape shape;
+  const TileProduct product{numbers, kStepBytes, 2 * kTileRegisterRows, nullptr, 1, 0, nullptr, sums, nullptr, 0};
+  shape.set(kTileRegisterRows, 0);
+  for (int step = 0; step < kSteps; ++step)
+    one_step_of_two<codes, kRowTile, kColumnTile>(product, numbers, numbers, numbers);
+}
+void multiply_round() { multiply_tiles_round<false>(); }
+#elif QUIRE_LEVEL >= 3
 constexpr int kVectors = 4, kOperations = 64;  // of a dpbf16 instruction
+constexpr double kRoundOperations = double{kSteps} * kRows * kVectors * kOperations;
 
 void multiply_round() {
   __m512 acc[kRows][kVectors];
@@ -52,7 +69,7 @@ void multiply_round() {
 }
 #else
 constexpr int kVectors = QUIRE_LEVEL == 2 ? 4 : QUIRE_LEVEL == 1 ? 2 : 1;
-constexpr int kOperations = 2 * kLanes;
+constexpr double kRoundOperations = double{kSteps} * kRows * kVectors * 2 * kLanes;
 
 void multiply_round() {
   Vec acc[kRows][kVectors];
@@ -72,6 +89,29 @@ void multiply_round() {
 }
 #endif
 
+#ifdef QUIRE_AMX
+// With groups, of 32 codes, the whole numbers of four tiles become float32 and are scaled and added.
+template <int bits, bool groups> void multiply_codes_round() {
+  if (!groups) return multiply_tiles_round<true>();
+  alignas(64) static const char numbers[1024] = {};
+  alignas(64) int32_t whole_sums[2][kTileRegisterRows * kTile];
+  alignas(64) float sums[kTileRegisterRows * kTile] = {}, scales[kTile] = {};
+  TileShape shape;
+  for (int step = 0; step < kSteps; ++step) {
+    const TileProduct product{numbers, 32, kTileRegisterRows, numbers, 0, 8, nullptr,
+                              reinterpret_cast<float*>(whole_sums[step % 2]), nullptr, 0};
+    multiply_tiles<true>(shape, product);
+    const int32_t* before = whole_sums[(step + 1) % 2];
+    QUIRE_EACH for (int j = 0; j < 4; ++j) {
+      const Vec scale = load(scales + j * kLanes);
+      for (int64_t i = j * kLanes; i < kTileRegisterRows * kTile; i += kTile)
+        store(sums + i, add(load(sums + i), mul(rounded(load_whole(before + i)), scale)));
+    }
+  }
+  keep(sums);
+}
+constexpr double code_operations(int, bool groups) { return double{kSteps} * 4 * 16 * 16 * 2 * (groups ? 32 : 64); }
+#else
 // Rows and vectors of codes: with AVX2, products need registers besides their sums. With groups, the sums of all
 // groups wait beside those of one.
 constexpr int code_rows(int bits, bool groups) { return groups || QUIRE_LEVEL != 1 ? kRows : bits == 8 ? 4 : 5; }
@@ -134,6 +174,10 @@ template <int bits, bool groups> void multiply_codes_round() {
   QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) total = add(total, sums[r][j]);
   keep(&total);
 }
+constexpr double code_operations(int bits, bool groups) {
+  return double{kSteps} * code_rows(bits, groups) * code_vectors(groups) * 8 * kLanes;
+}
+#endif
 
 }  // namespace
 
@@ -151,7 +195,7 @@ void probe_multiply(const MultiplyArgs& a) {
   parallel_for(a.rounds, 1, [&](int64_t begin, int64_t end) {
     for (int64_t round = begin; round < end; ++round) multiply_round();
   });
-  *a.operations = static_cast<double>(a.rounds) * kSteps * kRows * kVectors * kOperations;
+  *a.operations = static_cast<double>(a.rounds) * kRoundOperations;
 }
 
 void probe_multiply_codes(const CodesArgs& a) {
@@ -161,8 +205,7 @@ void probe_multiply_codes(const CodesArgs& a) {
       else a.bits == 8 ? multiply_codes_round<8, false>() : multiply_codes_round<4, false>();
     }
   });
-  const int products = code_rows(a.bits, a.groups) * code_vectors(a.groups);
-  *a.operations = static_cast<double>(a.rounds) * kSteps * products * 8 * kLanes;
+  *a.operations = static_cast<double>(a.rounds) * code_operations(a.bits, a.groups);
 }
 
 }  // namespace QUIRE_ISA

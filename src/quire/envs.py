@@ -263,12 +263,14 @@ CPU_ISA: Annotated[
         _one_of(
             {
                 name: name
-                for name in ("auto", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable")
+                for name in (
+                    "auto", "amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable"
+                )
             }
         ),
         "auto",
-        "Instruction set of the native kernels: `auto` (the best here), `avx512_bf16`, `avx512`, "
-        "`avx_vnni`, `avx2` or `portable`.",
+        "Instruction set of the native kernels: `auto` (the best here), `amx`, `avx512_bf16`, "
+        "`avx512`, `avx_vnni`, `avx2` or `portable`.",
     ),
 ]
 CPU_OMP_THREADS_BIND: Annotated[

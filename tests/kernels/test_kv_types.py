@@ -146,7 +146,7 @@ def test_read_as_the_numbers_that_it_stands_for(isa, kind, dtype, heads, dim):
     products. The scales of int8, which scores and weights are multiplied with, round nothing if
     they are powers of two; with its own ones, it is as near as any. Where queries over int8 become
     codes, too, it is near (and `test_kv_digits.py` says how near to that)."""
-    pairs = isa == "avx512_bf16" and dtype is torch.bfloat16
+    pairs = isa in ("amx", "avx512_bf16") and dtype is torch.bfloat16
     in_pairs, in_digits = pairs and dim % 2 == 0, pairs and kind is INT8
     one = Served(kind, dtype, heads, dim)
     slots = one.metadata.slot_mapping

@@ -60,7 +60,7 @@ def choose_isa() -> str:
 
     Says so once. Without the variable: the best.
     """
-    order = ("avx512_bf16", "avx512", "avx_vnni", "avx2", "portable")
+    order = ("amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable")
     wanted = envs.CPU_ISA
     here = available_isas()
     if wanted == "auto":

@@ -1,0 +1,184 @@
+// Products on tile registers (AMX). For X.isa.cpp only, where QUIRE_AMX is defined.
+//
+// A tile register holds up to 16 rows of 64 bytes. One instruction adds to 16 x 16 numbers the products of 16 rows
+// and 16 columns over a step: 64 bytes of a row, which are 32 bf16 numbers or 64 codes, and 4 KiB of a packed
+// weight's 64 columns. Weights need no other layout: 16 columns of one step are 16 rows of 64 bytes, 256 apart.
+//
+// Arithmetic (Intel's manual of the instruction set, TDPBF16PS and TDPBSUD): of bf16, the products of even k and
+// those of odd k are two sequences of fused multiply-adds from 0 on; their sum is added to what was there. Each
+// result is rounded to float32; denormals count as zero. Of codes, all is exact.
+//
+// An instruction takes the same 16 cycles for one row as for 16.
+#pragma once
+#include "isa.h"
+#include "vec.h"
+
+#ifdef QUIRE_AMX
+namespace quire {
+namespace QUIRE_ISA {
+
+// Registers: four of sums, then rows, columns, and both of a step that is shorter, which has another shape.
+constexpr int kRowTile = 4, kColumnTile = 5, kLastRowTile = 6, kLastColumnTile = 7;
+constexpr int64_t kTileRegisterRows = 16, kStepBytes = 64, kStepWeights = 4096;
+
+// Compilers are not told that these registers exist, so these statements keep their order among each other and
+// towards memory.
+template <int tile> QUIRE_INLINE void load_tile(const void* from, int64_t stride) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(tile) : "memory");
+}
+template <int tile> QUIRE_INLINE void store_tile(void* to, int64_t stride) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(tile) : "memory");
+}
+template <int tile> QUIRE_INLINE void zero_tile() { __asm__ volatile("tilezero %%tmm%c0" : : "i"(tile)); }
+
+template <bool codes, int sums, int rows, int columns> QUIRE_INLINE void multiply_tile() {
+  if constexpr (codes)
+    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
+  else __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
+}
+
+// The shape of the registers, of this thread; while it is set, they are part of what a thread's switch saves.
+class TileShape {
+ public:
+  TileShape() = default;
+  TileShape(const TileShape&) = delete;
+  TileShape& operator=(const TileShape&) = delete;
+  ~TileShape() {
+    if (rows_ > 0) __asm__ volatile("tilerelease");
+  }
+
+  // `rows` at a time, 1 to 16; `last`: groups of four bytes in a shorter step, 0 to 15. Sums are lost if it changes.
+  void set(int64_t rows, int64_t last) {
+    if (rows == rows_ && last == last_) return;
+    rows_ = rows;
+    last_ = last;
+    struct alignas(64) {
+      uint8_t palette = 1, start = 0, reserved[14] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } shape;
+    for (int tile = 0; tile < kLastRowTile; ++tile) {
+      shape.bytes[tile] = kStepBytes;
+      shape.rows[tile] = static_cast<uint8_t>(tile == kColumnTile ? kTileRegisterRows : rows);
+    }
+    if (last > 0) {
+      shape.bytes[kLastRowTile] = static_cast<uint16_t>(4 * last);
+      shape.rows[kLastRowTile] = static_cast<uint8_t>(rows);
+      shape.bytes[kLastColumnTile] = kStepBytes;
+      shape.rows[kLastColumnTile] = static_cast<uint8_t>(last);
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(shape));
+  }
+
+ private:
+  int64_t rows_ = 0, last_ = 0;
+};
+
+struct TileProduct {
+  const char* rows;  // the first of them, from the first step on
+  int64_t stride;    // bytes
+  int64_t count;     // rows: 1 to 16, or to 32 if they pass by in two tiles
+  const char* weights;
+  int64_t steps;     // whole ones
+  int64_t last;      // groups of four bytes in a shorter one, 0: there is none
+  const float* from; // nullptr: sums begin at 0; else [count][64] to go on with
+  float* to;         // [count][64], may be `from`
+  const char* next;  // memory to fetch meanwhile
+  int64_t lines;     // of it per step
+};
+
+// Rows of each of two tiles. If `count` is odd, both have the row in the middle, with the same sums.
+static inline int64_t rows_of_two(int64_t count) { return (count + 1) / 2; }
+
+// Up to 16 rows by all 64 columns, so that weights are read once, from front to back.
+template <bool codes, int rows, int columns>
+QUIRE_INLINE void one_step_of_one(const TileProduct& p, const char* x, const char* w) {
+  load_tile<rows>(x, p.stride);
+  load_tile<columns>(w, 256);
+  multiply_tile<codes, 0, rows, columns>();
+  load_tile<columns>(w + 64, 256);
+  multiply_tile<codes, 1, rows, columns>();
+  load_tile<columns>(w + 128, 256);
+  multiply_tile<codes, 2, rows, columns>();
+  load_tile<columns>(w + 192, 256);
+  multiply_tile<codes, 3, rows, columns>();
+}
+
+template <bool codes> static void multiply_one(const TileProduct& p) {
+  if (p.from) {
+    load_tile<0>(p.from, 256);
+    load_tile<1>(p.from + 16, 256);
+    load_tile<2>(p.from + 32, 256);
+    load_tile<3>(p.from + 48, 256);
+  } else {
+    zero_tile<0>();
+    zero_tile<1>();
+    zero_tile<2>();
+    zero_tile<3>();
+  }
+  const char *x = p.rows, *w = p.weights, *next = p.next;
+  for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, w += kStepWeights) {
+    for (int64_t i = 0; i < p.lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+    one_step_of_one<codes, kRowTile, kColumnTile>(p, x, w);
+  }
+  if (p.last > 0) one_step_of_one<codes, kLastRowTile, kLastColumnTile>(p, x, w);
+  store_tile<0>(p.to, 256);
+  store_tile<1>(p.to + 16, 256);
+  store_tile<2>(p.to + 32, 256);
+  store_tile<3>(p.to + 48, 256);
+}
+
+// Up to 32 rows, 32 columns at a time, so that each tile that is read is multiplied twice.
+template <bool codes, int rows, int columns>
+QUIRE_INLINE void one_step_of_two(const TileProduct& p, const char* x, const char* y, const char* w) {
+  load_tile<rows>(x, p.stride);
+  load_tile<columns>(w, 256);
+  multiply_tile<codes, 0, rows, columns>();
+  load_tile<rows>(y, p.stride);
+  multiply_tile<codes, 2, rows, columns>();
+  load_tile<columns>(w + 64, 256);
+  multiply_tile<codes, 3, rows, columns>();
+  load_tile<rows>(x, p.stride);
+  multiply_tile<codes, 1, rows, columns>();
+}
+
+template <bool codes> static void multiply_two(const TileProduct& p) {
+  const int64_t second = p.count - rows_of_two(p.count);  // its first row
+  const char* next = p.next;
+  for (int64_t column = 0; column < 64; column += 32) {
+    if (p.from) {
+      const float* from = p.from + column;
+      load_tile<0>(from, 256);
+      load_tile<1>(from + 16, 256);
+      load_tile<2>(from + second * 64, 256);
+      load_tile<3>(from + second * 64 + 16, 256);
+    } else {
+      zero_tile<0>();
+      zero_tile<1>();
+      zero_tile<2>();
+      zero_tile<3>();
+    }
+    const char *x = p.rows, *y = p.rows + second * p.stride, *w = p.weights + column * 4;
+    const int64_t lines = column == 0 ? (p.lines + 1) / 2 : p.lines / 2;
+    for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, y += kStepBytes, w += kStepWeights) {
+      for (int64_t i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+      one_step_of_two<codes, kRowTile, kColumnTile>(p, x, y, w);
+    }
+    if (p.last > 0) one_step_of_two<codes, kLastRowTile, kLastColumnTile>(p, x, y, w);
+    float* to = p.to + column;
+    store_tile<0>(to, 256);
+    store_tile<1>(to + 16, 256);
+    store_tile<2>(to + second * 64, 256);
+    store_tile<3>(to + second * 64 + 16, 256);
+  }
+}
+
+template <bool codes> static void multiply_tiles(TileShape& shape, const TileProduct& p) {
+  const bool two = p.count > kTileRegisterRows;
+  shape.set(two ? rows_of_two(p.count) : p.count, p.last);
+  two ? multiply_two<codes>(p) : multiply_one<codes>(p);
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
+#endif
