@@ -22,6 +22,11 @@ namespace QUIRE_ISA {
 
 namespace {
 
+#ifdef QUIRE_AMX
+constexpr bool kTiles = true;  // products of bf16 numbers are on tile registers, whose bits are others
+#else
+constexpr bool kTiles = false;
+#endif
 constexpr int64_t kValueSpan = 128;  // values rearranged at a time
 constexpr int64_t kAtOnce = 8;       // rows whose scores become weights together
 
@@ -62,7 +67,7 @@ template <class Path> class Attend {
     heads = t.kv_head_end - t.kv_head;
     q_stride = (layer.key_dim + kStep - 1) / kStep * kStep;
 #if QUIRE_LEVEL >= 3
-    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride;
+    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride && (!kTiles || digits);
     if (few) q_stride = kQueryStride;
 #endif
     const int64_t groups = (rows + kTileRows - 1) / kTileRows;
@@ -133,6 +138,7 @@ template <class Path> class Attend {
   int64_t group, rows, width, heads, q_stride;
   bool few = false;  // rows: few_rows.h, few_digits.h
   int pulls;  // lines to fetch per step of a product
+  TileShape shape_of_tiles;
   Q *all_q, *keys;
   W *weights, *values;
   float *scores, *own_part, *all_top, *all_sum, *all_acc;
@@ -319,7 +325,7 @@ template <class Path> class Attend {
       const int64_t count = range.end - span < kSpan ? (range.end - span + 15) / 16 * 16 : kSpan;
       turn_keys(a.keys.dtype, lines + span, count, layer.key_dim, keys, ahead);
       multiply(Product<Q>{q, q_stride, keys, kSpan, (layer.key_dim + kStep - 1) / kStep, scores + span,
-                          kSegment, true, &ahead},
+                          kSegment, true, &ahead, &shape_of_tiles},
                rows, count);
     }
   }
@@ -559,7 +565,7 @@ template <class Path> class Attend {
       const int64_t count = left < kValueSpan ? whole_steps : kValueSpan;
       copy_values(a.keys.dtype, lines + span, count, layer.value_dim, width, values, ahead);
       multiply(Product<W>{weights + span, kSegment, values, width, count / kStep, out, width,
-                          span == first, &ahead},
+                          span == first, &ahead, &shape_of_tiles},
                digit_rows, width);
     }
     if constexpr (digits) this->join_values();

@@ -128,6 +128,17 @@ template <int R, int V> QUIRE_INLINE void step_of(const uint8_t* a, int64_t lda,
   step_of_fours(a, lda, b, acc);
 }
 
+#ifdef QUIRE_AMX
+template <> struct OnTiles<int8_t> {
+  static constexpr bool value = true;
+  static constexpr Factors factors = kSignedRows;
+};
+template <> struct OnTiles<uint8_t> {
+  static constexpr bool value = true;
+  static constexpr Factors factors = kSignedColumns;
+};
+#endif
+
 // Codes, each 128 more, by fours as one unit of 32 bits. The last unit of a line may read from what stands behind the codes:
 // queries are 0 there.
 struct Shifted {

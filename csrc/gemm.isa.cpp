@@ -26,7 +26,6 @@ constexpr int64_t kPanel = 512;
 #else
 constexpr bool kTiles = false;
 constexpr int64_t kPanel = 192;
-struct TileShape {};
 #endif
 // Block of k for many rows, about: weights of 128 KiB beside the panel's activations. Few rows are
 // bound by memory, which must not rest while they pass by more than once: blocks of 8 KiB, which the
@@ -41,7 +40,7 @@ constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QU
 // and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
 // Of codes of four bits that become bytes for tile registers: 64 KiB of these.
-constexpr int64_t kTileBlock4 = 1024;
+constexpr int64_t kTileBlock = 256, kTileBlock4 = 1024;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
@@ -694,7 +693,7 @@ void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
       x + row * stride + b.k0 * item, stride, count, b.weights + (b.k0 - b.begins) * kTile * item, bytes / kStepBytes,
       bytes % kStepBytes / 4, b.fresh ? nullptr : sums, more ? ended : sums,
       b.next + pass * (bytes / 16) * b.lines * 64, fetched ? 0 : 4 * b.lines};
-  coded ? multiply_tiles<true>(*b.shape, product) : multiply_tiles<false>(*b.shape, product);
+  coded ? multiply_tiles<kSignedRows>(*b.shape, product) : multiply_tiles<kNumbers>(*b.shape, product);
   if (!more) return;
   for (int64_t r = 0; r < count; ++r) {
     const float* from = ended + r * kTile;
@@ -755,7 +754,7 @@ template <bool plain> void tile_row_groups(const Block& b, int64_t row, int64_t 
       const int64_t k = b.k0 + i * group;
       const char* w = b.bytes ? b.bytes + i * group * kTile : b.weights + k / group * size + head;
       for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-      multiply_tiles<true>(*b.shape, {reinterpret_cast<const char*>(rows.codes) + row * rows.stride + k, rows.stride, count, w,
+      multiply_tiles<kSignedRows>(*b.shape, {reinterpret_cast<const char*>(rows.codes) + row * rows.stride + k, rows.stride, count, w,
                                       group / kStepBytes, group % kStepBytes / 4, nullptr,
                                       reinterpret_cast<float*>(whole_sums[i % 2]), nullptr, 0});
     }
@@ -1073,7 +1072,7 @@ int64_t tiles_length(int64_t k, int64_t block) {
 }
 int64_t block_length(const Work& work, int64_t rows, int64_t k) {
   if (reads_once(work, rows)) return k;
-  return on_tiles(work, rows) ? tiles_length(k, kBlock) : cut_length(rows, k);
+  return on_tiles(work, rows) ? tiles_length(k, kTileBlock) : cut_length(rows, k);
 }
 
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.

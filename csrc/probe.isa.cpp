@@ -35,16 +35,16 @@ void read_piece(const char* p, int64_t bytes) {
 constexpr int kVectors = 4;
 constexpr double kRoundOperations = double{kSteps} * 4 * 16 * 16 * 2 * 32;
 
-template <bool codes> void multiply_tiles_round() {
+template <Factors factors> void multiply_tiles_round() {
   alignas(64) static const char numbers[2 * 1024] = {};
   alignas(64) float sums[2 * kTileRegisterRows * kTile];
   TileShape shape;
   const TileProduct product{numbers, kStepBytes, 2 * kTileRegisterRows, nullptr, 1, 0, nullptr, sums, nullptr, 0};
   shape.set(kTileRegisterRows, 0);
   for (int step = 0; step < kSteps; ++step)
-    one_step_of_two<codes, kRowTile, kColumnTile>(product, numbers, numbers, numbers);
+    one_step_of_two<factors, kRowTile, kColumnTile>(product, numbers, numbers, numbers);
 }
-void multiply_round() { multiply_tiles_round<false>(); }
+void multiply_round() { multiply_tiles_round<kNumbers>(); }
 #elif QUIRE_LEVEL >= 3
 constexpr int kVectors = 4, kOperations = 64;  // of a dpbf16 instruction
 constexpr double kRoundOperations = double{kSteps} * kRows * kVectors * kOperations;
@@ -92,7 +92,7 @@ void multiply_round() {
 #ifdef QUIRE_AMX
 // With groups, of 32 codes, the whole numbers of four tiles become float32 and are scaled and added.
 template <int bits, bool groups> void multiply_codes_round() {
-  if (!groups) return multiply_tiles_round<true>();
+  if (!groups) return multiply_tiles_round<kSignedRows>();
   alignas(64) static const char numbers[1024] = {};
   alignas(64) int32_t whole_sums[2][kTileRegisterRows * kTile];
   alignas(64) float sums[kTileRegisterRows * kTile] = {}, scales[kTile] = {};
@@ -100,7 +100,7 @@ template <int bits, bool groups> void multiply_codes_round() {
   for (int step = 0; step < kSteps; ++step) {
     const TileProduct product{numbers, 32, kTileRegisterRows, numbers, 0, 8, nullptr,
                               reinterpret_cast<float*>(whole_sums[step % 2]), nullptr, 0};
-    multiply_tiles<true>(shape, product);
+    multiply_tiles<kSignedRows>(shape, product);
     const int32_t* before = whole_sums[(step + 1) % 2];
     QUIRE_EACH for (int j = 0; j < 4; ++j) {
       const Vec scale = load(scales + j * kLanes);

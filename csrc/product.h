@@ -3,6 +3,7 @@
 // c[row][column] = sum over steps, in ascending order, of a[row][step] * b[step][column]; a step is
 // one float32 number, or two bf16 numbers side by side (vdpbf16ps).
 #pragma once
+#include "tile_registers.h"
 #include "vec.h"
 
 namespace quire {
@@ -83,6 +84,7 @@ template <class T> struct Product {
   int64_t ldc;
   bool fresh;  // c is overwritten, not added to
   Ahead* ahead;
+  TileShape* shape;  // of this thread's tile registers, if there are some
 };
 
 template <int R, int V, int pulls, class T>
@@ -135,8 +137,82 @@ static void columns_of(const Product<T>& p, int64_t row, int64_t columns) {
   }
 }
 
+#ifdef QUIRE_AMX
+// What tile registers multiply; a step of theirs is 16 of a product's.
+template <class T> struct OnTiles { static constexpr bool value = false; };
+template <> struct OnTiles<bf16> {
+  static constexpr bool value = true;
+  static constexpr Factors factors = kNumbers;
+};
+
+template <int rows, int columns, class T>
+QUIRE_INLINE void tile_step(const T* x, const T* y, int64_t lda, const char* b, int64_t stride, bool wide) {
+  constexpr Factors factors = OnTiles<T>::factors;
+  load_tile<rows>(x, lda);
+  load_tile<columns>(b, stride);
+  multiply_tile<factors, 0, rows, columns>();
+  load_tile<rows>(y, lda);
+  multiply_tile<factors, 2, rows, columns>();
+  if (!wide) return;
+  load_tile<columns>(b + 64, stride);
+  multiply_tile<factors, 3, rows, columns>();
+  load_tile<rows>(x, lda);
+  multiply_tile<factors, 1, rows, columns>();
+}
+
+// 16 rows of `count` from `row` on and as many before the last, by 16 or 32 columns.
+template <class T>
+static void tiles_of(const Product<T>& p, int64_t row, int64_t count, int64_t column, bool wide, int64_t pulls) {
+  constexpr int64_t kItem = sizeof(T), kUnits = kStepBytes / 4;
+  const int64_t second = count - rows_of_two(count), lda = p.lda * kItem, stride = p.ldb * 4, ldc = p.ldc * 4;
+  float *const one = p.c + row * p.ldc + column, *const other = one + second * p.ldc;
+  if (p.fresh) {
+    zero_tile<0>();
+    zero_tile<1>();
+    zero_tile<2>();
+    zero_tile<3>();
+  } else {
+    load_tile<0>(one, ldc);
+    load_tile<2>(other, ldc);
+    if (wide) load_tile<1>(one + 16, ldc);
+    if (wide) load_tile<3>(other + 16, ldc);
+  }
+  const T *x = p.a + row * p.lda, *y = x + second * p.lda;
+  const char* b = reinterpret_cast<const char*>(p.b) + column * 4;
+  for (int64_t left = p.steps / kUnits; left > 0; --left, x += kStepBytes / kItem, y += kStepBytes / kItem, b += kUnits * stride) {
+    p.ahead->pull(pulls);
+    tile_step<kRowTile, kColumnTile>(x, y, lda, b, stride, wide);
+  }
+  if (p.steps % kUnits > 0) {
+    p.ahead->pull(pulls);
+    tile_step<kLastRowTile, kLastColumnTile>(x, y, lda, b, stride, wide);
+  }
+  store_tile<0>(one, ldc);
+  store_tile<2>(other, ldc);
+  if (wide) store_tile<1>(one + 16, ldc);
+  if (wide) store_tile<3>(other + 16, ldc);
+}
+
+template <class T> static void multiply_tiles(const Product<T>& p, int64_t rows, int64_t columns) {
+  constexpr int64_t kTwo = 2 * kTileRegisterRows, kUnits = kStepBytes / 4;
+  const int64_t passes = (rows + kTwo - 1) / kTwo;
+  // As many lines as without tile registers, a few with each step.
+  const int64_t steps = (p.steps + kUnits - 1) / kUnits * passes * ((columns + 31) / 32);
+  const int64_t lines = p.ahead->pulls * p.steps * ((rows + kTileRows - 1) / kTileRows) * ((columns + 63) / 64);
+  for (int64_t row = 0, pass = 0, count; pass < passes; ++pass, row += count) {
+    count = (rows - row + passes - pass - 1) / (passes - pass);
+    p.shape->set(rows_of_two(count), p.steps % kUnits);
+    for (int64_t column = 0; column < columns; column += 32)
+      tiles_of(p, row, count, column, columns - column >= 32, (lines + steps - 1) / steps);
+  }
+}
+#endif
+
 // `columns` is a whole number of vectors.
 template <class T> static void multiply(const Product<T>& p, int64_t rows, int64_t columns) {
+#ifdef QUIRE_AMX
+  if constexpr (OnTiles<T>::value) return multiply_tiles(p, rows, columns);
+#endif
   // Groups of about equal size: five and five rather than six and four.
   const int64_t groups = (rows + kTileRows - 1) / kTileRows;
   int64_t row = 0;

@@ -4,7 +4,7 @@
 // and 16 columns over a step: 64 bytes of a row, which are 32 bf16 numbers or 64 codes, and 4 KiB of a packed
 // weight's 64 columns. Weights need no other layout: 16 columns of one step are 16 rows of 64 bytes, 256 apart.
 //
-// Arithmetic (Intel's manual of the instruction set, TDPBF16PS and TDPBSUD): of bf16, the products of even k and
+// Arithmetic (Intel's manual of the instruction set, TDPBF16PS, TDPBSUD and TDPBUSD): of bf16, the products of even k and
 // those of odd k are two sequences of fused multiply-adds from 0 on; their sum is added to what was there. Each
 // result is rounded to float32; denormals count as zero. Of codes, all is exact.
 //
@@ -12,6 +12,14 @@
 #pragma once
 #include "isa.h"
 #include "vec.h"
+
+#ifndef QUIRE_AMX
+namespace quire {
+namespace QUIRE_ISA {
+struct TileShape {};
+}  // namespace QUIRE_ISA
+}  // namespace quire
+#endif
 
 #ifdef QUIRE_AMX
 namespace quire {
@@ -31,10 +39,16 @@ template <int tile> QUIRE_INLINE void store_tile(void* to, int64_t stride) {
 }
 template <int tile> QUIRE_INLINE void zero_tile() { __asm__ volatile("tilezero %%tmm%c0" : : "i"(tile)); }
 
-template <bool codes, int sums, int rows, int columns> QUIRE_INLINE void multiply_tile() {
-  if constexpr (codes)
+// What is multiplied: bf16 numbers, codes with a sign and codes without, or the other way round.
+enum Factors { kNumbers, kSignedRows, kSignedColumns };
+
+template <Factors factors, int sums, int rows, int columns> QUIRE_INLINE void multiply_tile() {
+  if constexpr (factors == kNumbers)
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
+  else if constexpr (factors == kSignedRows)
     __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
-  else __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
+  else
+    __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
 }
 
 // The shape of the registers, of this thread; while it is set, they are part of what a thread's switch saves.
@@ -91,20 +105,20 @@ struct TileProduct {
 static inline int64_t rows_of_two(int64_t count) { return (count + 1) / 2; }
 
 // Up to 16 rows by all 64 columns, so that weights are read once, from front to back.
-template <bool codes, int rows, int columns>
+template <Factors factors, int rows, int columns>
 QUIRE_INLINE void one_step_of_one(const TileProduct& p, const char* x, const char* w) {
   load_tile<rows>(x, p.stride);
   load_tile<columns>(w, 256);
-  multiply_tile<codes, 0, rows, columns>();
+  multiply_tile<factors, 0, rows, columns>();
   load_tile<columns>(w + 64, 256);
-  multiply_tile<codes, 1, rows, columns>();
+  multiply_tile<factors, 1, rows, columns>();
   load_tile<columns>(w + 128, 256);
-  multiply_tile<codes, 2, rows, columns>();
+  multiply_tile<factors, 2, rows, columns>();
   load_tile<columns>(w + 192, 256);
-  multiply_tile<codes, 3, rows, columns>();
+  multiply_tile<factors, 3, rows, columns>();
 }
 
-template <bool codes> static void multiply_one(const TileProduct& p) {
+template <Factors factors> static void multiply_one(const TileProduct& p) {
   if (p.from) {
     load_tile<0>(p.from, 256);
     load_tile<1>(p.from + 16, 256);
@@ -119,9 +133,9 @@ template <bool codes> static void multiply_one(const TileProduct& p) {
   const char *x = p.rows, *w = p.weights, *next = p.next;
   for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, w += kStepWeights) {
     for (int64_t i = 0; i < p.lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
-    one_step_of_one<codes, kRowTile, kColumnTile>(p, x, w);
+    one_step_of_one<factors, kRowTile, kColumnTile>(p, x, w);
   }
-  if (p.last > 0) one_step_of_one<codes, kLastRowTile, kLastColumnTile>(p, x, w);
+  if (p.last > 0) one_step_of_one<factors, kLastRowTile, kLastColumnTile>(p, x, w);
   store_tile<0>(p.to, 256);
   store_tile<1>(p.to + 16, 256);
   store_tile<2>(p.to + 32, 256);
@@ -129,20 +143,20 @@ template <bool codes> static void multiply_one(const TileProduct& p) {
 }
 
 // Up to 32 rows, 32 columns at a time, so that each tile that is read is multiplied twice.
-template <bool codes, int rows, int columns>
+template <Factors factors, int rows, int columns>
 QUIRE_INLINE void one_step_of_two(const TileProduct& p, const char* x, const char* y, const char* w) {
   load_tile<rows>(x, p.stride);
   load_tile<columns>(w, 256);
-  multiply_tile<codes, 0, rows, columns>();
+  multiply_tile<factors, 0, rows, columns>();
   load_tile<rows>(y, p.stride);
-  multiply_tile<codes, 2, rows, columns>();
+  multiply_tile<factors, 2, rows, columns>();
   load_tile<columns>(w + 64, 256);
-  multiply_tile<codes, 3, rows, columns>();
+  multiply_tile<factors, 3, rows, columns>();
   load_tile<rows>(x, p.stride);
-  multiply_tile<codes, 1, rows, columns>();
+  multiply_tile<factors, 1, rows, columns>();
 }
 
-template <bool codes> static void multiply_two(const TileProduct& p) {
+template <Factors factors> static void multiply_two(const TileProduct& p) {
   const int64_t second = p.count - rows_of_two(p.count);  // its first row
   const char* next = p.next;
   for (int64_t column = 0; column < 64; column += 32) {
@@ -162,9 +176,9 @@ template <bool codes> static void multiply_two(const TileProduct& p) {
     const int64_t lines = column == 0 ? (p.lines + 1) / 2 : p.lines / 2;
     for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, y += kStepBytes, w += kStepWeights) {
       for (int64_t i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
-      one_step_of_two<codes, kRowTile, kColumnTile>(p, x, y, w);
+      one_step_of_two<factors, kRowTile, kColumnTile>(p, x, y, w);
     }
-    if (p.last > 0) one_step_of_two<codes, kLastRowTile, kLastColumnTile>(p, x, y, w);
+    if (p.last > 0) one_step_of_two<factors, kLastRowTile, kLastColumnTile>(p, x, y, w);
     float* to = p.to + column;
     store_tile<0>(to, 256);
     store_tile<1>(to + 16, 256);
@@ -173,10 +187,10 @@ template <bool codes> static void multiply_two(const TileProduct& p) {
   }
 }
 
-template <bool codes> static void multiply_tiles(TileShape& shape, const TileProduct& p) {
+template <Factors factors> static void multiply_tiles(TileShape& shape, const TileProduct& p) {
   const bool two = p.count > kTileRegisterRows;
   shape.set(two ? rows_of_two(p.count) : p.count, p.last);
-  two ? multiply_two<codes>(p) : multiply_one<codes>(p);
+  two ? multiply_two<factors>(p) : multiply_one<factors>(p);
 }
 
 }  // namespace QUIRE_ISA
