@@ -263,9 +263,7 @@ CPU_ISA: Annotated[
         _one_of(
             {
                 name: name
-                for name in (
-                    "auto", "amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable"
-                )
+                for name in ("auto", "amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable")
             }
         ),
         "auto",

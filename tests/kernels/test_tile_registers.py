@@ -60,7 +60,15 @@ def numbers(*shape, seed):
     return torch.randn(*shape, generator=generator).to(torch.bfloat16)
 
 
-SHAPES = [(64, 32, 1), (70, 2, 1), (64, 33, 1), (130, 896, 8), (65, 1000, 1), (64, 2400, 4), (64, 96, 2)]
+SHAPES = [
+    (64, 32, 1),
+    (70, 2, 1),
+    (64, 33, 1),
+    (130, 896, 8),
+    (65, 1000, 1),
+    (64, 2400, 4),
+    (64, 96, 2),
+]
 """N, K, leaves: leaves that end within a step, blocks that end within a leaf, an odd K."""
 
 
