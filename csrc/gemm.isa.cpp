@@ -40,7 +40,7 @@ constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QU
 // and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
 // Of codes of four bits that become bytes for tile registers: 64 KiB of these.
-constexpr int64_t kTileBlock = 256, kTileBlock4 = 1024;
+constexpr int64_t kTileBlock = 384, kTileBlock4 = 1024;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
@@ -676,8 +676,9 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
 #ifdef QUIRE_AMX
 // ---- products on tile registers: tile_registers.h
 
-// Rows of codes that take them, at least: fewer are multiplied faster without, with the same bits.
-constexpr int64_t kLeastRows = 8;
+// Rows of codes that take them, at least: fewer are multiplied faster without, with the same bits. The sums of groups
+// have to leave the registers before they are scaled.
+constexpr int64_t kLeastRows = 8, kLeastRowsOfGroups = 32;
 
 // Numbers, or codes of one group.
 void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
@@ -788,7 +789,10 @@ void widen_codes(const Linear& layer, const char* tile, int64_t k0, int64_t k1, 
 }
 
 // Whether rows of a panel take tile registers. Of bf16 numbers all do, since their bits are others.
-bool on_tiles(const Work& work, int64_t rows) { return work.direct || (is_coded(*work.args.layer) && rows >= kLeastRows); }
+bool on_tiles(const Work& work, int64_t rows) {
+  const Linear& layer = *work.args.layer;
+  return work.direct || (is_coded(layer) && rows >= (layer.coded.group ? kLeastRowsOfGroups : kLeastRows));
+}
 
 void rows_on_tiles(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
   const Coded& c = b.work.args.layer->coded;
