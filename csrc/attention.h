@@ -4,7 +4,8 @@
 //
 // - Its keys are cut by absolute position into segments of kSegment. A score is the sum over the
 //   head's dimensions in ascending order, float32: vdpbf16ps steps of two if queries are bf16, keys and
-//   values too or 8-bit floats, and the machine has it, else fused multiply-adds of widened numbers.
+//   values too or 8-bit floats, and the machine has it, with AMX steps of 32 (tile_registers.h), from 0 on or of
+//   positions of a segment, else fused multiply-adds of widened numbers.
 //   Keys and values of one byte: kv_types.h. Of I8, the score is then multiplied with the key's scale.
 //   With bf16 queries over I8 and vdpbf16ps, queries are codes of one byte and weights whole numbers of 8 or 16 bits
 //   instead, whose sums over codes are exact: digits.h.

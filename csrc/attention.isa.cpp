@@ -22,11 +22,6 @@ namespace QUIRE_ISA {
 
 namespace {
 
-#ifdef QUIRE_AMX
-constexpr bool kTiles = true;  // products of bf16 numbers are on tile registers, whose bits are others
-#else
-constexpr bool kTiles = false;
-#endif
 constexpr int64_t kValueSpan = 128;  // values rearranged at a time
 constexpr int64_t kAtOnce = 8;       // rows whose scores become weights together
 
@@ -67,6 +62,7 @@ template <class Path> class Attend {
     heads = t.kv_head_end - t.kv_head;
     q_stride = (layer.key_dim + kStep - 1) / kStep * kStep;
 #if QUIRE_LEVEL >= 3
+    // On tile registers products of numbers have other bits, so few rows take them too.
     few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride && (!kTiles || digits);
     if (few) q_stride = kQueryStride;
 #endif

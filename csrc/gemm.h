@@ -7,7 +7,8 @@
 //
 // Arithmetic: each output element is one sequence of multiply-adds over k in ascending order,
 // float32, whatever the number of rows, their place, the threads, or the tile. bf16 rows times
-// bf16 weights on AVX512_BF16 take vdpbf16ps (two products per step, denormals count as zero);
+// bf16 weights on AVX512_BF16 take vdpbf16ps (two products per step, denormals count as zero), with AMX
+// steps of 32 k whose even and odd products are summed apart (tile_registers.h);
 // everything else converts both sides to float32 exactly and takes fused multiply-adds (separate
 // products and sums on the portable path).
 //

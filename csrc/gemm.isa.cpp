@@ -20,13 +20,7 @@ namespace {
 
 // Rows of a panel: activations of one block of k that stay in the second-level cache. Tile registers multiply so fast
 // that fewer rows would read the weights from memory too often.
-#ifdef QUIRE_AMX
-constexpr bool kTiles = true;
-constexpr int64_t kPanel = 512;
-#else
-constexpr bool kTiles = false;
-constexpr int64_t kPanel = 192;
-#endif
+constexpr int64_t kPanel = kTiles ? 512 : 192;
 // Block of k for many rows, about: weights of 128 KiB beside the panel's activations. Few rows are
 // bound by memory, which must not rest while they pass by more than once: blocks of 8 KiB, which the
 // first-level cache holds meanwhile (with 8 and 16 rows on Zen 4, 128 and 256 steps were up to 4 % slower
@@ -801,7 +795,6 @@ void rows_on_tiles(const Block& b, int64_t row, int64_t count, float* sums, int6
                                   : tile_row_groups<true>(b, row, count, sums, pass);
 }
 #else
-constexpr int64_t kTileRegisterRows = 16;
 bool on_tiles(const Work&, int64_t) { return false; }
 void rows_on_tiles(const Block&, int64_t, int64_t, float*, int64_t) {}
 void widen_codes(const Linear&, const char*, int64_t, int64_t, char*) {}

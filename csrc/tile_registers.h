@@ -1,4 +1,4 @@
-// Products on tile registers (AMX). For X.isa.cpp only, where QUIRE_AMX is defined.
+// Products on tile registers (AMX). For X.isa.cpp only. Where QUIRE_AMX is not defined, there are none.
 //
 // A tile register holds up to 16 rows of 64 bytes. One instruction adds to 16 x 16 numbers the products of 16 rows
 // and 16 columns over a step: 64 bytes of a row, which are 32 bf16 numbers or 64 codes, and 4 KiB of a packed
@@ -13,21 +13,20 @@
 #include "isa.h"
 #include "vec.h"
 
-#ifndef QUIRE_AMX
 namespace quire {
 namespace QUIRE_ISA {
-struct TileShape {};
-}  // namespace QUIRE_ISA
-}  // namespace quire
-#endif
 
-#ifdef QUIRE_AMX
-namespace quire {
-namespace QUIRE_ISA {
+constexpr int64_t kTileRegisterRows = 16;
+
+#ifndef QUIRE_AMX
+constexpr bool kTiles = false;
+struct TileShape {};
+#else
+constexpr bool kTiles = true;
 
 // Registers: four of sums, then rows, columns, and both of a step that is shorter, which has another shape.
 constexpr int kRowTile = 4, kColumnTile = 5, kLastRowTile = 6, kLastColumnTile = 7;
-constexpr int64_t kTileRegisterRows = 16, kStepBytes = 64, kStepWeights = 4096;
+constexpr int64_t kStepBytes = 64, kStepWeights = 4096;
 
 // Compilers are not told that these registers exist, so these statements keep their order among each other and
 // towards memory.
@@ -193,6 +192,7 @@ template <Factors factors> static void multiply_tiles(TileShape& shape, const Ti
   two ? multiply_two<factors>(p) : multiply_one<factors>(p);
 }
 
+#endif
+
 }  // namespace QUIRE_ISA
 }  // namespace quire
-#endif
