@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "few_digits.h"
+#include "few_tiles.h"
 #include "pool.h"
 #include "product.h"
 #include "softmax.h"
@@ -57,14 +58,16 @@ template <class Path> class Attend {
   Attend(const AttentionArgs& args, const AttentionTile& tile)
       : a(args), t(tile), layer(*args.layer), step(*args.step) {
     group = layer.heads / layer.kv_heads;
-    rows = t.count * group;
+    q_rows = rows = t.count * group;
     width = padded_dim(layer.value_dim);
     heads = t.kv_head_end - t.kv_head;
     q_stride = (layer.key_dim + kStep - 1) / kStep * kStep;
 #if QUIRE_LEVEL >= 3
-    // On tile registers products of numbers have other bits, so few rows take them too.
-    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride && (!kTiles || digits);
+    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride;
     if (few) q_stride = kQueryStride;
+#ifdef QUIRE_AMX
+    if (!floats && !digits && (few = rows <= kFewTileRows)) q_stride = whole_steps(layer.key_dim), q_rows = kFewTileRows;
+#endif
 #endif
     const int64_t groups = (rows + kTileRows - 1) / kTileRows;
     pulls = groups > 4 ? 0 : groups > 1 ? 1 : 2;
@@ -132,7 +135,8 @@ template <class Path> class Attend {
   const AttentionLayer& layer;
   const AttentionStep& step;
   int64_t group, rows, width, heads, q_stride;
-  bool few = false;  // rows: few_rows.h, few_digits.h
+  int64_t q_rows;    // of a head in `q`: where queries are columns (few_tiles.h), there are as many as there can be
+  bool few = false;  // rows: few_rows.h, few_digits.h, few_tiles.h
   int pulls;  // lines to fetch per step of a product
   TileShape shape_of_tiles;
   Q *all_q, *keys;
@@ -158,7 +162,7 @@ template <class Path> class Attend {
   void select(Unit u) {
     const int64_t i = u.kv_head - t.kv_head;
     kv_head = u.kv_head;
-    q = all_q + i * rows * q_stride;
+    q = all_q + i * q_rows * q_stride;
     if constexpr (digits) query_factors = all_query_factors + i * rows, query_shifts = all_query_shifts + i * rows;
     top = all_top + i * rows;
     sum = all_sum + i * rows;
@@ -175,9 +179,9 @@ template <class Path> class Attend {
         p = reinterpret_cast<__typeof__(&*p)>(next);
         next += (count * static_cast<int64_t>(sizeof *p) + 63) / 64 * 64;
       };
-      take(all_q, heads * rows * q_stride);
+      take(all_q, heads * q_rows * q_stride);
       take(weights, rows * kRows * kSegment);
-      take(keys, (layer.key_dim + kStep - 1) * kSpan);
+      take(keys, (layer.key_dim + 31) / 32 * 32 * kSpan);
       take(values, kValueSpan * width);
       take(scores, rows * kSegment);
       take(key_factors, kSegment);
@@ -278,11 +282,24 @@ template <class Path> class Attend {
 
   // ---- queries ---------------------------------------------------------------------------------
 
+  // Of a head's rows, as many numbers from the first query on.
+  int64_t query_at(int64_t head, int64_t row) const {
+    return (t.token + row / group) * a.q_token + ((t.kv_head + head) * group + row % group) * a.q_head;
+  }
+
   void load_queries() {
     const int64_t dim = layer.key_dim;
+#ifdef QUIRE_AMX
+    if constexpr (!floats && !digits)
+      if (few) {
+        for (int64_t head = 0; head < heads; ++head)
+          queries_as_columns(rows, dim, [&](int64_t row) { return static_cast<const bf16*>(a.q) + query_at(head, row); },
+                             all_q + head * q_rows * q_stride);
+        return;
+      }
+#endif
     for (int64_t i = 0; i < heads * rows; ++i) {
-      const int64_t row = i % rows, head = (t.kv_head + i / rows) * group + row % group;
-      const int64_t at = (t.token + row / group) * a.q_token + head * a.q_head;
+      const int64_t at = query_at(i / rows, i % rows);
       Q* out = all_q + i * q_stride;
       if constexpr (floats) {
         for (int64_t d = 0; d < dim; d += kLanes)
@@ -351,10 +368,15 @@ template <class Path> class Attend {
     if (some) fill_up(ahead, to_come);
     const char* const* next = some ? ahead : lines;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-    score_few_rows(rows, a.keys.dtype, {q, scores, kSegment, lines, begin, end, layer.key_dim,
+#ifdef QUIRE_AMX
+    const OnFewTiles of{rows, shape_of_tiles, keys};
+#else
+    const int64_t of = rows;
+#endif
+    score_few_rows(of, a.keys.dtype, {q, scores, kSegment, lines, begin, end, layer.key_dim,
                                         fetched ? next : lines + kSegment, nullptr});
     weigh(segment, range);
-    sum_few_rows(rows, a.keys.dtype, {weights, part + 2 * rows, width, lines + kSegment, range.begin / 32 * 32,
+    sum_few_rows(of, a.keys.dtype, {weights, part + 2 * rows, width, lines + kSegment, range.begin / 32 * 32,
                                       (range.end + 1) / 2 * 2, layer.value_dim, next + kSegment,
                                       some && !fetched ? next : nullptr});
     for (int64_t k = range.end; k < to_come.end; ++k) {

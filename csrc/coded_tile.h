@@ -251,8 +251,10 @@ static inline int32_t sum_factor(const Linear& layer) {
 // passing, or the product itself.
 static inline CodedRows room_for_codes(const Linear& layer, int64_t m) {
   const int64_t k = padded_k(layer), groups = layer.coded.group ? k / layer.coded.group : 1;
-  const int64_t bytes = (m * k + 63) / 64 * 64, sums = m * groups * 4;
+  const int64_t bytes = (m * k + 63) / 64 * 64;
   const bool minima = layer.coded.group_minima;
+  // Tile registers pass by 16 rows at a time; what they find after the last is dropped.
+  const int64_t sums = (m + 15) * groups * 4;
   const int64_t all = bytes + m * 4 + (minima ? 2 * sums : sums);
   auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(all)));
   char* const after = memory + bytes + m * 4;

@@ -252,6 +252,7 @@ template <int R> static void sum_rows(int dtype, const FewRows& p) {
   }
 }
 
+#ifndef QUIRE_AMX  // few_tiles.h has its own
 using OfRows = void (*)(int dtype, const FewRows& p);
 
 // Scores of rows up to kFewRows.
@@ -267,6 +268,7 @@ static void sum_few_rows(int64_t rows, int dtype, const FewRows& p) {
                                             sum_rows<5>, sum_rows<6>, sum_rows<7>, sum_rows<8>};
   kSum[rows - 1](dtype, p);
 }
+#endif
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -114,6 +114,10 @@ static inline int64_t group_head(const Linear& layer) {
 static inline int64_t minima_at(const Linear& layer) {
   return group_head(layer) - kTile * static_cast<int64_t>(item_size(layer.coded.scale_type));
 }
+// Where the zeros begin.
+static inline int64_t zeros_at(const Linear& layer) {
+  return kTile * static_cast<int64_t>(item_size(layer.coded.scale_type));
+}
 // From the beginning of a tile to column k of it, which begins a group if there are some.
 static inline int64_t offset_of(const Linear& layer, int64_t k) {
   if (layer.dtype <= kF16) return k * kTile * static_cast<int64_t>(item_size(layer.dtype));

@@ -33,8 +33,8 @@ constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QU
 // A byte of codes takes longer to multiply, so reading it from the second level costs less in comparison, and beginning
 // and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
-// Of codes of four bits that become bytes for tile registers: 64 KiB of these.
-constexpr int64_t kTileBlock = 384, kTileBlock4 = 1024;
+// Of tile registers: of groups, codes of 32 KiB, which pass by four times.
+constexpr int64_t kTileBlock = 384, kTileBlockOfGroups = 512;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
@@ -589,7 +589,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   const int64_t group = kind == kOneRun ? kRun : is_plain ? 32 : c.group, stride = rows.stride;
   const int64_t head = is_plain ? kTile * static_cast<int64_t>(item_size(plain)) : group_head(layer);
   const int64_t size = is_plain ? head + 32 * kTile / 2 : offset_of(layer, group);
-  const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type)), lowest_at = minima_at(layer);
+  const int64_t lowest_at = minima_at(layer);
   const char* next = fetched_by(b, pass);
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
     const char* w = b.weights + b.k0 / group * size;
@@ -616,7 +616,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
       if (kind == kOneRun) {  // group_sums begins them
       } else if (!is_plain && c.group_zeros) {
         QUIRE_EACH for (int j = 0; j < V; ++j) {
-          const auto* p = reinterpret_cast<const int8_t*>(w + zeros_at + column + j * kLanes);
+          const auto* p = reinterpret_cast<const int8_t*>(w + zeros_at(layer) + column + j * kLanes);
           const IVec zeros = less(load_int8(p), whole(below));
           QUIRE_EACH for (int r = 0; r < R; ++r) acc[r][j] = times(zeros, whole(shifts[r * rows.groups]));
         }
@@ -706,78 +706,100 @@ void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
   }
 }
 
-// The sums of a group, whole numbers without the shift, join those of the groups before it.
-template <bool plain>
-QUIRE_INLINE void add_group(const Block& b, int64_t row, int64_t count, const char* head, int64_t group, bool fresh,
-                            const int32_t* whole_sums, float* sums) {
-  const Linear& layer = *b.work.args.layer;
+// How the sums of a group, whole numbers, join those of the groups before it. Codes of four bits have become bytes less
+// their zeros, so that scales are all that is left, and minima; those of eight lack what is to be added for all that
+// they are above their zeros.
+enum GroupEnd { kScaled, kLeast, kShifted, kAll };
+
+// Of 16 columns from `column` on, whose sums so far are `y`. Rows after the last are made of what is there, and dropped.
+template <GroupEnd end, int R>
+QUIRE_INLINE void add_group(const Linear& layer, const CodedRows& rows, int64_t row, int64_t group, const char* head,
+                            int64_t column, const int32_t* whole_sums, Vec (&y)[R]) {
   const Coded& c = layer.coded;
-  const CodedRows& rows = b.work.coded;
-  const int32_t* shifts = rows.sums + row * rows.groups + group;
-  const int64_t zeros_at = kTile * static_cast<int64_t>(item_size(c.scale_type));
-  const int32_t below = layer.dtype == kCodes4 && !c.table ? kBelow4 : kBelow;
-  Vec scale[4], least[4];
-  IVec zeros[4];
-  QUIRE_EACH for (int j = 0; j < 4; ++j) {
-    scale[j] = load_scales(c.scale_type, head, j * kLanes);
-    zeros[j] = !plain && c.group_zeros ? less(load_int8(reinterpret_cast<const int8_t*>(head + zeros_at + j * kLanes)), whole(below))
-                                       : whole(1);
-    least[j] = !plain && c.group_minima ? load_scales(c.scale_type, head + minima_at(layer), j * kLanes) : zero();
-  }
-  for (int64_t r = 0; r < count; ++r) {
-    const IVec shift = whole(shifts[r * rows.groups]);
-    QUIRE_EACH for (int j = 0; j < 4; ++j) {
-      float* const at = sums + r * kTile + j * kLanes;
-      const IVec all = plus(load_whole(whole_sums + r * kTile + j * kLanes), plain ? shift : times(zeros[j], shift));
-      Vec y = add(fresh ? zero() : load(at), mul(rounded(all), scale[j]));
-      if (!plain && c.group_minima) y = sub(y, mul(splat(rows.totals[(row + r) * rows.groups + group]), least[j]));
-      store(at, y);
-    }
+  const Vec scale = load_scales(c.scale_type, head, column);
+  const int64_t at = row * rows.groups + group;
+  const bool least_too = end == kLeast || (end == kAll && c.group_minima);
+  const Vec least = least_too ? load_scales(c.scale_type, head + minima_at(layer), column) : zero();
+  IVec zeros = whole(1);
+  if (end == kAll && c.group_zeros)
+    zeros = less(load_int8(reinterpret_cast<const int8_t*>(head + zeros_at(layer) + column)), whole(kBelow));
+  QUIRE_EACH for (int r = 0; r < R; ++r) {
+    IVec all = load_whole(whole_sums + r * kLanes);
+    if constexpr (end == kShifted) all = plus(all, whole(rows.sums[at + r * rows.groups]));
+    if constexpr (end == kAll) all = plus(all, times(zeros, whole(rows.sums[at + r * rows.groups])));
+    y[r] = add(y[r], mul(rounded(all), scale));
+    if (least_too) y[r] = sub(y[r], mul(splat(rows.totals[at + r * rows.groups]), least));
   }
 }
 
-// Codes of groups. The products of the next group are under way while the sums of one are scaled.
-template <bool plain> void tile_row_groups(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
+// Codes of groups. 16 columns pass by after the others: their sums stay in registers over all groups, and the
+// products of the next group are under way while those of one are scaled.
+template <GroupEnd end, int R>
+void tile_row_groups(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
+  constexpr Factors factors = end == kScaled || end == kLeast ? kSigned : kSignedRows;
   const Linear& layer = *b.work.args.layer;
   const CodedRows& rows = b.work.coded;
-  const int64_t group = layer.coded.group, size = offset_of(layer, group), head = group_head(layer);
+  const int64_t group = layer.coded.group, size = offset_of(layer, group), first = b.k0 / group, last = group % kStepBytes;
   const int64_t groups = (b.k1 - b.k0) / group, lines = pass * b.lines >= kLines ? 0 : size / 1024 * b.lines + b.extra;
+  const char* const heads = b.weights + first * size;
+  const char* const codes = b.bytes ? b.bytes : heads + group_head(layer);
+  const int64_t apart = b.bytes ? group * kTile : size;
+  const char* const x = reinterpret_cast<const char*>(rows.codes) + row * rows.stride + b.k0;
   const char* next = b.next + pass * groups * lines * 64;
-  alignas(64) int32_t whole_sums[2][kTileRegisterRows * kTile];
-  for (int64_t i = 0; i <= groups; ++i) {
-    if (i < groups) {
-      const int64_t k = b.k0 + i * group;
-      const char* w = b.bytes ? b.bytes + i * group * kTile : b.weights + k / group * size + head;
-      for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-      multiply_tiles<kSignedRows>(*b.shape, {reinterpret_cast<const char*>(rows.codes) + row * rows.stride + k, rows.stride, count, w,
-                                      group / kStepBytes, group % kStepBytes / 4, nullptr,
-                                      reinterpret_cast<float*>(whole_sums[i % 2]), nullptr, 0});
+  alignas(64) int32_t whole_sums[2][kTileRegisterRows * kLanes] = {};
+  b.shape->set(count, last / 4);
+  for (int64_t column = 0; column < kTile; column += kLanes) {
+    Vec y[R];
+    QUIRE_EACH for (int r = 0; r < R; ++r) y[r] = b.fresh || r >= count ? zero() : load(sums + r * kTile + column);
+    const int64_t share = lines * (column + kLanes) / kTile - lines * column / kTile;
+    for (int64_t i = 0; i <= groups; ++i) {
+      if (i < groups) {
+        for (int64_t line = 0; line < share; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+        multiply_some<factors>({x + i * group, rows.stride}, {codes + i * apart + column * 4, 256, kStepWeights},
+                               group / kStepBytes, last > 0, whole_sums[i % 2]);
+      }
+      if (i > 0)
+        add_group<end, R>(layer, rows, row, first + i - 1, heads + (i - 1) * size, column, whole_sums[(i - 1) % 2], y);
     }
-    if (i == 0) continue;
-    const int64_t done = b.k0 / group + i - 1;
-    add_group<plain>(b, row, count, b.weights + done * size, done, b.fresh && i == 1, whole_sums[(i - 1) % 2], sums);
-  }
-  if (!b.ends) return;
-  for (int64_t r = 0; r < count; ++r) {
-    Vec y[1][4];
-    QUIRE_EACH for (int j = 0; j < 4; ++j) y[0][j] = load(sums + r * kTile + j * kLanes);
-    end_coded<1, 4>(b, row + r, sums + r * kTile, 0, y);
+    for (int r = 0; r < R && r < count; ++r) {
+      float* const at = sums + r * kTile;
+      Vec ended[1][1] = {{y[r]}};
+      if (b.ends) end_coded<1, 1>(b, row + r, at + column, column, ended);
+      else store(at + column, y[r]);
+    }
   }
 }
 
-// Codes of four bits as bytes, in the order of codes of eight.
+template <GroupEnd end> void row_groups(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
+  count <= 8 ? tile_row_groups<end, 8>(b, row, count, sums, pass) : tile_row_groups<end, 16>(b, row, count, sums, pass);
+}
+
+// What is taken from each byte of 16 columns of a group.
+QUIRE_INLINE __m512i zeros_of(const Linear& layer, const char* group, int64_t column) {
+  const Coded& c = layer.coded;
+  if (!c.group_zeros) return _mm512_set1_epi8(static_cast<char>(c.table ? 128 + c.zero : c.zero));
+  const __m512i each = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(group + zeros_at(layer) + column)));
+  return _mm512_mullo_epi32(_mm512_and_si512(each, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x01010101));
+}
+
+// Codes of four bits as bytes with a sign, less their zeros, in the order of codes of eight. They fit: without table,
+// codes and zeros are 0 to 15; with one there are no zeros (kernels/coded.py).
 void widen_codes(const Linear& layer, const char* tile, int64_t k0, int64_t k1, char* to) {
   const int64_t group = layer.coded.group, head = group_head(layer);
   const uint8_t* table = layer.coded.table;
-  for (int64_t k = k0; k < k1; k += group) {
-    const char* from = tile + offset_of(layer, k) + head;
-    for (int64_t i = 0; i < group; i += 8, from += 256, to += 512)
+  for (int64_t k = k0; k < k1; k += group, to += group * kTile) {
+    const char* const from = tile + offset_of(layer, k);
+    __m512i zeros[4];
+    QUIRE_EACH for (int j = 0; j < 4; ++j) zeros[j] = zeros_of(layer, from, j * kLanes);
+    for (int64_t i = 0; i < group; i += 8)
       QUIRE_EACH for (int j = 0; j < 4; ++j) {
+        const char* codes = from + head + i * 32 + 64 * j;
+        char* const out = to + i * kTile + 64 * j;
         WVec low, high;
-        if (table) halves_at(from + 64 * j, table, low, high);
-        else halves_at(from + 64 * j, low, high);
-        _mm512_storeu_si512(to + 64 * j, low.v);
-        _mm512_storeu_si512(to + 256 + 64 * j, high.v);
+        if (table) halves_at(codes, table, low, high);
+        else halves_at(codes, low, high);
+        _mm512_storeu_si512(out, _mm512_sub_epi8(low.v, zeros[j]));
+        _mm512_storeu_si512(out + 256, _mm512_sub_epi8(high.v, zeros[j]));
       }
   }
 }
@@ -791,8 +813,8 @@ bool on_tiles(const Work& work, int64_t rows) {
 void rows_on_tiles(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
   const Coded& c = b.work.args.layer->coded;
   if (!is_coded(*b.work.args.layer) || !c.group) return tile_rows(b, row, count, sums, pass);
-  c.group_zeros || c.group_minima ? tile_row_groups<false>(b, row, count, sums, pass)
-                                  : tile_row_groups<true>(b, row, count, sums, pass);
+  if (b.bytes) return c.group_minima ? row_groups<kLeast>(b, row, count, sums, pass) : row_groups<kScaled>(b, row, count, sums, pass);
+  c.group_zeros || c.group_minima ? row_groups<kAll>(b, row, count, sums, pass) : row_groups<kShifted>(b, row, count, sums, pass);
 }
 #else
 bool on_tiles(const Work&, int64_t) { return false; }
@@ -1052,7 +1074,7 @@ bool reads_once(const Work& work, int64_t rows) {
 // The same for codes.
 bool reads_codes_once(const Work& work, int64_t rows) {
   const int count = static_cast<int>(rows);
-  if (on_tiles(work, rows)) return rows <= kTileRegisterRows && work.args.layer->dtype == kCodes8;
+  if (on_tiles(work, rows)) return rows <= kTileRegisterRows && !work.args.layer->coded.group;
   return passes_of(work, rows) == 1 && (work.args.layer->coded.group ? group_vectors(count) : coded_vectors(count)) * kLanes == kTile;
 }
 
@@ -1095,7 +1117,7 @@ int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   const Linear& layer = *work.args.layer;
   const int64_t unit = layer.coded.group ? layer.coded.group : 16;
   const int64_t length = reads_codes_once(work, rows) ? k
-                         : on_tiles(work, rows)   ? tiles_length(k, layer.dtype == kCodes8 ? kBlock8 : kTileBlock4)
+                         : on_tiles(work, rows)   ? tiles_length(k, layer.coded.group ? kTileBlockOfGroups : kBlock8)
                          : layer.dtype == kCodes8 ? cut_length(rows, k, kBlock8, kShortBlock8)
                                                   : cut_length(rows, k, kBlock4, kShortBlock4);
   return (length + unit - 1) / unit * unit;

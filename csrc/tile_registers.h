@@ -4,7 +4,7 @@
 // and 16 columns over a step: 64 bytes of a row, which are 32 bf16 numbers or 64 codes, and 4 KiB of a packed
 // weight's 64 columns. Weights need no other layout: 16 columns of one step are 16 rows of 64 bytes, 256 apart.
 //
-// Arithmetic (Intel's manual of the instruction set, TDPBF16PS, TDPBSUD and TDPBUSD): of bf16, the products of even k and
+// Arithmetic (Intel's manual of the instruction set, TDPBF16PS, TDPBSUD, TDPBUSD and TDPBSSD): of bf16, the products of even k and
 // those of odd k are two sequences of fused multiply-adds from 0 on; their sum is added to what was there. Each
 // result is rounded to float32; denormals count as zero. Of codes, all is exact.
 //
@@ -38,14 +38,16 @@ template <int tile> QUIRE_INLINE void store_tile(void* to, int64_t stride) {
 }
 template <int tile> QUIRE_INLINE void zero_tile() { __asm__ volatile("tilezero %%tmm%c0" : : "i"(tile)); }
 
-// What is multiplied: bf16 numbers, codes with a sign and codes without, or the other way round.
-enum Factors { kNumbers, kSignedRows, kSignedColumns };
+// What is multiplied: bf16 numbers, or codes with a sign and codes without, the other way round, or all with one.
+enum Factors { kNumbers, kSignedRows, kSignedColumns, kSigned };
 
 template <Factors factors, int sums, int rows, int columns> QUIRE_INLINE void multiply_tile() {
   if constexpr (factors == kNumbers)
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
   else if constexpr (factors == kSignedRows)
     __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
+  else if constexpr (factors == kSigned)
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
   else
     __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(columns));
 }
@@ -139,6 +141,33 @@ template <Factors factors> static void multiply_one(const TileProduct& p) {
   store_tile<1>(p.to + 16, 256);
   store_tile<2>(p.to + 32, 256);
   store_tile<3>(p.to + 48, 256);
+}
+
+// Up to 16 rows by 16 columns, whose sums [rows][16] begin at 0, where the shape is already set.
+struct SomeRows {
+  const void* first;
+  int64_t apart;  // bytes
+};
+struct SomeColumns {
+  const void* first;
+  int64_t apart, step;  // bytes from four of k to the next, and to the next step
+};
+
+template <Factors factors, int rows, int columns>
+QUIRE_INLINE void one_step_of_some(const char* x, int64_t x_apart, const char* w, int64_t w_apart) {
+  load_tile<rows>(x, x_apart);
+  load_tile<columns>(w, w_apart);
+  multiply_tile<factors, 0, rows, columns>();
+}
+
+template <Factors factors>
+QUIRE_INLINE void multiply_some(const SomeRows& rows, const SomeColumns& columns, int64_t steps, bool last, void* to) {
+  const char *x = static_cast<const char*>(rows.first), *w = static_cast<const char*>(columns.first);
+  zero_tile<0>();
+  for (int64_t step = 0; step < steps; ++step, x += kStepBytes, w += columns.step)
+    one_step_of_some<factors, kRowTile, kColumnTile>(x, rows.apart, w, columns.apart);
+  if (last) one_step_of_some<factors, kLastRowTile, kLastColumnTile>(x, rows.apart, w, columns.apart);
+  store_tile<0>(to, kStepBytes);
 }
 
 // Up to 32 rows, 32 columns at a time, so that each tile that is read is multiplied twice.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -16,13 +17,16 @@ from quire.engine import calibration
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.calibration import (
     DECODES,
+    LEAST_OF_USERS,
     QUIET,
     SETTLED,
     CalibrationLoad,
     Measured,
     _mean,
     delivery,
+    dividing,
     of_load,
+    ways_in,
 )
 from quire.params import SamplingParams
 from quire.sim.lockstep import Replayed, measured_overheads, rising_line
@@ -114,8 +118,12 @@ def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
         recorded.append(SimpleNamespace(recorded=one, shape=StepShape(4, 1, 1, 0, 0)))
     load = SimpleNamespace(sent=[100.0], first={0: 100.032})
     trace = Trace(TraceHeader(), [TraceRequest(0.0, 10, 2, number=number)])
-    found = delivery(cast(CalibrationLoad, load), trace, cast(list[Replayed], recorded))
+    found = delivery(cast(CalibrationLoad, load), trace, cast(list[Replayed], recorded), {number})
     assert found == pytest.approx((0.012, 0.0))
+    assert delivery(cast(CalibrationLoad, load), trace, cast(list[Replayed], recorded), {}) == (
+        0,
+        0,
+    )
 
 
 def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
@@ -132,10 +140,61 @@ def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
     first[6] = first[6] - 0.0011 + 0.5
     load = SimpleNamespace(sent=[100.0], first=first)
     found = delivery(
-        cast(CalibrationLoad, load), Trace(TraceHeader(), requests), cast(list[Replayed], recorded)
+        cast(CalibrationLoad, load),
+        Trace(TraceHeader(), requests),
+        cast(list[Replayed], recorded),
+        {request.number for request in requests},
     )
     usual = [(1, 0.0011)] * 3 + [(8, 0.0018)] * 3
     assert found == pytest.approx(rising_line([*usual, (1, 5 * 0.0018)]))
+
+
+def test_the_way_to_a_busy_engine_is_told_by_who_came_with_which_step() -> None:
+    """A step begins every 10 ms; requests take 3 ms on their way, and 7 ms to an engine that
+    sleeps. One comes a step too late, because the machine stood still."""
+    rng, log, recorded, requests = random.Random(1), FactLog(), [], []
+    arrivals = sorted(rng.uniform(0.0, 3.97) for _ in range(400))
+    due = [math.ceil((at + 0.003) / 0.01) for at in arrivals]
+    due[200] = max(due[200] + 1, due[201])
+    due[201:] = [max(step, due[200]) for step in due[201:]]
+    sleeps = [5.0 + 0.1 * number for number in range(20)]
+    starts = [0.01 * number for number in range(401)] + [at + 0.007 for at in sleeps]
+    for number, start in enumerate(starts):
+        log.begin_step(number, start)
+        came = [i for i, step in enumerate(due) if step == number]
+        came += [400 + number - 401] if number > 400 else []
+        for i in came:
+            name = log.name(str(i))
+            log.add(FactKind.QUEUED, name)
+            requests.append(TraceRequest([*arrivals, *sleeps][i], 10, 2, number=name))
+        one = SimpleNamespace(start=start, seconds=0.009, facts=log.take()[0])
+        woken = int(number > 400)
+        shape = StepShape(4, 1, 1, 0, 0, woken=woken)
+        recorded.append(SimpleNamespace(recorded=one, shape=shape, is_busy=number < 400))
+    trace = Trace(TraceHeader(), requests)
+    numbers = {request.number for request in requests}
+    arrival, wake = ways_in(trace, cast(list[Replayed], recorded), numbers)
+    assert arrival == pytest.approx(0.003, abs=5e-4)
+    assert arrival + wake == pytest.approx(0.007)
+    assert ways_in(trace, cast(list[Replayed], recorded), set()) == (0.0, 0.0)
+
+
+def test_a_number_that_divides() -> None:
+    assert dividing([(3.0, True), (1.0, False), (2.0, True), (0.5, True), (1.2, False)]) == 1.6
+    assert dividing([(3.0, True), (1.0, True)]) == 0.0
+    assert dividing([(3.0, False), (1.0, False)]) == 3.0
+
+
+def test_ways_are_those_of_users_if_there_are_enough() -> None:
+    """Requests that come together wait for each other."""
+    for count in (LEAST_OF_USERS - 1, LEAST_OF_USERS):
+        requests = [
+            TraceRequest(0.1 * number, 10, 2, number=number) for number in range(10 + count)
+        ]
+        load = SimpleNamespace(sent=[50.0], rounds=[(50.0, 50.95)])
+        measured = Measured(cast(Any, load), Trace(TraceHeader(), requests), [])
+        users = set(range(10, 10 + count))
+        assert measured._of_users() == (users if count == LEAST_OF_USERS else users | {*range(10)})
 
 
 def test_what_others_asked_for_between_runs_does_not_count() -> None:

@@ -221,6 +221,15 @@ def test_pauses_are_longer_after_prompts_and_for_each_request_that_comes() -> No
     assert outcome.duration == pytest.approx(0.1 + 1.1 + 0.008, abs=3e-3), "the third came to one"
 
 
+def test_an_engine_that_has_nothing_to_do_has_to_wake() -> None:
+    """Who comes meanwhile comes with the first; who comes to a busy engine does not wait so."""
+    times = StepTimeModel(1e-3, (0.0,) * 14, overheads=Overheads(arrival=0.1, wake=1.0))
+    requests = [TraceRequest(at, 40, 2000 if at else 1) for at in (0.0, 0.9, 5.0, 6.5)]
+    outcome = Simulator(config(), Pool(500), times).run(requests, Sequences(requests, 16))
+    first = [seen - at for seen, at in zip(outcome.first_tokens, outcome.arrivals, strict=True)]
+    assert first == pytest.approx([1.101, 0.201, 1.101, 0.101], abs=2e-3)
+
+
 def spelled(seconds: int, slow: dict[int, float], rng: random.Random) -> list[Any]:
     """Steps of 2 ms a decode and 10 ms a prompt, half of the time each; slower in some seconds."""
     made = []

@@ -18,7 +18,7 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -66,6 +66,9 @@ QUIET: Final = 0.1
 LONGEST_WAY: Final = 5.0
 """A way to or from the engine counts as at most so many times the median. When the machine stands
 still for a moment in a round, all its requests wait, which says nothing of other times."""
+LEAST_OF_USERS: Final = 20
+"""Requests of users that tell the ways to and from the engine; with fewer, those of rounds count
+too. Requests that come together wait for each other on both, longer than usual traffic does."""
 
 Told = Callable[[str, float], None]
 """Called with what is going on, and the share that is done."""
@@ -270,7 +273,8 @@ class CalibrationLoad:
             await asyncio.sleep(self._rng.random() * (time.monotonic() - started))
 
     async def _ask(self, length: int, tokens: int) -> None:
-        prompt = [self._rng.randrange(self._vocabulary) for _ in range(length)]
+        # At once: while it is made, nobody gets a token.
+        prompt = self._rng.choices(range(self._vocabulary), k=length)
         params = SamplingParams(
             max_tokens=min(tokens, self._longest - length),
             ignore_eos=True,
@@ -347,13 +351,29 @@ class Measured(NamedTuple):
 
     def overheads(self) -> Overheads:
         """What passed beside the steps."""
-        output, per_row = delivery(self.load, self.trace, self.replayed)
+        users = self._of_users()
+        output, per_row = delivery(self.load, self.trace, self.replayed, users)
+        arrival, wake = ways_in(self.trace, self.replayed, users)
         return replace(
             measured_overheads(self.replayed),
-            arrival=to_wake(self.trace, self.replayed),
+            arrival=arrival,
+            wake=wake,
             output=output,
             output_per_row=per_row,
         )
+
+    def _of_users(self) -> set[int]:
+        """The numbers of users' requests; of all requests, if users had few."""
+        origin = clock_origin(self.load, self.trace)
+        spans = [(begin - origin, end - origin) for begin, end in self.load.rounds]
+        users = {
+            request.number
+            for request in self.trace.requests
+            if not any(begin <= request.arrival <= end for begin, end in spans)
+        }
+        if len(users) >= LEAST_OF_USERS:
+            return users
+        return {request.number for request in self.trace.requests}
 
 
 def of_load(load: CalibrationLoad, trace: Trace, replayed: list[Replayed]) -> Measured:
@@ -379,10 +399,12 @@ def clock_origin(load: CalibrationLoad, trace: Trace) -> float:
     return min(load.sent) - min(request.arrival for request in trace.requests)
 
 
-def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> tuple[float, float]:
+def delivery(
+    load: CalibrationLoad, trace: Trace, steps: list[Replayed], numbers: Container[int]
+) -> tuple[float, float]:
     """Seconds from the end of the step that made a first token until its caller had it, and how
     many more for each request of the step. Of means, because that of times to first token is asked
-    for."""
+    for. Only requests of these numbers count."""
     origin = clock_origin(load, trace)
     made = _first_tokens(trace, steps)
     in_order = sorted(trace.requests, key=lambda request: request.arrival)
@@ -390,6 +412,7 @@ def delivery(load: CalibrationLoad, trace: Trace, steps: list[Replayed]) -> tupl
         (step.shape.rows, at - origin - step.recorded.start - step.recorded.seconds)
         for number, at in load.first.items()
         if (step := made.get(in_order[number].number)) is not None
+        and in_order[number].number in numbers
     ]
     if not after:
         return 0.0, 0.0
@@ -409,18 +432,48 @@ def _first_tokens(trace: Trace, steps: list[Replayed]) -> dict[int, Replayed]:
     return made
 
 
-def to_wake(trace: Trace, steps: list[Replayed]) -> float:
-    """Seconds from a request's arrival at an engine that has nothing to do until its step begins:
-    the mean."""
-    came = {request.number: request.arrival for request in trace.requests}
-    waited = []
-    for step in steps:
-        if step.shape.woken:
-            queued = (f for f in unpack(step.recorded.facts) if f.kind == FactKind.QUEUED)
-            waited += [step.recorded.start - came[f.request] for f in queued if f.request in came][
-                :1
-            ]
-    if not waited:
-        return 0.0
-    most = LONGEST_WAY * median(waited)
-    return max(0.0, fmean(min(seconds, most) for seconds in waited))
+def ways_in(trace: Trace, steps: list[Replayed], numbers: Container[int]) -> tuple[float, float]:
+    """Seconds from a request's arrival at a busy engine until the scheduler could take it, and how
+    many more until the step of one that comes to an idle engine begins. Only requests of these
+    numbers count.
+
+    When a busy engine got a request is not recorded, only with which step. The way is that for
+    which the fewest requests come with another step than they did.
+    """
+    came = {r.number: r.arrival for r in trace.requests if r.number in numbers}
+    starts = [step.recorded.start for step in steps]
+    idle: list[float] = []
+    busy: list[tuple[float, bool]] = []  # seconds until the next step, and whether it was in time
+    was_busy = False
+    for number, step in enumerate(steps):
+        queued = [f.request for f in unpack(step.recorded.facts) if f.kind == FactKind.QUEUED]
+        arrivals = [came[request] for request in queued if request in came]
+        if was_busy:
+            for arrival in arrivals:
+                following = bisect.bisect_left(starts, arrival)
+                if following < len(starts):
+                    busy.append((starts[following] - arrival, following >= number))
+        elif step.shape.woken and arrivals:
+            idle.append(step.recorded.start - arrivals[0])
+        was_busy = step.is_busy
+    to_wake = 0.0
+    if idle:
+        most = LONGEST_WAY * median(idle)
+        to_wake = max(0.0, fmean(min(seconds, most) for seconds in idle))
+    if not busy:
+        return to_wake, 0.0
+    arrival = dividing(busy)
+    return arrival, max(0.0, to_wake - arrival)
+
+
+def dividing(points: Sequence[tuple[float, bool]]) -> float:
+    """The number that divides numbers best: the fewest above it are not marked, or below it are.
+    0 if all are above."""
+    ordered = sorted(points)
+    wrong = least = sum(not marked for _, marked in ordered)
+    best = 0.0
+    for (value, marked), (above, _) in itertools.pairwise([*ordered, ordered[-1]]):
+        wrong += 1 if marked else -1
+        if wrong < least:
+            least, best = wrong, (value + above) / 2
+    return best

@@ -177,7 +177,7 @@ class Simulator:
         first = following[0] if following else 0.0
         while following is not None or scheduler.requests:
             if not scheduler.requests and following is not None and following[0] > clock.now():
-                clock.advance(following[0] - clock.now())
+                clock.advance(following[0] - clock.now() + self.times.overheads.wake)
             now, is_busy = clock.now(), bool(scheduler.requests)
             while following is not None and following[0] <= now:
                 if self.takes(following[1]):

@@ -122,7 +122,7 @@ class Overheads:
     gap_per_row: float = 0.0
     """The same for each request of the step before: its output is sent and its text made."""
     arrival: float = 0.0
-    """From a request's arrival until the scheduler knows it."""
+    """From a request's arrival at a busy engine until the scheduler can take it."""
     output: float = 0.0
     """From the end of a step until its callers have their tokens."""
     output_per_row: float = 0.0
@@ -132,6 +132,8 @@ class Overheads:
     gap_per_arrival: float = 0.0
     """Added for each request that comes to a busy engine: the scheduler gets it between two
     steps."""
+    wake: float = 0.0
+    """Added to `arrival` where the engine has nothing to do: it sleeps."""
 
     def pause(self, shape: StepShape, arrivals: int) -> float:
         """Between a step of this shape and the next, if so many requests come meanwhile."""
