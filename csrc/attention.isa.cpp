@@ -66,7 +66,7 @@ template <class Path> class Attend {
     few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride;
     if (few) q_stride = kQueryStride;
 #ifdef QUIRE_AMX
-    if (!floats && !digits && (few = rows <= kFewTileRows)) q_stride = whole_steps(layer.key_dim), q_rows = kFewTileRows;
+    if (!floats && !digits && (few = rows <= kFewTileRows && in_few_tiles(a.keys.dtype))) q_stride = whole_steps(layer.key_dim), q_rows = kFewTileRows;
 #endif
 #endif
     const int64_t groups = (rows + kTileRows - 1) / kTileRows;

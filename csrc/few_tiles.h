@@ -1,4 +1,4 @@
-// Attention of few rows on tile registers (AMX). For X.isa.cpp only.
+// Attention of few rows over keys and values of one byte, on tile registers (AMX). For X.isa.cpp only.
 //
 // Keys are the rows of a product and queries its columns, so that keys are multiplied in the order in which they
 // stand. Scores are turned instead, which are fewer. Values become columns of pairs 32 positions at a time, which the
@@ -12,6 +12,10 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr int64_t kFewTileRows = kTileRegisterRows;
+
+// Which types come here. Of bf16, turned keys in memory are as fast, and fetching goes on in all parts of the work.
+static inline bool in_few_tiles(int dtype) { return dtype == kE4M3 || dtype == kE5M2; }
+
 constexpr int64_t kStepNumbers = kStepBytes / 2, kColumnStep = kTileRegisterRows * kStepBytes;
 
 // Dimensions of a head in whole steps.
@@ -30,7 +34,6 @@ template <class Row> static void queries_as_columns(int64_t rows, int64_t dim, c
 
 // A key as numbers, zeros up to a whole step.
 template <int D> struct OneLine {
-  static constexpr int64_t kBytes = D == kBF16 ? 2 : 1;  // of a dimension
   inline __attribute__((always_inline)) void copy(const char* line, int64_t dim, bf16* to) const {
     const Pairs<D> numbers{line};
     int64_t d = 0;
@@ -41,7 +44,6 @@ template <int D> struct OneLine {
 
 // The same by a table; `dim` is a multiple of 64.
 template <int D> struct OneLineByTable {
-  static constexpr int64_t kBytes = 1;
   ByteTable<D> table;
   __m512i order;
   OneLineByTable() {
@@ -95,11 +97,11 @@ template <class Reader> static void score_on_tiles(const FewRows& p, const OnFew
   for (int64_t first = p.begin; first < p.end; first += kSpan) {
     const int64_t count = p.end - first < kSpan ? p.end - first : kSpan;
     for (int64_t k = 0; k < count; ++k) {
-      for (int64_t at = 0; at < p.dim * Reader::kBytes; at += 64) fetch(p.next[first + k] + at);
+      for (int64_t at = 0; at < p.dim; at += 64) fetch(p.next[first + k] + at);
       reader.copy(p.lines[first + k], p.dim, with.room + k * width);
     }
-    for (int64_t k = 0; k < count; k += kLanes)
-      multiply_some<kNumbers>({with.room + k * width, width * 2}, {p.a, kStepBytes, kColumnStep}, steps, false, by_key + k * kLanes);
+    multiply_four<kNumbers>({with.room, width * 2}, kLanes * width * 2, {p.a, kStepBytes, kColumnStep}, 0, steps, false,
+                            count / kLanes, by_key);
     for (int64_t k = 0; k < count; k += kLanes) turn_scores(by_key + k * kLanes, with.rows, p.c + first + k, p.ldc);
   }
 }
@@ -111,13 +113,9 @@ QUIRE_INLINE void values_as_columns(const FewRows& p, const Reader& reader, int6
   for (int64_t pair = 0; pair < kLanes; ++pair, k += 2) {
     __m512i v[4] = {none, none, none, none};
     if (k < p.end) {
-      for (int64_t at = i * Reader::kBytes; at < (i + 64) * Reader::kBytes; at += 64) {
-        fetch(p.next[k] + at);
-        fetch(p.next[k + 1] + at);
-        if (!p.also) continue;
-        fetch(p.also[k] + at);
-        fetch(p.also[k + 1] + at);
-      }
+      fetch(p.next[k] + i);
+      fetch(p.next[k + 1] + i);
+      if (p.also) fetch(p.also[k] + i), fetch(p.also[k + 1] + i);
       reader.read(p.lines + k, i, p.dim - i, v[0], v[1]);
       if (p.dim - i > 32) reader.read(p.lines + k, i + 32, p.dim - i - 32, v[2], v[3]);
     }
@@ -153,22 +151,20 @@ template <class Reader> static void sum_on_tiles(const FewRows& p, const OnFewTi
   }
 }
 
+template <int D> static void score_few_rows(const OnFewTiles& with, const FewRows& p) {
+  if (kLooksUpBytes && p.dim % 64 == 0) score_on_tiles(p, with, OneLineByTable<D>());
+  else score_on_tiles(p, with, OneLine<D>());
+}
 static void score_few_rows(const OnFewTiles& with, int dtype, const FewRows& p) {
-  const bool by_table = kLooksUpBytes && p.dim % 64 == 0;
-  switch (dtype) {
-    case kE4M3: return by_table ? score_on_tiles(p, with, OneLineByTable<kE4M3>()) : score_on_tiles(p, with, OneLine<kE4M3>());
-    case kE5M2: return by_table ? score_on_tiles(p, with, OneLineByTable<kE5M2>()) : score_on_tiles(p, with, OneLine<kE5M2>());
-    default: return score_on_tiles(p, with, OneLine<kBF16>());
-  }
+  dtype == kE4M3 ? score_few_rows<kE4M3>(with, p) : score_few_rows<kE5M2>(with, p);
 }
 
+template <int D> static void sum_few_rows(const OnFewTiles& with, const FewRows& p) {
+  if (kLooksUpBytes && p.dim % 32 == 0) sum_on_tiles(p, with, TwoLinesByTable<D>());
+  else sum_on_tiles(p, with, TwoLines<D>{});
+}
 static void sum_few_rows(const OnFewTiles& with, int dtype, const FewRows& p) {
-  const bool by_table = kLooksUpBytes && p.dim % 32 == 0;
-  switch (dtype) {
-    case kE4M3: return by_table ? sum_on_tiles(p, with, TwoLinesByTable<kE4M3>()) : sum_on_tiles(p, with, TwoLines<kE4M3>{});
-    case kE5M2: return by_table ? sum_on_tiles(p, with, TwoLinesByTable<kE5M2>()) : sum_on_tiles(p, with, TwoLines<kE5M2>{});
-    default: return sum_on_tiles(p, with, TwoLines<kBF16>{});
-  }
+  dtype == kE4M3 ? sum_few_rows<kE4M3>(with, p) : sum_few_rows<kE5M2>(with, p);
 }
 
 }  // namespace QUIRE_ISA

@@ -34,7 +34,7 @@ constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QU
 // and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
 // Of tile registers: of groups, codes of 32 KiB, which pass by four times.
-constexpr int64_t kTileBlock = 384, kTileBlockOfGroups = 512;
+constexpr int64_t kTileBlock = 384, kTileBlockOfGroups = 256;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
@@ -672,7 +672,7 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
 
 // Rows of codes that take them, at least: fewer are multiplied faster without, with the same bits. The sums of groups
 // have to leave the registers before they are scaled.
-constexpr int64_t kLeastRows = 8, kLeastRowsOfGroups = 32;
+constexpr int64_t kLeastRows = 8, kLeastRowsOfGroups = 16;
 
 // Numbers, or codes of one group.
 void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
@@ -746,20 +746,22 @@ void tile_row_groups(const Block& b, int64_t row, int64_t count, float* sums, in
   const int64_t apart = b.bytes ? group * kTile : size;
   const char* const x = reinterpret_cast<const char*>(rows.codes) + row * rows.stride + b.k0;
   const char* next = b.next + pass * groups * lines * 64;
-  alignas(64) int32_t whole_sums[2][kTileRegisterRows * kLanes] = {};
+  alignas(64) int32_t whole_sums[2][4][kTileRegisterRows * kLanes];
+  __builtin_memset(whole_sums, 0, sizeof whole_sums);
   b.shape->set(count, last / 4);
   for (int64_t column = 0; column < kTile; column += kLanes) {
     Vec y[R];
     QUIRE_EACH for (int r = 0; r < R; ++r) y[r] = b.fresh || r >= count ? zero() : load(sums + r * kTile + column);
     const int64_t share = lines * (column + kLanes) / kTile - lines * column / kTile;
-    for (int64_t i = 0; i <= groups; ++i) {
-      if (i < groups) {
-        for (int64_t line = 0; line < share; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-        multiply_some<factors>({x + i * group, rows.stride}, {codes + i * apart + column * 4, 256, kStepWeights},
-                               group / kStepBytes, last > 0, whole_sums[i % 2]);
+    for (int64_t i = 0; i < groups + 4; i += 4) {
+      const int64_t some = groups - i < 4 ? groups - i : 4;
+      if (some > 0) {
+        for (int64_t line = 0; line < share * some; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+        multiply_four<factors>({x + i * group, rows.stride}, group, {codes + i * apart + column * 4, 256, kStepWeights}, apart,
+                               group / kStepBytes, last > 0, some, whole_sums[i / 4 % 2]);
       }
-      if (i > 0)
-        add_group<end, R>(layer, rows, row, first + i - 1, heads + (i - 1) * size, column, whole_sums[(i - 1) % 2], y);
+      for (int64_t done = i - 4; i > 0 && done < i && done < groups; ++done)
+        add_group<end, R>(layer, rows, row, first + done, heads + done * size, column, whole_sums[done / 4 % 2][done % 4], y);
     }
     for (int r = 0; r < R && r < count; ++r) {
       float* const at = sums + r * kTile;

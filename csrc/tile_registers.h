@@ -153,21 +153,43 @@ struct SomeColumns {
   int64_t apart, step;  // bytes from four of k to the next, and to the next step
 };
 
-template <Factors factors, int rows, int columns>
+template <Factors factors, int sums, int rows, int columns>
 QUIRE_INLINE void one_step_of_some(const char* x, int64_t x_apart, const char* w, int64_t w_apart) {
   load_tile<rows>(x, x_apart);
   load_tile<columns>(w, w_apart);
-  multiply_tile<factors, 0, rows, columns>();
+  multiply_tile<factors, sums, rows, columns>();
 }
 
-template <Factors factors>
-QUIRE_INLINE void multiply_some(const SomeRows& rows, const SomeColumns& columns, int64_t steps, bool last, void* to) {
+template <Factors factors, int sums>
+QUIRE_INLINE void multiply_some(const SomeRows& rows, const SomeColumns& columns, int64_t steps, bool last) {
   const char *x = static_cast<const char*>(rows.first), *w = static_cast<const char*>(columns.first);
-  zero_tile<0>();
+  zero_tile<sums>();
   for (int64_t step = 0; step < steps; ++step, x += kStepBytes, w += columns.step)
-    one_step_of_some<factors, kRowTile, kColumnTile>(x, rows.apart, w, columns.apart);
-  if (last) one_step_of_some<factors, kLastRowTile, kLastColumnTile>(x, rows.apart, w, columns.apart);
-  store_tile<0>(to, kStepBytes);
+    one_step_of_some<factors, sums, kRowTile, kColumnTile>(x, rows.apart, w, columns.apart);
+  if (last) one_step_of_some<factors, sums, kLastRowTile, kLastColumnTile>(x, rows.apart, w, columns.apart);
+}
+
+// Four such products at a time, the next `rows_on` and `columns_on` bytes further: what is stored has to wait until it
+// is multiplied, which takes longer than to begin the next. Sums [4][16][16]; of the last ones, `count` are made.
+template <Factors factors>
+QUIRE_INLINE void multiply_four(SomeRows rows, int64_t rows_on, SomeColumns columns, int64_t columns_on, int64_t steps,
+                                bool last, int64_t count, void* to) {
+  const auto next = [&]() __attribute__((always_inline)) {
+    rows.first = static_cast<const char*>(rows.first) + rows_on;
+    columns.first = static_cast<const char*>(columns.first) + columns_on;
+  };
+  multiply_some<factors, 0>(rows, columns, steps, last);
+  next();
+  if (count > 1) multiply_some<factors, 1>(rows, columns, steps, last);
+  next();
+  if (count > 2) multiply_some<factors, 2>(rows, columns, steps, last);
+  next();
+  if (count > 3) multiply_some<factors, 3>(rows, columns, steps, last);
+  auto* const sums = static_cast<float*>(to);
+  store_tile<0>(sums, kStepBytes);
+  if (count > 1) store_tile<1>(sums + 256, kStepBytes);
+  if (count > 2) store_tile<2>(sums + 512, kStepBytes);
+  if (count > 3) store_tile<3>(sums + 768, kStepBytes);
 }
 
 // Up to 32 rows, 32 columns at a time, so that each tile that is read is multiplied twice.
