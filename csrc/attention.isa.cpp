@@ -63,10 +63,11 @@ template <class Path> class Attend {
     heads = t.kv_head_end - t.kv_head;
     q_stride = (layer.key_dim + kStep - 1) / kStep * kStep;
 #if QUIRE_LEVEL >= 3
-    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride;
+    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride && (!kTiles || digits);
     if (few) q_stride = kQueryStride;
 #ifdef QUIRE_AMX
-    if (!floats && !digits && (few = rows <= kFewTileRows && in_few_tiles(a.keys.dtype))) q_stride = whole_steps(layer.key_dim), q_rows = kFewTileRows;
+    if (!floats && !digits && rows <= kFewTileRows && in_few_tiles(a.keys.dtype))
+      few = true, q_stride = whole_steps(layer.key_dim), q_rows = kFewTileRows;
 #endif
 #endif
     const int64_t groups = (rows + kTileRows - 1) / kTileRows;
@@ -374,11 +375,11 @@ template <class Path> class Attend {
     const int64_t of = rows;
 #endif
     score_few_rows(of, a.keys.dtype, {q, scores, kSegment, lines, begin, end, layer.key_dim,
-                                        fetched ? next : lines + kSegment, nullptr});
+                                      fetched ? next : lines + kSegment, nullptr});
     weigh(segment, range);
     sum_few_rows(of, a.keys.dtype, {weights, part + 2 * rows, width, lines + kSegment, range.begin / 32 * 32,
-                                      (range.end + 1) / 2 * 2, layer.value_dim, next + kSegment,
-                                      some && !fetched ? next : nullptr});
+                                    (range.end + 1) / 2 * 2, layer.value_dim, next + kSegment,
+                                    some && !fetched ? next : nullptr});
     for (int64_t k = range.end; k < to_come.end; ++k) {
       fetch_row(ahead[k], layer.key_dim);
       fetch_row(ahead[kSegment + k], layer.value_dim);

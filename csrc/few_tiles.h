@@ -28,7 +28,8 @@ template <class Row> static void queries_as_columns(int64_t rows, int64_t dim, c
     for (int64_t i = 0; i < kLanes; ++i)
       v[i] = i < rows ? Pairs<kBF16>{reinterpret_cast<const char*>(row(i))}.load(d / 2, (dim - d) / 2) : zero();
     transpose(v);
-    for (int64_t i = 0; i < kLanes; ++i) store_any(kF32, out + d * kLanes, i * kLanes, v[i], kLanes);
+    float* const to = reinterpret_cast<float*>(out + d * kLanes);
+    for (int64_t i = 0; i < kLanes; ++i) store(to + i * kLanes, v[i]);
   }
 }
 
@@ -127,7 +128,7 @@ template <class Reader> static void sum_on_tiles(const FewRows& p, const OnFewTi
   alignas(64) __m512i columns[4][kLanes];
   with.shape.set(with.rows, 0);
   for (int64_t i = 0; i < p.dim; i += 64) {
-    const int64_t tiles = (p.ldc - i) / kLanes;
+    const int64_t tiles = (p.ldc - i) / kLanes;  // 4, or fewer at the end
     zero_tile<0>();
     zero_tile<1>();
     zero_tile<2>();
