@@ -39,9 +39,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +52,7 @@ from quire.cli.simulate import records_of_run
 from quire.config import EngineConfig
 from quire.config.locate import located
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.calibration import Calibration, Measuring
+from quire.engine.calibration import Calibration, Measuring, recorded_engine
 from quire.executor.sizing import size_engine
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
 from quire.sim.measured_pace import measured_pace, measured_spells
@@ -217,24 +216,12 @@ def loads(config: EngineConfig, info: dict, times: StepTimeModel, seconds: float
                 yield Load(row, settings, changed, requests, [], [], [])
 
 
-@asynccontextmanager
-async def recorded(config: EngineConfig, record: Path) -> AsyncIterator[AsyncLLM]:
-    """An engine that records."""
-    observed = replace(config.observability, record=str(record))
-    llm = await AsyncLLM.start(replace(config, observability=observed))
-    try:
-        await llm.wait_ready()
-        yield llm
-    finally:
-        await llm.shutdown()
-
-
 async def compare(
     config: EngineConfig, info: dict, options: argparse.Namespace, record: Path
 ) -> None:
     calibration = Calibration(config, options.calibration, lambda what, share: None)
     async with AsyncExitStack() as engines:
-        llm = await engines.enter_async_context(recorded(config, record))
+        llm = await engines.enter_async_context(recorded_engine(config, record))
         if options.other_engine:
             measuring = await engines.enter_async_context(calibration.engine())
         else:

@@ -92,5 +92,12 @@ def as_text(model: StepTimeModel) -> str:
         ("a prompt of 512", StepShape(512, 1, 1, 0, 512 * 513 // 2)),
     ):
         lines.append(f"{what:<16}{1e3 * model.seconds(shape):.3f} ms")
-    lines.append(f"{'between steps':<16}{1e3 * model.overheads.gap:.3f} ms")
+    beside = model.overheads
+    for what, seconds in (
+        ("between steps", beside.gap),
+        ("way in, busy", beside.arrival),
+        ("way in, asleep", beside.arrival + beside.wake),
+        ("way out", beside.output),
+    ):
+        lines.append(f"{what:<16}{1e3 * seconds:.3f} ms")
     return "\n".join(lines)

@@ -104,6 +104,22 @@ def rounds(max_num_seqs: int, max_model_len: int, kv_tokens: int, budget: int) -
     return sorted(dict.fromkeys(made), key=lambda r: (r.tokens, r.budget))
 
 
+@asynccontextmanager
+async def recorded_engine(config: EngineConfig, path: Path) -> AsyncIterator[AsyncLLM]:
+    """An engine that records into a file, ready.
+
+    Raises:
+        StartupError: it cannot start.
+    """
+    observed = replace(config.observability, record=str(path))
+    llm = await AsyncLLM.start(replace(config, observability=observed))
+    try:
+        await llm.wait_ready()
+        yield llm
+    finally:
+        await llm.shutdown()
+
+
 class Calibration:
     """Measures one engine.
 
@@ -135,14 +151,9 @@ class Calibration:
         recorded is read."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.jsonl"
-            observed = replace(self._config.observability, record=str(path))
-            llm = await AsyncLLM.start(replace(self._config, observability=observed))
-            try:
-                await llm.wait_ready()
+            async with recorded_engine(self._config, path) as llm:
                 measuring = self.of(llm, path)
                 yield measuring
-            finally:
-                await llm.shutdown()
             measuring.read()
 
     def of(self, llm: AsyncLLM, path: Path) -> Measuring:
