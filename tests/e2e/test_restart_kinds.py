@@ -193,6 +193,8 @@ def fold(events: list[str]) -> tuple[dict[str, Any], list[Any]]:
             kind, text = delta.values()
             add((told["index"], kind), text)
         else:
+            if told.get("type") == "message_start":  # how many its first output had
+                del told["message"]["usage"]["output_tokens"]
             others.append(told)
     return joined, others
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import threading
@@ -14,6 +15,8 @@ from fake_executor import FakeExecutor
 from otlp_receivers import GrpcReceiver, HttpReceiver, SpanSeen
 from patience import PATIENCE, wait_for
 from quire.config import EngineConfig
+from quire.core.batch import ScheduledBatch
+from quire.core.scheduler import Scheduler
 from quire.core.stats import IterationStats, StepStats
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, InvalidRequest
@@ -128,6 +131,28 @@ def test_a_request_is_a_tree_of_spans(receiver: GrpcReceiver | HttpReceiver) -> 
     decode = [s for s in children if s.name == "decode_step"]
     assert all(s.seconds >= SlowExecutor.pause for s in decode)
     assert seen.resource["service.name"] == "quire"
+
+
+def test_no_span_ends_before_it_begins_where_a_step_stumbles(
+    http: HttpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core looked at its clock, and then had no processor for a second."""
+    clock, schedule = ManualClock(), Scheduler.schedule
+    waits = itertools.chain([1.0, 0.0, 2.0], itertools.repeat(0.0))
+
+    def late(scheduler: Scheduler) -> ScheduledBatch:
+        clock.advance(next(waits))
+        return schedule(scheduler)
+
+    monkeypatch.setattr(Scheduler, "schedule", late)
+    engine = make(http.endpoint, clock=clock, max_num_batched_tokens=20, max_num_seqs=4)
+    engine.add_request("a", LONG, params(3))
+    drain(engine)
+    engine.shutdown()
+    children = chain(http.seen.children(http.seen.root("a")))
+    assert [span.attributes.get("quire.tokens") for span in children][1:4] == [20, 20, 10]
+    assert all(span.start <= span.end for span in children)
+    assert all(a.end == pytest.approx(b.start) for a, b in itertools.pairwise(children))
 
 
 def test_steps_are_trees_and_linked_both_ways(http: HttpReceiver) -> None:

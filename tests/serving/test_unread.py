@@ -115,7 +115,7 @@ def test_over_a_unix_socket_too(run: Run, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/whole", "/pieces"])
 def test_a_client_that_reads_slowly_is_not(run: Run, path: str) -> None:
-    serving = run(seconds=1.0)
+    serving = run(seconds=2.0)  # half of what reading takes
     with serving.connect(path) as client:
         wait_for(lambda: serving.buffers.num_bytes)
         for _ in range(100):  # the server's kernel has so much that it takes no more meanwhile

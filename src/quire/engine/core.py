@@ -195,6 +195,7 @@ class EngineCore:
         stats.num_integrity_failures = self._found_wrong
         stats.num_shed_blocks = self._shed
         stats.num_attended_tokens = oldest.attended
+        stats.start = oldest.start  # not that of the scheduler, which may have begun another batch
         stats.schedule_seconds = oldest.scheduled - oldest.start
         stats.update_seconds = end - executed
         stats.step_seconds = end - oldest.start
