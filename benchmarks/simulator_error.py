@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import math
 import random
@@ -239,6 +240,8 @@ async def compare(
     print(", ".join(f"{name}: {value}" for name, value in times.about.items()))
     if options.own_speed or options.why:
         explain(live.done, record, info, times, options)
+    gc.collect()
+    gc.freeze()  # to look through all that was recorded is no part of what a simulation takes
     speeds = tell(todo, info, Calibrated(measuring, times), options)
     print(f"simulated at {min(speeds):.0f} to {max(speeds):.0f} x real time")
 
