@@ -4,8 +4,8 @@
 // For each segment the keys are turned span by span, so that 16 keys stand in a vector; then
 // scores are a small matrix product, as are the weighted values. One token of decoding is a tile
 // of few rows. It takes the same steps, for which turning the keys would take longer than the
-// products: where pairs of bf16 are multiplied, few_rows.h does both in registers, and few_digits.h
-// where whole numbers are (digits.h).
+// products: where pairs of bf16 are multiplied, few_rows.h does both in registers, few_digits.h
+// where whole numbers are (digits.h), and few_tiles.h turns scores instead.
 #include "attention.h"
 
 #include <algorithm>

@@ -136,7 +136,8 @@ def test_a_request_is_a_tree_of_spans(receiver: GrpcReceiver | HttpReceiver) -> 
 def test_no_span_ends_before_it_begins_where_a_step_stumbles(
     http: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The core looked at its clock, and then had no processor for a second."""
+    """The core looked at its clock, and then had no processor for a second or two: that is no part
+    of the step."""
     clock, schedule = ManualClock(), Scheduler.schedule
     waits = itertools.chain([1.0, 0.0, 2.0], itertools.repeat(0.0))
 

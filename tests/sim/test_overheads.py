@@ -118,12 +118,10 @@ def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
         recorded.append(SimpleNamespace(recorded=one, shape=StepShape(4, 1, 1, 0, 0)))
     load = SimpleNamespace(sent=[100.0], first={0: 100.032})
     trace = Trace(TraceHeader(), [TraceRequest(0.0, 10, 2, number=number)])
-    found = delivery(cast(CalibrationLoad, load), trace, cast(list[Replayed], recorded), {number})
+    steps = cast(list[Replayed], recorded)
+    found = delivery(cast(CalibrationLoad, load), trace, steps, {number})
     assert found == pytest.approx((0.012, 0.0))
-    assert delivery(cast(CalibrationLoad, load), trace, cast(list[Replayed], recorded), {}) == (
-        0,
-        0,
-    )
+    assert delivery(cast(CalibrationLoad, load), trace, steps, set()) == (0.0, 0.0)
 
 
 def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:

@@ -56,8 +56,6 @@ class _Submitted(NamedTuple):
     pending: PendingBatch
     attended: int
     """`ScheduledBatch.num_attended_tokens`."""
-    start: float
-    """When scheduling it began, in seconds."""
     scheduled: float
     """When it was put together."""
 
@@ -180,9 +178,9 @@ class EngineCore:
         start = self.clock.now()
         self._watch.begin(start)
         if not self._in_flight:
-            self._submit(start)
+            self._submit()
         while len(self._in_flight) < self._max_in_flight and self.scheduler.can_fill:
-            self._submit(self.clock.now())
+            self._submit()
         oldest = self._in_flight.popleft()
         result = oldest.pending.result()
         executed = self.clock.now()
@@ -195,10 +193,10 @@ class EngineCore:
         stats.num_integrity_failures = self._found_wrong
         stats.num_shed_blocks = self._shed
         stats.num_attended_tokens = oldest.attended
-        stats.start = oldest.start  # not that of the scheduler, which may have begun another batch
-        stats.schedule_seconds = oldest.scheduled - oldest.start
+        # From when the scheduler began: before that the core may have had no processor.
+        stats.schedule_seconds = oldest.scheduled - stats.start
         stats.update_seconds = end - executed
-        stats.step_seconds = end - oldest.start
+        stats.step_seconds = end - stats.start
         self._watch.end(stats, end)
         return outputs, stats
 
@@ -215,7 +213,7 @@ class EngineCore:
     def _is_compiled(self, request: Request) -> bool:
         return self.executor.compile_grammar(request.sampling_params)
 
-    def _submit(self, start: float) -> None:
+    def _submit(self) -> None:
         if self.scheduler.compiling:
             self._queue_compiled()
         batch = self.scheduler.schedule()
@@ -225,7 +223,7 @@ class EngineCore:
             tokens, rows = batch.total_num_scheduled_tokens, len(batch.num_scheduled_tokens)
             self._announce(tokens, rows, attended)
         pending = self.executor.submit(batch)
-        self._in_flight.append(_Submitted(batch, pending, attended, start, scheduled))
+        self._in_flight.append(_Submitted(batch, pending, attended, scheduled))
 
     @property
     def has_requests(self) -> bool:
