@@ -103,7 +103,7 @@ def test_nor_does_it_if_its_request_is_aborted_with_the_chunk_in_flight(
         ask("worse")
         scheduled = core.scheduler.num_changes
         with core._change():
-            core._submit(0.0)
+            core._submit()
         assert core.scheduler.num_changes > scheduled and core.scheduler.num_in_flight == 1
         core.abort_requests(["worse"])
         while core.has_requests:
