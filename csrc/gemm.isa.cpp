@@ -33,8 +33,12 @@ constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QU
 // A byte of codes takes longer to multiply, so reading it from the second level costs less in comparison, and beginning
 // and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
-// Of tile registers: of groups, codes of 32 KiB, which pass by four times.
-constexpr int64_t kTileBlock = 384, kTileBlockOfGroups = 256;
+// Of tile registers: numbers or codes of 32 KiB, beside which the rows and their sums have room in the first-level cache,
+// so that these alone come from the second, which is what they wait for (docs/cpu-kernels.md). Codes of groups pass by
+// four times.
+constexpr int64_t kTileBlock = 256, kTileBlockOfGroups = 256;
+// Rows that pass by two tile registers at a time, at most.
+constexpr int64_t kMostTwo = 2 * kTileRegisterRows;
 
 // Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
 constexpr int64_t kNarrowBlock = 128;
@@ -135,6 +139,9 @@ constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 // all the while, so that memory waits for places; the second level has more of them. Where one row is multiplied
 // with numbers that are made of a weight first, the first level is better all the same (measured on Zen 4).
 enum Level { kFirst, kSecond };
+// How far ahead of itself one pass fetches what it reads once. On a processor with tile registers, 2 KiB are 1.05 times
+// as fast as 4 with one row of four-bit codes, and the same elsewhere.
+constexpr int64_t kOwnLead = kTiles ? 2048 : 4096;
 
 template <Level level> QUIRE_INLINE void fetch_line(const char* line) {
   if (level == kSecond) __builtin_prefetch(line, 0, 2);
@@ -747,7 +754,7 @@ void tile_row_groups(const Block& b, int64_t row, int64_t count, float* sums, in
   const char* const x = reinterpret_cast<const char*>(rows.codes) + row * rows.stride + b.k0;
   const char* next = b.next + pass * groups * lines * 64;
   alignas(64) int32_t whole_sums[2][4][kTileRegisterRows * kLanes];
-  __builtin_memset(whole_sums, 0, sizeof whole_sums);
+  if (count < R) __builtin_memset(whole_sums, 0, sizeof whole_sums);
   b.shape->set(count, last / 4);
   for (int64_t column = 0; column < kTile; column += kLanes) {
     Vec y[R];
@@ -1057,10 +1064,15 @@ const char* tile_at(const Linear& layer, int64_t tile) {
 // memory wait for each other: on Zen 4 two passes by short blocks, which stay in the first-level cache, are 1.03 to
 // 1.4 times as fast with one thread (docs/cpu-kernels.md); with three and four rows they are no faster.
 constexpr int64_t kMostOnce = QUIRE_LEVEL >= 3 ? 4 : kRows;
+// Whether rows pass by in two tile registers at once, so that weights are fetched for all of them from front to back.
+// More rows wait for their own way from the second-level cache, which they take twice then.
+bool two_tiles(const Linear& layer, int64_t rows) {
+  return rows > kTileRegisterRows && rows <= kMostTwo && !layer.coded.group;
+}
 int64_t passes_of(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
   if (on_tiles(work, rows)) {
-    const int64_t once = rows > kTileRegisterRows && !layer.coded.group ? 2 * kTileRegisterRows : kTileRegisterRows;
+    const int64_t once = two_tiles(layer, rows) ? 2 * kTileRegisterRows : kTileRegisterRows;
     return (rows + once - 1) / once;
   }
   const bool twice = rows > kMostOnce && rows <= kRows && (is_coded(layer) ? !layer.coded.group : work.direct && !is_narrow(layer));
@@ -1093,7 +1105,8 @@ int64_t tiles_length(int64_t k, int64_t block) {
 }
 int64_t block_length(const Work& work, int64_t rows, int64_t k) {
   if (reads_once(work, rows)) return k;
-  return on_tiles(work, rows) ? tiles_length(k, kTileBlock) : cut_length(rows, k);
+  if (!on_tiles(work, rows)) return cut_length(rows, k);
+  return two_tiles(*work.args.layer, rows) ? k : tiles_length(k, kTileBlock);
 }
 
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
@@ -1119,7 +1132,8 @@ int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   const Linear& layer = *work.args.layer;
   const int64_t unit = layer.coded.group ? layer.coded.group : 16;
   const int64_t length = reads_codes_once(work, rows) ? k
-                         : on_tiles(work, rows)   ? tiles_length(k, layer.coded.group ? kTileBlockOfGroups : kBlock8)
+                         : two_tiles(layer, rows) && on_tiles(work, rows) ? k
+                         : on_tiles(work, rows)   ? tiles_length(k, layer.coded.group ? kTileBlockOfGroups : 2 * kTileBlock)
                          : layer.dtype == kCodes8 ? cut_length(rows, k, kBlock8, kShortBlock8)
                                                   : cut_length(rows, k, kBlock4, kShortBlock4);
   return (length + unit - 1) / unit * unit;
@@ -1143,10 +1157,25 @@ void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int
   }
 }
 
+// What a product reads of a tile besides its weights, at the end of its sums: these few lines, which are apart from
+// the weights, would hold it up.
+void fetch_ends(const Linear& layer, int64_t tile) {
+  const auto all = [&](const void* of) {
+    if (!of) return;
+    const char* first = static_cast<const char*>(of) + tile * kTile * 4;
+    QUIRE_EACH for (int64_t i = 0; i < kTile * 4; i += 64) __builtin_prefetch(first + i);
+  };
+  all(layer.bias);
+  if (!is_coded(layer) || layer.coded.group) return;
+  all(layer.coded.scales);
+  all(layer.coded.zeros);
+}
+
 // `after`: what the thread reads after this tile.
 void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const char* after,
-              float* sums) {
+              TileShape& registers, float* sums) {
   const Linear& layer = *work.args.layer;
+  fetch_ends(layer, tile);
   const int64_t k = padded_k(layer), leaf_k = k / layer.leaves;
   const char* weights = tile_at(layer, tile);
   const int64_t passes = passes_of(work, row1 - row0);
@@ -1171,7 +1200,6 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(work, row1 - row0)
                                                            : reads_once(work, row1 - row0);
   const int64_t apart = (row1 - row0) * kTile;
-  TileShape registers;
   TileShape* const shape = on_tiles(work, row1 - row0) ? &registers : nullptr;
   const bool unpacked = shape && layer.dtype == kCodes4;
   char* const bytes = unpacked ? static_cast<char*>(scratch(6, static_cast<size_t>(length * kTile))) : nullptr;
@@ -1182,8 +1210,8 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
       k1 = (whole ? k0 / length * length : k0) + length;
       if (k1 > end) k1 = end;
       const int64_t joins = k1 == end && !work.args.rows ? branches(leaf) : 0;
-      // One pass over all columns fetches 4 KiB ahead of itself, among others its share of the next block.
-      const char* next = once     ? weights + offset_of(layer, k0) + 4096
+      // One pass over all columns fetches ahead of itself, among others its share of the next block.
+      const char* next = once     ? weights + offset_of(layer, k0) + kOwnLead
                          : k1 < k ? weights + offset_of(layer, k1)
                                   : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
@@ -1353,6 +1381,7 @@ int64_t first_at(const int64_t* rows, int64_t from, int64_t to, int64_t row) {
 
 void add_experts(const TileSums& s, const Work& all, float* sums) {
   const ExpertsArgs& a = s.a;
+  TileShape registers;
   for (int64_t e = 0, from = 0, end; e < a.experts; ++e, from = end) {
     end = a.ends[e];
     const Linear& layer = *a.layers[e];
@@ -1380,7 +1409,7 @@ void add_experts(const TileSums& s, const Work& all, float* sums) {
       for (int64_t tile = s.tile0; tile < s.tile1; ++tile) {
         args.out = s.of_tile(tile);
         const char* after = tile + 1 < s.tile1 ? tile_at(layer, tile + 1) : next_expert;
-        one_tile(work, row, row + cut.height < m ? row + cut.height : m, tile, after, sums);
+        one_tile(work, row, row + cut.height < m ? row + cut.height : m, tile, after, registers, sums);
       }
     if (layer.bias)
       for (int64_t tile = s.tile0; tile < s.tile1; ++tile) add_bias(s, layer, tile, begin, begin + m);
@@ -1422,10 +1451,11 @@ void gemm(const GemmArgs& a) {
   const auto kept = static_cast<size_t>(waiting(layer.leaves - 1) + 1);
   parallel_for(cut.items, cut.grain, [&](int64_t from, int64_t to) {
     auto* sums = static_cast<float*>(scratch(3, kept * kPanel * kTile * sizeof(float)));
+    TileShape registers;
     for (int64_t i = from; i < to; ++i) {
       const int64_t row0 = i / cut.tiles * cut.height;
       const int64_t row1 = row0 + cut.height < a.m ? row0 + cut.height : a.m;
-      one_tile(work, row0, row1, i % cut.tiles, after_item(a, cut, next, i), sums);
+      one_tile(work, row0, row1, i % cut.tiles, after_item(a, cut, next, i), registers, sums);
     }
   });
 }

@@ -42,7 +42,7 @@ template <Factors factors> void multiply_tiles_round() {
   const TileProduct product{numbers, kStepBytes, 2 * kTileRegisterRows, nullptr, 1, 0, nullptr, sums, nullptr, 0};
   shape.set(kTileRegisterRows, 0);
   for (int step = 0; step < kSteps; ++step)
-    one_step_of_two<factors, kRowTile, kColumnTile>(product, numbers, numbers, numbers);
+    one_step_of_two<factors, kRowTile, kColumnTile>(product, numbers, numbers, numbers, [] {});
 }
 void multiply_round() { multiply_tiles_round<kNumbers>(); }
 #elif QUIRE_LEVEL >= 3

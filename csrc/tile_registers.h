@@ -24,7 +24,8 @@ struct TileShape {};
 #else
 constexpr bool kTiles = true;
 
-// Registers: four of sums, then rows, columns, and both of a step that is shorter, which has another shape.
+// Registers: four of sums, then rows, columns, and both of a step that is shorter, which has another shape if there is
+// one.
 constexpr int kRowTile = 4, kColumnTile = 5, kLastRowTile = 6, kLastColumnTile = 7;
 constexpr int64_t kStepBytes = 64, kStepWeights = 4096;
 
@@ -72,14 +73,12 @@ class TileShape {
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } shape;
-    for (int tile = 0; tile < kLastRowTile; ++tile) {
+    for (int tile = 0; tile < 8; ++tile) {
       shape.bytes[tile] = kStepBytes;
-      shape.rows[tile] = static_cast<uint8_t>(tile == kColumnTile ? kTileRegisterRows : rows);
+      shape.rows[tile] = static_cast<uint8_t>(tile == kColumnTile || tile == kLastColumnTile ? kTileRegisterRows : rows);
     }
     if (last > 0) {
       shape.bytes[kLastRowTile] = static_cast<uint16_t>(4 * last);
-      shape.rows[kLastRowTile] = static_cast<uint8_t>(rows);
-      shape.bytes[kLastColumnTile] = kStepBytes;
       shape.rows[kLastColumnTile] = static_cast<uint8_t>(last);
     }
     __asm__ volatile("ldtilecfg %0" : : "m"(shape));
@@ -105,18 +104,22 @@ struct TileProduct {
 // Rows of each of two tiles. If `count` is odd, both have the row in the middle, with the same sums.
 static inline int64_t rows_of_two(int64_t count) { return (count + 1) / 2; }
 
-// Up to 16 rows by all 64 columns, so that weights are read once, from front to back.
-template <Factors factors, int rows, int columns>
-QUIRE_INLINE void one_step_of_one(const TileProduct& p, const char* x, const char* w) {
+// Up to 16 rows by all 64 columns, so that weights are read once, from front to back. `fetch` is called between them.
+template <Factors factors, int rows, int columns, int others, class F>
+QUIRE_INLINE void one_step_of_one(const TileProduct& p, const char* x, const char* w, const F& fetch) {
   load_tile<rows>(x, p.stride);
+  fetch();
   load_tile<columns>(w, 256);
   multiply_tile<factors, 0, rows, columns>();
-  load_tile<columns>(w + 64, 256);
-  multiply_tile<factors, 1, rows, columns>();
+  fetch();
+  load_tile<others>(w + 64, 256);
+  multiply_tile<factors, 1, rows, others>();
+  fetch();
   load_tile<columns>(w + 128, 256);
   multiply_tile<factors, 2, rows, columns>();
-  load_tile<columns>(w + 192, 256);
-  multiply_tile<factors, 3, rows, columns>();
+  fetch();
+  load_tile<others>(w + 192, 256);
+  multiply_tile<factors, 3, rows, others>();
 }
 
 template <Factors factors> static void multiply_one(const TileProduct& p) {
@@ -132,11 +135,17 @@ template <Factors factors> static void multiply_one(const TileProduct& p) {
     zero_tile<3>();
   }
   const char *x = p.rows, *w = p.weights, *next = p.next;
-  for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, w += kStepWeights) {
-    for (int64_t i = 0; i < p.lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
-    one_step_of_one<factors, kRowTile, kColumnTile>(p, x, w);
+  const auto fetch = [&]() __attribute__((always_inline)) {
+    for (int64_t i = 0; i < p.lines / 4; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+  };
+  if (p.last == 0) {  // all registers have the same shape, and no product waits for one that the one before reads
+    for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, w += kStepWeights)
+      one_step_of_one<factors, kRowTile, kColumnTile, kLastColumnTile>(p, x, w, fetch);
+  } else {
+    for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, w += kStepWeights)
+      one_step_of_one<factors, kRowTile, kColumnTile, kColumnTile>(p, x, w, fetch);
+    one_step_of_one<factors, kLastRowTile, kLastColumnTile, kLastColumnTile>(p, x, w, fetch);
   }
-  if (p.last > 0) one_step_of_one<factors, kLastRowTile, kLastColumnTile>(p, x, w);
   store_tile<0>(p.to, 256);
   store_tile<1>(p.to + 16, 256);
   store_tile<2>(p.to + 32, 256);
@@ -193,13 +202,15 @@ QUIRE_INLINE void multiply_four(SomeRows rows, int64_t rows_on, SomeColumns colu
 }
 
 // Up to 32 rows, 32 columns at a time, so that each tile that is read is multiplied twice.
-template <Factors factors, int rows, int columns>
-QUIRE_INLINE void one_step_of_two(const TileProduct& p, const char* x, const char* y, const char* w) {
+template <Factors factors, int rows, int columns, class F>
+QUIRE_INLINE void one_step_of_two(const TileProduct& p, const char* x, const char* y, const char* w, const F& fetch) {
   load_tile<rows>(x, p.stride);
+  fetch();
   load_tile<columns>(w, 256);
   multiply_tile<factors, 0, rows, columns>();
   load_tile<rows>(y, p.stride);
   multiply_tile<factors, 2, rows, columns>();
+  fetch();
   load_tile<columns>(w + 64, 256);
   multiply_tile<factors, 3, rows, columns>();
   load_tile<rows>(x, p.stride);
@@ -224,11 +235,12 @@ template <Factors factors> static void multiply_two(const TileProduct& p) {
     }
     const char *x = p.rows, *y = p.rows + second * p.stride, *w = p.weights + column * 4;
     const int64_t lines = column == 0 ? (p.lines + 1) / 2 : p.lines / 2;
-    for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, y += kStepBytes, w += kStepWeights) {
-      for (int64_t i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
-      one_step_of_two<factors, kRowTile, kColumnTile>(p, x, y, w);
-    }
-    if (p.last > 0) one_step_of_two<factors, kLastRowTile, kLastColumnTile>(p, x, y, w);
+    const auto fetch = [&]() __attribute__((always_inline)) {
+      for (int64_t i = 0; i < lines / 2; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+    };
+    for (int64_t step = 0; step < p.steps; ++step, x += kStepBytes, y += kStepBytes, w += kStepWeights)
+      one_step_of_two<factors, kRowTile, kColumnTile>(p, x, y, w, fetch);
+    if (p.last > 0) one_step_of_two<factors, kLastRowTile, kLastColumnTile>(p, x, y, w, fetch);
     float* to = p.to + column;
     store_tile<0>(to, 256);
     store_tile<1>(to + 16, 256);
