@@ -34,8 +34,8 @@ constexpr int64_t kBlock8 = QUIRE_LEVEL >= 2 ? 2 * kBlock : kBlock, kBlock4 = QU
 // and ending a block more: short blocks of 16 and 32 KiB (docs/cpu-kernels.md).
 constexpr int64_t kShortBlock8 = 256, kShortBlock4 = 1024;
 // Of tile registers: numbers or codes of 32 KiB, beside which the rows and their sums have room in the first-level cache,
-// so that these alone come from the second, which is what they wait for (docs/cpu-kernels.md). Codes of groups pass by
-// four times.
+// so that these alone come from the second, which is what they wait for (docs/cpu-kernels.md). Codes of groups, 16 KiB,
+// pass by four times.
 constexpr int64_t kTileBlock = 256, kTileBlockOfGroups = 256;
 // Rows that pass by two tile registers at a time, at most.
 constexpr int64_t kMostTwo = 2 * kTileRegisterRows;
@@ -1064,8 +1064,8 @@ const char* tile_at(const Linear& layer, int64_t tile) {
 // memory wait for each other: on Zen 4 two passes by short blocks, which stay in the first-level cache, are 1.03 to
 // 1.4 times as fast with one thread (docs/cpu-kernels.md); with three and four rows they are no faster.
 constexpr int64_t kMostOnce = QUIRE_LEVEL >= 3 ? 4 : kRows;
-// Whether rows pass by in two tile registers at once, so that weights are fetched for all of them from front to back.
-// More rows wait for their own way from the second-level cache, which they take twice then.
+// Whether rows pass by in two tile registers at once: each tile of weights that is read is then multiplied twice, but
+// rows are read twice. More rows than these would wait for that, since the second-level cache has to give them.
 bool two_tiles(const Linear& layer, int64_t rows) {
   return rows > kTileRegisterRows && rows <= kMostTwo && !layer.coded.group;
 }
@@ -1106,7 +1106,7 @@ int64_t tiles_length(int64_t k, int64_t block) {
 int64_t block_length(const Work& work, int64_t rows, int64_t k) {
   if (reads_once(work, rows)) return k;
   if (!on_tiles(work, rows)) return cut_length(rows, k);
-  return two_tiles(*work.args.layer, rows) ? k : tiles_length(k, kTileBlock);
+  return tiles_length(k, two_tiles(*work.args.layer, rows) ? kBlock : kTileBlock);
 }
 
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
@@ -1131,9 +1131,11 @@ int number_type(const Linear& layer, int64_t rows) {
 int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   const Linear& layer = *work.args.layer;
   const int64_t unit = layer.coded.group ? layer.coded.group : 16;
+  const int64_t tile_block = layer.coded.group         ? kTileBlockOfGroups
+                             : two_tiles(layer, rows) ? kBlock8
+                                                      : 2 * kTileBlock;
   const int64_t length = reads_codes_once(work, rows) ? k
-                         : two_tiles(layer, rows) && on_tiles(work, rows) ? k
-                         : on_tiles(work, rows)   ? tiles_length(k, layer.coded.group ? kTileBlockOfGroups : 2 * kTileBlock)
+                         : on_tiles(work, rows)   ? tiles_length(k, tile_block)
                          : layer.dtype == kCodes8 ? cut_length(rows, k, kBlock8, kShortBlock8)
                                                   : cut_length(rows, k, kBlock4, kShortBlock4);
   return (length + unit - 1) / unit * unit;
