@@ -48,6 +48,8 @@ constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 48 : QUIRE_LEVEL == 1 ? 1 : 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 2;
 
+template <int n> struct Number { static constexpr int value = n; };
+
 struct Work {
   const GemmArgs& args;
   const void* x;  // rows as the kernel reads them: bf16, or float32
@@ -484,8 +486,6 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
 enum { kBytes = 0, kHalves = 1, kTable = 2, kOneRun = 3 };
 
 #ifdef QUIRE_PAIRS
-template <int n> struct Number { static constexpr int value = n; };
-
 // Pairs of the next codes: kRun of them, or 8.
 template <int codes, int R, int V, class F>
 QUIRE_INLINE void run_pairs(const char* w, const int8_t* x, int64_t stride, const F& fetch_lines, IVec (&pairs)[R][V]) {
@@ -678,8 +678,8 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
 // ---- products on tile registers: tile_registers.h
 
 // Rows of codes that take them, at least: fewer are multiplied faster without, with the same bits. The sums of groups
-// have to leave the registers before they are scaled.
-constexpr int64_t kLeastRows = 8, kLeastRowsOfGroups = 16;
+// have to leave the registers before they are scaled, which costs short groups more.
+constexpr int64_t kLeastRows = 8, kLeastRowsOfShort = 16, kShort = 32;
 
 // Numbers, or codes of one group.
 void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
@@ -739,44 +739,92 @@ QUIRE_INLINE void add_group(const Linear& layer, const CodedRows& rows, int64_t 
   }
 }
 
-// Codes of groups. 16 columns pass by after the others: their sums stay in registers over all groups, and the
-// products of the next group are under way while those of one are scaled.
+// Sums of 16 columns, so far.
+template <int R> QUIRE_INLINE void begin_columns(const Block& b, int64_t count, const float* sums, Vec (&y)[R]) {
+  QUIRE_EACH for (int r = 0; r < R; ++r) y[r] = b.fresh || r >= count ? zero() : load(sums + r * kTile);
+}
+__attribute__((noinline)) void end_column_sums(const Block& b, int64_t row, int64_t count, float* sums, int64_t column) {
+  for (int64_t r = 0; r < count; ++r) {
+    float* const at = sums + r * kTile + column;
+    Vec ended[1][1] = {{load(at)}};
+    end_coded<1, 1>(b, row + r, at, column, ended);
+  }
+}
+template <int R>
+QUIRE_INLINE void end_columns(const Block& b, int64_t row, int64_t count, float* sums, int64_t column, const Vec (&y)[R]) {
+  QUIRE_EACH for (int r = 0; r < R; ++r)
+    if (r < count) store(sums + r * kTile + column, y[r]);
+  if (b.ends) end_column_sums(b, row, count, sums, column);  // by way of memory, so that `y` can stay in registers
+}
+
+// Codes of groups. 16 columns pass by after the others, group by group in pairs: while one pair is multiplied, the one
+// before is stored, and the one before that is scaled. A store has to wait until its tile is made; after one instruction on tile
+// registers, which is many small ones, a core takes some cycles to come back to others; and what is scaled stays in
+// registers over all groups. In this order a group of 32 takes 47 cycles instead of 70 (docs/cpu-kernels.md).
 template <GroupEnd end, int R>
 void tile_row_groups(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
   constexpr Factors factors = end == kScaled || end == kLeast ? kSigned : kSignedRows;
   const Linear& layer = *b.work.args.layer;
   const CodedRows& rows = b.work.coded;
-  const int64_t group = layer.coded.group, size = offset_of(layer, group), first = b.k0 / group, last = group % kStepBytes;
+  const int64_t group = layer.coded.group, size = offset_of(layer, group), first = b.k0 / group;
   const int64_t groups = (b.k1 - b.k0) / group, lines = pass * b.lines >= kLines ? 0 : size / 1024 * b.lines + b.extra;
   const char* const heads = b.weights + first * size;
   const char* const codes = b.bytes ? b.bytes : heads + group_head(layer);
-  const int64_t apart = b.bytes ? group * kTile : size;
+  const int64_t apart = b.bytes ? group * kTile : size, steps = group / kStepBytes, last = group % kStepBytes;
   const char* const x = reinterpret_cast<const char*>(rows.codes) + row * rows.stride + b.k0;
-  const char* next = b.next + pass * groups * lines * 64;
-  alignas(64) int32_t whole_sums[2][4][kTileRegisterRows * kLanes];
+  alignas(64) int32_t whole_sums[2][2][kTileRegisterRows * kLanes];
   if (count < R) __builtin_memset(whole_sums, 0, sizeof whole_sums);
   b.shape->set(count, last / 4);
-  for (int64_t column = 0; column < kTile; column += kLanes) {
-    Vec y[R];
-    QUIRE_EACH for (int r = 0; r < R; ++r) y[r] = b.fresh || r >= count ? zero() : load(sums + r * kTile + column);
-    const int64_t share = lines * (column + kLanes) / kTile - lines * column / kTile;
-    for (int64_t i = 0; i < groups + 4; i += 4) {
-      const int64_t some = groups - i < 4 ? groups - i : 4;
-      if (some > 0) {
-        for (int64_t line = 0; line < share * some; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-        multiply_four<factors>({x + i * group, rows.stride}, group, {codes + i * apart + column * 4, 256, kStepWeights}, apart,
-                               group / kStepBytes, last > 0, some, whole_sums[i / 4 % 2]);
-      }
-      for (int64_t done = i - 4; i > 0 && done < i && done < groups; ++done)
-        add_group<end, R>(layer, rows, row, first + done, heads + done * size, column, whole_sums[done / 4 % 2][done % 4], y);
-    }
-    for (int r = 0; r < R && r < count; ++r) {
-      float* const at = sums + r * kTile;
-      Vec ended[1][1] = {{y[r]}};
-      if (b.ends) end_coded<1, 1>(b, row + r, at + column, column, ended);
-      else store(at + column, y[r]);
-    }
+
+  const char *next = b.next + pass * groups * lines * 64, *made_x = x, *made_codes = codes;
+  int64_t made_column = 0, made_left = groups;
+  const auto make = [&](auto turn) __attribute__((always_inline)) {
+    const int64_t some = made_left > 1 ? 2 : 1;  // if it is one, it is made twice
+    const int64_t share = lines * (made_column + kLanes) / kTile - lines * made_column / kTile;
+    for (int64_t line = 0; line < share * some; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+    multiply_pair<factors, 2 * decltype(turn)::value>({made_x, rows.stride}, (some - 1) * group,
+                                                      {made_codes, 256, kStepWeights}, (some - 1) * apart, steps, last > 0);
+    made_left -= 2;
+    made_x += 2 * group;
+    made_codes += 2 * apart;
+    if (made_left > 0) return;
+    made_left = groups;
+    made_column += kLanes;
+    made_x = x;
+    made_codes = codes + made_column * 4;
+  };
+
+  Vec y[R];
+  const char* head = heads;
+  int64_t column = 0, at = 0;
+  const auto scale = [&](const int32_t (&from)[2][kTileRegisterRows * kLanes]) __attribute__((always_inline)) {
+    if (at == 0) begin_columns<R>(b, count, sums + column, y);
+    add_group<end, R>(layer, rows, row, first + at, head, column, from[0], y);
+    if (at + 1 < groups) add_group<end, R>(layer, rows, row, first + at + 1, head + size, column, from[1], y);
+    at += 2;
+    head += 2 * size;
+    if (at < groups) return;
+    end_columns<R>(b, row, count, sums, column, y);
+    at = 0;
+    head = heads;
+    column += kLanes;
+  };
+
+  const int64_t pairs = (groups + 1) / 2 * (kTile / kLanes);  // an even number
+  make(Number<0>());
+  make(Number<1>());
+  store_pair<0>(whole_sums[0][0]);
+  for (int64_t i = 2; i < pairs; i += 2) {
+    make(Number<0>());
+    store_pair<2>(whole_sums[1][0]);
+    scale(whole_sums[0]);
+    make(Number<1>());
+    store_pair<0>(whole_sums[0][0]);
+    scale(whole_sums[1]);
   }
+  store_pair<2>(whole_sums[1][0]);
+  scale(whole_sums[0]);
+  scale(whole_sums[1]);
 }
 
 template <GroupEnd end> void row_groups(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
@@ -816,7 +864,7 @@ void widen_codes(const Linear& layer, const char* tile, int64_t k0, int64_t k1, 
 // Whether rows of a panel take tile registers. Of bf16 numbers all do, since their bits are others.
 bool on_tiles(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
-  return work.direct || (is_coded(layer) && rows >= (layer.coded.group ? kLeastRowsOfGroups : kLeastRows));
+  return work.direct || (is_coded(layer) && rows >= (layer.coded.group && layer.coded.group <= kShort ? kLeastRowsOfShort : kLeastRows));
 }
 
 void rows_on_tiles(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
