@@ -90,23 +90,32 @@ void multiply_round() {
 #endif
 
 #ifdef QUIRE_AMX
-// With groups, of 32 codes, the whole numbers of four tiles become float32 and are scaled and added.
+// With groups, of 32 codes, tiles are multiplied, stored and scaled in the order of gemm.isa.cpp.
+QUIRE_INLINE void scale_pair(const int32_t (&from)[2][kTileRegisterRows * kLanes], const float* scales, Vec (&sums)[kTileRegisterRows]) {
+  QUIRE_EACH for (int i = 0; i < 2; ++i) {
+    const Vec scale = load(scales);
+    QUIRE_EACH for (int r = 0; r < kTileRegisterRows; ++r)
+      sums[r] = add(sums[r], mul(rounded(load_whole(from[i] + r * kLanes)), scale));
+  }
+}
 template <int bits, bool groups> void multiply_codes_round() {
   if (!groups) return multiply_tiles_round<kSignedRows>();
   alignas(64) static const char numbers[1024] = {};
-  alignas(64) int32_t whole_sums[2][kTileRegisterRows * kTile];
-  alignas(64) float sums[kTileRegisterRows * kTile] = {}, scales[kTile] = {};
+  alignas(64) int32_t whole_sums[2][2][kTileRegisterRows * kLanes] = {};
+  alignas(64) float scales[kLanes] = {};
+  Vec sums[kTileRegisterRows];
+  QUIRE_EACH for (int r = 0; r < kTileRegisterRows; ++r) sums[r] = zero();
+  const SomeRows rows{numbers, kStepBytes};
+  const SomeColumns columns{numbers, kStepBytes, 0};
   TileShape shape;
+  shape.set(kTileRegisterRows, 8);
   for (int step = 0; step < kSteps; ++step) {
-    const TileProduct product{numbers, 32, kTileRegisterRows, numbers, 0, 8, nullptr,
-                              reinterpret_cast<float*>(whole_sums[step % 2]), nullptr, 0};
-    multiply_tiles<kSignedRows>(shape, product);
-    const int32_t* before = whole_sums[(step + 1) % 2];
-    QUIRE_EACH for (int j = 0; j < 4; ++j) {
-      const Vec scale = load(scales + j * kLanes);
-      for (int64_t i = j * kLanes; i < kTileRegisterRows * kTile; i += kTile)
-        store(sums + i, add(load(sums + i), mul(rounded(load_whole(before + i)), scale)));
-    }
+    multiply_pair<kSigned, 0>(rows, 0, columns, 0, 0, true);
+    store_pair<2>(whole_sums[1][0]);
+    scale_pair(whole_sums[0], scales, sums);
+    multiply_pair<kSigned, 2>(rows, 0, columns, 0, 0, true);
+    store_pair<0>(whole_sums[0][0]);
+    scale_pair(whole_sums[1], scales, sums);
   }
   keep(sums);
 }
