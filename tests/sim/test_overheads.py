@@ -55,14 +55,18 @@ def test_pauses_are_longer_after_prompts_and_with_arrivals() -> None:
     rng, pauses, kinds = random.Random(0), [], []
     for _ in range(400):
         rows, prompts, came = rng.randint(1, 40), rng.randint(0, 1), rng.choice([0, 0, 1, 3])
-        kinds.append((rows, 2 * prompts, came))
-        pauses.append((rows, 5e-5 + 2e-6 * rows + 9e-5 * prompts + 6e-5 * came))
+        more = prompts * rng.randint(1, 2000)
+        kinds.append((rows, 2 * prompts, came, more))
+        pauses.append((rows, 5e-5 + 2e-6 * rows + 9e-5 * prompts + 6e-5 * came + 2e-7 * more))
     replayed = steps(pauses)
-    for before, after, (rows, prompts, came) in zip(replayed, replayed[1:], kinds, strict=False):
-        before.shape, after.arrivals = StepShape(rows, rows, prompts, 0, 0), came
+    for before, after, (rows, prompts, came, more) in zip(
+        replayed, replayed[1:], kinds, strict=False
+    ):
+        before.shape, after.arrivals = StepShape(rows + more, rows, prompts, 0, 0), came
     found = measured_overheads(replayed)
     assert (found.gap, found.gap_per_row) == pytest.approx((5e-5, 2e-6))
     assert (found.gap_after_prompt, found.gap_per_arrival) == pytest.approx((9e-5, 6e-5))
+    assert found.gap_per_prompt_token == pytest.approx(2e-7)
     said = [
         found.pause(before.shape, after.arrivals)
         for before, after in zip(replayed, replayed[1:], strict=False)

@@ -290,7 +290,8 @@ def fit_recorded(
 
 def measured_overheads(replayed: Sequence[Replayed]) -> Overheads:
     """The pauses between the steps of an engine that had something to do all the time: what fits
-    best over the requests of the step before, whether it had prompts, and who came meanwhile."""
+    best over the requests of the step before, its prompts and their tokens, and who came
+    meanwhile."""
     import numpy
 
     pauses = [
@@ -306,10 +307,19 @@ def measured_overheads(replayed: Sequence[Replayed]) -> Overheads:
         return Overheads()
     most = LONGEST_PAUSE * statistics.median(pause for pause, _, _ in pauses)
     taken = [min(pause, most * (1 + arrivals)) for pause, _, arrivals in pauses]
-    values = [(1.0, shape.rows, min(shape.prefills, 1), came) for _, shape, came in pauses]
-    gap, per_row, after_prompt, per_arrival = non_negative(numpy.array(values), numpy.array(taken))
+    values = [
+        (1.0, shape.rows, min(shape.prefills, 1), came, max(0, shape.tokens - shape.rows))
+        for _, shape, came in pauses
+    ]
+    gap, per_row, after_prompt, per_arrival, per_token = non_negative(
+        numpy.array(values), numpy.array(taken)
+    )
     return Overheads(
-        gap=gap, gap_per_row=per_row, gap_after_prompt=after_prompt, gap_per_arrival=per_arrival
+        gap=gap,
+        gap_per_row=per_row,
+        gap_after_prompt=after_prompt,
+        gap_per_arrival=per_arrival,
+        gap_per_prompt_token=per_token,
     )
 
 
