@@ -30,8 +30,7 @@ def random_shape(rng: random.Random) -> StepShape:
     prompts = sum(n * rng.randint(0, 2000) + n * (n + 1) // 2 for n in lengths)
     after, woken = (0.0 if prefills else rng.choice([0.0, 3.5, 30.0])), rng.choice([0, 0, 1])
     tokens, rows = decodes + sum(lengths), decodes + prefills
-    displaced = context * (rng.uniform(1, 45) if prefills else after)
-    return StepShape(tokens, rows, prefills, context, prompts, after, woken, displaced)
+    return StepShape(tokens, rows, prefills, context, prompts, after, woken)
 
 
 def machine(shape: StepShape) -> float:
@@ -44,7 +43,6 @@ def machine(shape: StepShape) -> float:
         + 3e-8 * shape.prompt_context
         + 4e-5 * shape.after
         + 6e-4 * shape.woken
-        + 5e-9 * shape.displaced
     )
 
 
@@ -120,13 +118,12 @@ def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
         4e-9,
         5e-6,
         6e-5,
-        7e-9,
         Overheads(1e-4, 1e-6, 2e-3, 1e-3, 1e-5, 3e-5, 4e-5),
         {"a": "b"},
         (0.9, 1.1),
         spells=((0.9, 1.0), (1.1, 1.0)),
     )
-    shape = StepShape(77, 12, 2, 5000, 9000, 3.0, 1, 15000.0)
+    shape = StepShape(77, 12, 2, 5000, 9000, 3.0, 1)
     assert model.scaled(3.0).seconds(shape) == pytest.approx(3 * model.seconds(shape))
     model.write(tmp_path / "m.json")
     assert StepTimeModel.read(tmp_path / "m.json") == model
@@ -198,16 +195,9 @@ def test_steps_tell_what_was_before_them() -> None:
     prompt = ScheduledBatch(1, [], known, {"a": 64, "b": 1}, 65, [], [])
     decodes = ScheduledBatch(2, [], known, {"a": 1, "b": 1}, 2, [], [])
     following = Succession()
-    assert [following.shape_of(decodes)[5:] for _ in range(2)] == [(0.0, 1, 0.0), (0.0, 0, 0.0)]
-    own = following.shape_of(prompt)
-    assert own[5:7] == (0.0, 0), "a prompt's own time is in its tokens"
-    assert own.displaced == 8.0 * 8, "what the decode beside it attends to is read again"
-    then = [following.shape_of(decodes) for _ in range(3)]
-    assert [(each.after, each.displaced) for each in then] == [
-        (8, 8 * 19),
-        (4, 4 * 19),
-        (2, 2 * 19),
-    ]
+    assert [following.shape_of(decodes)[5:] for _ in range(2)] == [(0.0, 1), (0.0, 0)]
+    assert following.shape_of(prompt)[5:] == (0.0, 0), "a prompt's own time is in its tokens"
+    assert [following.shape_of(decodes).after for _ in range(3)] == [8.0, 4.0, 2.0]
     following.idle()
     assert following.shape_of(prompt).woken == 1
     faded = [following.shape_of(decodes).after for _ in range(9)]

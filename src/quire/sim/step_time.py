@@ -63,9 +63,6 @@ class StepShape(NamedTuple):
     `Succession`."""
     woken: int = 0
     """1 if the engine had nothing to do before it."""
-    displaced: float = 0.0
-    """`decode_context`, times how much a prompt displaces from the caches: one that has just been,
-    or those of this step."""
 
 
 def shape_of(batch: ScheduledBatch) -> StepShape:
@@ -92,8 +89,7 @@ class Succession:
 
     After a prompt of n tokens, `after` is the root of n, and fades with each step: measured were
     0.2, 0.5, 0.9 and 1.1 ms more after 8, 150, 600 and 1024 tokens, and about a quarter of that in
-    the four steps after the first. What decodes attend to is displaced with the rest: the more of
-    it there is, the more has to be read again.
+    the four steps after the first.
     """
 
     def __init__(self) -> None:
@@ -102,19 +98,15 @@ class Succession:
     def shape_of(self, batch: ScheduledBatch) -> StepShape:
         """What is in the next step."""
         shape = shape_of(batch)
-        tokens, rows, prefills, context, _ = shape[:5]
+        tokens, rows, prefills = shape[:3]
         if not tokens:
             return shape
         after, woken = self._after, self._woken
         self._after, self._woken = (after * FADING if after > FADED else 0.0), 0
-        displaces = after
         if prefills:
-            own = math.sqrt(tokens - rows + prefills)
-            self._after, displaces = max(self._after, own), max(after, own)
+            self._after = max(self._after, math.sqrt(tokens - rows + prefills))
             after = 0.0
-        if not (displaces or woken):
-            return shape
-        return StepShape(*shape[:5], after, woken, displaces * context)
+        return StepShape(*shape[:5], after, woken) if after or woken else shape
 
     def idle(self) -> None:
         """There is nothing to do until the next request comes."""
@@ -165,8 +157,8 @@ class StepTimeModel:
         fixed: Of every step.
         per_token: Seconds of one more token, between `KNOTS[i]` and `KNOTS[i + 1]` tokens; the last
             one also holds above.
-        per_row, per_prefill, per_decode_context, per_prompt_context, per_after, per_woken,
-            per_displaced: See `StepShape`.
+        per_row, per_prefill, per_decode_context, per_prompt_context, per_after, per_woken: See
+            `StepShape`.
         overheads: What passes beside the steps.
         about: Where the figures are from, for people.
     """
@@ -179,7 +171,6 @@ class StepTimeModel:
     per_prompt_context: float = 0.0
     per_after: float = 0.0
     per_woken: float = 0.0
-    per_displaced: float = 0.0
     overheads: Overheads = field(default_factory=Overheads)
     about: dict[str, Any] = field(default_factory=dict)
     spread: tuple[float, ...] = ()
@@ -199,7 +190,7 @@ class StepTimeModel:
             raise ValueError(f"per_token must be {len(KNOTS) - 1} figures")
         figures = (
             self.fixed, *self.per_token, self.per_row, self.per_prefill, self.per_decode_context,
-            self.per_prompt_context, self.per_after, self.per_woken, self.per_displaced,
+            self.per_prompt_context, self.per_after, self.per_woken,
             *asdict(self.overheads).values(),
         )  # fmt: skip
         if not all(0 <= figure < float("inf") for figure in figures):
@@ -224,7 +215,6 @@ class StepTimeModel:
             + self.per_prompt_context * shape.prompt_context
             + self.per_after * shape.after
             + self.per_woken * shape.woken
-            + self.per_displaced * shape.displaced
         )
 
     def of_tokens(self, tokens: int) -> float:
@@ -244,7 +234,6 @@ class StepTimeModel:
             per_prompt_context=self.per_prompt_context * factor,
             per_after=self.per_after * factor,
             per_woken=self.per_woken * factor,
-            per_displaced=self.per_displaced * factor,
             _table=[],
         )
 
@@ -346,7 +335,7 @@ def fit(
         expected = values @ numpy.array(terms)
     count = len(KNOTS)
     per_token = _continued(terms[1:count], max(shape.tokens for shape, _ in steps))
-    row, prefill, decode, prompt, after, woken, displaced = terms[count:]
+    row, prefill, decode, prompt, after, woken = terms[count:]
     model = StepTimeModel(
         terms[0],
         per_token,
@@ -356,7 +345,6 @@ def fit(
         prompt,
         after,
         woken,
-        displaced,
         overheads or Overheads(),
         about or {},
     )
