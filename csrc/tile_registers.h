@@ -201,43 +201,19 @@ QUIRE_INLINE void multiply_four(SomeRows rows, int64_t rows_on, SomeColumns colu
   if (count > 3) store_tile<3>(sums + 768, kStepBytes);
 }
 
-// Two of these products of one step each, in registers from `first` on. It is one statement because after an instruction
-// on tile registers, which is many small ones, a core takes some cycles to come back to others.
-template <Factors factors, int first, int rows, int columns>
-QUIRE_INLINE void multiply_two_steps(const SomeRows& x, int64_t rows_on, const SomeColumns& w, int64_t columns_on) {
-  static_assert(factors == kSigned || factors == kSignedRows, "codes");
-  const char *x0 = static_cast<const char*>(x.first), *w0 = static_cast<const char*>(w.first);
-#define QUIRE_TWO_STEPS(multiply)                                                                     \
-  __asm__ volatile("tilezero %%tmm%c[a]\n\ttilezero %%tmm%c[b]\n\t"                                  \
-                   "tileloadd (%[x0],%[xs],1), %%tmm%c[x]\n\ttileloadd (%[w0],%[ws],1), %%tmm%c[w]\n\t" \
-                   multiply " %%tmm%c[w], %%tmm%c[x], %%tmm%c[a]\n\t"                                 \
-                   "tileloadd (%[x1],%[xs],1), %%tmm%c[x]\n\ttileloadd (%[w1],%[ws],1), %%tmm%c[w]\n\t" \
-                   multiply " %%tmm%c[w], %%tmm%c[x], %%tmm%c[b]"                                      \
-                   : : [x0] "r"(x0), [x1] "r"(x0 + rows_on), [xs] "r"(x.apart), [w0] "r"(w0), [w1] "r"(w0 + columns_on), \
-                     [ws] "r"(w.apart), [a] "i"(first), [b] "i"(first + 1), [x] "i"(rows), [w] "i"(columns) : "memory")
-  if constexpr (factors == kSigned) QUIRE_TWO_STEPS("tdpbssd");
-  else QUIRE_TWO_STEPS("tdpbsud");
-#undef QUIRE_TWO_STEPS
-}
-
 // Two of these products, in registers from `first` on; to be stored when the next ones are under way, because until then
 // they are not made.
 template <Factors factors, int first>
 QUIRE_INLINE void multiply_pair(SomeRows rows, int64_t rows_on, SomeColumns columns, int64_t columns_on, int64_t steps,
                                 bool last) {
-  if (steps + last == 1) {
-    if (last) multiply_two_steps<factors, first, kLastRowTile, kLastColumnTile>(rows, rows_on, columns, columns_on);
-    else multiply_two_steps<factors, first, kRowTile, kColumnTile>(rows, rows_on, columns, columns_on);
-    return;
-  }
   multiply_some<factors, first>(rows, columns, steps, last);
   rows.first = static_cast<const char*>(rows.first) + rows_on;
   columns.first = static_cast<const char*>(columns.first) + columns_on;
   multiply_some<factors, first + 1>(rows, columns, steps, last);
 }
 template <int first> QUIRE_INLINE void store_pair(int32_t* to) {
-  __asm__ volatile("tilestored %%tmm%c3, (%0,%2,1)\n\ttilestored %%tmm%c4, (%1,%2,1)" : : "r"(to), "r"(to + 256),
-                   "r"(kStepBytes), "i"(first), "i"(first + 1) : "memory");
+  store_tile<first>(to, kStepBytes);
+  store_tile<first + 1>(to + 256, kStepBytes);
 }
 
 // Up to 32 rows, 32 columns at a time, so that each tile that is read is multiplied twice.
