@@ -760,7 +760,7 @@ QUIRE_INLINE void end_columns(const Block& b, int64_t row, int64_t count, float*
 // Codes of groups. 16 columns pass by after the others, group by group in pairs: while one pair is multiplied, the one
 // before is stored, and the one before that is scaled. A store has to wait until its tile is made; after one instruction on tile
 // registers, which is many small ones, a core takes some cycles to come back to others; and what is scaled stays in
-// registers over all groups. In this order a group of 32 takes 47 cycles instead of 70 (docs/cpu-kernels.md).
+// registers over all groups. In this order a group of 32 takes 48 cycles instead of 70 (docs/cpu-kernels.md).
 template <GroupEnd end, int R>
 void tile_row_groups(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
   constexpr Factors factors = end == kScaled || end == kLeast ? kSigned : kSignedRows;
@@ -864,7 +864,8 @@ void widen_codes(const Linear& layer, const char* tile, int64_t k0, int64_t k1, 
 // Whether rows of a panel take tile registers. Of bf16 numbers all do, since their bits are others.
 bool on_tiles(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
-  return work.direct || (is_coded(layer) && rows >= (layer.coded.group && layer.coded.group <= kShort ? kLeastRowsOfShort : kLeastRows));
+  const bool short_groups = layer.coded.group > 0 && layer.coded.group <= kShort;
+  return work.direct || (is_coded(layer) && rows >= (short_groups ? kLeastRowsOfShort : kLeastRows));
 }
 
 void rows_on_tiles(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
