@@ -21,33 +21,52 @@ from quire.engine.starvation import (
     StarvationWatch,
     ThreadWaits,
     computing_threads,
+    late,
 )
 from quire.utils.host import ControlGroups
 
 linux = pytest.mark.skipif(not (TASKS / "1").parent.exists(), reason="the figures are Linux's")
 
 
-def thread(tasks: Path, number: int, waited: int, name: str = "python") -> None:
+def thread(tasks: Path, number: int, waited: int, name: str = "python", ran: int = 9) -> None:
     (tasks / str(number)).mkdir(exist_ok=True)
-    (tasks / str(number) / "schedstat").write_text(f"123456 {waited} 7\n", "utf-8")
+    (tasks / str(number) / "schedstat").write_text(f"{ran} {waited} 7\n", "utf-8")
     (tasks / str(number) / "comm").write_text(f"{name}\n", "utf-8")
 
 
-def test_the_longest_wait_since_the_last_time(tmp_path: Path) -> None:
+def test_how_late_the_work_is_since_the_last_time(tmp_path: Path) -> None:
     waits = ThreadWaits(tmp_path)
     assert waits.take() is None, "nobody is followed"
     thread(tmp_path, 1, 5_000_000_000)
     thread(tmp_path, 2, 0)
     waits.follow([1, 2, 3])
     assert waits.take() == 0, "what was before does not count"
-    thread(tmp_path, 1, 5_250_000_000)
+    thread(tmp_path, 1, 5_000_000_000, ran=900_000_009)
     thread(tmp_path, 2, 900_000_000)
-    assert waits.take() == 0.9
+    assert waits.take() == 0.45, "the first did the work of the second"
     assert waits.take() == 0
     thread(tmp_path, 4, 7_000_000_000)
     thread(tmp_path, 2, 1_000_000_000)
     waits.follow([2, 4])
     assert waits.take() == pytest.approx(0.1), "a new one begins at what it has"
+
+
+@pytest.mark.parametrize(
+    "threads, expected",
+    [
+        ([(0, 0)], 0),
+        ([(70, 30)], 30),  # nobody does it in its place
+        ([(70, 30), (0, 0)], 30),
+        ([(50, 50), (50, 50)], 50),  # each had half of a core
+        ([(100, 0), (0, 100)], 50),  # two cores would have taken half the time
+        ([(0, 100), (100, 0)], 50),
+        ([(100, 0), (0, 100), (100, 0)], 100 / 3),
+        ([(100, 0), (0, 20)], 10),  # only a fifth of it was for both
+        ([(60, 40), (50, 0)], 20 + 50 * 20 / 100),  # half of it for both
+    ],
+)
+def test_threads_that_share_their_work(threads: list[tuple[int, int]], expected: float) -> None:
+    assert late(threads) == pytest.approx(expected)
 
 
 def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
@@ -64,7 +83,8 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
 def test_threads_that_a_step_waits_for(tmp_path: Path) -> None:
     for number, name in ((5, "python"), (6, "core-reader"), (7, "python")):
         thread(tmp_path, number, 0, name)
-    assert sorted(computing_threads(5, tmp_path)) == [5, 6, 7], "torch's have no name"
+    first, *others = computing_threads(5, tmp_path)
+    assert (first, sorted(others)) == (5, [6, 7]), "torch's have no name"
     thread(tmp_path, 8, 0, KERNEL_THREADS)
     assert computing_threads(5, tmp_path) == [5, 8]
 
@@ -136,7 +156,9 @@ def test_a_long_step_is_read_in_any_case() -> None:
     for i in range(50):
         step(watch, fake, i / 100, (i + 1) / 100, 0.0)
     assert step(watch, fake, 0.5, 0.515, 0.01).cpu_wait_seconds is None
-    assert step(watch, fake, 0.515, 0.6, 0.05).cpu_wait_seconds == pytest.approx(0.06)
+    late = step(watch, fake, 0.515, 0.6, 0.05)
+    assert late.cpu_wait_seconds == pytest.approx(0.06 * 0.085 / 0.59), "its part of the time"
+    assert late.unread_wait_seconds == pytest.approx(0.06 * 0.505 / 0.59)
 
 
 def test_reading_is_rare_where_it_is_dear() -> None:
@@ -145,10 +167,13 @@ def test_reading_is_rare_where_it_is_dear() -> None:
     told = [step(watch, fake, i / 100, (i + 1) / 100, 0.001).cpu_wait_seconds for i in range(90)]
     assert fake.reads == 2 and told[1:] == [None] * 89
     late = step(watch, fake, 0.9, 1.1 + LONGEST_PAUSE, 0.5)
-    assert late.cpu_wait_seconds is not None and late.cpu_wait_seconds >= 0.5
+    waited = 0.5 + 89 * 0.001
+    assert late.cpu_wait_seconds == pytest.approx(waited * 1.2 / 2.09)
+    assert late.unread_wait_seconds == pytest.approx(waited * 0.89 / 2.09)
     # Too early to read at its beginning, after a pause; it may have been waited in that.
-    assert step(watch, fake, 2.9, 9.9, 0.1).cpu_wait_seconds is None
-    assert step(watch, fake, 10.4, 19.9, 2.0).cpu_wait_seconds == pytest.approx(1.5)
+    late = step(watch, fake, 2.9, 9.9, 0.1)
+    assert late.cpu_wait_seconds == pytest.approx(0.1 * 7 / 7.8)
+    assert step(watch, fake, 10.4, 19.9, 2.0).cpu_wait_seconds == pytest.approx(1.9)
     assert step(watch, fake, 19.9, 29.9, 0.1).cpu_wait_seconds == 0.1
 
 

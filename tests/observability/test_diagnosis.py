@@ -362,6 +362,21 @@ def test_a_starved_machine_is_told_from_long_prompts() -> None:
     assert finding.evidence.startswith("the API process waited 20.0 s of the last 11.4 s of work")
 
 
+def test_steps_that_were_not_read_waited_as_the_one_read_after_them() -> None:
+    rig = Rig()
+    rig.add("a", 4, 60)
+    usual = cost(1) + 1.5e-4
+    for _ in range(10):
+        for _ in range(3):
+            rig.seconds = lambda tokens: cost(tokens) + 0.01
+            rig.step()
+        rig.seconds = cost
+        rig.step(starved=0.01)
+    found = signals(rig)
+    assert found["decode_step_p50"] < usual + 0.005 and found["decode_steps"] == 39
+    assert found["core_wait_seconds"] == pytest.approx(40 * 0.01, rel=0.05)
+
+
 def test_pauses_without_a_core_count_while_there_is_work() -> None:
     rig = Rig()
     rig.add("a", 4, 30)

@@ -96,10 +96,12 @@ class StepStats(msgspec.Struct, array_like=True):
     prefix_missed: int = 0
     """Tokens of `prefix_queries` that had been cached, but were evicted before this lookup."""
     cpu_wait_seconds: float | None = None
-    """The part of `step_seconds` in which a thread of the step was ready to run and got no core:
-    that of the thread that waited longest. None: not measured."""
+    """The part of `step_seconds` by which the step is late because its threads were ready to run
+    and got no core. None: not measured."""
     gap_wait_seconds: float | None = None
     """The same for the pause before the step, if there was one."""
+    unread_wait_seconds: float | None = None
+    """The same for the steps and pauses since the reading before this one."""
     api_wait_seconds: float | None = None
     """The same for the event loop of the API process since the step before. The API process fills
     this in."""

@@ -1,10 +1,10 @@
 """Whether the machine gives this process the cores it wants: how long its threads were ready to run
 but had to wait, and why.
 
-The kernel counts for each thread how long it waited in a run queue: the second number of
-`/proc/self/task/ID/schedstat`, in nanoseconds. A control group's throttling is part of it; what a
-hypervisor takes is not (`/proc/stat`). All of this is Linux's: elsewhere, and where a file cannot
-be read, a figure is None. Knows no requests, and of steps only their times.
+The kernel counts for each thread how long it ran and how long it waited in a run queue: the first
+two numbers of `/proc/self/task/ID/schedstat`, in nanoseconds. A control group's throttling is part
+of it; what a hypervisor takes is not (`/proc/stat`). All of this is Linux's: elsewhere, and where a
+file cannot be read, a figure is None. Knows no requests, and of steps only their times.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,15 +36,16 @@ KERNEL_THREADS: Final = "quire-kernel"
 
 
 class ThreadWaits:
-    """How long the threads that are followed waited for a core."""
+    """By how much the threads that are followed were late because they waited for a core."""
 
     def __init__(self, tasks: Path = TASKS) -> None:
         self._tasks = tasks
         self._files: dict[int, _Schedstat] = {}
-        self._before: dict[int, int] = {}
+        self._before: dict[int, tuple[int, int]] = {}
 
     def follow(self, threads: Iterable[int]) -> None:
-        """Read these threads from now on; what new ones have waited before does not count."""
+        """Read these threads from now on, the one first that gives the others work; what new ones
+        have waited before does not count."""
         files = {}
         for thread in threads:
             with contextlib.suppress(OSError):
@@ -53,18 +54,36 @@ class ThreadWaits:
         self._before = {t: n for t, n in self._before.items() if t in files}
 
     def take(self) -> float | None:
-        """The longest that one of them waited since the last call, in seconds.
-
-        The longest, not the sum: a step is late by what its threads wait one after the other, and
-        that is at least as long.
-        """
-        longest, before = None, self._before
+        """By how many seconds their work was late since the last call."""
+        ran_and_waited, before = [], self._before
         for thread, file in self._files.items():
-            waited = file.read()
-            if waited is not None:
-                longest = max(longest or 0, waited - before.get(thread, waited))
-                before[thread] = waited
-        return None if longest is None else longest / 1e9
+            now = file.read()
+            if now is not None:
+                then = before.get(thread, now)
+                ran_and_waited.append((now[0] - then[0], now[1] - then[1]))
+                before[thread] = now
+        return late(ran_and_waited) / 1e9 if ran_and_waited else None
+
+
+def late(threads: Sequence[tuple[int, int]]) -> float:
+    """How much sooner the work of threads had been done had none of them waited for a core.
+
+    Threads share their work: what one cannot do while it waits, the others do. So while several
+    have work, it is late by the share of their time that they waited: half as much, if one of two
+    waits. What only the first has to do, nobody does in its place.
+
+    Args:
+        threads: How long each ran and how long it waited for a core, in one unit, which is the
+            result's. The first gives the others work.
+    """
+    (ran, waited), *others = threads
+    wanted = ran + waited
+    shared = min(wanted, max((r + w for r, w in others), default=0))
+    alone = waited * (wanted - shared) / wanted if wanted else 0.0
+    first = waited - alone
+    wanted_by_all = shared + sum(r + w for r, w in others)
+    waited_by_all = first + sum(w for _, w in others)
+    return alone + (shared * waited_by_all / wanted_by_all if wanted_by_all else 0.0)
 
 
 class ApiWaits:
@@ -93,11 +112,12 @@ class _Schedstat:
         self._descriptor = -1
         self._descriptor = os.open(tasks / str(thread) / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self) -> int | None:
-        """Nanoseconds waited so far; None if the thread is gone."""
+    def read(self) -> tuple[int, int] | None:
+        """Nanoseconds ran and waited so far; None if the thread is gone."""
         try:
-            return int(os.pread(self._descriptor, 64, 0).split()[1])
-        except (OSError, IndexError, ValueError):
+            ran, waited, *_ = os.pread(self._descriptor, 64, 0).split()
+            return int(ran), int(waited)
+        except (OSError, ValueError):
             return None
 
     def __del__(self) -> None:
@@ -106,14 +126,14 @@ class _Schedstat:
 
 
 def computing_threads(stepping: int, tasks: Path = TASKS) -> list[int]:
-    """The threads that a step waits for: the one that drives it, and those of the kernels. Without
-    native kernels all count, for torch gives its own no name."""
+    """The threads that a step waits for: first the one that drives it, then those of the kernels.
+    Without native kernels all count, for torch gives its own no name."""
     try:
         threads = [int(name) for name in os.listdir(tasks)]
     except (OSError, ValueError):
         return []
     helpers = [thread for thread in threads if _name(tasks, thread) == KERNEL_THREADS]
-    return [stepping, *helpers] if helpers else threads
+    return [stepping, *(helpers or (thread for thread in threads if thread != stepping))]
 
 
 def _name(tasks: Path, thread: int) -> str:
@@ -181,8 +201,8 @@ class StarvationWatch:
         self._machine = machine or Machine()
         self._stepping = 0
         self._ended = self._after = self._list_after = self._machine_after = float("-inf")
-        self._unread = 0.0
-        # seconds of pauses since the last reading, in which may have been waited, too
+        self._read = float("-inf")
+        # when was read last
         self._usual = 0.0
         # seconds of a step, of late
         self._gap_wait: float | None = None
@@ -191,14 +211,11 @@ class StarvationWatch:
         """A step begins: what was waited in a pause before it is not the step's."""
         pause = now - self._ended
         self._gap_wait = None
-        if pause > GAP:
-            if now < self._after:
-                self._unread += pause
-            else:
-                self._unread = 0.0
-                self._find_threads(now)
-                waited = self._waits.take()
-                self._gap_wait = None if waited is None else min(waited, pause)
+        if pause > GAP and now >= self._after:
+            self._find_threads(now)
+            waited = self._waits.take()
+            self._gap_wait = None if waited is None else min(waited, pause)
+            self._read = now
 
     def end(self, stats: StepStats, now: float) -> None:
         """A step has ended: write into its statistics what is known."""
@@ -210,10 +227,13 @@ class StarvationWatch:
         begun = time.thread_time()  # not wall time: who waits for a core is to read all the same
         self._find_threads(now)
         waited = self._waits.take()
-        if waited is not None and (waited > self._unread or not self._unread):
-            stats.cpu_wait_seconds = min(waited - self._unread, seconds)
+        if waited is not None:
+            # In what was not read may have been waited as well: each has its share.
+            share = min(1.0, seconds / (now - self._read)) if now > self._read else 1.0
+            stats.cpu_wait_seconds = min(share * waited, seconds)
+            stats.unread_wait_seconds = (1.0 - share) * waited
             stats.gap_wait_seconds = self._gap_wait
-        self._unread = 0.0
+        self._read = now
         read = time.thread_time()
         self._after = now + min(LONGEST_PAUSE, (read - begun) / SHARE)
         if now >= self._machine_after:

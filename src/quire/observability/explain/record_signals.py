@@ -18,7 +18,7 @@ from quire.core.facts import FactKind
 from quire.core.request import RequestStatus
 from quire.observability.recorder.lives import wait_name
 from quire.observability.recorder.replay import Replay, Step
-from quire.observability.recorder.ring import Recording
+from quire.observability.recorder.ring import Recording, notable_wait
 
 Signals = dict[str, Any]
 """Figures by name; seconds, shares from 0 to 1, counts and rates per second."""
@@ -72,6 +72,8 @@ class _Window:
         self.epoch = recording.epoch
         self._queued: dict[int, float] = {}
         self._had_work = False
+        self._unread: list[Step] = []
+        # steps of which is not known yet how long they waited for a core
 
     def after(self, end: float, epoch: int) -> _Window:
         """This window, continuing from the end of a step that does not count."""
@@ -113,25 +115,36 @@ class _Window:
         self.busy += row.step_seconds
         self.gaps += gap
         self.span += row.step_seconds + gap
-        # What a step does shows in the time that it had a core.
-        worked = row.step_seconds - row.starved_seconds
-        share = worked / row.step_seconds if row.step_seconds else 1.0
-        self.overhead += (row.schedule_seconds + row.update_seconds) * share
-        self.core_wait = _plus(self.core_wait, row.cpu_wait_seconds)
         if gap:
             self.core_wait = _plus(self.core_wait, row.gap_wait_seconds)
         self.api_wait = _plus(self.api_wait, row.api_wait_seconds)
         if step.head is not None:
             self.waits[wait_name(step.head.reason)] += row.step_seconds
         decodes = len(step.scheduled) - len(step.chunks)
-        prompt = sum(chunk.tokens for chunk in step.chunks.values())
         if decodes:
             self.gaps_seen.append((row.step_seconds, decodes))
-        if decodes and prompt:
-            _, number = max((c.tokens, n) for n, c in step.chunks.items())
-            self.slow.append((worked, prompt, number))
-        elif decodes:
-            self.decode_steps.append(worked)
+        self._unread.append(step)
+        if not math.isnan(row.cpu_wait_seconds):
+            self._read(row.cpu_wait_seconds / row.step_seconds if row.step_seconds else 0.0)
+
+    def _read(self, waited: float) -> None:
+        """Take what steps cost in the time that they had a core: that shows what they do. Those
+        that were not read waited for the same share of their time as the one read after them."""
+        for step in self._unread:
+            row = step.row
+            self.core_wait = _plus(self.core_wait, waited * row.step_seconds)
+            worked = row.step_seconds
+            worked -= notable_wait(waited * row.step_seconds, row.step_seconds)
+            share = worked / row.step_seconds if row.step_seconds else 1.0
+            self.overhead += (row.schedule_seconds + row.update_seconds) * share
+            decodes = len(step.scheduled) - len(step.chunks)
+            prompt = sum(chunk.tokens for chunk in step.chunks.values())
+            if decodes and prompt:
+                _, number = max((c.tokens, n) for n, c in step.chunks.items())
+                self.slow.append((worked, prompt, number))
+            elif decodes:
+                self.decode_steps.append(worked)
+        self._unread.clear()
 
     def _counts(self, step: Step) -> None:
         row = step.row
@@ -150,6 +163,7 @@ class _Window:
 
     def signals(self) -> Signals:
         """The accumulated figures."""
+        self._read(math.nan)
         steps = max(1, self.steps)
         span = self.span or 1e-9
         found: Signals = {

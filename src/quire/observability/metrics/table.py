@@ -97,8 +97,9 @@ def _known(**values: float | None) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _sum(value: float | None, more: float | None) -> float | None:
-    return value if more is None else (value or 0.0) + more
+def _sum(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 _C, _G, _H, _V = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM, MetricKind.VECTOR
@@ -228,10 +229,11 @@ METRICS: Final = (
            label="part", label_values=("schedule", "forward", "sample", "update")),
     # Children of these appear with the first reading: not every system tells.
     Metric("quire:cpu_wait_seconds", _C,
-           "Seconds that threads were ready to run and had no core: of each step and of the pause "
-           "before it the thread that waited longest, and the API process's event loop.", _STEP,
-           lambda s: _known(core=_sum(s.cpu_wait_seconds, s.gap_wait_seconds),
-                            api=s.api_wait_seconds), label="process"),
+           "Seconds by which steps and the pauses before them were late because their threads had "
+           "no core, and that the API process's event loop was ready to run and had none.", _STEP,
+           lambda s: _known(
+               core=_sum(s.cpu_wait_seconds, s.gap_wait_seconds, s.unread_wait_seconds),
+               api=s.api_wait_seconds), label="process"),
     Metric("quire:cpu_withheld_seconds", _C,
            "Seconds that the control group was throttled by its quota, and CPU seconds that the "
            "hypervisor took.", _STEP,

@@ -72,8 +72,12 @@ class StepRow(NamedTuple):
     def starved_seconds(self) -> float:
         """How much of `step_seconds` was spent waiting for a core; 0 if that is little or not
         known."""
-        waited = self.cpu_wait_seconds  # comparing what is not a number gives False
-        return waited if waited >= max(STARVED_SECONDS, STARVED_SHARE * self.step_seconds) else 0.0
+        return notable_wait(self.cpu_wait_seconds, self.step_seconds)
+
+
+def notable_wait(waited: float, seconds: float) -> float:
+    """`waited`, if it is much for something that took so many seconds, else 0. NaN is not much."""
+    return waited if waited >= max(STARVED_SECONDS, STARVED_SHARE * seconds) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
