@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 from collections.abc import AsyncIterator
@@ -29,7 +30,7 @@ from quire.engine.calibration import (
     ways_in,
 )
 from quire.params import SamplingParams
-from quire.sim.lockstep import Replayed, measured_overheads, rising_line
+from quire.sim.lockstep import Replayed, measured_overheads, rising
 from quire.sim.step_time import Overheads, StepShape
 from quire.workload.trace import Trace, TraceHeader, TraceRequest
 
@@ -124,22 +125,35 @@ def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
     trace = Trace(TraceHeader(), [TraceRequest(0.0, 10, 2, number=number)])
     steps = cast(list[Replayed], recorded)
     found = delivery(cast(CalibrationLoad, load), trace, steps, {number})
-    assert found == pytest.approx((0.012, 0.0))
+    assert found == pytest.approx((0.012, 0.0, 0.0))
     assert delivery(cast(CalibrationLoad, load), trace, steps, set()) == (0.0, 0.0)
 
 
-def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
+def test_what_rises_with_its_counts() -> None:
+    rng = random.Random(3)
+    points = [((n, m), 2.0 + 0.5 * n + 3.0 * m) for n in range(9) for m in (0, 0.2, 1.1)]
+    rng.shuffle(points)
+    assert rising(points, 5.0) == pytest.approx([2.0, 0.5, 3.0])
+    stood_still = [(counts, 1000.0 if i == 4 else s) for i, (counts, s) in enumerate(points)]
+    zero, per_n, per_m = rising(stood_still, 5.0)
+    usual = sum(seconds for _, seconds in points)
+    assert sum(zero + per_n * n + per_m * m for (n, m), _ in points) < 1.3 * usual
+    assert rising([((0.3,), 4.0)], 5.0)[1] >= 0.0, "one point tells something"
+    falling = [((n,), 10.0 - n) for n in range(9)]
+    assert rising(falling, 5.0) == pytest.approx([6.0, 0.0])
+
+
+def test_a_delivery_takes_longer_the_more_requests_a_step_has_and_the_longer_the_rest_was() -> None:
     log, recorded, requests, first = FactLog(), [], [], {}
-    for number, rows in enumerate([1, 8, 1, 8, 1, 8, 1]):
+    for number, (rows, idle) in enumerate([(1, 0.0), (8, 0.0), (1, 1.1), (8, 0.3)] * 3):
         log.begin_step(number, float(number))
         name = log.name(str(number))
         log.add(FactKind.ADMITTED, name, a=10, b=0)
         one = SimpleNamespace(start=float(number), seconds=0.01, facts=log.take()[0])
-        recorded.append(SimpleNamespace(recorded=one, shape=StepShape(9, rows, 1, 0, 0)))
+        shape = StepShape(9, rows, 1, 0, 0, 0.0, int(idle > 0), idle)
+        recorded.append(SimpleNamespace(recorded=one, shape=shape))
         requests.append(TraceRequest(float(number), 10, 2, number=name))
-        first[number] = 100 + number + 0.01 + 0.001 + 0.0001 * rows
-    # The machine stood still in the last one: that counts as five times what is usual.
-    first[6] = first[6] - 0.0011 + 0.5
+        first[number] = 100 + number + 0.01 + 0.001 + 0.0001 * rows + 0.02 * idle
     load = SimpleNamespace(sent=[100.0], first=first)
     found = delivery(
         cast(CalibrationLoad, load),
@@ -147,20 +161,22 @@ def test_a_delivery_takes_longer_the_more_requests_a_step_has() -> None:
         cast(list[Replayed], recorded),
         {request.number for request in requests},
     )
-    usual = [(1, 0.0011)] * 3 + [(8, 0.0018)] * 3
-    assert found == pytest.approx(rising_line([*usual, (1, 5 * 0.0018)]))
+    assert found == pytest.approx((0.001, 0.0001, 0.02))
 
 
 def test_the_way_to_a_busy_engine_is_told_by_who_came_with_which_step() -> None:
     """A step begins every 10 ms; requests take 3 ms on their way, and 7 ms to an engine that
-    sleeps. One comes a step too late, because the machine stood still."""
+    sleeps, 20 ms more where it has slept so long that `idle` is 1. One comes a step too late,
+    because the machine stood still."""
     rng, log, recorded, requests = random.Random(1), FactLog(), [], []
     arrivals = sorted(rng.uniform(0.0, 3.97) for _ in range(400))
     due = [math.ceil((at + 0.003) / 0.01) for at in arrivals]
     due[200] = max(due[200] + 1, due[201])
     due[201:] = [max(step, due[200]) for step in due[201:]]
     sleeps = [5.0 + 0.1 * number for number in range(20)]
-    starts = [0.01 * number for number in range(401)] + [at + 0.007 for at in sleeps]
+    idles = [0.1 * (number % 5) for number in range(20)]
+    woken = [at + 0.007 + 0.02 * idle for at, idle in zip(sleeps, idles, strict=True)]
+    starts = [0.01 * number for number in range(401)] + woken
     for number, start in enumerate(starts):
         log.begin_step(number, start)
         came = [i for i, step in enumerate(due) if step == number]
@@ -170,15 +186,15 @@ def test_the_way_to_a_busy_engine_is_told_by_who_came_with_which_step() -> None:
             log.add(FactKind.QUEUED, name)
             requests.append(TraceRequest([*arrivals, *sleeps][i], 10, 2, number=name))
         one = SimpleNamespace(start=start, seconds=0.009, facts=log.take()[0])
-        woken = int(number > 400)
-        shape = StepShape(4, 1, 1, 0, 0, woken=woken)
+        sleep = (1, idles[number - 401]) if number > 400 else (0, 0.0)
+        shape = StepShape(4, 1, 1, 0, 0, 0.0, *sleep)
         recorded.append(SimpleNamespace(recorded=one, shape=shape, is_busy=number < 400))
     trace = Trace(TraceHeader(), requests)
     numbers = {request.number for request in requests}
-    arrival, wake = ways_in(trace, cast(list[Replayed], recorded), numbers)
+    arrival, wake, per_idle = ways_in(trace, cast(list[Replayed], recorded), numbers)
     assert arrival == pytest.approx(0.003, abs=5e-4)
-    assert arrival + wake == pytest.approx(0.007)
-    assert ways_in(trace, cast(list[Replayed], recorded), set()) == (0.0, 0.0)
+    assert arrival + wake == pytest.approx(0.007) and per_idle == pytest.approx(0.02)
+    assert ways_in(trace, cast(list[Replayed], recorded), set()) == (0.0, 0.0, 0.0)
 
 
 def test_a_number_that_divides() -> None:
@@ -244,10 +260,11 @@ def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(calibration, "LEAST_VISIT", 0.0)  # else there is time for two
+    monkeypatch.setattr(calibration, "PAUSE", (0.1, 2.0))
     engine, limits = Engine(), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=640)
     load = CalibrationLoad(cast(AsyncLLM, engine), limits, 1.2, lambda what, share: None)
     asyncio.run(load.run())
-    assert set(engine.asked) == {32, 128, 512, 640}
+    assert set(engine.asked) == {32, 128, 256, 512, 640}
     in_rounds = {
         prompt for asked in engine.asked.values() for prompt, out in asked if out == DECODES
     }
@@ -255,5 +272,6 @@ def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them(
     users = [asked for asked in engine.asked[640] if asked[1] != DECODES]
     assert len({prompt for prompt, _ in users}) > 10 and len(users) > 30
     assert len(load.first) == len(load.sent) > 100
+    assert any(b - a > 0.1 for a, b in itertools.pairwise(load.sent)), "it pauses as well"
     ((begin, end),) = load.runs
     assert begin <= min(load.sent) and max(load.first.values()) <= end

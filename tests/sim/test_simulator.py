@@ -16,7 +16,7 @@ from quire.sim.measured_pace import measured_pace, measured_spells
 from quire.sim.pace import MachinePace, calibrated_pace
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
-from quire.sim.step_time import Overheads, StepShape, StepTimeModel
+from quire.sim.step_time import FORGETTING, Overheads, StepShape, StepTimeModel
 from quire.workload.trace import TraceRequest
 
 TIMES = StepTimeModel(1e-3, (1e-5,) * 14, overheads=Overheads(1e-4, 0.0, 2e-3, 1e-3))
@@ -228,6 +228,19 @@ def test_an_engine_that_has_nothing_to_do_has_to_wake() -> None:
     outcome = Simulator(config(), Pool(500), times).run(requests, Sequences(requests, 16))
     first = [seen - at for seen, at in zip(outcome.first_tokens, outcome.arrivals, strict=True)]
     assert first == pytest.approx([1.101, 0.201, 1.101, 0.101], abs=2e-3)
+
+
+def test_the_longer_an_engine_had_nothing_to_do_the_slower_it_begins() -> None:
+    """On a request's way, in its first step and on its way back."""
+    overheads = Overheads(arrival=0.1, wake_per_idle=0.01, output_per_idle=0.04)
+    times = StepTimeModel(1e-3, (0.0,) * 14, overheads=overheads, per_idle=0.02)
+    requests = [TraceRequest(at, 40, 3) for at in (1.0, 11.0, 11.101)]
+    outcome = Simulator(config(), Pool(500), times).run(requests, Sequences(requests, 16))
+    first = [seen - at for seen, at in zip(outcome.first_tokens, outcome.arrivals, strict=True)]
+    for rest, ttft in zip((1.1, 10.0), first, strict=False):
+        assert ttft == pytest.approx(0.101 + 0.07 * math.log1p(rest / FORGETTING), rel=0.03)
+    # The third came while the second was under way: it waits for that step, no longer.
+    assert first[2] < first[1] + 0.002
 
 
 def spelled(seconds: int, slow: dict[int, float], rng: random.Random) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def random_shape(rng: random.Random) -> StepShape:
     prompts = sum(n * rng.randint(0, 2000) + n * (n + 1) // 2 for n in lengths)
     after, woken = (0.0 if prefills else rng.choice([0.0, 3.5, 30.0])), rng.choice([0, 0, 1])
     tokens, rows = decodes + sum(lengths), decodes + prefills
-    return StepShape(tokens, rows, prefills, context, prompts, after, woken)
+    idle = woken * rng.choice([0.02, 0.2, 1.1, 2.0])
+    return StepShape(tokens, rows, prefills, context, prompts, after, woken, idle)
 
 
 def machine(shape: StepShape) -> float:
@@ -43,6 +45,7 @@ def machine(shape: StepShape) -> float:
         + 3e-8 * shape.prompt_context
         + 4e-5 * shape.after
         + 6e-4 * shape.woken
+        + 2e-2 * shape.idle
     )
 
 
@@ -53,6 +56,26 @@ def test_a_fit_predicts_steps_it_was_not_fitted_to() -> None:
     others = [s for s in (random_shape(rng) for _ in range(300)) if s.tokens]
     errors = [abs(model.seconds(s) / machine(s) - 1) for s in others]
     assert sum(errors) / len(errors) < 0.03 and max(errors) < 0.2
+
+
+def test_a_few_steps_of_a_slow_model_tell_what_prompts_cost() -> None:
+    """They vary by a tenth, and not all sizes are among them."""
+
+    def slow(shape: StepShape) -> float:
+        return 45e-3 + 5e-4 * shape.tokens + 1.5e-7 * shape.prompt_context
+
+    worst = []
+    for seed in range(20):
+        rng = random.Random(seed)
+        shapes = [StepShape(1, 1, 0, rng.randint(10, 900), 0) for _ in range(40)]
+        for _ in range(25):
+            tokens, before = rng.choice([20, 70, 100, 256, 300, 512, 1500]), rng.choice([0, 512])
+            attended = tokens * before + tokens * (tokens + 1) // 2
+            shapes.append(StepShape(tokens, 1, 1, 0, attended))
+        model = fit(shapes, [slow(shape) * rng.gauss(1.0, 0.1) for shape in shapes])
+        prompts = [StepShape(n, 1, 1, 0, n * (n + 1) // 2) for n in (50, 200, 400, 600, 1000, 2000)]
+        worst.append(max(abs(model.seconds(shape) / slow(shape) - 1) for shape in prompts))
+    assert sum(worst) / len(worst) < 0.12
 
 
 def test_more_in_a_step_never_takes_less() -> None:
@@ -118,12 +141,13 @@ def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
         4e-9,
         5e-6,
         6e-5,
-        Overheads(1e-4, 1e-6, 2e-3, 1e-3, 1e-5, 3e-5, 4e-5),
+        7e-3,
+        Overheads(1e-4, 1e-6, 2e-3, 1e-3, 1e-5, 3e-5, 4e-5, 5e-5, 1e-7, 2e-2, 1e-2),
         {"a": "b"},
         (0.9, 1.1),
         spells=((0.9, 1.0), (1.1, 1.0)),
     )
-    shape = StepShape(77, 12, 2, 5000, 9000, 3.0, 1)
+    shape = StepShape(77, 12, 2, 5000, 9000, 3.0, 1, 0.7)
     assert model.scaled(3.0).seconds(shape) == pytest.approx(3 * model.seconds(shape))
     model.write(tmp_path / "m.json")
     assert StepTimeModel.read(tmp_path / "m.json") == model
@@ -195,10 +219,14 @@ def test_steps_tell_what_was_before_them() -> None:
     prompt = ScheduledBatch(1, [], known, {"a": 64, "b": 1}, 65, [], [])
     decodes = ScheduledBatch(2, [], known, {"a": 1, "b": 1}, 2, [], [])
     following = Succession()
-    assert [following.shape_of(decodes)[5:] for _ in range(2)] == [(0.0, 1), (0.0, 0)]
-    assert following.shape_of(prompt)[5:] == (0.0, 0), "a prompt's own time is in its tokens"
-    assert [following.shape_of(decodes).after for _ in range(3)] == [8.0, 4.0, 2.0]
-    following.idle()
-    assert following.shape_of(prompt).woken == 1
-    faded = [following.shape_of(decodes).after for _ in range(9)]
+    first, second = (following.shape_of(decodes, now)[5:] for now in (1.0, 1.1))
+    assert first == (0.0, 1, pytest.approx(math.log(3.0))) and second == (0.0, 0, 0.0)
+    assert following.shape_of(prompt, 1.2)[5:] == (0.0, 0, 0.0), "its own time is in its tokens"
+    assert [following.shape_of(decodes, 1.3).after for _ in range(3)] == [8.0, 4.0, 2.0]
+    following.idle(2.0)
+    assert following.forgotten(2.0) == 0.0 and following.forgotten(6.5) == math.log(10.0)
+    woken = following.shape_of(prompt, 2.5)
+    assert (woken.woken, woken.idle) == (1, math.log(2.0))
+    assert following.forgotten(9.0) == 0.0, "there is work again"
+    faded = [following.shape_of(decodes, 3.0).after for _ in range(9)]
     assert faded == sorted(faded, reverse=True) and faded[-1] == 0.0

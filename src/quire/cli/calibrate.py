@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from quire.config.cli import add_engine_flags, engine_config
 from quire.errors import ConfigError
 from quire.sim.lockstep import fit_recorded
 from quire.sim.scenario import pool_of
-from quire.sim.step_time import StepShape, StepTimeModel
+from quire.sim.step_time import FORGETTING, StepShape, StepTimeModel
 from quire.workload.trace import read_trace
 
 EPILOG = (
@@ -84,20 +85,23 @@ def _tell(what: str, share: float) -> None:
 
 def as_text(model: StepTimeModel) -> str:
     """What the model says of some steps, for people."""
-    lines = [f"{name:<16}{value}" for name, value in model.about.items()]
+    lines = [f"{name:<20}{value}" for name, value in model.about.items()]
     for what, shape in (
         ("1 decode", StepShape(1, 1, 0, 256, 0)),
         ("8 decodes", StepShape(8, 8, 0, 8 * 256, 0)),
         ("32 decodes", StepShape(32, 32, 0, 32 * 256, 0)),
         ("a prompt of 512", StepShape(512, 1, 1, 0, 512 * 513 // 2)),
     ):
-        lines.append(f"{what:<16}{1e3 * model.seconds(shape):.3f} ms")
-    beside = model.overheads
+        lines.append(f"{what:<20}{1e3 * model.seconds(shape):.3f} ms")
+    beside, second = model.overheads, math.log1p(1.0 / FORGETTING)
     for what, seconds in (
         ("between steps", beside.gap),
         ("way in, busy", beside.arrival),
         ("way in, asleep", beside.arrival + beside.wake),
         ("way out", beside.output),
+        ("1 s idle: way in", beside.wake_per_idle * second),
+        ("its step", model.per_idle * second),
+        ("its way out", beside.output_per_idle * second),
     ):
-        lines.append(f"{what:<16}{1e3 * seconds:.3f} ms")
+        lines.append(f"{what:<20}{1e3 * seconds:.3f} ms")
     return "\n".join(lines)

@@ -2,11 +2,11 @@
 
 The engine core runs in a process of its own, and this process reads what its requests get while the
 next step runs, as an API process does: that takes processor time from the steps, more from short
-ones and from those with many requests, so it has to be in what is fitted. Two kinds of load take
+ones and from those with many requests, so it has to be in what is fitted. Three kinds of load take
 turns: rounds of requests that all come at once (each with another number of requests, length of
-prompts and token budget, so that every term of the model is seen alone) and users who come and go
-(so that prompts and decodes share steps, and the engine has idle moments). Knows no files but the
-recording that it reads the steps from.
+prompts and token budget, so that every term of the model is seen alone), users who come and go
+(so that prompts and decodes share steps), and single requests after pauses, which make everything
+slower. Knows no files but the recording that it reads the steps from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.config.scheduler import SchedulerConfig
 from quire.core.facts import FactKind, unpack
 from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
-from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads, rising_line
+from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads, rising
 from quire.sim.measured_pace import measured_spells
 from quire.sim.scenario import pool_of
 from quire.sim.step_time import Overheads, StepTimeModel, fit
@@ -38,7 +38,7 @@ from quire.workload.trace import Trace, read_trace
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS: Final = (8, 64, 256, 1024, 4096)
-BUDGETS: Final = (32, 128, 512, 2048)
+BUDGETS: Final = (32, 128, 256, 512, 2048)
 DECODES: Final = 20
 """Tokens that each request of a round gets."""
 SETTLED: Final = 8
@@ -59,13 +59,18 @@ VISIT: Final = 0.04
 """Of the time, that a number of users stay at once; after that they get what they asked for."""
 LEAST_VISIT: Final = 0.3
 """Seconds, of a short run."""
+PAUSES: Final = 0.15
+"""Of the time, that goes to pauses and the requests that end them."""
+PAUSE: Final = (0.01, 2.0)
+"""Seconds between which pauses are, as often short as long."""
+AFTER_PAUSE: Final = (8, 256)
+"""Between which the prompts after pauses are."""
 
 QUIET: Final = 0.1
 """Seconds before and after a run without any request, which tell it from what others ask for."""
 
 LONGEST_WAY: Final = 5.0
-"""A way to or from the engine counts as at most so many times the median. When the machine stands
-still for a moment in a round, all its requests wait, which says nothing of other times."""
+"""A way to or from the engine counts as at most so many times what is usual of its kind."""
 LEAST_OF_USERS: Final = 20
 """Requests of users that tell the ways to and from the engine; with fewer, those of rounds count
 too. Requests that come together wait for each other on both, longer than usual traffic does."""
@@ -233,7 +238,7 @@ class CalibrationLoad:
         for _ in range(WARM_UPS):  # weights are read from disk, buffers are made
             await self._round(WARM_UP)
         started = time.monotonic()
-        in_rounds = in_visits = 0.0
+        in_rounds = in_visits = in_pauses = 0.0
         while (spent := time.monotonic() - started) < self._seconds:
             one = next(self._waiting)
             self._tell(f"{one.rows} x {one.context} tokens", min(0.94, spent / self._seconds))
@@ -241,6 +246,8 @@ class CalibrationLoad:
                 in_rounds += await self._round(one)
             if in_visits < in_rounds:
                 in_visits += await self._visit(next(self._visited))
+            if in_pauses < PAUSES * spent:
+                in_pauses += await self._pause()
         self._tell("what was measured", 0.95)
 
     def _again_and_again(self, waiting: list[Round]) -> Iterator[Round]:
@@ -275,13 +282,23 @@ class CalibrationLoad:
     async def _user(self, until: float, most: int) -> None:
         """Asks, waits up to as long as the answer took, and asks again. No prompt has more than
         `most` tokens."""
-        low, high = (math.log(min(n, most, self._longest // 2)) for n in PROMPTS)
+        low, high = (min(n, most, self._longest // 2) for n in PROMPTS)
         await asyncio.sleep(self._rng.random() * (until - time.monotonic()) / 4)
         while time.monotonic() < until:
             started = time.monotonic()
-            length = round(math.exp(self._rng.uniform(low, high)))
+            length = round(_between(self._rng, low, high))
             await self._ask(length, self._rng.randint(*OUTPUTS))
             await asyncio.sleep(self._rng.random() * (time.monotonic() - started))
+
+    async def _pause(self) -> float:
+        """A request after a pause; returns how long both took."""
+        started = time.monotonic()
+        shortest, longest = PAUSE
+        most = max(2 * shortest, min(longest, PAUSES * self._seconds))
+        await asyncio.sleep(_between(self._rng, shortest, most))
+        length = _between(self._rng, *AFTER_PAUSE)
+        await self._ask(round(min(length, self._longest / 2)), OUTPUTS[0])
+        return time.monotonic() - started
 
     async def _ask(self, length: int, tokens: int) -> None:
         # At once: while it is made, nobody gets a token.
@@ -295,6 +312,11 @@ class CalibrationLoad:
         self.sent.append(time.monotonic())
         async for _ in self._llm.generate(prompt, params, f"calibration-{number}"):
             self.first.setdefault(number, time.monotonic())
+
+
+def _between(rng: random.Random, low: float, high: float) -> float:
+    """As often near the one as near the other."""
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 class Measuring:
@@ -363,14 +385,16 @@ class Measured(NamedTuple):
     def overheads(self) -> Overheads:
         """What passed beside the steps."""
         users = self._of_users()
-        output, per_row = delivery(self.load, self.trace, self.replayed, users)
-        arrival, wake = ways_in(self.trace, self.replayed, users)
+        output, per_row, per_idle = delivery(self.load, self.trace, self.replayed, users)
+        arrival, wake, wake_per_idle = ways_in(self.trace, self.replayed, users)
         return replace(
             measured_overheads(self.replayed),
             arrival=arrival,
             wake=wake,
+            wake_per_idle=wake_per_idle,
             output=output,
             output_per_row=per_row,
+            output_per_idle=per_idle,
         )
 
     def _of_users(self) -> set[int]:
@@ -412,23 +436,26 @@ def clock_origin(load: CalibrationLoad, trace: Trace) -> float:
 
 def delivery(
     load: CalibrationLoad, trace: Trace, steps: list[Replayed], numbers: Container[int]
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     """Seconds from the end of the step that made a first token until its caller had it, and how
-    many more for each request of the step. Of means, because that of times to first token is asked
-    for. Only requests of these numbers count."""
+    many more for each request of the step and for what was forgotten before it. Of means, because
+    that of times to first token is asked for. Only requests of these numbers count."""
     origin = clock_origin(load, trace)
     made = _first_tokens(trace, steps)
     in_order = sorted(trace.requests, key=lambda request: request.arrival)
     after = [
-        (step.shape.rows, at - origin - step.recorded.start - step.recorded.seconds)
+        (
+            (step.shape.rows, step.shape.idle),
+            at - origin - step.recorded.start - step.recorded.seconds,
+        )
         for number, at in load.first.items()
         if (step := made.get(in_order[number].number)) is not None
         and in_order[number].number in numbers
     ]
     if not after:
-        return 0.0, 0.0
-    most = LONGEST_WAY * median(seconds for _, seconds in after)
-    return rising_line([(rows, min(seconds, most)) for rows, seconds in after])
+        return 0.0, 0.0, 0.0
+    output, per_row, per_idle = rising(after, LONGEST_WAY)
+    return output, per_row, per_idle
 
 
 def _first_tokens(trace: Trace, steps: list[Replayed]) -> dict[int, Replayed]:
@@ -443,17 +470,19 @@ def _first_tokens(trace: Trace, steps: list[Replayed]) -> dict[int, Replayed]:
     return made
 
 
-def ways_in(trace: Trace, steps: list[Replayed], numbers: Container[int]) -> tuple[float, float]:
+def ways_in(
+    trace: Trace, steps: list[Replayed], numbers: Container[int]
+) -> tuple[float, float, float]:
     """Seconds from a request's arrival at a busy engine until the scheduler could take it, and how
-    many more until the step of one that comes to an idle engine begins. Only requests of these
-    numbers count.
+    many more until the step of one that comes to an idle engine begins: at once, and for what was
+    forgotten meanwhile. Only requests of these numbers count.
 
     When a busy engine got a request is not recorded, only with which step. The way is that for
     which the fewest requests come with another step than they did.
     """
     came = {r.number: r.arrival for r in trace.requests if r.number in numbers}
     starts = [step.recorded.start for step in steps]
-    idle: list[float] = []
+    idle: list[tuple[tuple[float], float]] = []
     busy: list[tuple[float, bool]] = []  # seconds until the next step, and whether it was in time
     was_busy = False
     for number, step in enumerate(steps):
@@ -465,16 +494,13 @@ def ways_in(trace: Trace, steps: list[Replayed], numbers: Container[int]) -> tup
                 if following < len(starts):
                     busy.append((starts[following] - arrival, following >= number))
         elif step.shape.woken and arrivals:
-            idle.append(step.recorded.start - arrivals[0])
+            idle.append(((step.shape.idle,), max(0.0, step.recorded.start - arrivals[0])))
         was_busy = step.is_busy
-    to_wake = 0.0
-    if idle:
-        most = LONGEST_WAY * median(idle)
-        to_wake = max(0.0, fmean(min(seconds, most) for seconds in idle))
+    to_wake, per_idle = rising(idle, LONGEST_WAY) if idle else (0.0, 0.0)
     if not busy:
-        return to_wake, 0.0
+        return to_wake, 0.0, per_idle
     arrival = dividing(busy)
-    return arrival, max(0.0, to_wake - arrival)
+    return arrival, max(0.0, to_wake - arrival), per_idle
 
 
 def dividing(points: Sequence[tuple[float, bool]]) -> float:

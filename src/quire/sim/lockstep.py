@@ -183,7 +183,7 @@ class SimulatedEngine:
         """Schedule, and apply what the trace says."""
         scheduler, executor = self._scheduler, self._simulator.executor
         batch = scheduler.schedule()
-        shape = self._simulator.succession.shape_of(batch)
+        shape = self._simulator.succession.shape_of(batch, recorded.start)
         result = executor.run(batch, {request_name(n): count for n, count in recorded.several})
         result.forward_seconds, result.swap_seconds = recorded.forward, recorded.swap
         self.set_clock(recorded.start + recorded.seconds)
@@ -191,7 +191,7 @@ class SimulatedEngine:
             if output.finish_reason is not None:
                 del executor.live[output.request_id]
         if not scheduler.requests:
-            self._simulator.succession.idle()
+            self._simulator.succession.idle(recorded.start + recorded.seconds)
         return shape, scheduler.facts.take()[0]
 
 
@@ -323,10 +323,20 @@ def measured_overheads(replayed: Sequence[Replayed]) -> Overheads:
     )
 
 
-def rising_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The line that fits best: its height at 0 and its slope, neither below 0."""
-    counts, taken = zip(*points, strict=True)
-    slope = 0.0
-    if len(set(counts)) > 1:
-        slope = max(0.0, statistics.linear_regression(counts, taken).slope)
-    return max(0.0, statistics.fmean(taken) - slope * statistics.fmean(counts)), slope
+def rising(points: Sequence[tuple[Sequence[float], float]], most: float) -> list[float]:
+    """What fits best: the seconds at 0, then how many more for one of each count, none below 0.
+
+    Args:
+        points: Counts of each, and the seconds it took.
+        most: A point counts as at most so many times what fits all: the machine stands still for a
+            moment now and then, which says nothing of other times.
+    """
+    import numpy
+
+    values = numpy.array([(1.0, *counts) for counts, _ in points])
+    taken = numpy.array([seconds for _, seconds in points])
+    fitted = numpy.full(len(taken), statistics.median(taken))
+    for _ in range(2):
+        found = non_negative(values, numpy.minimum(taken, most * fitted))
+        fitted = values @ numpy.array(found)
+    return found

@@ -177,7 +177,8 @@ class Simulator:
         first = following[0] if following else 0.0
         while following is not None or scheduler.requests:
             if not scheduler.requests and following is not None and following[0] > clock.now():
-                clock.advance(following[0] - clock.now() + self.times.overheads.wake)
+                clock.advance(following[0] - clock.now())
+                clock.advance(self.times.overheads.waking(self.succession.forgotten(clock.now())))
             now, is_busy = clock.now(), bool(scheduler.requests)
             while following is not None and following[0] <= now:
                 if self.takes(following[1]):
@@ -284,15 +285,15 @@ class Simulator:
         scheduler, clock, outcome = self.scheduler, self.clock, self.outcome
         start = clock.now()
         batch = scheduler.schedule()
-        shape = self.succession.shape_of(batch)
+        shape = self.succession.shape_of(batch, start)
         seconds = self._seconds(shape) if shape.tokens else 0.0
         result = self.executor.run(batch)
         result.forward_seconds = seconds
         clock.advance(seconds if shape.tokens else IDLE_SECONDS)
-        self.apply(batch, result, start)
-        clock.advance(self.times.overheads.pause(shape, 0))
+        self.apply(batch, result, start, shape.idle)
         if not scheduler.requests:
-            self.succession.idle()
+            self.succession.idle(clock.now())
+        clock.advance(self.times.overheads.pause(shape, 0))
         outcome.busy_seconds += seconds
         if shape.rows > outcome.most_running:
             outcome.most_running = shape.rows
@@ -310,14 +311,21 @@ class Simulator:
             seconds = self._pace(self.clock.now(), seconds, shape.prefills)
         return seconds
 
-    def apply(self, batch: ScheduledBatch, result: BatchResult, start: float) -> None:
-        """Apply a result, now, and note what the callers get."""
+    def apply(self, batch: ScheduledBatch, result: BatchResult, start: float, idle: float) -> None:
+        """Apply a result, now, and note what the callers get.
+
+        Args:
+            batch: Of a step.
+            result: Of it.
+            start: When it began.
+            idle: Of its `StepShape`.
+        """
         scheduler, outcome, live = self.scheduler, self.outcome, self.executor.live
         outputs = scheduler.update(batch, result)
         now, overheads = self.clock.now(), self.times.overheads
         rows = len(batch.num_scheduled_tokens)
         # Tokens go the same way one after the other: none overtakes those of a larger step.
-        seen = max(self._seen, now + overheads.output + overheads.output_per_row * rows)
+        seen = max(self._seen, now + overheads.delivery(rows, idle))
         self._seen = seen
         for output in outputs:
             one = live[output.request_id]

@@ -1,18 +1,20 @@
 """How long a step takes, by what is in it: fitted to measured steps, or from a machine's figures.
 
 `seconds = a + f(tokens) + b rows + c prefills + d decode context + e prompt context + g after +
-h woken`, where `f` is linear between powers of two. No term is negative and `f` never falls, so a
-step with more in it never takes less. Knows no scheduler and no clock.
+h woken + i idle`, where `f` is linear between powers of two. No term is negative and `f` never
+falls, so a step with more in it never takes less. Knows no scheduler and no clock.
 
-The last two tell of what was before the step: a decode after a long prompt finds the caches full of
-other things, and the first step of an idle engine finds its threads asleep. With a small model that
-doubles the time of such a step.
+The last three tell of what was before the step: a decode after a long prompt finds the caches full
+of other things, and the first step of an idle engine finds its threads asleep, and its weights the
+less in caches that others share, the longer it was idle. With a small model that doubles the time
+of such a step, and after a second without work the time of a large one.
 """
 
 from __future__ import annotations
 
 import bisect
 import collections
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -38,6 +40,13 @@ FADING: Final = 0.5
 """What each step leaves of `StepShape.after`."""
 FADED: Final = 0.5
 """Below this it is nothing."""
+FORGETTING: Final = 0.5
+"""Seconds without work beyond which each further one adds less and less to `StepShape.idle`."""
+SMOOTH_FROM: Final = 32
+"""Tokens from which on each more is expected to cost what the one before did: fewer wait for
+memory."""
+ATTENDED: Final = (512, 2**19, 0.3)
+"""Tokens of a step, tokens that they attend to, and how much it counts if that costs anything."""
 SPREAD: Final = 100
 """Ratios of a `StepTimeModel.spread`."""
 LEAST_SPREAD: Final = 100
@@ -63,6 +72,8 @@ class StepShape(NamedTuple):
     `Succession`."""
     woken: int = 0
     """1 if the engine had nothing to do before it."""
+    idle: float = 0.0
+    """How much it forgot meanwhile. See `Succession`."""
 
 
 def shape_of(batch: ScheduledBatch) -> StepShape:
@@ -90,27 +101,39 @@ class Succession:
     After a prompt of n tokens, `after` is the root of n, and fades with each step: measured were
     0.2, 0.5, 0.9 and 1.1 ms more after 8, 150, 600 and 1024 tokens, and about a quarter of that in
     the four steps after the first.
+
+    After t seconds without work, `idle` is ln(1 + t / FORGETTING). A step took 0.3, 1.3, 3.4, 7.5
+    and 19 ms more after 0.01, 0.03, 0.1, 0.3 and 1 s, whether it had 8 tokens or 600, and with a
+    larger model 1.5, 7, 15, 35, 65 and 110 ms after 0.03, 0.1, 0.3, 1, 3 and 8 s
+    (`benchmarks/after_idle.py`). All times are those of one clock, on which an engine has had
+    nothing to do since 0.
     """
 
     def __init__(self) -> None:
-        self._after, self._woken = 0.0, 1
+        self._after = 0.0
+        self._idle_since: float | None = 0.0
 
-    def shape_of(self, batch: ScheduledBatch) -> StepShape:
-        """What is in the next step."""
+    def shape_of(self, batch: ScheduledBatch, now: float) -> StepShape:
+        """What is in the next step, which begins now."""
         shape = shape_of(batch)
         tokens, rows, prefills = shape[:3]
         if not tokens:
             return shape
-        after, woken = self._after, self._woken
-        self._after, self._woken = (after * FADING if after > FADED else 0.0), 0
+        after, woken, idle = self._after, int(self._idle_since is not None), self.forgotten(now)
+        self._after, self._idle_since = (after * FADING if after > FADED else 0.0), None
         if prefills:
             self._after = max(self._after, math.sqrt(tokens - rows + prefills))
             after = 0.0
-        return StepShape(*shape[:5], after, woken) if after or woken else shape
+        return StepShape(*shape[:5], after, woken, idle) if after or woken else shape
 
-    def idle(self) -> None:
-        """There is nothing to do until the next request comes."""
-        self._woken = 1
+    def forgotten(self, now: float) -> float:
+        """`StepShape.idle` of a step that would begin now."""
+        since = self._idle_since
+        return 0.0 if since is None else math.log1p(max(0.0, now - since) / FORGETTING)
+
+    def idle(self, now: float) -> None:
+        """From now on there is nothing to do until the next request comes."""
+        self._idle_since = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +160,19 @@ class Overheads:
     gap_per_prompt_token: float = 0.0
     """Added to the gap for each token of the step before that is not the only one of its request:
     what ran between two steps finds less of its own in the caches, the more was computed."""
+    wake_per_idle: float = 0.0
+    """Added to `wake`, times `StepShape.idle`: what a request passes through is no longer in the
+    caches either."""
+    output_per_idle: float = 0.0
+    """The same added to `output`."""
+
+    def waking(self, idle: float) -> float:
+        """Added to `arrival` where the engine has nothing to do and has forgotten so much."""
+        return self.wake + self.wake_per_idle * idle
+
+    def delivery(self, rows: int, idle: float) -> float:
+        """From the end of a step of so many requests until its callers have their tokens."""
+        return self.output + self.output_per_row * rows + self.output_per_idle * idle
 
     def pause(self, shape: StepShape, arrivals: int) -> float:
         """Between a step of this shape and the next, if so many requests come meanwhile."""
@@ -157,8 +193,8 @@ class StepTimeModel:
         fixed: Of every step.
         per_token: Seconds of one more token, between `KNOTS[i]` and `KNOTS[i + 1]` tokens; the last
             one also holds above.
-        per_row, per_prefill, per_decode_context, per_prompt_context, per_after, per_woken: See
-            `StepShape`.
+        per_row, per_prefill, per_decode_context, per_prompt_context, per_after, per_woken,
+            per_idle: See `StepShape`.
         overheads: What passes beside the steps.
         about: Where the figures are from, for people.
     """
@@ -171,6 +207,7 @@ class StepTimeModel:
     per_prompt_context: float = 0.0
     per_after: float = 0.0
     per_woken: float = 0.0
+    per_idle: float = 0.0
     overheads: Overheads = field(default_factory=Overheads)
     about: dict[str, Any] = field(default_factory=dict)
     spread: tuple[float, ...] = ()
@@ -190,7 +227,7 @@ class StepTimeModel:
             raise ValueError(f"per_token must be {len(KNOTS) - 1} figures")
         figures = (
             self.fixed, *self.per_token, self.per_row, self.per_prefill, self.per_decode_context,
-            self.per_prompt_context, self.per_after, self.per_woken,
+            self.per_prompt_context, self.per_after, self.per_woken, self.per_idle,
             *asdict(self.overheads).values(),
         )  # fmt: skip
         if not all(0 <= figure < float("inf") for figure in figures):
@@ -215,6 +252,7 @@ class StepTimeModel:
             + self.per_prompt_context * shape.prompt_context
             + self.per_after * shape.after
             + self.per_woken * shape.woken
+            + self.per_idle * shape.idle
         )
 
     def of_tokens(self, tokens: int) -> float:
@@ -234,6 +272,7 @@ class StepTimeModel:
             per_prompt_context=self.per_prompt_context * factor,
             per_after=self.per_after * factor,
             per_woken=self.per_woken * factor,
+            per_idle=self.per_idle * factor,
             _table=[],
         )
 
@@ -308,6 +347,9 @@ def fit(
 ) -> StepTimeModel:
     """Fit a model to measured steps: least squares of the relative errors, no term negative.
 
+    The few prompts of a slow model cannot tell a bend of `f` from the cost of attention, nor either
+    from chance. So a step must show what is unusual: see `_unless_shown`.
+
     Raises:
         ConfigError: there are too few steps, or all are alike.
     """
@@ -330,29 +372,48 @@ def fit(
         # throughput goes.
         by = weights / expected
         target = numpy.minimum(taken, OUTLIER * expected)
-        terms = non_negative(values * by[:, None], target * by)
+        plain = _unless_shown([shape.tokens for shape, _ in steps], expected)
+        terms = non_negative(
+            numpy.vstack([values * by[:, None], plain]),
+            numpy.concatenate([target * by, numpy.zeros(len(plain))]),
+        )
         terms[0] = max(terms[0], 1e-9)
         expected = values @ numpy.array(terms)
     count = len(KNOTS)
     per_token = _continued(terms[1:count], max(shape.tokens for shape, _ in steps))
-    row, prefill, decode, prompt, after, woken = terms[count:]
     model = StepTimeModel(
-        terms[0],
-        per_token,
-        row,
-        prefill,
-        decode,
-        prompt,
-        after,
-        woken,
-        overheads or Overheads(),
-        about or {},
+        terms[0], per_token, *terms[count:], overheads=overheads or Overheads(), about=about or {}
     )
     decodes = [step for step in steps if not step[0].prefills]
     prompts = [step for step in steps if step[0].prefills]
     return replace(
         model, spread=_spread(model, decodes), prompt_spread=_spread(model, prompts), _table=[]
     )
+
+
+def _unless_shown(tokens: Sequence[int], expected: Any) -> Any:
+    """What terms are to be unless steps show otherwise, as rows whose products with the terms are
+    to be 0: `f` goes on as before, and attention costs a prompt nothing. Each counts as one step
+    that is off by as much.
+
+    Args:
+        tokens: Of each step.
+        expected: Seconds of each.
+    """
+    import numpy
+
+    order = numpy.argsort(tokens, kind="stable")
+    ascending, seconds = numpy.array(tokens)[order], expected[order]
+    rows = []
+    for i, (start, end) in enumerate(itertools.pairwise(KNOTS[:-1]), 1):
+        if start >= SMOOTH_FROM and end < ascending[-1]:
+            bend = numpy.zeros(len(KNOTS) + len(StepShape._fields) - 1)
+            bend[i], bend[i + 1] = end - start, start - end
+            rows.append(bend / numpy.interp(end, ascending, seconds))
+    count, attended, weight = ATTENDED
+    attention = numpy.zeros(len(KNOTS) + len(StepShape._fields) - 1)
+    attention[len(KNOTS) - 1 + StepShape._fields.index("prompt_context")] = weight * attended
+    return numpy.array([*rows, attention / numpy.interp(count, ascending, seconds)])
 
 
 def _usual(steps: Sequence[tuple[StepShape, float]]) -> Any:
