@@ -126,7 +126,7 @@ def test_a_delivery_counts_from_the_step_that_made_the_token() -> None:
     steps = cast(list[Replayed], recorded)
     found = delivery(cast(CalibrationLoad, load), trace, steps, {number})
     assert found == pytest.approx((0.012, 0.0, 0.0))
-    assert delivery(cast(CalibrationLoad, load), trace, steps, set()) == (0.0, 0.0)
+    assert delivery(cast(CalibrationLoad, load), trace, steps, set()) == (0.0, 0.0, 0.0)
 
 
 def test_what_rises_with_its_counts() -> None:
