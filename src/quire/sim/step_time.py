@@ -381,9 +381,11 @@ def fit(
         expected = values @ numpy.array(terms)
     count = len(KNOTS)
     per_token = _continued(terms[1:count], max(shape.tokens for shape, _ in steps))
+    row, prefill, decode, prompt, after, woken, idle = terms[count:]
     model = StepTimeModel(
-        terms[0], per_token, *terms[count:], overheads=overheads or Overheads(), about=about or {}
-    )
+        terms[0], per_token, row, prefill, decode, prompt, after, woken, idle,
+        overheads or Overheads(), about or {},
+    )  # fmt: skip
     decodes = [step for step in steps if not step[0].prefills]
     prompts = [step for step in steps if step[0].prefills]
     return replace(
