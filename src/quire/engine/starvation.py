@@ -66,7 +66,7 @@ class ThreadWaits:
 
 
 def late(threads: Sequence[tuple[int, int]]) -> float:
-    """How much sooner the work of threads had been done had none of them waited for a core.
+    """How much sooner the work of some threads would have been done if none had waited for a core.
 
     Threads share their work: what one cannot do while it waits, the others do. So while several
     have work, it is late by the share of their time that they waited: half as much, if one of two
@@ -202,7 +202,7 @@ class StarvationWatch:
         self._stepping = 0
         self._ended = self._after = self._list_after = self._machine_after = float("-inf")
         self._read = float("-inf")
-        # when was read last
+        # when the threads were read last
         self._usual = 0.0
         # seconds of a step, of late
         self._gap_wait: float | None = None
@@ -228,7 +228,7 @@ class StarvationWatch:
         self._find_threads(now)
         waited = self._waits.take()
         if waited is not None:
-            # In what was not read may have been waited as well: each has its share.
+            # Part of the waiting may have been in steps that were not read: each has its share.
             share = min(1.0, seconds / (now - self._read)) if now > self._read else 1.0
             stats.cpu_wait_seconds = min(share * waited, seconds)
             stats.unread_wait_seconds = (1.0 - share) * waited

@@ -120,9 +120,6 @@ class _Window:
         self.api_wait = _plus(self.api_wait, row.api_wait_seconds)
         if step.head is not None:
             self.waits[wait_name(step.head.reason)] += row.step_seconds
-        decodes = len(step.scheduled) - len(step.chunks)
-        if decodes:
-            self.gaps_seen.append((row.step_seconds, decodes))
         self._unread.append(step)
         if not math.isnan(row.cpu_wait_seconds):
             self._read(row.cpu_wait_seconds / row.step_seconds if row.step_seconds else 0.0)
@@ -139,6 +136,8 @@ class _Window:
             self.overhead += (row.schedule_seconds + row.update_seconds) * share
             decodes = len(step.scheduled) - len(step.chunks)
             prompt = sum(chunk.tokens for chunk in step.chunks.values())
+            if decodes:
+                self.gaps_seen.append((row.step_seconds, decodes))
             if decodes and prompt:
                 _, number = max((c.tokens, n) for n, c in step.chunks.items())
                 self.slow.append((worked, prompt, number))
