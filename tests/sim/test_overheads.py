@@ -256,10 +256,51 @@ class Engine:
         yield None
 
 
+def test_short_calibrations_have_long_rounds_once_there_were_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nobody ever measures many long prompts together."""
+
+    class Slow(Engine):
+        info: ClassVar = {**Engine.info, "num_blocks": 800}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.together, self.most, self.turn = 0, 0, asyncio.Lock()
+
+        async def generate(
+            self, prompt: list[int], params: SamplingParams, name: str
+        ) -> AsyncIterator[None]:
+            counts = len(prompt) == 256 and params.max_tokens == DECODES
+            self.together += counts
+            self.most = max(self.most, self.together)
+            async with self.turn:
+                await asyncio.sleep(2e-5 * len(prompt))
+            self.together -= counts
+            yield None
+
+    for name, value in (("SHARE", 0.02), ("LEAST_SHARE", 0.01), ("LEAST_VISIT", 0.001)):
+        monkeypatch.setattr(calibration, name, value)
+    monkeypatch.setattr(calibration, "PAUSES", 0.0)
+    engine, limits = Slow(), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=640)
+    load = CalibrationLoad(cast(AsyncLLM, engine), limits, 1.5, lambda what, share: None)
+    most = []
+
+    async def measure() -> None:
+        for earlier in ([], [(0.0, 100.0)]):
+            load.runs.extend(earlier)
+            await load.run()
+            most.append(engine.most)
+
+    asyncio.run(measure())
+    assert most[0] < most[1] == 16
+
+
 def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calibration, "LEAST_VISIT", 0.0)  # else there is time for two
+    for name, value in (("SHARE", 0.02), ("LEAST_SHARE", 0.01), ("LEAST_VISIT", 0.001)):
+        monkeypatch.setattr(calibration, name, value)  # else there is time for two visits
     monkeypatch.setattr(calibration, "PAUSE", (0.1, 2.0))
     engine, limits = Engine(), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=640)
     load = CalibrationLoad(cast(AsyncLLM, engine), limits, 1.2, lambda what, share: None)

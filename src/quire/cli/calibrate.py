@@ -86,11 +86,13 @@ def _tell(what: str, share: float) -> None:
 def as_text(model: StepTimeModel) -> str:
     """What the model says of some steps, for people."""
     lines = [f"{name:<20}{value}" for name, value in model.about.items()]
+    context, root = 32 * 256, math.sqrt(512)
     for what, shape in (
         ("1 decode", StepShape(1, 1, 0, 256, 0)),
         ("8 decodes", StepShape(8, 8, 0, 8 * 256, 0)),
-        ("32 decodes", StepShape(32, 32, 0, 32 * 256, 0)),
+        ("32 decodes", StepShape(32, 32, 0, context, 0)),
         ("a prompt of 512", StepShape(512, 1, 1, 0, 512 * 513 // 2)),
+        ("32 decodes after it", StepShape(32, 32, 0, context, 0, root, displaced=root * context)),
     ):
         lines.append(f"{what:<20}{1e3 * model.seconds(shape):.3f} ms")
     beside, second = model.overheads, math.log1p(1.0 / FORGETTING)

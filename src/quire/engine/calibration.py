@@ -46,19 +46,23 @@ SETTLED: Final = 8
 work, and for some steps its decodes take up to 1.5 times as long as those of an engine that has
 been decoding all the while."""
 SHARE: Final = 0.15
-"""Of the time, that one round may take at most."""
+"""Of all the time so far, that one round or visit may take at most. Long ones have many requests
+with long prompts together."""
+LEAST_SHARE: Final = 0.5
+"""Seconds that a round or visit may take anyway, of a short run."""
 FIRST: Final = 8
 """Rounds that run in the order of their size, before it is known what larger ones cost."""
 USERS: Final = (1, 2, 4, 8, 16, 32)
 """Users of the other half of the time."""
 PROMPTS: Final = (8, 1024)
-"""Between which the prompts of users are, as often short as long."""
+"""Between which the prompts of a visit are, as often short as long."""
+ALIKE: Final = 2.0
+"""A visit's prompts are up to so many times as long or short as each other's middle."""
 OUTPUTS: Final = (8, 64)
 """Tokens that users ask for."""
-VISIT: Final = 0.04
-"""Of the time, that a number of users stay at once; after that they get what they asked for."""
 LEAST_VISIT: Final = 0.3
-"""Seconds, of a short run."""
+"""Seconds that a number of users stay at once, at least; after that they get what they asked
+for."""
 PAUSES: Final = 0.15
 """Of the time, that goes to pauses and the requests that end them."""
 PAUSE: Final = (0.01, 2.0)
@@ -209,7 +213,6 @@ class CalibrationLoad:
         self._vocabulary, self._longest = llm.info["vocab_size"], llm.info["max_model_len"]
         self._token = float("inf")
         # seconds per token, of the round that was cheapest so far
-        self._visit_seconds = max(VISIT * seconds, LEAST_VISIT)
         waiting = rounds(
             limits.max_num_seqs,
             self._longest,
@@ -218,6 +221,7 @@ class CalibrationLoad:
         )
         # Of all runs, so that short ones get to all of them together.
         self._waiting, self._visited = self._again_and_again(waiting), itertools.cycle(USERS)
+        self._in_rounds = self._in_visits = self._in_pauses = 0.0
         self.sent: list[float] = []
         self.first: dict[int, float] = {}
         self.rounds: list[tuple[float, float]] = []
@@ -237,17 +241,21 @@ class CalibrationLoad:
     async def _all(self) -> None:
         for _ in range(WARM_UPS):  # weights are read from disk, buffers are made
             await self._round(WARM_UP)
-        started = time.monotonic()
-        in_rounds = in_visits = in_pauses = 0.0
+        started, earlier = time.monotonic(), sum(end - begin for begin, end in self.runs)
         while (spent := time.monotonic() - started) < self._seconds:
-            one = next(self._waiting)
-            self._tell(f"{one.rows} x {one.context} tokens", min(0.94, spent / self._seconds))
-            if self._token * one.tokens <= max(SHARE * self._seconds, 0.5):
-                in_rounds += await self._round(one)
-            if in_visits < in_rounds:
-                in_visits += await self._visit(next(self._visited))
-            if in_pauses < PAUSES * spent:
-                in_pauses += await self._pause()
+            one, done = next(self._waiting), min(0.94, spent / self._seconds)
+            # Of short runs, later ones have long rounds and visits, too.
+            share = SHARE * max(self._seconds, earlier + spent)
+            most = max(LEAST_SHARE, min(self._seconds, share))
+            if self._token * one.tokens <= most:
+                self._tell(f"{one.rows} x {one.context} tokens", done)
+                self._in_rounds += await self._round(one)
+            if self._in_visits < self._in_rounds:
+                users = next(self._visited)
+                self._tell(f"{users} users", done)
+                self._in_visits += await self._visit(users, most)
+            if self._in_pauses < PAUSES * (earlier + spent):
+                self._in_pauses += await self._pause()
         self._tell("what was measured", 0.95)
 
     def _again_and_again(self, waiting: list[Round]) -> Iterator[Round]:
@@ -269,20 +277,21 @@ class CalibrationLoad:
         self._token = min(self._token, took / one.tokens)
         return took
 
-    async def _visit(self, users: int) -> float:
-        """Users who come and go; returns how long it took."""
+    async def _visit(self, users: int, longest: float) -> float:
+        """Users who come and go, for up to so many seconds; returns how long it took."""
         await self._llm.set_limits(max_num_batched_tokens=self._limits.max_num_batched_tokens)
-        started = time.monotonic()
-        until = started + self._visit_seconds
+        stay = _between(self._rng, LEAST_VISIT, longest)
         # What all ask for at once is done soon after that.
-        most = max(2 * PROMPTS[0], int(self._visit_seconds / self._token / users))
-        await asyncio.gather(*(self._user(until, most) for _ in range(users)))
+        most = min(self._longest // 2, max(2 * PROMPTS[0], int(stay / self._token / users)))
+        middle = _between(self._rng, *PROMPTS)
+        low, high = (min(most, max(2, middle * times)) for times in (1 / ALIKE, ALIKE))
+        started = time.monotonic()
+        await asyncio.gather(*(self._user(started + stay, low, high) for _ in range(users)))
         return time.monotonic() - started
 
-    async def _user(self, until: float, most: int) -> None:
-        """Asks, waits up to as long as the answer took, and asks again. No prompt has more than
-        `most` tokens."""
-        low, high = (min(n, most, self._longest // 2) for n in PROMPTS)
+    async def _user(self, until: float, low: float, high: float) -> None:
+        """Asks, waits up to as long as the answer took, and asks again. Prompts have so many tokens
+        at least and at most."""
         await asyncio.sleep(self._rng.random() * (until - time.monotonic()) / 4)
         while time.monotonic() < until:
             started = time.monotonic()

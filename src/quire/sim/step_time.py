@@ -1,13 +1,16 @@
 """How long a step takes, by what is in it: fitted to measured steps, or from a machine's figures.
 
-`seconds = a + f(tokens) + b rows + c prefills + d decode context + e prompt context + g after +
-h woken + i idle`, where `f` is linear between powers of two. No term is negative and `f` never
-falls, so a step with more in it never takes less. Knows no scheduler and no clock.
+`seconds = a + f(tokens) + b rows + c prefills + d(decode context) + e prompt context + g after +
+h woken + i idle + j displaced`, where `f` is linear between powers of two, and `d` between the few
+sizes of `FAR`, beyond which keys and values leave a cache. No term is negative and neither `f` nor
+the slope of `d` ever falls, so a step with more in it never takes less. Knows no scheduler and no
+clock.
 
-The last three tell of what was before the step: a decode after a long prompt finds the caches full
-of other things, and the first step of an idle engine finds its threads asleep, and its weights the
-less in caches that others share, the longer it was idle. With a small model that doubles the time
-of such a step, and after a second without work the time of a large one.
+The last four tell of what was before the step: a decode after a long prompt finds the caches full
+of other things, and has to read again what it attends to; the first step of an idle engine finds
+its threads asleep, and its weights the less in caches that others share, the longer it was idle.
+With a small model that doubles the time of such a step, and after a second without work the time of
+a large one.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ VERSION: Final = 1
 KNOTS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens between which the time of a step's tokens is linear: kernels take rows in panels, and
 weights are read once however few rows there are."""
+FAR: Final = (2048, 8192, 32768)
+"""Tokens that decodes attend to, summed, beyond which each may cost more: keys and values of so
+many no longer are in one of the caches."""
 OUTLIER: Final = 20.0
 """A step counts as at most so many times the median of its kind."""
 PASSES: Final = 4
@@ -74,6 +80,8 @@ class StepShape(NamedTuple):
     """1 if the engine had nothing to do before it."""
     idle: float = 0.0
     """How much it forgot meanwhile. See `Succession`."""
+    displaced: float = 0.0
+    """`decode_context`, times how much a prompt has just displaced of it. See `Succession`."""
 
 
 def shape_of(batch: ScheduledBatch) -> StepShape:
@@ -100,7 +108,9 @@ class Succession:
 
     After a prompt of n tokens, `after` is the root of n, and fades with each step: measured were
     0.2, 0.5, 0.9 and 1.1 ms more after 8, 150, 600 and 1024 tokens, and about a quarter of that in
-    the four steps after the first.
+    the four steps after the first. `displaced` is that root times the context of decodes, with a
+    prompt in the same step as well, which displaces it in each layer anew: measured were 0.07 us
+    more for each of up to 32,000 tokens, after prompts of 150 and more.
 
     After t seconds without work, `idle` is ln(1 + t / FORGETTING). A step took 0.3, 1.3, 3.4, 7.5
     and 19 ms more after 0.01, 0.03, 0.1, 0.3 and 1 s, whether it had 8 tokens or 600, and with a
@@ -121,10 +131,14 @@ class Succession:
             return shape
         after, woken, idle = self._after, int(self._idle_since is not None), self.forgotten(now)
         self._after, self._idle_since = (after * FADING if after > FADED else 0.0), None
+        displaced = after
         if prefills:
             self._after = max(self._after, math.sqrt(tokens - rows + prefills))
-            after = 0.0
-        return StepShape(*shape[:5], after, woken, idle) if after or woken else shape
+            displaced, after = max(displaced, self._after), 0.0
+        displaced *= shape.decode_context
+        if not (after or woken or displaced):
+            return shape
+        return StepShape(*shape[:5], after, woken, idle, displaced)
 
     def forgotten(self, now: float) -> float:
         """`StepShape.idle` of a step that would begin now."""
@@ -194,7 +208,8 @@ class StepTimeModel:
         per_token: Seconds of one more token, between `KNOTS[i]` and `KNOTS[i + 1]` tokens; the last
             one also holds above.
         per_row, per_prefill, per_decode_context, per_prompt_context, per_after, per_woken,
-            per_idle: See `StepShape`.
+            per_idle, per_displaced: See `StepShape`.
+        per_far: Added for each token of the decode context beyond each of `FAR`.
         overheads: What passes beside the steps.
         about: Where the figures are from, for people.
     """
@@ -208,6 +223,8 @@ class StepTimeModel:
     per_after: float = 0.0
     per_woken: float = 0.0
     per_idle: float = 0.0
+    per_displaced: float = 0.0
+    per_far: tuple[float, ...] = (0.0,) * len(FAR)
     overheads: Overheads = field(default_factory=Overheads)
     about: dict[str, Any] = field(default_factory=dict)
     spread: tuple[float, ...] = ()
@@ -223,11 +240,13 @@ class StepTimeModel:
 
     def __post_init__(self) -> None:
         """Raises ValueError: a figure is missing or negative."""
-        if len(self.per_token) != len(KNOTS) - 1:
-            raise ValueError(f"per_token must be {len(KNOTS) - 1} figures")
+        for name, count in (("per_token", len(KNOTS) - 1), ("per_far", len(FAR))):
+            if len(getattr(self, name)) != count:
+                raise ValueError(f"{name} must be {count} figures")
         figures = (
             self.fixed, *self.per_token, self.per_row, self.per_prefill, self.per_decode_context,
             self.per_prompt_context, self.per_after, self.per_woken, self.per_idle,
+            self.per_displaced, *self.per_far,
             *asdict(self.overheads).values(),
         )  # fmt: skip
         if not all(0 <= figure < float("inf") for figure in figures):
@@ -241,18 +260,24 @@ class StepTimeModel:
 
     def seconds(self, shape: StepShape) -> float:
         """How long a step takes."""
-        tokens, table = shape.tokens, self._table
+        tokens, table, context = shape.tokens, self._table, shape.decode_context
+        far = 0.0
+        if context > FAR[0]:
+            for start, each in zip(FAR, self.per_far, strict=True):
+                far += each * max(0, context - start)
         while tokens >= len(table) and len(table) <= MOST_TOKENS:
             table.append(self.of_tokens(len(table)))
         return (
             (table[tokens] if tokens < len(table) else self.of_tokens(tokens))
             + self.per_row * shape.rows
             + self.per_prefill * shape.prefills
-            + self.per_decode_context * shape.decode_context
+            + self.per_decode_context * context
+            + far
             + self.per_prompt_context * shape.prompt_context
             + self.per_after * shape.after
             + self.per_woken * shape.woken
             + self.per_idle * shape.idle
+            + self.per_displaced * shape.displaced
         )
 
     def of_tokens(self, tokens: int) -> float:
@@ -273,6 +298,8 @@ class StepTimeModel:
             per_after=self.per_after * factor,
             per_woken=self.per_woken * factor,
             per_idle=self.per_idle * factor,
+            per_displaced=self.per_displaced * factor,
+            per_far=tuple(each * factor for each in self.per_far),
             _table=[],
         )
 
@@ -280,7 +307,8 @@ class StepTimeModel:
         """What stands in the file."""
         figures = asdict(self)
         del figures["_table"]
-        return {"format": FORMAT, "version": VERSION, "knots": list(KNOTS), **figures}
+        knots = {"knots": list(KNOTS), "far": list(FAR)}
+        return {"format": FORMAT, "version": VERSION, **knots, **figures}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepTimeModel:
@@ -291,15 +319,18 @@ class StepTimeModel:
         """
         if data.get("format") != FORMAT:
             raise ValueError(f"no calibration: format must be {FORMAT!r}")
-        if data.get("version") != VERSION or data.get("knots") != list(KNOTS):
+        current = (VERSION, list(KNOTS), list(FAR))
+        if (data.get("version"), data.get("knots"), data.get("far", list(FAR))) != current:
             raise ValueError(
                 f"of version {data.get('version')!r:.20}, not {VERSION}: calibrate again"
             )
         try:
-            given = {k: v for k, v in data.items() if k not in ("format", "version", "knots")}
+            beside = ("format", "version", "knots", "far")
+            given = {name: value for name, value in data.items() if name not in beside}
             given["overheads"] = Overheads(**given["overheads"])
             lists = {name: tuple(given.get(name, ())) for name in ("spread", "prompt_spread")}
             lists["spells"] = tuple((a, b) for a, b in given.get("spells", ()))
+            lists["per_far"] = tuple(given.get("per_far", (0.0,) * len(FAR)))
             return cls(**given | lists | {"per_token": tuple(given["per_token"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"a figure is missing or unknown: {error}") from None
@@ -362,7 +393,7 @@ def fit(
             f"a model of step times needs steps of at least 4 kinds, got {kinds}: record a "
             "longer run, or one with prompts and decodes"
         )
-    values = numpy.array([(1.0, *_parts(s.tokens), *map(float, s[1:])) for s, _ in steps])
+    values = numpy.array([_values(shape) for shape, _ in steps])
     taken = numpy.array([each for _, each in steps])
     weights = _weights([shape for shape, _ in steps])
     expected = _usual(steps)
@@ -372,7 +403,7 @@ def fit(
         # throughput goes.
         by = weights / expected
         target = numpy.minimum(taken, OUTLIER * expected)
-        plain = _unless_shown([shape.tokens for shape, _ in steps], expected)
+        plain = _unless_shown(values, [shape.tokens for shape, _ in steps], expected)
         terms = non_negative(
             numpy.vstack([values * by[:, None], plain]),
             numpy.concatenate([target * by, numpy.zeros(len(plain))]),
@@ -381,10 +412,10 @@ def fit(
         expected = values @ numpy.array(terms)
     count = len(KNOTS)
     per_token = _continued(terms[1:count], max(shape.tokens for shape, _ in steps))
-    row, prefill, decode, prompt, after, woken, idle = terms[count:]
+    row, prefill, decode, prompt, after, woken, idle, displaced, *far = terms[count:]
     model = StepTimeModel(
-        terms[0], per_token, row, prefill, decode, prompt, after, woken, idle,
-        overheads or Overheads(), about or {},
+        terms[0], per_token, row, prefill, decode, prompt, after, woken, idle, displaced,
+        tuple(far), overheads or Overheads(), about or {},
     )  # fmt: skip
     decodes = [step for step in steps if not step[0].prefills]
     prompts = [step for step in steps if step[0].prefills]
@@ -393,29 +424,46 @@ def fit(
     )
 
 
-def _unless_shown(tokens: Sequence[int], expected: Any) -> Any:
+def _values(shape: StepShape) -> tuple[float, ...]:
+    """What each term of a model is multiplied with."""
+    far = (float(max(0, shape.decode_context - start)) for start in FAR)
+    return 1.0, *_parts(shape.tokens), *map(float, shape[1:]), *far
+
+
+def _term(name: str) -> int:
+    """Which of `_values` belongs to this part of a step."""
+    return len(KNOTS) - 1 + StepShape._fields.index(name)
+
+
+def _unless_shown(values: Any, tokens: Sequence[int], expected: Any) -> Any:
     """What terms are to be unless steps show otherwise, as rows whose products with the terms are
-    to be 0: `f` goes on as before, and attention costs a prompt nothing. Each counts as one step
-    that is off by as much.
+    to be 0: `f` goes on as before, attention costs a prompt nothing, and no decode is slower for a
+    large context, or one that was displaced. Each counts as one step that is off by as much.
 
     Args:
+        values: Of each step, what each term is multiplied with.
         tokens: Of each step.
         expected: Seconds of each.
     """
     import numpy
 
-    order = numpy.argsort(tokens, kind="stable")
+    order, terms = numpy.argsort(tokens, kind="stable"), values.shape[1]
     ascending, seconds = numpy.array(tokens)[order], expected[order]
     rows = []
     for i, (start, end) in enumerate(itertools.pairwise(KNOTS[:-1]), 1):
         if start >= SMOOTH_FROM and end < ascending[-1]:
-            bend = numpy.zeros(len(KNOTS) + len(StepShape._fields) - 1)
+            bend = numpy.zeros(terms)
             bend[i], bend[i + 1] = end - start, start - end
             rows.append(bend / numpy.interp(end, ascending, seconds))
     count, attended, weight = ATTENDED
-    attention = numpy.zeros(len(KNOTS) + len(StepShape._fields) - 1)
-    attention[len(KNOTS) - 1 + StepShape._fields.index("prompt_context")] = weight * attended
-    return numpy.array([*rows, attention / numpy.interp(count, ascending, seconds)])
+    attention = numpy.zeros(terms)
+    attention[_term("prompt_context")] = weight * attended
+    rows.append(attention / numpy.interp(count, ascending, seconds))
+    for term in range(_term("displaced"), terms):  # and all of `FAR`
+        most = numpy.zeros(terms)
+        most[term] = (values[:, term] / expected).max()
+        rows.append(most)
+    return numpy.array(rows)
 
 
 def _usual(steps: Sequence[tuple[StepShape, float]]) -> Any:
