@@ -87,6 +87,7 @@ struct Block {
   // nullptr, or the shape of the tile registers that multiply it; and nullptr, or codes of four bits in bytes.
   TileShape* shape = nullptr;
   const char* bytes = nullptr;
+  bool whole_tiles = false;  // its rows fill these registers, but for the last ones
 };
 
 // The end of a group: its sums times its scales join those before it.
@@ -691,14 +692,20 @@ void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
   // A leaf's end does more with its sums than to keep them; whole numbers become others.
   const bool more = coded ? b.ends : b.scales || b.joins > 0 || b.into;
   alignas(64) float ended[2 * kTileRegisterRows * kTile];
+  // The last rows pass by with some of those before them, whose sums are dropped: setting another shape, and the first
+  // one again in the next block, takes longer.
+  const int64_t again = b.whole_tiles ? kTileRegisterRows - count : 0;
   const TileProduct product{
-      x + row * stride + b.k0 * item, stride, count, b.weights + (b.k0 - b.begins) * kTile * item, bytes / kStepBytes,
-      bytes % kStepBytes / 4, b.fresh ? nullptr : sums, more ? ended : sums,
+      x + (row - again) * stride + b.k0 * item, stride, again + count, b.weights + (b.k0 - b.begins) * kTile * item,
+      bytes / kStepBytes, bytes % kStepBytes / 4, b.fresh ? nullptr : sums - again * kTile, more || again ? ended : sums,
       b.next + pass * (bytes / 16) * b.lines * 64, fetched ? 0 : 4 * b.lines};
   coded ? multiply_tiles<kSignedRows>(*b.shape, product) : multiply_tiles<kNumbers>(*b.shape, product);
-  if (!more) return;
+  if (!more) {
+    if (again) __builtin_memcpy(sums, ended + again * kTile, static_cast<size_t>(count * kTile) * sizeof(float));
+    return;
+  }
   for (int64_t r = 0; r < count; ++r) {
-    const float* from = ended + r * kTile;
+    const float* from = ended + (again + r) * kTile;
     float* const at = sums + r * kTile;
     if (coded) {
       IVec acc[1][4];
@@ -1199,7 +1206,7 @@ void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int
   // Passes of about equal size: four and four rows rather than six and two.
   for (int64_t row = row0, pass = 0, count; row < row1; row += count, ++pass) {
     const int64_t left = passes - pass, at = (row - row0) * kTile;
-    count = (row1 - row + left - 1) / left;
+    count = !block.whole_tiles ? (row1 - row + left - 1) / left : left > 1 ? kTileRegisterRows : row1 - row;
     if (ends_leaf && args.rows && !block.into) fetch_leaf(args, leaf, row, count, tile);
     some_rows(block, row, count, mine + at, pass);
     if (!ends_leaf || block.into) continue;
@@ -1253,6 +1260,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const int64_t apart = (row1 - row0) * kTile;
   TileShape* const shape = on_tiles(work, row1 - row0) ? &registers : nullptr;
   const bool unpacked = shape && layer.dtype == kCodes4;
+  const bool whole_tiles = shape && passes > 1 && (row1 - row0) % passes != 0 && !group;
   char* const bytes = unpacked ? static_cast<char*>(scratch(6, static_cast<size_t>(length * kTile))) : nullptr;
   const int64_t head = layer.coded.group ? (group_head(layer) / 64 + passes - 1) / passes : 0;
   for (int64_t leaf = 0; leaf < layer.leaves; ++leaf) {
@@ -1274,7 +1282,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                         made ? k0 : 0, k0, k1, whole || k0 == begin, joins, apart, next, lines, all_lines,
                         adds ? into : nullptr, k1 == end, head,
                         ends_group ? weights + k0 / group * group_bytes(layer) : nullptr, whole && k0 > begin,
-                        at_once ? wide : nullptr, type, shape, bytes};
+                        at_once ? wide : nullptr, type, shape, bytes, whole_tiles};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }

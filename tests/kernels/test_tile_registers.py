@@ -78,7 +78,9 @@ def test_every_bit_is_what_is_written_out(n, k, leaves):
     layer = native_linear.prepare_linear(weight, bias, leaves=leaves)
     x = numbers(70, k, seed=k)
     want = written_out(x, weight, bias, leaves)
-    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 48, 70):
+    # 34, 40 and 67 are not so many passes of the same size: the last ones pass by with rows before
+    # them.
+    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 34, 40, 48, 67, 70):
         got = native_linear.linear(x[:rows], layer, torch.float32)
         assert same(got, want[:rows]), rows
 

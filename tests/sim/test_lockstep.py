@@ -101,6 +101,20 @@ def test_every_decision_is_the_engines(case: str, tmp_path: Path) -> None:
         assert sum(d.b for s in steps for d in s.expected if d.kind == FactKind.ADMITTED) > 500
 
 
+def test_steps_tell_whether_they_gave_a_token(tmp_path: Path) -> None:
+    llm = LLM(record=str(tmp_path / "t.jsonl"), max_num_batched_tokens=64, max_num_seqs=8)
+    prompt = {"prompt_token_ids": [random.Random(0).randrange(300, 1500) for _ in range(150)]}
+    try:
+        llm.generate([prompt], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    finally:
+        llm.llm_engine.shutdown()
+    trace = read_trace(tmp_path / "t.jsonl")
+    info, config = trace.header.info, EngineConfig.from_dict(trace.header.config)
+    pool = Pool(info["num_blocks"], tuple(info["kv_windows"]), info["num_swap_blocks"])
+    steps = Lockstep(trace, SimulatedEngine(trace, config, pool))
+    assert [step.shape.head for step in steps if step.shape.tokens] == [0, 0, 1, 1, 1]
+
+
 def test_other_settings_decide_otherwise_and_steps_can_be_fitted(tmp_path: Path) -> None:
     trace, config, pool = recorded(tmp_path / "t.jsonl", 1)
     smaller = Pool(pool.num_blocks // 20)

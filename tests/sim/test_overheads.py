@@ -271,7 +271,7 @@ def test_short_calibrations_have_long_rounds_once_there_were_many(
         async def generate(
             self, prompt: list[int], params: SamplingParams, name: str
         ) -> AsyncIterator[None]:
-            counts = len(prompt) == 256 and params.max_tokens == DECODES
+            counts = len(prompt) >= 128 and params.max_tokens == DECODES
             self.together += counts
             self.most = max(self.most, self.together)
             async with self.turn:
@@ -279,7 +279,7 @@ def test_short_calibrations_have_long_rounds_once_there_were_many(
             self.together -= counts
             yield None
 
-    for name, value in (("SHARE", 0.02), ("LEAST_SHARE", 0.01), ("LEAST_VISIT", 0.001)):
+    for name, value in (("SHARE", 0.005), ("LEAST_SHARE", 0.01), ("LEAST_VISIT", 0.001)):
         monkeypatch.setattr(calibration, name, value)
     monkeypatch.setattr(calibration, "PAUSES", 0.0)
     engine, limits = Slow(), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=640)
@@ -305,11 +305,14 @@ def test_a_calibration_asks_for_every_kind_of_round_and_has_users_between_them(
     engine, limits = Engine(), SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=640)
     load = CalibrationLoad(cast(AsyncLLM, engine), limits, 1.2, lambda what, share: None)
     asyncio.run(load.run())
-    assert set(engine.asked) == {32, 128, 256, 512, 640}
     in_rounds = {
         prompt for asked in engine.asked.values() for prompt, out in asked if out == DECODES
     }
-    assert {8, 64, 256} <= in_rounds
+    for found, kinds in ((engine.asked, (32, 128, 256, 512)), (in_rounds, (4, 32, 128))):
+        for least in kinds:
+            assert any(least <= each <= 2 * least for each in found), least
+    assert max(engine.asked) == 640 and max(in_rounds) <= 256
+    assert len(engine.asked) > 10 and len(in_rounds) > 10, "sizes that kernels like are not all"
     users = [asked for asked in engine.asked[640] if asked[1] != DECODES]
     assert len({prompt for prompt, _ in users}) > 10 and len(users) > 30
     assert len(load.first) == len(load.sent) > 100

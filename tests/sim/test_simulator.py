@@ -243,6 +243,14 @@ def test_the_longer_an_engine_had_nothing_to_do_the_slower_it_begins() -> None:
     assert first[2] < first[1] + 0.002
 
 
+def test_a_chunk_that_ends_no_prompt_does_not_read_the_head() -> None:
+    times = StepTimeModel(1e-3, (0.0,) * 14, per_head=1.0)
+    requests = [TraceRequest(0.0, 150, 2)]
+    settings = config(max_num_batched_tokens=64, max_num_seqs=8)
+    outcome = Simulator(settings, Pool(500), times).run(requests, Sequences(requests, 16))
+    assert outcome.num_steps == 4 and outcome.busy_seconds == pytest.approx(2.004)
+
+
 def spelled(seconds: int, slow: dict[int, float], rng: random.Random) -> list[Any]:
     """Steps of 2 ms a decode and 10 ms a prompt, half of the time each; slower in some seconds."""
     made = []

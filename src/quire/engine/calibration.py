@@ -88,13 +88,13 @@ class Round(NamedTuple):
 
     rows: int
     context: int
-    """Tokens of each prompt."""
+    """Tokens of each prompt, at most."""
     budget: int
-    """`max_num_batched_tokens`."""
+    """`max_num_batched_tokens`, at least."""
 
     @property
     def tokens(self) -> int:
-        """All that it computes."""
+        """All that it computes, at most."""
         return self.rows * (self.context + DECODES)
 
 
@@ -266,24 +266,28 @@ class CalibrationLoad:
             yield from self._rng.sample(waiting, len(waiting))
 
     async def _round(self, one: Round) -> float:
-        """Requests that come together; returns how long they took."""
+        """Requests that come together; returns how long they took. Their prompts have down to half
+        as many tokens, and steps up to twice as many: kernels are quickest with sizes like 64."""
+        limits = self._limits
         # A budget below the number of requests that may run is refused.
-        budget = max(one.budget, self._limits.max_num_seqs)
+        least = max(one.budget, limits.max_num_seqs)
+        budget = min(limits.max_num_batched_tokens, round(least * self._between(1, 2)))
         await self._llm.set_limits(max_num_batched_tokens=budget)
+        length = max(2, round(one.context / self._between(1, 2)))
         started = time.monotonic()
-        await asyncio.gather(*(self._ask(one.context, DECODES) for _ in range(one.rows)))
+        await asyncio.gather(*(self._ask(length, DECODES) for _ in range(one.rows)))
         took = time.monotonic() - started
         self.rounds.append((started, started + took))
-        self._token = min(self._token, took / one.tokens)
+        self._token = min(self._token, took / (one.rows * (length + DECODES)))
         return took
 
     async def _visit(self, users: int, longest: float) -> float:
         """Users who come and go, for up to so many seconds; returns how long it took."""
         await self._llm.set_limits(max_num_batched_tokens=self._limits.max_num_batched_tokens)
-        stay = _between(self._rng, LEAST_VISIT, longest)
+        stay = self._between(LEAST_VISIT, longest)
         # What all ask for at once is done soon after that.
         most = min(self._longest // 2, max(2 * PROMPTS[0], int(stay / self._token / users)))
-        middle = _between(self._rng, *PROMPTS)
+        middle = self._between(*PROMPTS)
         low, high = (min(most, max(2, middle * times)) for times in (1 / ALIKE, ALIKE))
         started = time.monotonic()
         await asyncio.gather(*(self._user(started + stay, low, high) for _ in range(users)))
@@ -295,7 +299,7 @@ class CalibrationLoad:
         await asyncio.sleep(self._rng.random() * (until - time.monotonic()) / 4)
         while time.monotonic() < until:
             started = time.monotonic()
-            length = round(_between(self._rng, low, high))
+            length = round(self._between(low, high))
             await self._ask(length, self._rng.randint(*OUTPUTS))
             await asyncio.sleep(self._rng.random() * (time.monotonic() - started))
 
@@ -304,10 +308,14 @@ class CalibrationLoad:
         started = time.monotonic()
         shortest, longest = PAUSE
         most = max(2 * shortest, min(longest, PAUSES * self._seconds))
-        await asyncio.sleep(_between(self._rng, shortest, most))
-        length = _between(self._rng, *AFTER_PAUSE)
+        await asyncio.sleep(self._between(shortest, most))
+        length = self._between(*AFTER_PAUSE)
         await self._ask(round(min(length, self._longest / 2)), OUTPUTS[0])
         return time.monotonic() - started
+
+    def _between(self, low: float, high: float) -> float:
+        """As often near the one as near the other."""
+        return math.exp(self._rng.uniform(math.log(low), math.log(high)))
 
     async def _ask(self, length: int, tokens: int) -> None:
         # At once: while it is made, nobody gets a token.
@@ -321,11 +329,6 @@ class CalibrationLoad:
         self.sent.append(time.monotonic())
         async for _ in self._llm.generate(prompt, params, f"calibration-{number}"):
             self.first.setdefault(number, time.monotonic())
-
-
-def _between(rng: random.Random, low: float, high: float) -> float:
-    """As often near the one as near the other."""
-    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 class Measuring:

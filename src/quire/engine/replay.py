@@ -45,9 +45,9 @@ class ForcingExecutor:
 
     def submit(self, batch: ScheduledBatch) -> ComputedBatch:
         """Run a batch."""
-        self.shape = shape_of(batch)
         result: BatchResult = self._inner.submit(batch).result()
         sampled = result.sampled_token_ids
+        self.shape = shape_of(batch, len(sampled))
         for name in sampled:
             at = self._given.get(name, 0)
             if at < len(self.forced.get(name, ())):

@@ -183,8 +183,10 @@ class SimulatedEngine:
         """Schedule, and apply what the trace says."""
         scheduler, executor = self._scheduler, self._simulator.executor
         batch = scheduler.schedule()
-        shape = self._simulator.succession.shape_of(batch, recorded.start)
         result = executor.run(batch, {request_name(n): count for n, count in recorded.several})
+        shape = self._simulator.succession.shape_of(
+            batch, recorded.start, len(result.sampled_token_ids)
+        )
         result.forward_seconds, result.swap_seconds = recorded.forward, recorded.swap
         self.set_clock(recorded.start + recorded.seconds)
         for output in scheduler.update(batch, result):

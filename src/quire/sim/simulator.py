@@ -285,9 +285,9 @@ class Simulator:
         scheduler, clock, outcome = self.scheduler, self.clock, self.outcome
         start = clock.now()
         batch = scheduler.schedule()
-        shape = self.succession.shape_of(batch, start)
-        seconds = self._seconds(shape) if shape.tokens else 0.0
         result = self.executor.run(batch)
+        shape = self.succession.shape_of(batch, start, len(result.sampled_token_ids))
+        seconds = self._seconds(shape) if shape.tokens else 0.0
         result.forward_seconds = seconds
         clock.advance(seconds if shape.tokens else IDLE_SECONDS)
         self.apply(batch, result, start, shape.idle)

@@ -1,16 +1,16 @@
 """How long a step takes, by what is in it: fitted to measured steps, or from a machine's figures.
 
 `seconds = a + f(tokens) + b rows + c prefills + d(decode context) + e prompt context + g after +
-h woken + i idle + j displaced`, where `f` is linear between powers of two, and `d` between the few
-sizes of `FAR`, beyond which keys and values leave a cache. No term is negative and neither `f` nor
-the slope of `d` ever falls, so a step with more in it never takes less. Knows no scheduler and no
-clock.
+h woken + i idle + j displaced + k head`, where `f` is linear between powers of two, and `d` between
+the few sizes of `FAR`, beyond which keys and values leave a cache. No term is negative and neither
+`f` nor the slope of `d` ever falls, so a step with more in it never takes less. Knows no scheduler
+and no clock.
 
-The last four tell of what was before the step: a decode after a long prompt finds the caches full
-of other things, and has to read again what it attends to; the first step of an idle engine finds
-its threads asleep, and its weights the less in caches that others share, the longer it was idle.
-With a small model that doubles the time of such a step, and after a second without work the time of
-a large one.
+`after`, `woken`, `idle` and `displaced` tell of what was before the step: a decode after a long
+prompt finds the caches full of other things, and has to read again what it attends to; the first
+step of an idle engine finds its threads asleep, and its weights the less in caches that others
+share, the longer it was idle. With a small model that doubles the time of such a step, and after a
+second without work the time of a large one.
 """
 
 from __future__ import annotations
@@ -82,10 +82,13 @@ class StepShape(NamedTuple):
     """How much it forgot meanwhile. See `Succession`."""
     displaced: float = 0.0
     """`decode_context`, times how much a prompt has just displaced of it. See `Succession`."""
+    head: int = 1
+    """0 if no request gets a token, because all are within their prompts: then the head, in small
+    models a quarter of all weights, is not read."""
 
 
-def shape_of(batch: ScheduledBatch) -> StepShape:
-    """What is in a batch."""
+def shape_of(batch: ScheduledBatch, sampled: int = 1) -> StepShape:
+    """What is in a batch that gives a token to so many requests."""
     counts, known = batch.num_scheduled_tokens, batch.scheduled_cached_reqs
     total, rows = batch.total_num_scheduled_tokens, len(counts)
     if total == rows and not batch.scheduled_new_reqs:
@@ -100,7 +103,7 @@ def shape_of(batch: ScheduledBatch) -> StepShape:
         else:
             prefills += 1
             prompts += count * before + count * (count + 1) // 2
-    return StepShape(total, rows, prefills, decodes, prompts)
+    return StepShape(total, rows, prefills, decodes, prompts, head=min(sampled, 1))
 
 
 class Succession:
@@ -123,9 +126,9 @@ class Succession:
         self._after = 0.0
         self._idle_since: float | None = 0.0
 
-    def shape_of(self, batch: ScheduledBatch, now: float) -> StepShape:
-        """What is in the next step, which begins now."""
-        shape = shape_of(batch)
+    def shape_of(self, batch: ScheduledBatch, now: float, sampled: int = 1) -> StepShape:
+        """What is in the next step, which begins now and gives a token to so many requests."""
+        shape = shape_of(batch, sampled)
         tokens, rows, prefills = shape[:3]
         if not tokens:
             return shape
@@ -138,7 +141,7 @@ class Succession:
         displaced *= shape.decode_context
         if not (after or woken or displaced):
             return shape
-        return StepShape(*shape[:5], after, woken, idle, displaced)
+        return StepShape(*shape[:5], after, woken, idle, displaced, shape.head)
 
     def forgotten(self, now: float) -> float:
         """`StepShape.idle` of a step that would begin now."""
@@ -208,7 +211,7 @@ class StepTimeModel:
         per_token: Seconds of one more token, between `KNOTS[i]` and `KNOTS[i + 1]` tokens; the last
             one also holds above.
         per_row, per_prefill, per_decode_context, per_prompt_context, per_after, per_woken,
-            per_idle, per_displaced: See `StepShape`.
+            per_idle, per_displaced, per_head: See `StepShape`.
         per_far: Added for each token of the decode context beyond each of `FAR`.
         overheads: What passes beside the steps.
         about: Where the figures are from, for people.
@@ -224,6 +227,7 @@ class StepTimeModel:
     per_woken: float = 0.0
     per_idle: float = 0.0
     per_displaced: float = 0.0
+    per_head: float = 0.0
     per_far: tuple[float, ...] = (0.0,) * len(FAR)
     overheads: Overheads = field(default_factory=Overheads)
     about: dict[str, Any] = field(default_factory=dict)
@@ -246,7 +250,7 @@ class StepTimeModel:
         figures = (
             self.fixed, *self.per_token, self.per_row, self.per_prefill, self.per_decode_context,
             self.per_prompt_context, self.per_after, self.per_woken, self.per_idle,
-            self.per_displaced, *self.per_far,
+            self.per_displaced, self.per_head, *self.per_far,
             *asdict(self.overheads).values(),
         )  # fmt: skip
         if not all(0 <= figure < float("inf") for figure in figures):
@@ -278,6 +282,7 @@ class StepTimeModel:
             + self.per_woken * shape.woken
             + self.per_idle * shape.idle
             + self.per_displaced * shape.displaced
+            + self.per_head * shape.head
         )
 
     def of_tokens(self, tokens: int) -> float:
@@ -299,6 +304,7 @@ class StepTimeModel:
             per_woken=self.per_woken * factor,
             per_idle=self.per_idle * factor,
             per_displaced=self.per_displaced * factor,
+            per_head=self.per_head * factor,
             per_far=tuple(each * factor for each in self.per_far),
             _table=[],
         )
@@ -412,9 +418,9 @@ def fit(
         expected = values @ numpy.array(terms)
     count = len(KNOTS)
     per_token = _continued(terms[1:count], max(shape.tokens for shape, _ in steps))
-    row, prefill, decode, prompt, after, woken, idle, displaced, *far = terms[count:]
+    row, prefill, decode, prompt, after, woken, idle, displaced, head, *far = terms[count:]
     model = StepTimeModel(
-        terms[0], per_token, row, prefill, decode, prompt, after, woken, idle, displaced,
+        terms[0], per_token, row, prefill, decode, prompt, after, woken, idle, displaced, head,
         tuple(far), overheads or Overheads(), about or {},
     )  # fmt: skip
     decodes = [step for step in steps if not step[0].prefills]
@@ -459,7 +465,8 @@ def _unless_shown(values: Any, tokens: Sequence[int], expected: Any) -> Any:
     attention = numpy.zeros(terms)
     attention[_term("prompt_context")] = weight * attended
     rows.append(attention / numpy.interp(count, ascending, seconds))
-    for term in range(_term("displaced"), terms):  # and all of `FAR`
+    first_far = len(KNOTS) - 1 + len(StepShape._fields)
+    for term in (_term("displaced"), *range(first_far, terms)):
         most = numpy.zeros(terms)
         most[term] = (values[:, term] / expected).max()
         rows.append(most)
