@@ -350,17 +350,19 @@ class Calibrated:
 def tell(
     todo: list[Load], info: dict, calibrated: Calibrated, options: argparse.Namespace
 ) -> list[float]:
-    """Print all figures and errors; returns how many times faster than real time it was."""
+    """Print all figures and errors; returns how many times faster than real time each load was, in
+    the median run."""
     speeds = []
     known, as_calibrated, of_engine = ({name: [] for name in FIGURES} for _ in range(3))
     print(f"{'load':<44}" + "".join(f"{name.removesuffix('_ms'):>26}" for name in FIGURES))
     for one in todo:
-        runs = []
+        runs, times_faster = [], []
         for after in one.after[: options.runs]:
             pace = calibrated.beside(after)
             made, speed = simulated(one.config, info, calibrated.times, one.requests, pace)
             runs.append(made)
-            speeds.append(speed)
+            times_faster.append(speed)
+        speeds.append(statistics.median(times_faster))
         made, live, row = medians(runs), medians(one.lives[: options.runs]), one.row
         if options.own_speed:
             knowing = medians(one.knowing[: options.runs])
