@@ -57,7 +57,7 @@ USERS: Final = (1, 2, 4, 8, 16, 32)
 PROMPTS: Final = (8, 1024)
 """Between which the prompts of a visit are, as often short as long."""
 ALIKE: Final = 2.0
-"""A visit's prompts are up to so many times as long or short as each other's middle."""
+"""The prompts of a visit are up to so many times longer or shorter than the length drawn for it."""
 OUTPUTS: Final = (8, 64)
 """Tokens that users ask for."""
 LEAST_VISIT: Final = 0.3

@@ -92,7 +92,8 @@ def shape_of(batch: ScheduledBatch, sampled: int = 1) -> StepShape:
     counts, known = batch.num_scheduled_tokens, batch.scheduled_cached_reqs
     total, rows = batch.total_num_scheduled_tokens, len(counts)
     if total == rows and not batch.scheduled_new_reqs:
-        return StepShape(total, rows, 0, sum(known.num_computed_tokens) + rows, 0)
+        context = sum(known.num_computed_tokens) + rows
+        return StepShape(total, rows, 0, context, 0, head=min(sampled, 1))
     decodes = prompts = prefills = 0
     pairs = list(zip(known.req_ids, known.num_computed_tokens, strict=True))
     pairs += [(new.req_id, new.num_computed_tokens) for new in batch.scheduled_new_reqs]
@@ -465,8 +466,7 @@ def _unless_shown(values: Any, tokens: Sequence[int], expected: Any) -> Any:
     attention = numpy.zeros(terms)
     attention[_term("prompt_context")] = weight * attended
     rows.append(attention / numpy.interp(count, ascending, seconds))
-    first_far = len(KNOTS) - 1 + len(StepShape._fields)
-    for term in (_term("displaced"), *range(first_far, terms)):
+    for term in (_term("displaced"), *range(terms - len(FAR), terms)):
         most = numpy.zeros(terms)
         most[term] = (values[:, term] / expected).max()
         rows.append(most)
