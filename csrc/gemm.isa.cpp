@@ -40,8 +40,11 @@ constexpr int64_t kTileBlock = 256, kTileBlockOfGroups = 256;
 // Rows that pass by two tile registers at a time, at most.
 constexpr int64_t kMostTwo = 2 * kTileRegisterRows;
 
-// Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB.
-constexpr int64_t kNarrowBlock = 128;
+// Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB. Tile registers are loaded faster
+// the fewer numbers were just stored.
+constexpr int64_t kNarrowBlock = kTiles ? 64 : 128;
+// bf16 numbers of a column in a step of tile registers.
+constexpr int64_t kTileStep = 32;
 // Rows for which numbers of narrow weights are made in registers, at most, and for which others are float32.
 constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 48 : QUIRE_LEVEL == 1 ? 1 : 0, kInFloat32 = kFewRows;
 
@@ -81,7 +84,8 @@ struct Block {
   // the groups before it are in `sums`.
   const char* scales = nullptr;
   bool grows = false;
-  // nullptr, or memory for numbers: `weights` are the codes of a narrow tile, k0 .. k1 a leaf.
+  // nullptr, or memory for numbers: `weights` are the codes of a narrow tile, k0 .. k1 a leaf, or with tile registers
+  // perhaps one group of it.
   void* wide = nullptr;
   int type = kF32;  // of the numbers at `weights`
   // nullptr, or the shape of the tile registers that multiply it; and nullptr, or codes of four bits in bytes.
@@ -140,11 +144,13 @@ constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 
 // Where lines are fetched to. A line on its way to the first-level cache holds one of few places in its queue
 // all the while, so that memory waits for places; the second level has more of them. Where one row is multiplied
-// with numbers that are made of a weight first, the first level is better all the same (measured on Zen 4).
+// with numbers that are made of a weight first, the first level is better all the same (measured on Zen 4; on a
+// processor with tile registers it is no better).
 enum Level { kFirst, kSecond };
-// How far ahead of itself one pass fetches what it reads once. On a processor with tile registers, 2 KiB are 1.05 times
-// as fast as 4 with one row of four-bit codes, and the same elsewhere.
-constexpr int64_t kOwnLead = kTiles ? 2048 : 4096;
+constexpr Level kLevelOfMade = kTiles ? kSecond : kFirst;
+// How far ahead of itself one pass fetches what it reads once. Tile registers are loaded a KiB at a time: with 2 KiB,
+// products of 1 to 16 rows in bf16 took 1.1 times as long, with 4 as long, but those of codes longer.
+constexpr int64_t kOwnLead = kTiles ? 8192 : 4096;
 
 template <Level level> QUIRE_INLINE void fetch_line(const char* line) {
   if (level == kSecond) __builtin_prefetch(line, 0, 2);
@@ -359,7 +365,7 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
     if (source.begin(at)) {
       for (int64_t i = k; i < end; i += 2, unit += bytes) {
         for (int64_t line = 0; line < lines; ++line, next += 64) {
-          if (alone) fetch_line<kFirst>(next);
+          if (alone) fetch_line<kLevelOfMade>(next);
           else fetch_line<kSecond>(next);
         }
         multiply_unit<R>(source, unit, x + i, stride, acc);
@@ -514,7 +520,7 @@ template <int R, int V, int kind, int lines>
 QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
                              [[maybe_unused]] const int32_t* shifts, [[maybe_unused]] int64_t groups, const char*& next, int64_t advance,
                              IVec (&acc)[R][V]) {
-  constexpr Level level = R == 1 && kind != kBytes ? kFirst : kSecond;
+  constexpr Level level = R == 1 && kind != kBytes ? kLevelOfMade : kSecond;
   const auto fetch_lines = [&]() __attribute__((always_inline)) {
     QUIRE_EACH for (int i = 0; i < lines; ++i) fetch_line<level>(next + 64 * i);
     next += advance;
@@ -679,8 +685,46 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
 // ---- products on tile registers: tile_registers.h
 
 // Rows of codes that take them, at least: fewer are multiplied faster without, with the same bits. The sums of groups
-// have to leave the registers before they are scaled, which costs short groups more.
-constexpr int64_t kLeastRows = 8, kLeastRowsOfShort = 16, kShort = 32;
+// have to leave the registers before they are scaled.
+constexpr int64_t kLeastRows = 3, kLeastRowsOfGroups = 8;
+
+// Memory that is read soon, while numbers are made: of 1 to 8 KiB, to either level, the best.
+constexpr int64_t kMadeLead = 3072;
+
+// Rows of one tile by a narrow weight, whose numbers are made a step before they are multiplied: within a group by a
+// source, else by the function for all of them.
+template <class S> void multiply_made(const Block& b, const TileProduct& product, S source) {
+  static_assert(kTileStep * 2 == kStepBytes, "a step is a line of a row");
+  const Linear& layer = *b.work.args.layer;
+  const int64_t group = layer.coded.group, size = group_bytes(layer), head = group_head(layer), bytes = unit_bytes(layer);
+  b.shape->set(product.count, product.last);
+  multiply_one<kNumbers>(product, static_cast<char*>(b.wide), [&](int64_t step, char* to) {
+    const int64_t k0 = b.k0 + step * kTileStep, k1 = k0 + kTileStep < b.k1 ? k0 + kTileStep : b.k1;
+    const int64_t before = k0 / group, first = before * group;
+    const char* at = b.weights + before * size;
+    if (k1 > first + group || !source.begin(at))
+      return widen_weights(WidenArgs{&layer, b.weights, k0, k1, to, kBF16});
+    const char* unit = at + head + (k0 - first) / 2 * bytes;
+    for (int64_t k = k0; k < k1; k += 2, unit += bytes, to += kUnit * 2) {
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(unit + kMadeLead + line, 0, 3);
+      __m512i numbers[4];
+      source.unit(unit, numbers);
+      QUIRE_EACH for (int m = 0; m < 4; ++m) _mm512_storeu_si512(to + 64 * m, numbers[m]);
+    }
+  });
+}
+struct NoSource {
+  explicit NoSource(const Linear&) {}
+  bool begin(const char*) { return false; }
+  void unit(const char*, __m512i (&)[4]) const {}
+};
+void multiply_made(const Block& b, const TileProduct& product) {
+  const Linear& layer = *b.work.args.layer;
+  if (are_powers(layer)) return multiply_made(b, product, PowerUnits(layer));
+  if (layer.dtype != kE4M3 || layer.coded.wide != kBF16) return multiply_made(b, product, NoSource(layer));
+  if (kLooksUpBytes) return multiply_made(b, product, E4M3Table(layer));
+  multiply_made(b, product, E4M3Units(layer));
+}
 
 // Numbers, or codes of one group.
 void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
@@ -699,7 +743,8 @@ void tile_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
       x + (row - again) * stride + b.k0 * item, stride, again + count, b.weights + (b.k0 - b.begins) * kTile * item,
       bytes / kStepBytes, bytes % kStepBytes / 4, b.fresh ? nullptr : sums - again * kTile, more || again ? ended : sums,
       b.next + pass * (bytes / 16) * b.lines * 64, fetched ? 0 : 4 * b.lines};
-  coded ? multiply_tiles<kSignedRows>(*b.shape, product) : multiply_tiles<kNumbers>(*b.shape, product);
+  if (b.wide) multiply_made(b, product);
+  else coded ? multiply_tiles<kSignedRows>(*b.shape, product) : multiply_tiles<kNumbers>(*b.shape, product);
   if (!more) {
     if (again) __builtin_memcpy(sums, ended + again * kTile, static_cast<size_t>(count * kTile) * sizeof(float));
     return;
@@ -871,8 +916,7 @@ void widen_codes(const Linear& layer, const char* tile, int64_t k0, int64_t k1, 
 // Whether rows of a panel take tile registers. Of bf16 numbers all do, since their bits are others.
 bool on_tiles(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
-  const bool short_groups = layer.coded.group > 0 && layer.coded.group <= kShort;
-  return work.direct || (is_coded(layer) && rows >= (short_groups ? kLeastRowsOfShort : kLeastRows));
+  return work.direct || (is_coded(layer) && rows >= (layer.coded.group ? kLeastRowsOfGroups : kLeastRows));
 }
 
 void rows_on_tiles(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
@@ -1238,12 +1282,14 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const char* weights = tile_at(layer, tile);
   const int64_t passes = passes_of(work, row1 - row0);
   const bool narrow = is_narrow(layer), at_once = narrow && in_registers(work, row1 - row0);
+  // One tile of rows: numbers are made a step before they are multiplied.
+  const bool by_steps = narrow && on_tiles(work, row1 - row0) && row1 - row0 <= kTileRegisterRows;
   const int type = narrow ? number_type(layer, row1 - row0) : weight_type(layer);
   const int64_t group = layer.coded.group;
-  int64_t length = at_once           ? leaf_k
-                   : is_coded(layer) ? coded_length(work, row1 - row0, leaf_k)
-                   : narrow          ? narrow_length(work, row1 - row0, leaf_k)
-                                     : block_length(work, row1 - row0, leaf_k);
+  int64_t length = at_once || by_steps ? leaf_k
+                   : is_coded(layer)   ? coded_length(work, row1 - row0, leaf_k)
+                   : narrow            ? narrow_length(work, row1 - row0, leaf_k)
+                                       : block_length(work, row1 - row0, leaf_k);
   // One of several groups, whose sums join others, is not cut but where a leaf ends.
   const bool scaled = narrow && !at_once && scales_sums(layer), whole = scaled && group < k;
   if (whole) length = group;
@@ -1253,7 +1299,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                                                   : kLines;
   const int64_t least = is_coded(layer) && group ? kGroupLines : 1;
   const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines, least);
-  const int64_t most = at_once && group < length ? group : length;
+  const int64_t most = by_steps ? 2 * kTileStep : at_once && group < length ? group : length;
   void* const wide = narrow ? scratch(6, static_cast<size_t>((most + 1) * kTile) * 4) : nullptr;
   const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(work, row1 - row0)
                                                            : reads_once(work, row1 - row0);
@@ -1275,14 +1321,14 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                                   : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
-      const bool made = narrow && !at_once, ends_group = scaled && (whole || k1 == end);
+      const bool made = narrow && !at_once && !by_steps, ends_group = scaled && (whole || k1 == end);
       if (made) widen_weights(WidenArgs{&layer, weights, k0, k1, wide, type});
       if (unpacked) widen_codes(layer, weights, k0, k1, bytes);
       const Block block{work, made ? static_cast<const char*>(wide) : weights,
                         made ? k0 : 0, k0, k1, whole || k0 == begin, joins, apart, next, lines, all_lines,
                         adds ? into : nullptr, k1 == end, head,
                         ends_group ? weights + k0 / group * group_bytes(layer) : nullptr, whole && k0 > begin,
-                        at_once ? wide : nullptr, type, shape, bytes, whole_tiles};
+                        at_once || by_steps ? wide : nullptr, type, shape, bytes, whole_tiles};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }

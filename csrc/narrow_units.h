@@ -206,9 +206,13 @@ struct E4M3Table {
   __m512i order;
 
   explicit E4M3Table(const Linear&) {
-    alignas(64) uint8_t from[64];
-    for (int i = 0; i < 64; ++i) from[ByteTable<kE4M3>::place(i)] = static_cast<uint8_t>(i);
-    order = _mm512_load_si512(from);
+    alignas(64) static const struct Places {
+      uint8_t from[64];
+      Places() {
+        for (int i = 0; i < 64; ++i) from[ByteTable<kE4M3>::place(i)] = static_cast<uint8_t>(i);
+      }
+    } places;
+    order = _mm512_load_si512(places.from);
   }
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
@@ -225,17 +229,12 @@ struct PowerUnits {
   __m512i all, low, high, shifts[2], exponents[4];
 
   explicit PowerUnits(const Linear& layer) {
-    alignas(64) uint16_t table[32], places[32], shift[2][32];
-    for (int i = 0; i < 32; ++i) {
-      table[i] = static_cast<uint16_t>(f32_to_bits(layer.coded.values[i % 16]) >> 16);
-      places[i] = static_cast<uint16_t>(2 * (i % 16));
-      shift[0][i] = i < 16 ? 0 : 4;
-      shift[1][i] = i < 16 ? 8 : 12;
-    }
-    all = _mm512_load_si512(table);
-    low = _mm512_load_si512(places);
+    const __m512i bits = _mm512_loadu_si512(layer.coded.values);
+    all = _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+    low = _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
     high = _mm512_add_epi16(low, _mm512_set1_epi16(1));
-    for (int i = 0; i < 2; ++i) shifts[i] = _mm512_load_si512(shift[i]);
+    for (int i = 0; i < 2; ++i)
+      shifts[i] = _mm512_inserti64x4(_mm512_set1_epi16(static_cast<short>(8 * i)), _mm256_set1_epi16(static_cast<short>(8 * i + 4)), 1);
   }
   inline __attribute__((always_inline)) bool begin(const char* head) {
     const __m512i by = _mm512_loadu_si512(head);

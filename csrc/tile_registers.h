@@ -122,7 +122,7 @@ QUIRE_INLINE void one_step_of_one(const TileProduct& p, const char* x, const cha
   multiply_tile<factors, 3, rows, others>();
 }
 
-template <Factors factors> static void multiply_one(const TileProduct& p) {
+QUIRE_INLINE void begin_sums_of_one(const TileProduct& p) {
   if (p.from) {
     load_tile<0>(p.from, 256);
     load_tile<1>(p.from + 16, 256);
@@ -134,6 +134,16 @@ template <Factors factors> static void multiply_one(const TileProduct& p) {
     zero_tile<2>();
     zero_tile<3>();
   }
+}
+QUIRE_INLINE void store_sums_of_one(const TileProduct& p) {
+  store_tile<0>(p.to, 256);
+  store_tile<1>(p.to + 16, 256);
+  store_tile<2>(p.to + 32, 256);
+  store_tile<3>(p.to + 48, 256);
+}
+
+template <Factors factors> static void multiply_one(const TileProduct& p) {
+  begin_sums_of_one(p);
   const char *x = p.rows, *w = p.weights, *next = p.next;
   const auto fetch = [&]() __attribute__((always_inline)) {
     for (int64_t i = 0; i < p.lines / 4; ++i, next += 64) __builtin_prefetch(next, 0, 2);
@@ -146,10 +156,24 @@ template <Factors factors> static void multiply_one(const TileProduct& p) {
       one_step_of_one<factors, kRowTile, kColumnTile, kColumnTile>(p, x, w, fetch);
     one_step_of_one<factors, kLastRowTile, kLastColumnTile, kLastColumnTile>(p, x, w, fetch);
   }
-  store_tile<0>(p.to, 256);
-  store_tile<1>(p.to + 16, 256);
-  store_tile<2>(p.to + 32, 256);
-  store_tile<3>(p.to + 48, 256);
+  store_sums_of_one(p);
+}
+
+// The same of weights that do not stand in memory: make(step, to) writes those of a step there, into one of two places
+// at `made`, while the step before is still to be multiplied. Tiles wait until what they load is in the cache.
+template <Factors factors, class F> static void multiply_one(const TileProduct& p, char* made, const F& make) {
+  begin_sums_of_one(p);
+  const char* x = p.rows;
+  const int64_t all = p.steps + (p.last > 0);
+  const auto fetch = [] {};
+  make(0, made);
+  for (int64_t step = 0; step < all; ++step, x += kStepBytes) {
+    const char* w = made + step % 2 * kStepWeights;
+    if (step + 1 < all) make(step + 1, made + (step + 1) % 2 * kStepWeights);
+    if (step < p.steps) one_step_of_one<factors, kRowTile, kColumnTile, kColumnTile>(p, x, w, fetch);
+    else one_step_of_one<factors, kLastRowTile, kLastColumnTile, kLastColumnTile>(p, x, w, fetch);
+  }
+  store_sums_of_one(p);
 }
 
 // Up to 16 rows by 16 columns, whose sums [rows][16] begin at 0, where the shape is already set.
