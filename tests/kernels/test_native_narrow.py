@@ -142,15 +142,22 @@ def test_every_bit_is_that_of_the_numbers(case, dtype):
             assert same(native_linear.linear(x, fast, out), native_linear.linear(x, wide, out))
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[5]], ids=str)
+SHORT_GROUPS = ("e2m1", 16, False, 130, 128, 2)  # the second of its tiles has no zero
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[5], SHORT_GROUPS], ids=str)
 def test_scales_that_are_powers_of_two_and_zero(case):
-    fast, wide = both(case, torch.bfloat16, powers=True)
+    fast, wide = both(case, torch.bfloat16, bias=False, powers=True)
+    scaled = Scaled(weight(*case, powers=True), None, case[5], torch.bfloat16)
     # Half a byte or one for each code, one for each scale.
     bits = 4 if case[0] == "e2m1" else 8
     tiles = -(-case[3] // 64)
     assert fast.nbytes <= tiles * 64 * (case[4] * bits // 8 + case[4] // case[1]) + 64
-    x = rows(9, case[4], torch.bfloat16)
-    assert same(native_linear.linear(x, fast), native_linear.linear(x, wide))
+    for count in (1, 9, 16, 17, 40):
+        x = rows(count, case[4], torch.bfloat16)
+        of_numbers = native_linear.linear(x, wide, torch.float32)
+        wanted = of_numbers if case != CASES[2] else scaled(x, torch.float32)
+        assert same(native_linear.linear(x, fast, torch.float32), wanted)
 
 
 def test_every_code_of_eight_bits():
