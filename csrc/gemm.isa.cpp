@@ -40,8 +40,8 @@ constexpr int64_t kTileBlock = 256, kTileBlockOfGroups = 256;
 // Rows that pass by two tile registers at a time, at most.
 constexpr int64_t kMostTwo = 2 * kTileRegisterRows;
 
-// Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB. Tile registers are loaded faster
-// the fewer numbers were just stored.
+// Block of k of a narrow weight for rows that pass by together: numbers of 16 KiB, or of 8 with tile
+// registers, which are slow to load what was just stored.
 constexpr int64_t kNarrowBlock = kTiles ? 64 : 128;
 // bf16 numbers of a column in a step of tile registers.
 constexpr int64_t kTileStep = 32;
@@ -365,7 +365,7 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
     if (source.begin(at)) {
       for (int64_t i = k; i < end; i += 2, unit += bytes) {
         for (int64_t line = 0; line < lines; ++line, next += 64) {
-          if (alone) fetch_line<kLevelOfMade>(next);
+          if (alone) fetch_line<kFirst>(next);
           else fetch_line<kSecond>(next);
         }
         multiply_unit<R>(source, unit, x + i, stride, acc);
@@ -688,7 +688,7 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
 // have to leave the registers before they are scaled.
 constexpr int64_t kLeastRows = 3, kLeastRowsOfGroups = 8;
 
-// Memory that is read soon, while numbers are made: of 1 to 8 KiB, to either level, the best.
+// How far ahead codes are fetched while numbers are made of them: the best of 1 to 8 KiB, to either level of cache.
 constexpr int64_t kMadeLead = 3072;
 
 // Rows of one tile by a narrow weight, whose numbers are made a step before they are multiplied: within a group by a
@@ -1282,7 +1282,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const char* weights = tile_at(layer, tile);
   const int64_t passes = passes_of(work, row1 - row0);
   const bool narrow = is_narrow(layer), at_once = narrow && in_registers(work, row1 - row0);
-  // One tile of rows: numbers are made a step before they are multiplied.
+  // In one register tile of rows, numbers are made a step before they are multiplied.
   const bool by_steps = narrow && on_tiles(work, row1 - row0) && row1 - row0 <= kTileRegisterRows;
   const int type = narrow ? number_type(layer, row1 - row0) : weight_type(layer);
   const int64_t group = layer.coded.group;
@@ -1299,6 +1299,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                                                   : kLines;
   const int64_t least = is_coded(layer) && group ? kGroupLines : 1;
   const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines, least);
+  // Numbers in memory at once, of a column: by steps, those of two.
   const int64_t most = by_steps ? 2 * kTileStep : at_once && group < length ? group : length;
   void* const wide = narrow ? scratch(6, static_cast<size_t>((most + 1) * kTile) * 4) : nullptr;
   const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(work, row1 - row0)
