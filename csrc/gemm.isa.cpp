@@ -142,25 +142,18 @@ QUIRE_INLINE void end_block(const Block& b, int64_t row, float* sums, int64_t co
 
 constexpr int64_t kLines = 16;  // of 64 bytes: the weights of four steps
 
-// Where lines are fetched to. A line on its way to the first-level cache holds one of few places in its queue
-// all the while, so that memory waits for places; the second level has more of them. Where one row is multiplied
-// with numbers that are made of a weight first, the first level is better all the same (measured on Zen 4; on a
-// processor with tile registers it is no better).
-enum Level { kFirst, kSecond };
-constexpr Level kLevelOfMade = kTiles ? kSecond : kFirst;
 // How far ahead of itself one pass fetches what it reads once. Tile registers are loaded a KiB at a time: with 2 KiB,
-// products of 1 to 16 rows in bf16 took 1.1 times as long, with 4 as long, but those of codes longer.
-constexpr int64_t kOwnLead = kTiles ? 8192 : 4096;
+// products of 1 to 16 rows in bf16 took 1.1 times as long, with 4 as long, but those of codes longer. Without them, 4 KiB
+// are best, and 6 where numbers are made of a weight first (docs/cpu-kernels.md).
+constexpr int64_t kOwnLead = kTiles ? 8192 : 4096, kOwnLeadOfMade = kTiles ? 8192 : 6144;
 
-template <Level level> QUIRE_INLINE void fetch_line(const char* line) {
-  if (level == kSecond) __builtin_prefetch(line, 0, 2);
-  else if (kFetchPast) __builtin_prefetch(line, 0, 0);
-  else __builtin_prefetch(line, 0, 3);
-}
+// Into the second-level cache: a line on its way to the first holds one of few places in its queue all the while, so
+// that memory waits for places; the second level has more of them.
+QUIRE_INLINE void fetch_line(const char* line) { __builtin_prefetch(line, 0, 2); }
 
 // Step `step` of four: a line after the other, since in bursts they hold up the arithmetic.
 template <int P> QUIRE_INLINE void fetch(const char*& next, int step) {
-  QUIRE_EACH for (int i = P * step / 4; i < P * (step + 1) / 4; ++i) fetch_line<kSecond>(next + 64 * i);
+  QUIRE_EACH for (int i = P * step / 4; i < P * (step + 1) / 4; ++i) fetch_line(next + 64 * i);
   if (step == 3) next += 64 * P;
 }
 
@@ -301,7 +294,7 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
     const int64_t lines = Share<V>::of(b.lines);
     if (next && Share<V>::has(b.lines, column))
       for (; k + 8 <= b.k1; k += 8) {
-        for (int64_t i = 0; i < lines; ++i, next += 64) fetch_line<kSecond>(next);
+        for (int64_t i = 0; i < lines; ++i, next += 64) fetch_line(next);
         steps_f32<R, D>(x, stride, b, column, k, k + 8, acc);
       }
     steps_f32<R, D>(x, stride, b, column, k, b.k1, acc);
@@ -361,13 +354,11 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
     end = first + group < b.k1 ? first + group : b.k1;
     const char* at = b.weights + k / group * size;
     const char* unit = at + head + (k - first) / 2 * bytes;
-    if (alone) next += head;
+    if (alone)
+      for (const char* const codes = next + head; next < codes; next += 64) fetch_line(next);
     if (source.begin(at)) {
       for (int64_t i = k; i < end; i += 2, unit += bytes) {
-        for (int64_t line = 0; line < lines; ++line, next += 64) {
-          if (alone) fetch_line<kFirst>(next);
-          else fetch_line<kSecond>(next);
-        }
+        for (int64_t line = 0; line < lines; ++line, next += 64) fetch_line(next);
         multiply_unit<R>(source, unit, x + i, stride, acc);
       }
     } else {
@@ -520,9 +511,8 @@ template <int R, int V, int kind, int lines>
 QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int64_t group, const uint8_t* table,
                              [[maybe_unused]] const int32_t* shifts, [[maybe_unused]] int64_t groups, const char*& next, int64_t advance,
                              IVec (&acc)[R][V]) {
-  constexpr Level level = R == 1 && kind != kBytes ? kLevelOfMade : kSecond;
   const auto fetch_lines = [&]() __attribute__((always_inline)) {
-    QUIRE_EACH for (int i = 0; i < lines; ++i) fetch_line<level>(next + 64 * i);
+    QUIRE_EACH for (int i = 0; i < lines; ++i) fetch_line(next + 64 * i);
     next += advance;
   };
   if constexpr (kind == kBytes) {
@@ -619,12 +609,12 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
       // The scales are fetched with the first columns.
       if (kOwnLines) {
         if (column == 0)
-          for (int64_t line = 0; line < b.extra; ++line) fetch_line<kSecond>(ahead + (pass * b.extra + line) * 64);
+          for (int64_t line = 0; line < b.extra; ++line) fetch_line(ahead + (pass * b.extra + line) * 64);
         next = ahead + head + column * 4 + pass * kStepLines * 64;
       } else if (P > 0 && Share<V>::has(P, column)) {
         // Where steps fetch none, codes too.
         const int64_t some = kStepLines > 0 ? 0 : (size - head) * kShare / 1024;
-        for (int64_t lines = column == 0 ? b.extra + some : some; lines > 0; --lines, next += 64) fetch_line<kSecond>(next);
+        for (int64_t lines = column == 0 ? b.extra + some : some; lines > 0; --lines, next += 64) fetch_line(next);
       }
       IVec acc[R][V];
       if (kind == kOneRun) {  // group_sums begins them
@@ -1285,7 +1275,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   // In one register tile of rows, numbers are made a step before they are multiplied.
   const bool by_steps = narrow && on_tiles(work, row1 - row0) && row1 - row0 <= kTileRegisterRows;
   const int type = narrow ? number_type(layer, row1 - row0) : weight_type(layer);
-  const int64_t group = layer.coded.group;
+  const int64_t group = layer.coded.group, own_lead = narrow || layer.dtype == kCodes4 ? kOwnLeadOfMade : kOwnLead;
   int64_t length = at_once || by_steps ? leaf_k
                    : is_coded(layer)   ? coded_length(work, row1 - row0, leaf_k)
                    : narrow            ? narrow_length(work, row1 - row0, leaf_k)
@@ -1317,7 +1307,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
       if (k1 > end) k1 = end;
       const int64_t joins = k1 == end && !work.args.rows ? branches(leaf) : 0;
       // One pass over all columns fetches ahead of itself, among others its share of the next block.
-      const char* next = once     ? weights + offset_of(layer, k0) + kOwnLead
+      const char* next = once     ? weights + offset_of(layer, k0) + own_lead
                          : k1 < k ? weights + offset_of(layer, k1)
                                   : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
