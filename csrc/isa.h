@@ -31,8 +31,8 @@ int active_isa();
 // False if this machine or this build does not have it.
 bool set_isa(int isa);
 
-// Whether memory that is read once should be fetched past the larger caches (prefetchnta), where it goes to the
-// first. On Intel's processors such lines came at half the speed (Xeon with AMX); Zen 4 was faster with it.
+// Whether the probe of memory's speed fetches lines past the larger caches (prefetchnta), which go to the first. On
+// Intel's processors they came at half the speed (Xeon with AMX); Zen 4 was faster with it.
 extern const bool kFetchPast;
 // Whether bytes can be looked up in tables of 128 (AVX512_VBMI).
 extern const bool kLooksUpBytes;
