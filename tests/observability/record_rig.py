@@ -64,15 +64,16 @@ class Rig:
         outputs: list[int] | None = None,
         intake: float = 0.0003,
         compiles: bool = False,
+        arrival: float | None = None,
     ) -> str:
-        """Queue a request; its internal id."""
+        """Queue a request that arrived now, or at `arrival`, before; its internal id."""
         ids = list(range(prompt)) if isinstance(prompt, int) else prompt
         if isinstance(prompt, int):
             ids = [crc32(name.encode()) % 1000 + i for i in ids]
         internal = f"{name}-0000000a"
         if internal not in self.arrivals:
-            self.arrivals[internal] = self.clock.now()
-            self.records.accept(name, 0, internal, self.clock.now())
+            self.arrivals[internal] = self.clock.now() if arrival is None else arrival
+            self.records.accept(name, 0, internal, self.arrivals[internal])
         self.clock.advance(intake)
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         request = Request(

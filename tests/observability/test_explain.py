@@ -99,6 +99,35 @@ def test_a_request_alone() -> None:
     assert "100 tokens in 2 steps" in prefill.text
 
 
+def test_one_that_comes_within_a_step_waits_for_its_end() -> None:
+    rig = Rig(budget=2048)
+    rig.add("long", 1000, 3)
+    started = rig.clock.now()
+    rig.step(delivery=0.0)
+    ended = rig.clock.now()
+    rig.add("me", 8, 2, arrival=started + 0.02, intake=0.0003)
+    rig.step(pause=0.0005)
+    rig.drain()
+    part = rig.part("me", "queued", "step")
+    assert part.seconds == pytest.approx(ended - started - 0.02)
+    assert {b.id: b.tokens for b in part.requests} == {"long": 1000}
+    assert part.steps == 1 and part.text.startswith("queued behind 1 prefill (long")
+    assert rig.part("me", "intake").seconds == pytest.approx(0.0003)
+
+
+def test_one_that_comes_to_an_idle_engine_was_behind_nothing() -> None:
+    rig = Rig()
+    rig.add("before", 1000, 1)
+    rig.drain()
+    rig.clock.advance(1.0)
+    rig.add("me", 8, 2)
+    rig.step(pause=0.0005)
+    rig.drain()
+    told = rig.explain("me")
+    assert [p.cause for p in told.parts if p.cause == "queued"] == []
+    assert rig.part("me", "between_steps").seconds >= 0.0005
+
+
 def test_behind_long_prefills() -> None:
     rig = Rig(budget=64, seqs=8)
     for name in ("x", "y", "z"):

@@ -148,11 +148,23 @@ class Story:
     def _queued(self, time: float, life: Life | None) -> None:
         if self.cursor is None:
             self.arrival = self.cursor = time
-        cause = Cause.RESTART if self._state else Cause.INTAKE
-        self._cut(time, cause)
+        if self._state:
+            self._cut(time, Cause.RESTART)
+        else:
+            self._arrived()
+            self._cut(time, Cause.INTAKE)
         self._state, self.life = "waiting", life
         self._compiles = life is not None and life.compiles
         self._now_waits = (0, False)
+
+    def _arrived(self) -> None:
+        """The core takes requests in between steps: one that came within a step waited for its
+        end."""
+        step, arrival = self._step, self.cursor
+        if step is None or arrival is None or step.row.end <= arrival:
+            return
+        self._cut(step.row.start, Cause.INTAKE)
+        self._note(self._cut(step.row.end, Cause.QUEUED), step)
 
     def _next_core(self, epoch: int) -> None:
         self.epoch = epoch
@@ -200,10 +212,10 @@ class Story:
             self._cut(start, Cause.BETWEEN_STEPS)
         elif self._compiles:
             self._cut(start, Cause.QUEUED, reason=Wait.GRAMMAR)
+        elif self._state == "waiting" and self._now_waits[0]:
+            self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
         elif self._state == "waiting":
-            episode = self._cut(start, Cause.QUEUED, reason=self._now_waits[0])
-            if not self._now_waits[0] and self._step is not None:
-                self._blame(episode, self._step)
+            self._cut(start, Cause.BETWEEN_STEPS)
         else:
             self._cut(start, Cause.PREEMPTED, self._lost)
 
