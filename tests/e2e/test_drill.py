@@ -179,7 +179,12 @@ def test_overload_a_waiting_request_was_explained(overload: Any) -> None:
     _, _, told = overload
     assert told["state"] == "waiting" and told["finish_reason"] is None
     assert sum(part["seconds"] for part in told["parts"]) == pytest.approx(told["seconds"])
-    assert {part["cause"] for part in told["parts"]} <= {"intake", "queued", "under_way"}
+    assert {part["cause"] for part in told["parts"]} <= {
+        "intake",
+        "queued",
+        "between_steps",
+        "under_way",
+    }
 
 
 @pytest.fixture(scope="module")
