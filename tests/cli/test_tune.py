@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import quire.cli.main as cli
 from quire.bench.slo import LatencyTargets
-from quire.bench.tune import Trial, current, distance, search
+from quire.bench.tune import Trial, current, distance, tune
+from quire.cli import many_simulations
+from quire.cli.many_simulations import ManySimulations, Simulation
+from quire.cli.progress import Progress
 from quire.config import EngineConfig
 from quire.config.cli import load_yaml
-from quire.errors import ConfigError
+from quire.errors import ConfigError, QuireError
+from quire.sim.simulator import Pool
 from quire.sim.step_time import StepTimeModel
-from quire.workload.trace import TraceRequest, write_trace
+from quire.workload.trace import Trace, TraceHeader, TraceRequest, write_trace
 
 TARGETS = LatencyTargets.parse("ttft_p99=500ms, tpot_mean=0.05s")
 
@@ -55,18 +62,115 @@ def test_of_those_that_meet_the_targets_the_least_change_is_best() -> None:
     assert distance(halved | {"scheduling_policy": "sjf"}, base) == 2
 
 
-def test_the_search_finds_the_one_setting_that_meets_them() -> None:
-    def simulate(config: EngineConfig) -> dict[str, Any]:
-        limits = config.scheduler
-        good = limits.max_num_batched_tokens == 128 and limits.scheduling_policy == "sjf"
-        near = 100.0 if limits.max_num_batched_tokens == 128 else 1000.0
-        return result(100 if good else 500 + near, 10)
+class Machine:
+    """Stands for the simulator and the live engine: says how long the first token takes.
 
-    config = EngineConfig.from_options(max_model_len=512, max_num_seqs=64)
-    trials = search(config, simulate, TARGETS, lambda told: None)
-    assert trials[0].settings == current(config) and trials[0].excess > 1
-    assert trials[1].settings["scheduling_policy"] == "sjf" and trials[1].excess < 1
-    assert all(t.settings["max_num_seqs"] <= 64 for t in trials)
+    Args:
+        simulated: In the simulation.
+        live: On the engine; by default as simulated.
+    """
+
+    def __init__(
+        self, simulated: Callable[[Any], float], live: Callable[[Any], float] | None = None
+    ) -> None:
+        self._simulated, self._live = simulated, live or simulated
+        self.stages: list[tuple[str, int]] = []
+        self.played: list[dict[str, Any]] = []
+        self.told: list[str] = []
+
+    def simulate(self, what: str, configs: Sequence[EngineConfig]) -> list[dict[str, Any]]:
+        self.stages.append((what, len(configs)))
+        return [result(self._simulated(config.scheduler), 10) for config in configs]
+
+    def play(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            self.played.append(trial.settings)
+            trial.live = result(self._live(SimpleNamespace(**trial.settings)), 10)
+            trial.live_excess = TARGETS.excess(trial.live)
+
+    def tune(self, live: int = 2, **options: Any) -> tuple[Trial, list[Trial]]:
+        config = EngineConfig.from_options(max_model_len=512, max_num_seqs=64, **options)
+        self.base = current(config)
+        return tune(config, self.simulate, TARGETS, self.play, live, self.told.append)
+
+
+def test_the_search_finds_the_one_setting_that_meets_them() -> None:
+    def simulated(limits: Any) -> float:
+        small = limits.max_num_batched_tokens == 128
+        if small and limits.scheduling_policy == "sjf":
+            return 100.0
+        return 600.0 if small else 1500.0
+
+    machine = Machine(simulated)
+    own, best = machine.tune()
+    assert own.settings == machine.base and own.excess > 1
+    assert best[0].settings["scheduling_policy"] == "sjf" and best[0].excess < 1
+    assert all(t.settings["max_num_seqs"] <= 64 for t in best)
+    assert machine.played == [machine.base, *(trial.settings for trial in best)] and len(best) == 2
+    assert [what for what, _ in machine.stages] == [
+        "simulating the present settings",
+        "simulating budgets and seats",
+        "simulating policies and limits on long prompts",
+    ]
+
+
+@pytest.mark.parametrize("live", [0, 2])
+def test_settings_that_are_enough_are_left_alone(live: int) -> None:
+    machine = Machine(lambda limits: 100.0)
+    own, best = machine.tune(live)
+    assert best == [] and machine.stages == [("simulating the present settings", 1)]
+    assert machine.played == [own.settings] * bool(live)
+    assert machine.told == ["the present settings meet the targets: no others are tried"]
+
+
+def test_settings_that_only_just_meet_them_are_not_enough() -> None:
+    machine = Machine(lambda limits: 480.0 if limits.max_num_seqs == 64 else 200.0)
+    own, best = machine.tune()
+    assert own.excess < 1 and not own.is_enough and best[0].is_enough
+
+
+def test_settings_that_are_enough_in_the_simulation_only_are_played_once() -> None:
+    def live(limits: Any) -> float:
+        return 100.0 if limits.max_num_seqs == 32 else 900.0
+
+    machine = Machine(lambda limits: 100.0 if limits.max_num_seqs in (64, 32) else 2000.0, live)
+    own, best = machine.tune(live=3)
+    assert own.live_excess > 1 and machine.played.count(own.settings) == 1
+    assert [len(machine.played), len(best)] == [4, 3]
+    assert min(best, key=lambda trial: trial.live_excess).settings["max_num_seqs"] == 32
+    assert "in the simulation only" in machine.told[0]
+
+
+def test_a_long_trace_is_simulated_by_several_processes_with_the_same_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(4)
+    requests = [
+        TraceRequest(0.02 * n, rng.randint(5, 300), rng.randint(20, 60), number=n)
+        for n in range(600)
+    ]
+    trace = Trace(TraceHeader(), requests, [], [])
+    simulation = Simulation(trace, Pool(2000), StepTimeModel(2e-3, (1e-5,) * 14), (99.0,))
+    base = EngineConfig.from_options(max_model_len=512, max_num_seqs=64)
+    configs = [
+        EngineConfig.from_options(max_model_len=512, max_num_seqs=64, max_num_batched_tokens=n)
+        for n in (64, 128, 4096)
+    ]
+    configs.append(base)
+    monkeypatch.setattr(many_simulations, "available_cores", lambda: 2)
+    several = ManySimulations(simulation, Progress())("trying", configs)
+    assert several == [simulation(config) for config in configs]
+    assert several[0] != several[1], "the settings count"
+    assert "trying: 4 of 4" in capsys.readouterr().err
+
+    class Killing(Progress):
+        def seen(self, what: str, done: int, total: int) -> None:
+            for process in active_children():
+                process.kill()
+
+    with pytest.raises(QuireError, match="a process that simulated was killed"):
+        ManySimulations(simulation, Killing())("trying", configs * 10)
+    assert not active_children()
 
 
 def test_a_setting_is_verified_and_written(
@@ -81,7 +185,7 @@ def test_a_setting_is_verified_and_written(
     common = ["tune", "--trace", trace, "--step-times", times, "--out", out, "--max-num-seqs", "8"]
     code = cli.main([*common, "--slo", "ttft_p99=100s,tpot_p99=100s", "--live", "1"])
     told = capsys.readouterr().out
-    assert code == 0 and told.count("live ") == 2 and told.count(": met") == 4
+    assert code == 0 and told.count("live ") == 1 and told.count(": met") == 2
     written = load_yaml(out)
     assert {"max_num_seqs", "max_num_batched_tokens", "scheduling_policy"} <= written.keys()
     assert "# targets: ttft_p99=100000ms" in Path(out).read_text()

@@ -6,8 +6,8 @@ Only settings that can be changed while requests run are tried, so that the engi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quire.bench.live_trace import play
@@ -31,8 +31,8 @@ KEPT: Final = 4
 ROOM: Final = 0.9
 """Share of every target up to which a simulated setting counts as meeting it."""
 
-Simulate = Callable[[EngineConfig], dict[str, Any]]
-"""Gives the result of a run with a configuration."""
+Simulate = Callable[[str, Sequence[EngineConfig]], Sequence[dict[str, Any]]]
+"""Given what is tried, and configurations: the result of a run with each of them."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,11 @@ class Trial:
     """From the present settings."""
     live: dict[str, Any] | None = None
     live_excess: float = float("inf")
-    evidence: list[str] = field(default_factory=list)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the simulation meets the targets with some room."""
+        return self.excess <= ROOM
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -97,40 +101,79 @@ def variations(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def search(
-    config: EngineConfig, simulate: Simulate, targets: LatencyTargets, tell: Callable[[str], None]
-) -> list[Trial]:
-    """Try settings on the simulator.
+def tune(
+    config: EngineConfig,
+    simulate: Simulate,
+    targets: LatencyTargets,
+    play: Callable[[Sequence[Trial]], None],
+    live: int,
+    tell: Callable[[str], None],
+) -> tuple[Trial, list[Trial]]:
+    """Look for settings that meet targets, if the present ones do not.
 
     Args:
-        config: Resolved. Its own settings are tried first.
-        simulate: Runs the trace.
+        config: Resolved.
+        simulate: Runs the trace on the simulator.
         targets: To meet.
-        tell: Hears how far it is.
+        play: Runs its beginning on a live engine with the settings of each trial.
+        live: How many settings other than the present ones it is to run; 0: no live engine.
+        tell: Hears what was found.
 
     Returns:
-        All trials: the configuration's own first, then the others, the best first.
+        The present settings, and the best others; none, if the present ones are enough.
     """
-    tried: dict[tuple[Any, ...], Trial] = {}
+    own = present(config, simulate, targets)
+    if own.is_enough:
+        if live:
+            play([own])
+        if not live or own.live_excess <= 1:
+            tell("the present settings meet the targets: no others are tried")
+            return own, []
+        tell("the present settings meet the targets in the simulation only: others are tried")
+    best = search(config, own, simulate, targets)[: live or 1]
+    if live:
+        play(best if own.live else [own, *best])
+    return own, best
 
-    def attempt(settings: dict[str, Any]) -> None:
-        key = tuple(settings.values())
-        if key not in tried:
-            result = simulate(with_settings(config, settings))
-            tried[key] = Trial(
-                settings, result, targets.excess(result), distance(settings, current(config))
-            )
 
-    attempt(current(config))
-    for settings in candidates(config):
-        attempt(settings)
-    tell(f"{len(tried)} settings simulated")
-    for trial in sorted(tried.values(), key=lambda trial: trial.rank)[:KEPT]:
-        for settings in variations(trial.settings):
-            attempt(settings)
-    tell(f"{len(tried)} settings simulated")
-    own, *others = tried.values()
-    return [own, *sorted(others, key=lambda trial: trial.rank)]
+def present(config: EngineConfig, simulate: Simulate, targets: LatencyTargets) -> Trial:
+    """The settings that a configuration has, on the simulator."""
+    own = current(config)
+    (result,) = simulate("simulating the present settings", [config])
+    return Trial(own, result, targets.excess(result))
+
+
+def search(
+    config: EngineConfig, own: Trial, simulate: Simulate, targets: LatencyTargets
+) -> list[Trial]:
+    """Try other settings on the simulator.
+
+    Args:
+        config: Resolved.
+        own: Its settings.
+        simulate: Runs the trace.
+        targets: To meet.
+
+    Returns:
+        The trials, the best first.
+    """
+    tried: dict[tuple[Any, ...], Trial] = {tuple(own.settings.values()): own}
+
+    def attempt(what: str, all_settings: Iterable[dict[str, Any]]) -> None:
+        fresh = {tuple(each.values()): each for each in all_settings}
+        todo = {key: each for key, each in fresh.items() if key not in tried}
+        results = simulate(what, [with_settings(config, each) for each in todo.values()])
+        for (key, each), result in zip(todo.items(), results, strict=True):
+            tried[key] = Trial(each, result, targets.excess(result), distance(each, own.settings))
+
+    attempt("simulating budgets and seats", candidates(config))
+    best = sorted(tried.values(), key=lambda trial: trial.rank)[:KEPT]
+    attempt(
+        "simulating policies and limits on long prompts",
+        [varied for trial in best for varied in variations(trial.settings)],
+    )
+    _, *others = tried.values()
+    return sorted(others, key=lambda trial: trial.rank)
 
 
 async def verify(

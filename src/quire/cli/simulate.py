@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from quire.bench.result import RequestRecord, RunSettings, detailed, summary
 from quire.bench.saved import now
 from quire.bench.text_block import text_block
 from quire.cli.parser import Parser
+from quire.cli.progress import Progress
 from quire.cli.times import WHERE, add_times_flags, step_times
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags, engine_config
@@ -27,7 +28,7 @@ from quire.sim.scenario import changes_sizes, pool_of, read_settings, with_setti
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
 from quire.sim.step_time import StepTimeModel
-from quire.workload.trace import Trace, read_trace
+from quire.workload.trace import Trace, TraceRequest, read_trace
 
 MOST_TOKEN_TIMES = 5_000_000
 """Output tokens up to which the time of each is kept, for inter-token latencies."""
@@ -101,7 +102,9 @@ def main(arguments: Sequence[str]) -> int:
     pace = wanted_pace(namespace.pace, trace, times)
     records = StepRecords(TIMELINE_STEPS if namespace.timeline else 0, config.cache.block_size)
     started = time.perf_counter()
-    run = simulate(trace, config, pool, times, records if namespace.timeline else None, pace)
+    kept = records if namespace.timeline else None
+    with Progress(patience=1.0) as progress:
+        run = simulate(trace, config, pool, times, kept, pace, progress)
     took = time.perf_counter() - started
     result = result_of(run, config, times, settings, namespace.trace)
     result["simulated_in_seconds"] = took
@@ -192,8 +195,9 @@ def simulate(
     times: StepTimeModel,
     records: StepRecords | None = None,
     pace: MachinePace | None = None,
+    progress: Progress | None = None,
 ) -> SimulatedRun:
-    """Run a trace."""
+    """Run a trace; `progress` is told of requests that came."""
     total = sum(request.output_len for request in trace.requests)
     observe = None
     if records is not None:
@@ -207,7 +211,10 @@ def simulate(
         pace=None if pace is None else pace.takes,
     )  # fmt: skip
     sequences = Sequences(trace.requests, trace.header.block_size)
-    return simulator.run(trace.by_arrival(), sequences)
+    requests: Iterable[TraceRequest] = trace.by_arrival()
+    if progress is not None:
+        requests = progress.through("requests", requests, len(trace.requests))
+    return simulator.run(requests, sequences)
 
 
 def _report(

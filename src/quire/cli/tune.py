@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.result import summary
 from quire.bench.slo import LatencyTargets
+from quire.cli.many_simulations import ManySimulations, Simulation
 from quire.cli.parser import Parser
-from quire.cli.simulate import needed_times, records_of_run, scenario, simulate
+from quire.cli.progress import Progress
+from quire.cli.simulate import needed_times, scenario
 from quire.cli.times import WHERE, add_times_flags
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from quire.bench.tune import Trial
 
 EPILOG = (
-    "The simulator tries the limits that can be changed while requests run; a live engine then "
-    "plays the trace with the present settings and with the best ones. The file that is written "
-    "is for --config. The exit code is 0 if a verified setting meets the targets. " + WHERE
+    "The simulator tries the limits that can be changed while requests run, unless the present "
+    "ones meet the targets; a live engine then plays the trace with the present settings and with "
+    "the best others. The file that is written is for --config. The exit code is 0 if a verified "
+    "setting meets the targets. " + WHERE
 )
 
 
@@ -68,21 +70,20 @@ def main(arguments: Sequence[str]) -> int:
     config, pool = scenario(namespace, trace, {})
     times = needed_times(namespace, config, trace)
 
-    from quire.bench.tune import search, verify
+    from quire.bench.tune import tune, verify
+    from quire.config.locate import located
 
-    def run(changed: EngineConfig) -> dict[str, Any]:
-        done = simulate(trace, changed, pool, times)
-        return summary(records_of_run(done), done.duration, percentiles=targets.percentiles)
+    requests = beginning(trace, namespace.live_seconds)
 
-    trials = search(config, run, targets, _tell)
-    own, best = trials[0], trials[1 : 1 + namespace.live]
-    if namespace.live:
-        from quire.config.locate import located
+    def play(trials: Sequence[Trial]) -> None:
+        asyncio.run(verify(located(config), trials, requests, trace, targets, _tell))
 
-        requests = beginning(trace, namespace.live_seconds)
-        asyncio.run(verify(located(config), [own, *best], requests, trace, targets, _tell))
-    chosen = _chosen(own, best or trials[1:2])
-    print(table(config, targets, [own, *(best or trials[1:2])], chosen))
+    simulation = Simulation(trace, pool, times, targets.percentiles)
+    with Progress(patience=1.0) as progress:
+        simulate = ManySimulations(simulation, progress)
+        own, best = tune(config, simulate, targets, play, namespace.live, _tell)
+    chosen = _chosen(own, best)
+    print(table(config, targets, [own, *best], chosen))
     met = (chosen.live_excess if namespace.live else chosen.excess) <= 1
     write(namespace.out, config, targets, own, chosen, namespace.trace)
     print(

@@ -1,29 +1,34 @@
-"""Progress of a benchmark on stderr: a bar on a terminal, elsewhere a line for every quarter."""
+"""Progress of long work on stderr: a bar on a terminal, elsewhere a line for every quarter."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-class BenchProgress:
+class Progress:
     """Told how much is done; a new name begins a new bar.
 
     Args:
         enabled: Whether anything is shown.
+        patience: Seconds that work may take before anything is shown.
     """
 
-    def __init__(self, enabled: bool = True) -> None:
+    def __init__(self, enabled: bool = True, patience: float = 0.0) -> None:
         self._enabled = enabled
+        self._patience = patience
         self._bar: Any = None
         self._task: Any = None
         self._what = ""
         self._quarter = 0
         self._started = time.monotonic()
 
-    def __enter__(self) -> BenchProgress:
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(
@@ -36,24 +41,35 @@ class BenchProgress:
         if not self._enabled:
             return
         if what != self._what:
-            self._begin(what, total)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
+            self._stop()
+            self._what, self._quarter, self._started = what, 0, time.monotonic()
+        seconds = time.monotonic() - self._started
+        if seconds < self._patience:
+            return
+        if sys.stderr.isatty():
+            self._move(what, done, total)
         elif (quarter := 4 * done // max(1, total)) > self._quarter:
             self._quarter = quarter
-            seconds = time.monotonic() - self._started
-            print(f"{what}: {done} of {total}, {seconds:.1f} s", file=sys.stderr, flush=True)
+            print(f"{what}: {done:,} of {total:,}, {seconds:.1f} s", file=sys.stderr, flush=True)
 
     def requests(self, done: int, total: int) -> None:
         """So many requests are done."""
         self.seen("requests", done, total)
 
-    def _begin(self, what: str, total: int) -> None:
-        self._stop()
-        self._what, self._quarter, self._started = what, 0, time.monotonic()
-        if sys.stderr.isatty():
+    def through(self, what: str, items: Iterable[T], total: int) -> Iterator[T]:
+        """Give items on, and tell how many were taken."""
+        stride = max(1, total // 1000)
+        for done, item in enumerate(items):
+            if done % stride == 0:
+                self.seen(what, done, total)
+            yield item
+        self.seen(what, total, total)
+
+    def _move(self, what: str, done: int, total: int) -> None:
+        if self._bar is None:
             self._bar, self._task = _make_bar(what, total)
             self._bar.start()
+        self._bar.update(self._task, completed=done, total=total)
 
     def _stop(self) -> None:
         if self._bar is not None:
