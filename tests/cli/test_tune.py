@@ -13,7 +13,7 @@ import pytest
 
 import quire.cli.main as cli
 from quire.bench.slo import LatencyTargets
-from quire.bench.tune import Trial, current, distance, tune
+from quire.bench.tune import Trial, busiest, current, distance, tune
 from quire.cli import many_simulations
 from quire.cli.many_simulations import ManySimulations, Simulation
 from quire.cli.progress import Progress
@@ -141,6 +141,26 @@ def test_settings_that_are_enough_in_the_simulation_only_are_played_once() -> No
     assert "in the simulation only" in machine.told[0]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_busiest_part_of_a_trace(seed: int) -> None:
+    rng = random.Random(seed)
+    arrivals = sorted(rng.choice((rng.uniform(0, 9), rng.randint(0, 9))) for _ in range(30))
+    requests = [TraceRequest(at + 5, rng.randint(1, 99), rng.randint(1, 99)) for at in arrivals]
+
+    def tokens(some: Sequence[TraceRequest]) -> int:
+        return sum(one.prompt_len + one.output_len for one in some)
+
+    for seconds in (0.5, 3.0, 100.0):
+        found = busiest(requests, seconds)
+        parts = [
+            [one for one in requests if first <= one.arrival and one.arrival - first <= seconds]
+            for first in (one.arrival for one in requests)
+        ]
+        assert tokens(found) == max(map(tokens, parts))
+        assert found[0].arrival == 0 and found[-1].arrival <= seconds
+    assert len(found) == 30
+
+
 def test_a_long_trace_is_simulated_by_several_processes_with_the_same_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +206,7 @@ def test_a_setting_is_verified_and_written(
     code = cli.main([*common, "--slo", "ttft_p99=100s,tpot_p99=100s", "--live", "1"])
     told = capsys.readouterr().out
     assert code == 0 and told.count("live ") == 1 and told.count(": met") == 2
+    assert "live: the whole trace" in told
     written = load_yaml(out)
     assert {"max_num_seqs", "max_num_batched_tokens", "scheduling_policy"} <= written.keys()
     assert "# targets: ttft_p99=100000ms" in Path(out).read_text()

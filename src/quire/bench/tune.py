@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from msgspec import structs
+
 from quire.bench.live_trace import play
 from quire.bench.result import RequestRecord, summary
 from quire.bench.slo import LatencyTargets
@@ -115,7 +117,7 @@ def tune(
         config: Resolved.
         simulate: Runs the trace on the simulator.
         targets: To meet.
-        play: Runs its beginning on a live engine with the settings of each trial.
+        play: Runs its busiest part on a live engine with the settings of each trial.
         live: How many settings other than the present ones it is to run; 0: no live engine.
         tell: Hears what was found.
 
@@ -174,6 +176,29 @@ def search(
     )
     _, *others = tried.values()
     return sorted(others, key=lambda trial: trial.rank)
+
+
+def busiest(requests: Sequence[TraceRequest], seconds: float) -> list[TraceRequest]:
+    """The requests of those seconds in which the most tokens come, prompts and outputs.
+
+    Args:
+        requests: As they came.
+        seconds: How long; all of a shorter trace.
+
+    Returns:
+        They, the first at 0.
+    """
+    tokens = end = most = 0
+    best = slice(0)
+    for begin, first in enumerate(requests):
+        while end < len(requests) and requests[end].arrival - first.arrival <= seconds:
+            tokens += requests[end].prompt_len + requests[end].output_len
+            end += 1
+        if tokens > most:
+            most, best = tokens, slice(begin, end)
+        tokens -= first.prompt_len + first.output_len
+    kept = requests[best]
+    return [structs.replace(one, arrival=one.arrival - kept[0].arrival) for one in kept]
 
 
 async def verify(

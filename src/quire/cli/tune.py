@@ -44,7 +44,7 @@ def build_parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--live-seconds", metavar="N", type=float, default=60.0,
-        help="How much of the trace they run, from its beginning. Default: 60.",
+        help="How much of the trace they run: where the most tokens come. Default: 60.",
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="FILE", default="tuned.yaml",
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str]) -> int:
     config, pool = scenario(namespace, trace, {})
     times = needed_times(namespace, config, trace)
 
-    from quire.bench.tune import tune, verify
+    from quire.bench.tune import busiest, tune, verify
     from quire.config.locate import located
 
-    requests = beginning(trace, namespace.live_seconds)
+    requests = busiest(trace.by_arrival(), namespace.live_seconds)
 
     def play(trials: Sequence[Trial]) -> None:
         asyncio.run(verify(located(config), trials, requests, trace, targets, _tell))
@@ -83,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
         simulate = ManySimulations(simulation, progress)
         own, best = tune(config, simulate, targets, play, namespace.live, _tell)
     chosen = _chosen(own, best)
+    if namespace.live:
+        print(f"live: {_part(requests, trace)}")
     print(table(config, targets, [own, *best], chosen))
     met = (chosen.live_excess if namespace.live else chosen.excess) <= 1
     write(namespace.out, config, targets, own, chosen, namespace.trace)
@@ -92,18 +94,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if met else 1
 
 
-def beginning(trace: Trace, seconds: float) -> list[TraceRequest]:
-    """The requests of the first seconds, from the first arrival."""
-    requests = trace.by_arrival()
-    first = requests[0].arrival
-    kept = [request for request in requests if request.arrival - first <= seconds]
-    return [_moved(request, -first) for request in kept]
-
-
-def _moved(request: TraceRequest, seconds: float) -> TraceRequest:
-    import msgspec
-
-    return msgspec.structs.replace(request, arrival=request.arrival + seconds)
+def _part(requests: Sequence[TraceRequest], trace: Trace) -> str:
+    """Which part of a trace some requests are, for people."""
+    if len(requests) == len(trace.requests):
+        return "the whole trace"
+    return (
+        f"the busiest {requests[-1].arrival:.0f} s of the trace, {len(requests):,} of "
+        f"{len(trace.requests):,} requests"
+    )
 
 
 def _chosen(own: Trial, best: Sequence[Trial]) -> Trial:
