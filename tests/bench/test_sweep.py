@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from patience import wait_for
-from quire.bench.sweep.front import curves, pareto_front, speeds
-from quire.bench.sweep.grid import arguments_of, name_of, points_of, read_params
+from quire.bench.plots import curve_plot
+from quire.bench.sweep.front import CurvePoint, curves, devices_of, facets, pareto_front, speeds
+from quire.bench.sweep.grid import arguments_of, links_of, name_of, points_of, read_params
+from quire.bench.sweep.rows import bins_of, conditions_of, selected
 from quire.bench.sweep.run import SweepCommands, rows_of, run_points
 from quire.bench.sweep.workload import between, extremes
 from quire.cli import main as cli
@@ -169,18 +171,99 @@ def test_pareto_front_against_brute_force():
         assert [points[i][0] for i in front] == sorted(points[i][0] for i in front)
 
 
-def test_curves_and_speeds_are_medians():
-    rows = [
-        {"point": f"p{c}", "run": r, "c": c, "y": 10 * c + r, "k": "a",
-         "output_throughput": 4.0 * c}
+def rows_of_two_points() -> list[dict]:
+    return [
+        {"point": f"p{c}", "run": r, "c": c, "y": 10 * c + r, "k": "a", "s": c * r,
+         "output_throughput": 4.0 * c, "max_concurrent_requests": 2 * c, "max_concurrency": None}
         for c in (2, 1) for r in range(3)
     ]  # fmt: skip
-    assert curves(rows, "c", "y", ["k"]) == {"k=a": [(1, 11), (2, 21)]}
-    assert speeds(rows, "c") == [("p2", 4, 8), ("p1", 4, 4)]
+
+
+def test_curves_and_speeds_are_medians():
+    rows = rows_of_two_points()
+    assert curves(rows, "c", "y", ["k"]) == {
+        "k=a": [CurvePoint(1, 11, 10, 12), CurvePoint(2, 21, 20, 22)]
+    }
+    assert [(s.name, s.each, s.total, s.label) for s in speeds(rows, "c", labels=["c", "no"])] == [
+        ("p2", 4, 8, "c=2"), ("p1", 4, 4, "c=1"),
+    ]  # fmt: skip
+    assert [s.each for s in speeds(rows, "max_concurrency")] == [2, 2], "the most at once count"
     with pytest.raises(ConfigError, match="no number 'z'"):
         curves(rows, "c", "z", [])
     with pytest.raises(ConfigError, match="no 'z'"):
         curves(rows, "c", "y", ["z"])
+
+
+def test_throughput_is_that_of_one_device():
+    rows = [{**row, "tensor_parallel_size": 2, "g": 8} for row in rows_of_two_points()]
+    assert [s.total for s in speeds(rows, "c")] == [4, 2]
+    assert [(s.total, s.each, s.devices) for s in speeds(rows, "c", "g")] == [
+        (1, 4, 8), (0.5, 4, 8),
+    ]  # fmt: skip
+    assert devices_of({"gpu_count": 4, "tensor_parallel_size": 2}) == 4
+    assert devices_of({"tensor_parallel_size": 2, "pipeline_parallel_size": 3}) == 6
+    assert devices_of({}) == 1
+    with pytest.raises(ConfigError, match="k must be above 0, got 0"):
+        speeds([{**row, "k": 0} for row in rows], "c", "k")
+
+
+def test_rows_are_filtered_and_binned():
+    rows = [{"n": n, "rate": "inf" if n == 3 else n, "who": f"w{n}", "no": None} for n in range(6)]
+
+    def left(text: str) -> list[int]:
+        return [row["n"] for row in selected(rows, conditions_of(text), {})]
+
+    assert left("") == [0, 1, 2, 3, 4, 5]
+    assert left("n<3") == [0, 1, 2] and left("n<=3,n!=1") == [0, 2, 3] and left("n >= 4") == [4, 5]
+    assert left("rate==inf") == [3] and left("rate>4") == [3, 5] and left("who=='w2'") == [2]
+    assert left("who!=w2, n>1") == [3, 4, 5]
+    binned = selected(rows, [], bins_of("n%2"))
+    assert [row["n"] for row in binned] == [0, 0, 2, 2, 4, 4] and rows[1]["n"] == 1
+    for text, problem in (
+        ("n", "'n' is no condition"), ("n~3", "is no condition"), ("m<3", "a run has no 'm'"),
+        ("n<0", "none of 6 runs is left"), ("who<3", "only numbers are more or less"),
+        ("no<3", "none of 6 runs is left"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=problem):
+            left(text)
+    for text in ("n", "n%0", "n%x", "n%inf", "n%-1"):
+        with pytest.raises(ConfigError, match=f"--bin-by: '{text}'"):
+            bins_of(text)
+
+
+def test_figures_have_rows_columns_and_curves():
+    rows = [
+        {"f": f, "r": r, "c": c, "k": k, "x": x, "y": 100 * f + 10 * r + c + 0.1 * x}
+        for f in range(2) for r in range(3) for c in range(2) for k in "ab" for x in range(4)
+        if (r, c) != (2, 1)
+    ]  # fmt: skip
+    first, second = facets(rows, "x", "y", fig_by=["f"], row_by=["r"], col_by=["c"], curve_by=["k"])
+    assert (first.name, second.name) == ("f=0", "f=1") and first.curves == ["k=a", "k=b"]
+    assert first.rows == ["r=0", "r=1", "r=2"] and first.cols == ["c=0", "c=1"]
+    assert len(first.panels) == 5 and ("r=2", "c=1") not in first.panels
+    for (row, col), panel in second.panels.items():
+        begin = 100 + 10 * int(row[2:]) + int(col[2:])
+        assert [p.y for p in panel["k=a"]] == pytest.approx([begin + 0.1 * x for x in range(4)])
+    (all_in_one,) = facets(rows, "x", "y")
+    assert all_in_one.rows == all_in_one.cols == [""] and all_in_one.curves == ["y"]
+
+
+def test_a_curve_shows_how_far_its_runs_are_apart():
+    (figure,) = facets(rows_of_two_points(), "c", "y")
+    assert '"array":[1.0,1.0],"arrayminus":[1.0,1.0]' in curve_plot(figure, "t", "c", "y")
+    assert '"arrayminus"' not in curve_plot(figure, "t", "c", "y", error_bars=False)
+
+
+def test_linked_parameters_are_equal(tmp_path):
+    outers, inners = ([{"max_num_seqs": n} for n in (1, 4)], [{"c": n, "d": 0} for n in (4, 8, 1)])
+    points = points_of(tmp_path, outers, inners, 1, links_of("max-num-seqs = c"))
+    assert [(p.outer["max_num_seqs"], p.inner["c"]) for p in points] == [(1, 1), (4, 4)]
+    with pytest.raises(ConfigError, match="'e' is not in c=4-d=0 of --bench-params"):
+        points_of(tmp_path, outers, inners, 1, links_of("max_num_seqs=e"))
+    with pytest.raises(ConfigError, match="in no combination"):
+        points_of(tmp_path, outers, inners, 1, links_of("max_num_seqs=d"))
+    with pytest.raises(ConfigError, match="'max_num_seqs' is not SERVER_PARAMETER=LOAD_PARAMETER"):
+        links_of("max_num_seqs")
 
 
 def test_loads_between_the_extremes():
@@ -207,12 +290,63 @@ def test_plots_of_a_sweep(bench, tmp_path, capsys):
     ]
     assert run(capsys, "serve", "--bench-params", grid(tmp_path, 1, 4, 16), *base)[0] == 0
     folder = str(tmp_path / "r" / "serve")
-    code, out, _ = run(capsys, "plot", folder, "--var-x", "max_concurrency")
+    code, out, _ = run(
+        capsys, "plot", folder, "--var-x", "max_concurrency", "--var-y", "p99_ttft_ms"
+    )
     page = Path(out.strip()).read_text("utf-8")
     assert code == 0 and "p99_ttft_ms over max_concurrency" in page and "<td>80</td>" in page
     code, out, _ = run(capsys, "plot_pareto", folder)
     assert code == 0 and len(out.splitlines()) == 4  # a faster total costs each user: all are on it
-    assert "Pareto front" in (tmp_path / "r" / "serve" / "pareto.html").read_text("utf-8")
+    page = (tmp_path / "r" / "serve" / "pareto.html").read_text("utf-8")
+    assert "Pareto front" in page and "max_concurrency=16, gpu_count=1" in page
+
+
+def test_plots_as_asked(bench, tmp_path, capsys):
+    command, _ = bench
+    base = ["-o", str(tmp_path / "r"), "-e", "one", "--num-runs", "2"]
+    base += ["--bench-cmd", " ".join(command), "--bench-params", grid(tmp_path, 1, 4, 16)]
+    assert run(capsys, "serve", *base)[0] == 0
+    axes = ["--var-x", "max_concurrency", "--var-y", "p99_ttft_ms", "--scale-x", "log"]
+    asked = ["--fig-by", "max_concurrency", "--row-by", "run", "--fig-dir", "figures"]
+    folder = str(tmp_path / "r")  # of all sweeps
+    code, out, _ = run(capsys, "plot", folder, *axes, *asked, "--dry-run")
+    assert code == 0 and not (tmp_path / "r" / "figures").exists()
+    assert out.splitlines()[0] == (
+        "p99_ttft_ms over max_concurrency: max_concurrency=1: 2 x 1 panels, 1 curves"
+    )
+    filtered = ["--filter-by", "max_concurrency<16", "--fig-name", "few"]
+    code, out, _ = run(capsys, "plot", folder, *axes, *asked, *filtered)
+    page = tmp_path / "r" / "figures" / "few.html"
+    assert code == 0 and out.strip() == str(page)
+    text = page.read_text("utf-8")
+    assert "max_concurrency=4" in text and "max_concurrency=16" not in text
+    assert '"type":"log"' in text
+    code, _, err = run(capsys, "plot", folder, *axes, "--scale-y", "sqrt")
+    assert code == 2 and "--scale-y must be linear or log, got 'sqrt'" in err
+
+
+def test_a_sweep_to_go_on_with_must_be_there(bench, tmp_path, capsys):
+    command, log = bench
+    base = ["-o", str(tmp_path / "r"), "--num-runs", "1", "--bench-cmd", " ".join(command)]
+    base += ["--bench-params", grid(tmp_path, 1, 4)]
+    code, _, err = run(capsys, "serve", *base, "-e", "it", "--resume")
+    assert code == 2 and "there is no folder" in err and not log.read_text()
+    assert run(capsys, "serve", *base, "-e", "it")[0] == 0
+    for resume in (["-e", "it", "--resume"], ["--resume", "it"]):
+        code, out, _ = run(capsys, "serve", *base, *resume)
+        assert code == 0 and "2 of 2 runs, 2 of them from before" in out
+    assert log.read_text() == "1\n4\n"
+
+
+def test_a_sweep_of_linked_parameters(bench, tmp_path, capsys):
+    command, log = bench
+    params = tmp_path / "serve.json"
+    params.write_text('[{"max_num_seqs": 4}, {"max_num_seqs": 16}]')
+    server = f"{sys.executable} -c 'import time; time.sleep(60)'"
+    base = ["--serve-cmd", server, "--serve-params", str(params), "--bench-cmd", " ".join(command)]
+    base += ["-o", str(tmp_path / "r"), "--num-runs", "1", "--bench-params", grid(tmp_path, 1, 4)]
+    code, out, _ = run(capsys, "serve", *base, "--link-vars", "max_num_seqs=max_concurrency")
+    assert code == 0 and "1 of 1 runs" in out and log.read_text() == "4\n"
 
 
 def test_startup_sweep(bench, tmp_path, capsys):

@@ -6,7 +6,7 @@ tell apart; runs differ by dashes and marks as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from quire.bench.result import (
     latencies,
     outputs_per_bin,
 )
+from quire.bench.sweep.front import CurvePoint, Facets, Speed
 from quire.errors import StartupError
 
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -177,37 +178,71 @@ def intervals(names: Sequence[str], changes: Sequence[tuple[float, float, float]
 
 
 def curve_plot(
-    curves: Mapping[str, Sequence[tuple[float, float]]], title: str, x: str, y: str
+    figure: Facets, title: str, x: str, y: str, *, error_bars: bool = True, log: Sequence[str] = ()
 ) -> str:
-    """Curves of a sweep: points by name, and what the axes are."""
-    figure = _plotly("plotly.graph_objects").Figure()
-    for index, (name, points) in enumerate(curves.items()):
-        at, values = np.array(points, dtype=np.float64).T
-        trace = _line(name, at, values, index)
-        trace.update(mode="lines+markers", marker={"symbol": MARKS[index % len(MARKS)], "size": 8})
-        figure.add_trace(trace)
-    figure.update_xaxes(title_text=x)
-    figure.update_yaxes(title_text=y, rangemode="tozero")
-    return _html(figure, title, 560)
+    """Curves of a sweep.
+
+    Args:
+        figure: Their panels.
+        title: Of all.
+        x: What is along.
+        y: What is upwards.
+        error_bars: Whether to show the least and the most of the runs at each point.
+        log: Axes with logarithms: `x`, `y`, or both.
+    """
+    rows, cols = len(figure.rows), len(figure.cols)
+    places = [(row, col) for row in figure.rows for col in figure.cols]
+    names = [", ".join(filter(None, place)) for place in places]
+    drawn = _plotly("plotly.subplots").make_subplots(
+        rows=rows, cols=cols, subplot_titles=names if len(places) > 1 else None,
+        shared_xaxes="all", shared_yaxes="all", vertical_spacing=0.3 / max(2, rows),
+    )  # fmt: skip
+    looks, shown = {name: at for at, name in enumerate(figure.curves)}, set[str]()
+    for number, place in enumerate(places):
+        for name, points in figure.panels.get(place, {}).items():
+            trace = _curve(name, points, looks[name], error_bars, first=name not in shown)
+            shown.add(name)
+            drawn.add_trace(trace, row=1 + number // cols, col=1 + number % cols)
+    drawn.update_xaxes(title_text=x, type="log" if "x" in log else "linear")
+    if "y" in log:
+        drawn.update_yaxes(title_text=y, type="log")
+    else:
+        drawn.update_yaxes(title_text=y, rangemode="tozero")
+    return _html(drawn, title, 200 + 360 * rows)
 
 
-def front_plot(points: Sequence[tuple[str, float, float]], front: Sequence[int]) -> str:
-    """Points of a sweep (name, tokens per second for each user, of all), and their front."""
+def _curve(
+    name: str, points: Sequence[CurvePoint], look: int, error_bars: bool, *, first: bool
+) -> Any:
+    columns = [(point.x, point.y, point.low, point.high) for point in points]
+    x, y, low, high = np.array(columns, dtype=np.float64).T
+    trace = _line(name, x, y, look, first=first)
+    trace.update(mode="lines+markers", marker={"symbol": MARKS[look % len(MARKS)], "size": 8})
+    if error_bars and (low < high).any():
+        up, down = _short(high - y), _short(y - low)
+        trace.update(error_y={"type": "data", "symmetric": False, "array": up, "arrayminus": down})
+    return trace
+
+
+def front_plot(points: Sequence[Speed], front: Sequence[int], total: str) -> str:
+    """Points of a sweep and their front; `total` says what is upwards."""
     figure = _plotly("plotly.graph_objects").Figure()
     best = [points[index] for index in front]
     for index, (name, mode, shown) in enumerate(
-        (("all", "markers", points), ("Pareto front", "lines+markers", best))
+        (("all", "markers", points), ("Pareto front", "lines+markers+text", best))
     ):
         figure.add_trace(
             {
-                "type": "scatter", "name": name, "mode": mode, "text": [p[0] for p in shown],
-                "x": [p[1] for p in shown], "y": [p[2] for p in shown],
+                "type": "scatter", "name": name, "mode": mode,
+                "hovertext": [point.name for point in shown],
+                "text": [point.label for point in shown], "textposition": "top center",
+                "x": [point.each for point in shown], "y": [point.total for point in shown],
                 "marker": {"symbol": MARKS[index], "size": 9, "color": COLOURS[index]},
                 "line": {"color": COLOURS[index]},
             }
         )  # fmt: skip
     figure.update_xaxes(title_text="output tokens/s for each user", rangemode="tozero")
-    figure.update_yaxes(title_text="output tokens/s of all", rangemode="tozero")
+    figure.update_yaxes(title_text=total, rangemode="tozero")
     return _html(figure, "Speed for each user against throughput", 560)
 
 

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
+from quire.bench.sweep.rows import Row, grouped, number
 from quire.errors import ConfigError
-from quire.spelling import did_you_mean
-
-Row = Mapping[str, Any]
-
-
-def read_rows(folder: str) -> list[dict[str, Any]]:
-    """The rows of a sweep's `summary.json`.
-
-    Raises:
-        ConfigError: there is none, or it has no rows.
-    """
-    path = Path(folder) / "summary.json"
-    try:
-        rows = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder!r} is no folder of a sweep: {path.name}: {error}") from None
-    if not isinstance(rows, list) or not rows:
-        raise ConfigError(f"{str(path)!r} has no run that ended well")
-    return rows
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -44,58 +26,139 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front[::-1]
 
 
-def number(row: Row, name: str) -> float:
-    """A figure of a row.
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What the runs at one place of a curve gave."""
 
-    Raises:
-        ConfigError: the row has none of that name, or it is no number.
-    """
-    value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        numbers = [k for k, v in row.items() if isinstance(v, (int, float))]
-        hint = did_you_mean(name, numbers)
-        raise ConfigError(f"{row.get('point', 'a run')} has no number {name!r}{hint}")
-    return float(value)
+    x: float
+    y: float
+    """Median."""
+    low: float
+    """Least."""
+    high: float
+    """Most."""
 
 
-def curves(
-    rows: Sequence[Row], x: str, y: str, by: Sequence[str]
-) -> dict[str, list[tuple[float, float]]]:
-    """The median of `y` over the runs at each `x`, ascending, a curve for each value of `by`.
+def curves(rows: Sequence[Row], x: str, y: str, by: Sequence[str]) -> dict[str, list[CurvePoint]]:
+    """`y` over the runs at each `x`, ascending, a curve for each value of `by`.
 
     Raises:
         ConfigError: a row lacks one of them.
     """
-    found: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        if missing := next((name for name in by if name not in row), None):
-            raise ConfigError(f"{row.get('point', 'a run')} has no {missing!r}")
-        name = ", ".join(f"{key}={row[key]}" for key in by) or y
-        found.setdefault(name, {}).setdefault(number(row, x), []).append(number(row, y))
-    return {
-        name: [(at, statistics.median(values)) for at, values in sorted(points.items())]
-        for name, points in found.items()
-    }
+    found = {}
+    for name, some in grouped(rows, by).items():
+        at: dict[float, list[float]] = {}
+        for row in some:
+            at.setdefault(number(row, x), []).append(number(row, y))
+        found[name or y] = [
+            CurvePoint(place, statistics.median(values), min(values), max(values))
+            for place, values in sorted(at.items())
+        ]
+    return found
 
 
-def speeds(rows: Sequence[Row], users: str) -> list[tuple[str, float, float]]:
-    """Of each point its name, output tokens per second and user, and output tokens per second of
-    all; medians over its runs.
+@dataclass(frozen=True, slots=True)
+class Facets:
+    """A figure: curves in rows and columns of panels."""
+
+    name: str
+    """What its rows have in common; empty if all are in one."""
+    rows: list[str]
+    cols: list[str]
+    panels: dict[tuple[str, str], dict[str, list[CurvePoint]]]
+    """Curves by row and column; none where no run is of both."""
+
+    @property
+    def curves(self) -> list[str]:
+        """Names of all curves."""
+        return list(dict.fromkeys(name for panel in self.panels.values() for name in panel))
+
+
+def facets(
+    rows: Sequence[Row],
+    x: str,
+    y: str,
+    *,
+    fig_by: Sequence[str] = (),
+    row_by: Sequence[str] = (),
+    col_by: Sequence[str] = (),
+    curve_by: Sequence[str] = (),
+) -> list[Facets]:
+    """A figure for each value of `fig_by`, with a row and a column of panels and a curve for each
+    value of the others.
+
+    Raises:
+        ConfigError: a row lacks one of the names.
+    """
+    made = []
+    for name, some in grouped(rows, fig_by).items():
+        panels = {
+            (row, col): curves(few, x, y, curve_by)
+            for row, these in grouped(some, row_by).items()
+            for col, few in grouped(these, col_by).items()
+        }
+        made.append(Facets(name, list(grouped(some, row_by)), list(grouped(some, col_by)), panels))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A point of the Pareto plot."""
+
+    name: str
+    label: str
+    """Some of its figures."""
+    each: float
+    """Output tokens per second for each user."""
+    total: float
+    """Output tokens per second of all users, by the number of devices."""
+    devices: float = 1.0
+
+
+def speeds(
+    rows: Sequence[Row], users: str, devices: str | None = None, labels: Sequence[str] = ()
+) -> list[Speed]:
+    """What each combination of parameters gave; medians over its runs.
 
     Args:
         rows: Of a sweep.
-        users: Which figure says how many users there were.
+        users: Which figure says how many users there were. A row without it says how many requests
+            there were at most.
+        devices: Which figure says how many devices computed; `None`: as `devices_of` finds.
+        labels: Figures for the label, where rows have them.
 
     Raises:
-        ConfigError: a row lacks a figure, or has no user.
+        ConfigError: a row lacks a figure, or has no user or no device.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[Speed]] = {}
     for row in rows:
-        total, num = number(row, "output_throughput"), number(row, users)
-        if num <= 0:
-            raise ConfigError(f"{users} must be above 0, got {num:g}")
-        found.setdefault(str(row["point"]), []).append((total / num, total))
+        total = number(row, "output_throughput")
+        num = number(row, users if row.get(users) is not None else _MOST_USERS)
+        used = devices_of(row) if devices is None else number(row, devices)
+        for what, count in ((users, num), (devices or "devices", used)):
+            if count <= 0:
+                raise ConfigError(f"{what} must be above 0, got {count:g}")
+        known = {**row, users: f"{num:g}", "gpu_count": f"{used:g}"}
+        label = ", ".join(f"{key}={known[key]}" for key in labels if known.get(key) is not None)
+        speed = Speed(str(row["point"]), label, total / num, total / used, used)
+        found.setdefault(speed.name, []).append(speed)
     return [
-        (name, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs))
-        for name, pairs in found.items()
+        replace(
+            runs[0],
+            each=statistics.median(run.each for run in runs),
+            total=statistics.median(run.total for run in runs),
+        )
+        for runs in found.values()
     ]
+
+
+_MOST_USERS: Final = "max_concurrent_requests"
+
+
+def devices_of(row: Row) -> float:
+    """How many devices computed, as a row says; 1 if it does not."""
+    for name in ("num_gpus", "gpu_count"):
+        if row.get(name) is not None:
+            return number(row, name)
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    return math.prod(number(row, name) for name in sizes if row.get(name) is not None)

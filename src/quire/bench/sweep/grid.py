@@ -119,18 +119,58 @@ class Point:
         return found if isinstance(found, dict) else None
 
 
+def links_of(text: str) -> list[tuple[str, str]]:
+    """What `--link-vars` says: parameters of server and load that are to be equal.
+
+    Raises:
+        ConfigError: a part of it is not two names.
+    """
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"([\w-]+)\s*=\s*([\w-]+)", part)
+        if match is None:
+            raise ConfigError(
+                f"--link-vars: {part!r} is not SERVER_PARAMETER=LOAD_PARAMETER, such as "
+                "max_num_seqs=max_concurrency"
+            )
+        found.append((match[1].replace("-", "_"), match[2].replace("-", "_")))
+    return found
+
+
 def points_of(
-    root: Path, outers: Sequence[Params], inners: Sequence[Params], runs: int
+    root: Path,
+    outers: Sequence[Params],
+    inners: Sequence[Params],
+    runs: int,
+    links: Sequence[tuple[str, str]] = (),
 ) -> list[Point]:
     """All combinations, those of one server after each other.
 
+    Args:
+        root: Folder of the sweep.
+        outers: Of the server.
+        inners: Of the load.
+        runs: Of each combination.
+        links: Parameters that must be equal; other combinations are left out.
+
     Raises:
-        ConfigError: fewer than one run.
+        ConfigError: fewer than one run, a linked parameter that no set has, or nothing is left.
     """
     if runs < 1:
         raise ConfigError(f"--num-runs must be at least 1, got {runs}")
+    for side, names, sets in (
+        ("--serve-params", [outer for outer, _ in links], outers),
+        ("--bench-params", [inner for _, inner in links], inners),
+    ):
+        for name in names:
+            if missing := next((params for params in sets if name not in params), None):
+                raise ConfigError(f"--link-vars: {name!r} is not in {name_of(missing)} of {side}")
     points = []
     for outer, inner in itertools.product(outers, inners):
+        if any(outer[one] != inner[other] for one, other in links):
+            continue
         folder = root / f"SERVE-{name_of(outer)}-BENCH-{name_of(inner)}"
         points += [Point(outer, inner, run, folder) for run in range(runs)]
+    if not points:
+        raise ConfigError("--link-vars: in no combination of parameters are these equal")
     return points

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from quire.bench.sweep.front import Row, number
+from quire.bench.sweep.rows import Row, number
 from quire.errors import ConfigError
 
 VARS: Final = ("request_rate", "max_concurrency")

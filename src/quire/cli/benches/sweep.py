@@ -1,4 +1,4 @@
-"""`quire bench sweep KIND`: a benchmark over a grid of parameters, and plots of what came out."""
+"""`quire bench sweep KIND`: a benchmark over a grid of parameters. Plots are in `sweep_plots`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SWEEPS: Registry[Callable[[Sequence[str]], int]] = Registry(
         "serve": "quire.cli.benches.sweep:serve",
         "serve_workload": "quire.cli.benches.sweep:serve_workload",
         "startup": "quire.cli.benches.sweep:startup",
-        "plot": "quire.cli.benches.sweep:plot",
-        "plot_pareto": "quire.cli.benches.sweep:plot_pareto",
+        "plot": "quire.cli.benches.sweep_plots:plot",
+        "plot_pareto": "quire.cli.benches.sweep_plots:plot_pareto",
     },
 )
 """Kinds of sweeps by name."""
@@ -52,17 +52,22 @@ def main(arguments: Sequence[str]) -> int:
 def _parser(kind: str, rows: Sequence[tuple[str, type, Any, str]]) -> Parser:
     parser = Parser(f"bench sweep {kind}", f"Sweep: {ABOUT[kind]}.")
     common: list[tuple[str, type, Any, str]] = [
-        ("--output-dir", str, "results", "Folder of all sweeps."),
-        ("--experiment-name", str, kind, "Folder of this one; what is there already is kept."),
+        ("-o --output-dir", str, "results", "Folder of all sweeps."),
+        ("-e --experiment-name", str, kind, "Folder of this one; what is there already is kept."),
         ("--num-runs", int, 3, "Runs of each combination."),
         ("--run-timeout", float, 3600.0, "Seconds of one run."),
     ]
-    for flag, kind_of, default, text in [*rows, *common]:
+    for flags, kind_of, default, text in [*rows, *common]:
         shown = "" if default is None else f" Default: {default}."
         parser.add_argument(
-            flag, type=kind_of, default=default, help=text + shown,
+            *flags.split(), type=kind_of, default=default, help=text + shown,
             metavar={str: "TEXT", int: "N", float: "X"}[kind_of],
         )  # fmt: skip
+    parser.add_argument(
+        "--resume", metavar="NAME", nargs="?", default=None, const="",
+        help="Go on with a sweep that must be there: the one of this name, or of "
+        "--experiment-name. Without it, one that is there goes on as well, and else it is new.",
+    )  # fmt: skip
     parser.add_argument(
         "--dry-run", action="store_true", default=False, help="Tell what would run, and end."
     )
@@ -78,6 +83,13 @@ _SERVER = [
     ("--after-bench-cmd", str, None, "Command after each run, to clear caches."),
     ("--serve-params", str, None, "JSON file: parameters of the server."),
     ("--bench-params", str, None, "JSON file: parameters of the load."),
+    (
+        "--link-vars",
+        str,
+        None,
+        "Parameters of server and load that must be equal, such as "
+        "max_num_seqs=max_concurrency; other combinations are left out.",
+    ),
     ("--server-ready-timeout", int, 600, "Seconds that a server has to become ready."),
 ]
 
@@ -108,9 +120,11 @@ def startup_parser() -> Parser:
 
 def serve(arguments: Sequence[str]) -> int:
     """Run the grid; returns the exit code: 1 if a run failed."""
+    from quire.bench.sweep.grid import links_of
+
     namespace = serve_parser().parse(arguments)
-    inners = _inners(namespace)
-    return _sweep(namespace, inners, _commands(namespace))
+    links = links_of(namespace.link_vars or "")
+    return _sweep(namespace, _inners(namespace), _commands(namespace), links=links)
 
 
 def serve_workload(arguments: Sequence[str]) -> int:
@@ -124,10 +138,11 @@ def serve_workload(arguments: Sequence[str]) -> int:
     inners = _inners(namespace)
     if len(inners) > 1:
         raise ConfigError("--bench-params: a curve is of one load: give one set of parameters")
-    code = _sweep(namespace, [{**inners[0], **end} for end in ends], commands)
+    outers = _linked(namespace, inners)
+    code = _sweep(namespace, [{**inners[0], **end} for end in ends], commands, outers)
     if code or namespace.dry_run:
         return code
-    for outer in _outers(namespace):
+    for outer in outers:
         rows = _rows(namespace, [outer], [{**inners[0], **end} for end in ends])
         middle = [{**inners[0], var: value} for value in between(rows, var, num)]
         code |= _sweep(namespace, middle, commands, [outer])
@@ -159,6 +174,15 @@ def _outers(namespace: argparse.Namespace) -> list[dict[str, Any]]:
     return read_params(namespace.serve_params, "--serve-params")
 
 
+def _linked(namespace: argparse.Namespace, inners: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The servers for which `--link-vars` leaves a load."""
+    from quire.bench.sweep.grid import links_of, points_of
+
+    links = links_of(namespace.link_vars or "")
+    points = points_of(_root(namespace), _outers(namespace), inners, 1, links)
+    return [point.outer for point in points]
+
+
 def _commands(namespace: argparse.Namespace) -> Any:
     from quire.bench.sweep.grid import command_of
     from quire.bench.sweep.run import SweepCommands
@@ -180,7 +204,10 @@ def _commands(namespace: argparse.Namespace) -> Any:
 
 
 def _root(namespace: argparse.Namespace) -> Path:
-    return Path(namespace.output_dir) / str(namespace.experiment_name)
+    root = Path(namespace.output_dir) / str(namespace.resume or namespace.experiment_name)
+    if namespace.resume is not None and not root.is_dir():
+        raise ConfigError(f"--resume: there is no folder {str(root)!r} to go on with")
+    return root
 
 
 def _rows(namespace: argparse.Namespace, outers: Any, inners: Any) -> list[dict[str, Any]]:
@@ -195,12 +222,13 @@ def _sweep(
     inners: list[dict[str, Any]],
     commands: Any,
     outers: list[dict[str, Any]] | None = None,
+    links: Sequence[tuple[str, str]] = (),
 ) -> int:
     from quire.bench.sweep.grid import arguments_of, points_of
     from quire.bench.sweep.run import merged_rows, rows_of, run_points, tell, write_summary
 
     root = _root(namespace)
-    points = points_of(root, outers or _outers(namespace), inners, namespace.num_runs)
+    points = points_of(root, outers or _outers(namespace), inners, namespace.num_runs, links)
     if namespace.dry_run:
         for point in points:
             state = "" if point.result() is None else " (done)"
@@ -215,77 +243,3 @@ def _sweep(
     if outcome.failures:
         print(f"{len(outcome.failures)} runs failed", file=sys.stderr)
     return 1 if outcome.failures else 0
-
-
-# ---- plots ---------------------------------------------------------------------------------------
-
-
-def plot_parser() -> Parser:
-    """The parser of `quire bench sweep plot`."""
-    parser = Parser("bench sweep plot", f"Plot {ABOUT['plot']}.")
-    parser.add_argument("folder", metavar="EXPERIMENT_DIR", help="Folder of the sweep.")
-    parser.add_argument(
-        "--var-x", metavar="NAME", default="request_rate",
-        help="Parameter or figure along. Default: request_rate.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--var-y", metavar="NAME", default="p99_ttft_ms", help="Upwards. Default: p99_ttft_ms."
-    )
-    parser.add_argument(
-        "--curve-by", metavar="NAMES", default="", help="A curve for each value of these."
-    )
-    parser.add_argument("--output", metavar="FILE", default=None, help="Default: plot.html there.")
-    return parser
-
-
-def plot(arguments: Sequence[str]) -> int:
-    """Write the page; returns the exit code."""
-    namespace = plot_parser().parse(arguments)
-    from quire.bench.plots import curve_plot
-    from quire.bench.report import table, write_page
-    from quire.bench.sweep.front import curves, read_rows
-
-    by = [name for name in namespace.curve_by.split(",") if name]
-    found = curves(read_rows(namespace.folder), namespace.var_x, namespace.var_y, by)
-    title = f"{namespace.var_y} over {namespace.var_x}"
-    rows = [[n, f"{x:g}", f"{y:g}"] for n, points in found.items() for x, y in points]
-    page = Path(namespace.output or Path(namespace.folder) / "plot.html")
-    heads = ["curve", namespace.var_x, namespace.var_y]
-    plots = [curve_plot(found, title, namespace.var_x, namespace.var_y), table(heads, rows, title)]
-    write_page(page, title, plots)
-    print(page)
-    return 0
-
-
-def plot_pareto_parser() -> Parser:
-    """The parser of `quire bench sweep plot_pareto`."""
-    parser = Parser("bench sweep plot_pareto", f"Plot {ABOUT['plot_pareto']}.")
-    parser.add_argument("folder", metavar="EXPERIMENT_DIR", help="Folder of the sweep.")
-    parser.add_argument(
-        "--user-count-var", metavar="NAME", default="max_concurrency",
-        help="Figure that says how many users there were. Default: max_concurrency.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", metavar="FILE", default=None, help="Default: pareto.html there."
-    )
-    return parser
-
-
-def plot_pareto(arguments: Sequence[str]) -> int:
-    """Print the front and write the page; returns the exit code."""
-    namespace = plot_pareto_parser().parse(arguments)
-    from quire.bench.plots import front_plot
-    from quire.bench.report import table, write_page
-    from quire.bench.sweep.front import pareto_front, read_rows, speeds
-
-    points = speeds(read_rows(namespace.folder), namespace.user_count_var)
-    front = pareto_front([(x, y) for _, x, y in points])
-    rows = [[points[i][0], f"{points[i][1]:.2f}", f"{points[i][2]:.2f}"] for i in front]
-    for name, x, y in rows:
-        print(f"{name}: {x} tokens/s for each user, {y} tokens/s of all")
-    title = "Output tokens per second: of all, over those for each user"
-    page = Path(namespace.output or Path(namespace.folder) / "pareto.html")
-    heads = ["on the front", "tokens/s for each user", "tokens/s of all"]
-    write_page(page, title, [front_plot(points, front), table(heads, rows, "Pareto front")])
-    print(page)
-    return 0
