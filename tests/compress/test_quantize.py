@@ -256,6 +256,17 @@ def test_errors_are_one_line_and_leave_nothing(capsys, tmp_path, mixed):
     assert {path.name for path in tmp_path.iterdir()} == {"short.txt", "exists"}
 
 
+@pytest.mark.parametrize(("scheme", "memory"), [("mixed", 1_000_000), ("int8", 4_000_000)])
+def test_what_can_never_fit_is_refused_before_anything_is_measured(tmp_path, text, scheme, memory):
+    phases = []
+    how = QuantizeOptions(
+        tmp_path / "out", text=text, max_tokens=TOKENS, scheme=scheme, memory=memory
+    )
+    with pytest.raises(ConfigError, match="--memory: the layers take at least"):
+        quantize(ModelConfig(), how, lambda phase, done, total: phases.append(phase))
+    assert set(phases) == {"Loading weights"}
+
+
 def test_the_command(capsys, tmp_path, text):
     (tmp_path / "text.txt").write_text(text)
     out = tmp_path / "out"

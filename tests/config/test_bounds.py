@@ -66,7 +66,9 @@ def test_text_is_read_as_on_the_command_line() -> None:
     assert read_option("gpu_memory_utilization", "0.5") == 0.5
     assert [read_option("max_model_len", v) for v in ("auto", "-1", -1)] == [None] * 3
     assert parse_size("9007199254740993k") == 9007199254740993000, "through floating point"
-    for text in ("64.0", "9" * 400 + "k", "1.0000000000000000000001T", "8q"):
+    assert read_option("kv_cache_memory_bytes", "7.3GiB") == 7838315315, "of 7838315315.2"
+    assert parse_size("1.0000000000000000000001T") == 2**40
+    for text in ("64.0", "9" * 400 + "k", "8q", "1.k", ".5G", "1..5G", "-1.5G"):
         with pytest.raises(ConfigError):
             parse_size(text)
 

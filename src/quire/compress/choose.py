@@ -79,14 +79,19 @@ def nearest(options: Options, memory: int) -> dict[str, str]:
             if then.nbytes < now.nbytes
         ]
         if not steps:
-            raise ConfigError(
-                f"--memory: the layers take at least {total:,} bytes, and there is room for "
-                f"{max(0, memory):,} beside what is not quantised: allow more"
-            )
+            raise too_little(total, memory)
         _, name, other = min(steps)
         chosen[name] = other
         total = _bytes(options, chosen)
     return chosen
+
+
+def too_little(least: int, memory: int) -> ConfigError:
+    """What to raise if layers that take `least` bytes or more have room for `memory` only."""
+    return ConfigError(
+        f"--memory: the layers take at least {least:,} bytes, and there is room for "
+        f"{max(0, memory):,} beside what is not quantised: allow more"
+    )
 
 
 def _smallest(of: Mapping[str, Option]) -> str:

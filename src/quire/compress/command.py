@@ -150,10 +150,12 @@ def _quantized(
         study = Study(
             loaded, units, checkpoint, texts, how.scheme, how.group, folder / "codes", tell
         )
-        study.measure()
-        apart = any(of.unit.apart for of in study.units)
         beside = _bytes_beside(checkpoint, study.units)
         room = None if how.memory is None else how.memory - beside
+        if room is not None:
+            study.check_room(room)
+        study.measure()
+        apart = any(of.unit.apart for of in study.units)
         chosen, by = study.choose(how.budget, room)
         held = study.held_out(chosen)
         _write(checkpoint, model.folder, folder / "out", study, chosen, units, tell)

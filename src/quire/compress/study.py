@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from quire.compress.choose import Option, nearest, smallest
+from quire.compress.choose import Option, nearest, smallest, too_little
 from quire.compress.codes import Codes, int4_codes, int8_codes
 from quire.compress.layers import LayerUnit, bias_of, swap, trial, weight_of
 from quire.config.online_schemes import GROUPS
@@ -171,6 +171,21 @@ class Study:
         self._reference = Remembered(model, self._passes, head)
         for windows in (texts.chosen, texts.held_out):
             self._reference.remember(windows)
+
+    def check_room(self, memory: int) -> None:
+        """Refuse what no choice can keep to, before anything is measured: scales do not count.
+
+        Raises:
+            ConfigError: `memory` bytes are less than the codes of all layers.
+        """
+        least = sum(study.unit.weights * self._least_bits(study) // 8 for study in self.units)
+        if least > memory:
+            raise too_little(least, memory)
+
+    def _least_bits(self, study: UnitStudy) -> int:
+        if study.unit.apart:
+            return 0
+        return 4 if "int4" in self._kinds and study.group else 8
 
     # ---- one by one ---------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ def human_bytes(count: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """A number with an optional suffix: `8k` is 8000, `8K` is 8192 (vLLM's convention).
+    """A number with an optional suffix: `8k` is 8000, `8K` is 8192 (vLLM's convention). With one, it
+    may have a fraction: `7.3G`, of which the last byte is rounded down.
 
     Raises:
         ConfigError: the text is not such a number.
@@ -44,8 +45,7 @@ def parse_size(text: str) -> int:
     number, suffix = match.groups()
     factor: int = {**_DECIMAL, **_BINARY, "": 1}[suffix]
     whole, point, part = number.partition(".")
-    # In integers, which are exact at any size.
-    value, rest = divmod(int(whole + part) * factor, int("1" + "0" * len(part)))
-    if rest or (point and not suffix):
+    if point and not suffix:
         raise ConfigError(f"{text[:60]!r} is not a whole number")
-    return value
+    # In integers, which are exact at any size.
+    return int(whole + part) * factor // 10 ** len(part)
