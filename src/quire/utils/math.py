@@ -31,8 +31,9 @@ def human_bytes(count: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """A number with an optional suffix: `8k` is 8000, `8K` is 8192 (vLLM's convention). With one, it
-    may have a fraction: `7.3G`, of which the last byte is rounded down.
+    """A number with an optional suffix: `8k` is 8000, `8K` is 8192 (vLLM's convention).
+
+    With a suffix it may have a fraction, as `7.3G`, and is rounded down.
 
     Raises:
         ConfigError: the text is not such a number.
