@@ -326,12 +326,12 @@ template <class Path> class Attend {
     return {range.begin / size * size, (range.end + size - 1) / size * size};
   }
 
-  // 0 where nothing is seen, as lines there are zeros: what lies there could be NaN, and so could a weight of 0 times that.
-  void read_factors(Range range, const char* const* lines) {
+  // Factors that stand `tail` bytes behind the beginnings of lines. 0 where nothing is seen, as lines there are zeros: what lies
+  // there could be NaN, and so could a weight of 0 times that.
+  static void read_factors(Range range, const char* const* lines, int64_t tail, float* to) {
     if (range.begin >= range.end) return;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-    for (int64_t k = begin; k < end; ++k) copy_factor(lines[k] + layer.key_dim, key_factors + k);
-    for (int64_t k = begin; k < end; ++k) copy_factor(lines[kSegment + k] + a.value_tail, value_factors + k);
+    for (int64_t k = begin; k < end; ++k) copy_factor(lines[k] + tail, to + k);
   }
 
   void score(Range range, const char* const* lines, Ahead& ahead) {
@@ -353,7 +353,10 @@ template <class Path> class Attend {
 
   void attend_many(int64_t segment, Range range, const char* const* lines, Range to_come, const char* const* ahead,
                    bool fetched) {
-    if (a.keys.dtype == kI8) read_factors(range, lines);
+    if (a.keys.dtype == kI8) {
+      read_factors(range, lines, layer.key_dim, key_factors);
+      read_factors(range, lines + kSegment, a.value_tail, value_factors);
+    }
     Ahead fetching = ahead_of(ahead, to_come);
     if (!fetched) add_values(fetching, lines, range);
     score(range, lines, fetching);
@@ -401,7 +404,7 @@ template <class Path> class Attend {
     Range range = seen(t, t.segment);
     locate(t, {t.segment, t.kv_head}, now);
     if (!fetched) fetch_heads(now, range.begin, range.end);
-    read_factors(range, now);
+    read_value_factors(range, now);
     for (int64_t segment = t.segment; segment < t.segment_end; ++segment) {
       const Range to_come = locate_next(segment, later, then);
       for (int64_t head = 0; head + 1 < heads; ++head) {
@@ -412,11 +415,15 @@ template <class Path> class Attend {
       attend_head(segment, heads - 1, range, now, then, then);
       fetch_heads(then, range.end, to_come.end);
       // Those that were not read beside the products.
-      read_factors({to_come.begin, std::min(to_come.end, range.begin / 32 * 32)}, then);
-      read_factors({std::max(to_come.begin, (range.end + 3) / 4 * 4), to_come.end}, then);
+      read_value_factors({to_come.begin, std::min(to_come.end, range.begin / 32 * 32)}, then);
+      read_value_factors({std::max(to_come.begin, (range.end + 3) / 4 * 4), to_come.end}, then);
       std::swap(now, then);
       range = to_come;
     }
+  }
+
+  void read_value_factors(Range range, const char* const* lines) {
+    read_factors(range, lines + kSegment, a.value_tail, value_factors);
   }
 
   // Lines of what comes after a segment, for the first head, and what is seen of it.
@@ -433,7 +440,7 @@ template <class Path> class Attend {
     return range;
   }
 
-  // One unit: keys and values at `now`; factors of those at `next` are read meanwhile, and this head's part of `then` is fetched.
+  // One unit: keys and values at `now`; factors of the values at `next` are read meanwhile, and this head's part of `then` is fetched.
   void attend_head(int64_t segment, int64_t head, Range range, const char* const* now, const char* const* next,
                    const char* const* then) {
     select({segment, t.kv_head + head});
@@ -446,7 +453,7 @@ template <class Path> class Attend {
     sum_few_rows(digit_rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32,
                                          (range.end + 3) / 4 * 4, layer.value_dim, then + kSegment, nullptr},
                                         head * a.values.head, last},
-                                       {next, layer.key_dim, key_factors}, {next + kSegment, a.value_tail, value_factors}});
+                                       next + kSegment, a.value_tail, value_factors});
     join_values();
     if (!t.parts) fold(segment);
   }

@@ -12,18 +12,17 @@ template <class Byte> struct FewBytes : Few<Byte> {
   int64_t on;   // bytes from `next` to what is fetched
   bool starts;  // and where `next` starts, too
 };
+// Factors of keys are read with the keys, whose lines are in the nearest cache then.
 struct FewKeys : FewBytes<int8_t> {
   const int32_t* shifts;  // of rows
-  const float* factors;   // of keys, by position
+  float* factors;         // of keys, by position
 };
-// Beside the products of values, factors of the next unit are read: there is time for it, and a core that reads them by
-// themselves waits for its second-level cache.
+// Weights take factors of values before values are read. So those of the next unit are read beside the products of these: there is
+// time for it, and a core that reads them by themselves waits for its second-level cache.
 struct FewValues : FewBytes<uint8_t> {
-  struct Factors {
-    const char* const* lines;
-    int64_t tail;  // bytes from a line to its factor
-    float* to;     // by position
-  } of_keys, of_values;
+  const char* const* later;  // values of the next unit, by position
+  int64_t tail;              // bytes from a line to its factor
+  float* factors;            // of those values, by position
 };
 
 // Where 64 bytes of a row end, with the factor behind them, which is read first. What stands before that was fetched as the end
@@ -31,6 +30,11 @@ struct FewValues : FewBytes<uint8_t> {
 template <class Byte> QUIRE_INLINE void fetch_codes(const FewBytes<Byte>& p, const char* row, int64_t i) {
   fetch(row + p.on + (i + 64 < p.dim ? i + 64 : p.dim) + kFactorBytes - 1);
   if (p.starts) fetch(row + i);
+}
+
+// Of N lines.
+template <int N> QUIRE_INLINE void copy_factors(const char* const* lines, int64_t tail, float* to) {
+  QUIRE_EACH for (int i = 0; i < N; ++i) copy_factor(lines[i] + tail, to + i);
 }
 
 // acc[row] += four codes at the row's `a` times 16 columns of fours.
@@ -54,11 +58,13 @@ template <int R> QUIRE_INLINE void store_scores(const FewKeys& p, const Vec (&ac
 
 // Of keys of whole vectors. The first half of turning the next ones stands between the products of the last ones, the second half
 // after them: all of it in registers, because on Zen 4 a store takes as much time as two products.
-template <int R> static void score_vectors(const FewKeys& p) {
+template <int R> static void score_vectors(const FewKeys& of) {
+  const FewKeys p = of;  // no store can change this one
   const char* const* lines = p.lines + p.begin;
   Vec u[kLanes], v[kLanes];
   QUIRE_EACH for (int i = 0; i < kLanes; ++i) v[i] = Shifted{lines[i]}.load(0, kLanes);
   transpose(v);
+  copy_factors<kLanes>(lines, p.dim, p.factors + p.begin);
   for (int64_t first = p.begin; first < p.end; first += kLanes, lines += kLanes) {
     Vec acc[R];
     start_sums(p, acc);
@@ -73,6 +79,7 @@ template <int R> static void score_vectors(const FewKeys& p) {
         }
         Vec rows[4];
         QUIRE_EACH for (int i = 0; i < 4; ++i) rows[i] = Shifted{after[4 * j + i] + to}.load(0, kLanes);
+        if (to == 0 && on > 0) copy_factors<4>(after + 4 * j, p.dim, p.factors + first + on + 4 * j);
         turn_rows(rows[0], rows[1], rows[2], rows[3], u + 4 * j);
       }
       QUIRE_EACH for (int j = 0; j < 4; ++j) {
@@ -99,6 +106,7 @@ template <int R> static void score_codes(const FewKeys& p) {
       transpose(v);
       for (int64_t i = 0; i < left; ++i) add_queries<R, kQueryStride>(acc, p.a + 4 * (unit + i), bits_of(v[i]));
     }
+    copy_factors<kLanes>(p.lines + first, p.dim, p.factors + first);
     store_scores(p, acc, first);
   }
 }
@@ -120,10 +128,6 @@ template <int V> QUIRE_INLINE void read_fours(const char* const* lines, int64_t 
   if (first + V > 2) fours(_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d), 2);
 }
 
-QUIRE_INLINE void copy_factors(const FewValues::Factors& of, int64_t k) {
-  QUIRE_EACH for (int i = 0; i < 4; ++i) copy_factor(of.lines[k + i] + of.tail, of.to + k + i);
-}
-
 // Stores vectors of sums, as `read_fours` has their columns, where they belong: by fours, 16 apart, `lanes` of them. It is a
 // function of its own because compilers, seeing it among the products, did not keep the sums in registers.
 static __attribute__((noinline)) void spread(const float* sums, float* to, int64_t lanes) {
@@ -143,8 +147,7 @@ QUIRE_INLINE void sum_vectors(const FewValues& of, int64_t k, int64_t end, int64
     QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = k == p.begin ? zero() : load(sums[r][first + j]);
   for (; k < end; k += 4) {
     QUIRE_EACH for (int one = first; one < first + V; ++one) fetch_codes(p, p.next[k + one], i);  // each pass its share
-    if (first == 0 && i == 0) copy_factors(p.of_keys, k);
-    if (first + V == 4 && i == 0) copy_factors(p.of_values, k);
+    if (first == 0 && i == 0) copy_factors<4>(p.later + k, p.tail, p.factors + k);
     __m512i columns[V];
     read_fours<V>(p.lines + k, i, left, first, columns);
     QUIRE_EACH for (int r = 0; r < R; ++r) {
@@ -169,7 +172,8 @@ QUIRE_INLINE void sum_passes(const FewValues& p, int64_t i, int64_t left, std::i
 }
 
 template <int R> static void sum_digits(const FewValues& p) {
-  constexpr int V = R <= 6 ? 4 : R <= 14 ? 2 : 1;
+  // 7 rows of 4 take one register more than there are. To keep a sum in memory takes less time than to read all twice.
+  constexpr int V = R <= 7 ? 4 : R <= 14 ? 2 : 1;
   int64_t i = 0;
   for (; i + 64 <= p.dim; i += 64) sum_passes<R, V>(p, i, 64, std::make_integer_sequence<int, 4 / V>{});
   if (i < p.dim) sum_passes<R, V>(p, i, p.dim - i, std::make_integer_sequence<int, 4 / V>{});
