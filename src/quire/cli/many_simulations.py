@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_all_start_methods, get_context
 from typing import Any, Final
 
 from quire.bench.result import summary
@@ -29,7 +29,7 @@ from quire.workload.trace import Trace
 ALONE: Final = 20_000
 """Output tokens of a trace up to which starting processes takes longer than they save."""
 MOST_PROCESSES: Final = 16
-"""Each has the trace in its own memory."""
+"""In the end each has the trace in its own memory, whoever shares it at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class ManySimulations:
         if processes < 2 or tokens <= ALONE:
             yield map(self._simulation, configs)
             return
-        # Not forked: whatever threads this process has, their locks would be copied as they are.
-        pool = ProcessPoolExecutor(
-            processes, get_context("spawn"), _begin, (self._simulation, os.getpid())
-        )
+        # Forked where that exists: they share the trace, and do not import whatever program this is
+        # again. A simulation takes no lock that another thread could hold meanwhile.
+        how = get_context("fork" if "fork" in get_all_start_methods() else None)
+        pool = ProcessPoolExecutor(processes, how, _begin, (self._simulation, os.getpid()))
         try:
             with pool, _not_outlived():
                 yield pool.map(_run, configs)

@@ -57,13 +57,14 @@ class Progress:
         self.seen("requests", done, total)
 
     def through(self, what: str, items: Iterable[T], total: int) -> Iterator[T]:
-        """Give items on, and tell how many were taken."""
-        stride = max(1, total // 1000)
-        for done, item in enumerate(items):
+        """Give items on, and tell how many are done."""
+        stride, done = max(1, total // 1000), 0
+        self.seen(what, done, total)
+        for done, item in enumerate(items, 1):
+            yield item
             if done % stride == 0:
                 self.seen(what, done, total)
-            yield item
-        self.seen(what, total, total)
+        self.seen(what, done, total)
 
     def _move(self, what: str, done: int, total: int) -> None:
         if self._bar is None:

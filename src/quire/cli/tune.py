@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
         asyncio.run(verify(located(config), trials, requests, trace, targets, _tell))
 
     simulation = Simulation(trace, pool, times, targets.percentiles)
-    with Progress(patience=1.0) as progress:
+    with Progress() as progress:
         simulate = ManySimulations(simulation, progress)
         own, best = tune(config, simulate, targets, play, namespace.live, _tell)
     chosen = _chosen(own, best)

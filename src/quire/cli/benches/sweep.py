@@ -241,5 +241,5 @@ def _sweep(
         path = write_summary(root, merged_rows(root, rows))
         print(f"{len(rows)} of {len(points)} runs, {outcome.num_found} of them from before: {path}")
     if outcome.failures:
-        print(f"{len(outcome.failures)} runs failed", file=sys.stderr)
+        print(f"{len(outcome.failures)} of {len(points)} runs failed", file=sys.stderr)
     return 1 if outcome.failures else 0
