@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from quire.cli import progress as module
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 
 def test_items_go_on_and_every_quarter_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress() as progress:
+    with CommandProgress() as progress:
         assert list(progress.through("steps", range(5000), 5000)) == list(range(5000))
         assert list(progress.through("none", [], 0)) == []
     told = capsys.readouterr().err.splitlines()
@@ -38,7 +38,7 @@ def test_what_is_quick_is_not_told(
     step: float, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "time", Clock(step))
-    with Progress(patience=2.0) as progress:
+    with CommandProgress(patience=2.0) as progress:
         list(progress.through("steps", range(100), 100))
     assert len(capsys.readouterr().err.splitlines()) == lines
 
@@ -51,7 +51,7 @@ def test_a_terminal_gets_a_bar_and_is_left_in_order(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TERM", "xterm")
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with pytest.raises(KeyboardInterrupt), Progress() as progress:
+    with pytest.raises(KeyboardInterrupt), CommandProgress() as progress:
         for done in progress.through("steps", range(10), 10):
             if done == 5:
                 raise KeyboardInterrupt

@@ -16,7 +16,7 @@ from quire.bench.slo import LatencyTargets
 from quire.bench.tune import Trial, busiest, current, distance, tune
 from quire.cli import many_simulations
 from quire.cli.many_simulations import ManySimulations, Simulation
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.config import EngineConfig
 from quire.config.cli import load_yaml
 from quire.errors import ConfigError, QuireError
@@ -178,12 +178,12 @@ def test_a_long_trace_is_simulated_by_several_processes_with_the_same_results(
     ]
     configs.append(base)
     monkeypatch.setattr(many_simulations, "available_cores", lambda: 2)
-    several = ManySimulations(simulation, Progress())("trying", configs)
+    several = ManySimulations(simulation, CommandProgress())("trying", configs)
     assert several == [simulation(config) for config in configs]
     assert several[0] != several[1], "the settings count"
     assert "trying: 4 of 4" in capsys.readouterr().err
 
-    class Killing(Progress):
+    class Killing(CommandProgress):
         def seen(self, what: str, done: int, total: int) -> None:
             for process in active_children():
                 process.kill()

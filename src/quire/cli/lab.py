@@ -78,11 +78,11 @@ def _run(names: Iterable[str], namespace: argparse.Namespace) -> Iterable[LabRep
     from quire.bench.lab.experiments import EXPERIMENTS
     from quire.bench.lab.kit import Lab
     from quire.cli.benches.flags import llm_options, seed_of
-    from quire.cli.progress import Progress
+    from quire.cli.progress import CommandProgress
 
     options: dict[str, Any] = llm_options(namespace)
     for name in names:
-        with Progress() as progress:
+        with CommandProgress() as progress:
             lab = Lab(options, namespace.rounds, progress.seen, seed_of(namespace))
             report = EXPERIMENTS.get(name)(lab)
         print(f"{name}: {report.markdown()}\n", flush=True)

@@ -16,7 +16,7 @@ from multiprocessing import active_children, get_all_start_methods, get_context
 from typing import Any, Final
 
 from quire.bench.result import summary
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.cli.simulate import records_of_run, simulate
 from quire.config import EngineConfig
 from quire.errors import QuireError
@@ -56,7 +56,7 @@ class ManySimulations:
         progress: Shows it.
     """
 
-    def __init__(self, simulation: Simulation, progress: Progress) -> None:
+    def __init__(self, simulation: Simulation, progress: CommandProgress) -> None:
         self._simulation = simulation
         self._progress = progress
 

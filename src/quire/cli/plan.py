@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quire.bench.result import summary
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.cli.simulate import records_of_run
 from quire.cli.times import WHERE, add_times_flags, step_times
 from quire.config import EngineConfig
@@ -206,7 +206,7 @@ def figures(sized: SizedEngine, load: PlannedLoad) -> dict[str, Any]:
 def expected(sized: SizedEngine, load: PlannedLoad, times: StepTimeModel) -> dict[str, Any]:
     """What a simulation of the users gives."""
     simulator = Simulator(sized.config, pool_of(sized.info.to_dict()), times)
-    with Progress(patience=1.0) as progress:
+    with CommandProgress(patience=1.0) as progress:
         requests = progress.through("requests", load.requests(), ROUNDS * load.users)
         run = simulator.run_closed(requests, load.users, Sequences((), 16))
     found = summary(records_of_run(run), run.duration, metrics=("ttft", "tpot"))

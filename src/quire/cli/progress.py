@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Progress:
+class CommandProgress:
     """Told how much is done; a new name begins a new bar.
 
     Args:
@@ -28,7 +28,7 @@ class Progress:
         self._quarter = 0
         self._started = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> CommandProgress:
         return self
 
     def __exit__(

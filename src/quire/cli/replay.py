@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.config import EngineConfig
 from quire.core.facts import FactKind
 from quire.errors import ConfigError
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 def compare(trace: Trace, engine: Driven) -> Comparison:
     """Run all of a recording."""
     compared = Comparison()
-    with Progress(patience=1.0) as progress:
+    with CommandProgress(patience=1.0) as progress:
         for step in progress.through("steps", Lockstep(trace, engine), len(trace.steps)):
             compared.add(step)
     return compared

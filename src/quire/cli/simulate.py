@@ -14,7 +14,7 @@ from quire.bench.result import RequestRecord, RunSettings, detailed, summary
 from quire.bench.saved import now
 from quire.bench.text_block import text_block
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.cli.times import WHERE, add_times_flags, step_times
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags, engine_config
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     records = StepRecords(TIMELINE_STEPS if namespace.timeline else 0, config.cache.block_size)
     started = time.perf_counter()
     kept = records if namespace.timeline else None
-    with Progress(patience=1.0) as progress:
+    with CommandProgress(patience=1.0) as progress:
         run = simulate(trace, config, pool, times, kept, pace, progress)
     took = time.perf_counter() - started
     result = result_of(run, config, times, settings, namespace.trace)
@@ -195,7 +195,7 @@ def simulate(
     times: StepTimeModel,
     records: StepRecords | None = None,
     pace: MachinePace | None = None,
-    progress: Progress | None = None,
+    progress: CommandProgress | None = None,
 ) -> SimulatedRun:
     """Run a trace; `progress` is told of requests that came."""
     total = sum(request.output_len for request in trace.requests)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.bench.slo import LatencyTargets
 from quire.cli.many_simulations import ManySimulations, Simulation
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.cli.simulate import needed_times, scenario
 from quire.cli.times import WHERE, add_times_flags
 from quire.config import EngineConfig
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
         asyncio.run(verify(located(config), trials, requests, trace, targets, _tell))
 
     simulation = Simulation(trace, pool, times, targets.percentiles)
-    with Progress() as progress:
+    with CommandProgress() as progress:
         simulate = ManySimulations(simulation, progress)
         own, best = tune(config, simulate, targets, play, namespace.live, _tell)
     chosen = _chosen(own, best)

@@ -49,4 +49,5 @@ def parse_size(text: str) -> int:
     if point and not suffix:
         raise ConfigError(f"{text[:60]!r} is not a whole number")
     # In integers, which are exact at any size.
-    return int(whole + part) * factor // 10 ** len(part)
+    value: int = int(whole + part) * factor // 10 ** len(part)
+    return value

@@ -13,7 +13,7 @@ from quire.bench.engine.options import CASES, FORMATS, EngineBenchOptions
 from quire.cli.benches.flags import add_result_flag, check_writable, write_json
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.utils.host import available_memory
 
 HELP: Final = {
@@ -98,7 +98,7 @@ def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
         start_peers(contest, options.peers, options.kept, Path(folder))
         if (warning := scarce(available_memory())) is not None:
             print(warning, file=sys.stderr)
-        progress = stack.enter_context(Progress())
+        progress = stack.enter_context(CommandProgress())
         report = measure(
             contest.workers, cases, options.rounds, MachinePaper(), pause=options.pause,
             seen=progress.seen,

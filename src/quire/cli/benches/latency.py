@@ -9,7 +9,7 @@ from quire.bench.offline.options import LatencyOptions
 from quire.cli.benches.flags import bench_parser, check_writable, llm_options, write_json
 from quire.cli.option_flags import options_from
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 
 HELP: Final = {
     "input_len": "Tokens of each prompt.",
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
     with (
         LLM(**llm_options(namespace, enable_prefix_caching=False)) as llm,
-        Progress() as progress,
+        CommandProgress() as progress,
     ):
         result = measure_latency(llm, options, progress.seen)
     if result:

@@ -21,7 +21,7 @@ from quire.cli.benches.flags import (
 )
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.config.cli import add_engine_flags
 from quire.errors import ConfigError
 from quire.workload.options import DatasetOptions
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     from quire.workload.datasets import make_requests
 
     given = llm_options(namespace, scheduling_policy="priority")
-    with LLM(**given) as llm, Progress() as progress:
+    with LLM(**given) as llm, CommandProgress() as progress:
         requests = make_requests(dataset, llm.get_tokenizer())
         limit = llm.llm_engine.config.model.max_model_len or 0
         numbers = random.Random(seed_of(namespace))

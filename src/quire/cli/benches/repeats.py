@@ -9,7 +9,7 @@ from quire.bench.offline.options import LongDocumentOptions, PrefixCachingOption
 from quire.cli.benches.flags import bench_parser, check_writable, llm_options, write_json
 from quire.cli.option_flags import options_from
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 
 if TYPE_CHECKING:
     from quire.bench.offline.drive import Job
@@ -100,7 +100,7 @@ def _measure(
     from quire.bench.offline.repeats import cache_result, cache_text
     from quire.engine.llm import LLM
 
-    with LLM(**llm_options(namespace)) as llm, Progress() as progress:
+    with LLM(**llm_options(namespace)) as llm, CommandProgress() as progress:
         jobs = make(llm, options)
         limit = llm.llm_engine.config.model.max_model_len or 0
         for number, job in enumerate(jobs, 1):

@@ -10,7 +10,7 @@ from quire.bench.offline.options import StartupOptions
 from quire.cli.benches.flags import bench_parser, check_writable, llm_options, write_json
 from quire.cli.option_flags import options_from
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 
 HELP: Final = {
     "num_iters_cold": "Starts for which the model's files are dropped from memory.",
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
     given = llm_options(namespace)
     config = located(EngineConfig.from_options(**given))  # a wrong option is told at once
-    with Progress() as progress:
+    with CommandProgress() as progress:
         result = measure_startup(given, Path(config.model.model), options, progress.seen)
     print(startup_text(result))
     write_json(namespace.output_json, result)

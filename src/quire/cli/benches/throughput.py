@@ -16,7 +16,7 @@ from quire.cli.benches.flags import (
 )
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
-from quire.cli.progress import Progress
+from quire.cli.progress import CommandProgress
 from quire.config.cli import add_engine_flags
 from quire.errors import ConfigError
 from quire.workload.options import DatasetOptions
@@ -104,7 +104,7 @@ def _run_inline(
     from quire.bench.offline.throughput import jobs_of, run_inline
     from quire.engine.llm import LLM
 
-    with LLM(**llm_options(namespace)) as llm, Progress() as progress:
+    with LLM(**llm_options(namespace)) as llm, CommandProgress() as progress:
         engine = llm.llm_engine
         jobs = jobs_of(
             _fitting(make(engine.tokenizer), engine.config.model.max_model_len),
@@ -128,7 +128,7 @@ def _run_async(
     tokenizer = load_tokenizer(config.model, shape)
     requests = _fitting(make(tokenizer), settled.model.max_model_len)
     jobs = jobs_of(requests, options, _renderer(namespace, tokenizer))
-    with Progress() as progress:
+    with CommandProgress() as progress:
         return run_async(config, jobs, options, progress.requests)
 
 
