@@ -134,8 +134,7 @@ class Parser(argparse.ArgumentParser):
         wrong = next((token for token in rest if token.startswith("-")), None)
         if wrong is None:
             return f"unexpected argument {rest[0]!r}; see {self.prog} --help"
-        known = unknown_flag(wrong, self.suggested)
-        return known if "did you mean" in known else f"{known}; see {self.prog} --help"
+        return unknown_flag(wrong, self.suggested, f"; see {self.prog} --help")
 
     # ------------------------------------------------------------------------------------ the file
 

@@ -68,7 +68,7 @@ class CommandProgress:
 
     def _move(self, what: str, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar, self._task = _make_bar(what, total)
+            self._bar, self._task = make_bar(what, total)
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
 
@@ -78,7 +78,8 @@ class CommandProgress:
             self._bar = None
 
 
-def _make_bar(what: str, total: int) -> tuple[Any, Any]:
+def make_bar(what: str, total: int | None) -> tuple[Any, Any]:
+    """A bar that is not shown yet, and its task; `total` is `None` while nobody knows it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quire.cli.parser import Parser
+from quire.cli.progress import make_bar
 from quire.config.cli import (
     add_engine_flags,
     add_server_flags,
@@ -180,7 +181,7 @@ class _Progress:
 
     def __enter__(self) -> _Progress:
         if sys.stderr.isatty():
-            self._bar, self._task = _make_bar(self._total)
+            self._bar, self._task = make_bar("Running batch:", self._total)
             self._bar.start()
         return self
 
@@ -208,25 +209,3 @@ class _Progress:
         of = "" if self._total is None else f" of {self._total}"
         failed = f", {self._failed} of them failed" if self._failed else ""
         return f"{self._done}{of} requests{failed}, {time.monotonic() - self._started:.1f} s"
-
-
-def _make_bar(total: int | None) -> tuple[Any, Any]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    bar = Progress(
-        TextColumn("Running batch:"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    return bar, bar.add_task("requests", total=total)

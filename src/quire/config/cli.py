@@ -455,11 +455,12 @@ def _flatten(data: Mapping[Any, Any]) -> dict[str, Any]:
     return flat
 
 
-def unknown_flag(flag: str, known: Sequence[str]) -> str:
-    """One sentence on a flag that neither quire nor vLLM knows."""
+def unknown_flag(flag: str, known: Sequence[str], otherwise: str = "") -> str:
+    """One sentence on a flag that neither quire nor vLLM knows; it ends with the nearest flag, or
+    `otherwise`."""
     from quire.spelling import nearest
 
     flag = flag.partition("=")[0]
     dashed = "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag
     near = nearest(dashed, known)
-    return f"unknown flag {flag}" + (f"; did you mean {near}?" if near else "")
+    return f"unknown flag {flag}" + (f"; did you mean {near}?" if near else otherwise)

@@ -111,7 +111,7 @@ class Speed:
     each: float
     """Output tokens per second for each user."""
     total: float
-    """Output tokens per second of all users, by the number of devices."""
+    """Output tokens per second of all users, for each device."""
     devices: float = 1.0
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from quire.bench.sweep.rows import names_of
 from quire.errors import ConfigError
 
 Params = dict[str, Any]
@@ -126,7 +127,7 @@ def links_of(text: str) -> list[tuple[str, str]]:
         ConfigError: a part of it is not two names.
     """
     found = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in names_of(text):
         match = re.fullmatch(r"([\w-]+)\s*=\s*([\w-]+)", part)
         if match is None:
             raise ConfigError(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from quire.errors import ConfigError
 from quire.spelling import did_you_mean
@@ -79,10 +79,10 @@ def number(row: Row, name: str) -> float:
     if not _is_number(value):
         numbers = [k for k, v in row.items() if _is_number(v)]
         raise ConfigError(f"{_name(row)} has no number {name!r}{did_you_mean(name, numbers)}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
