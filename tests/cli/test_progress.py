@@ -43,7 +43,9 @@ def test_what_is_quick_is_not_told(
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-def test_a_terminal_gets_a_bar_and_is_left_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a terminal is sent from now on. No fixture: pytest takes stderr back after those."""
+
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -51,9 +53,29 @@ def test_a_terminal_gets_a_bar_and_is_left_in_order(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TERM", "xterm")
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
+    return screen
+
+
+def cursor_is_shown(screen: io.StringIO) -> bool:
+    text = screen.getvalue()
+    return text.count("\x1b[?25l") == text.count("\x1b[?25h")
+
+
+def test_a_terminal_gets_a_bar_and_is_left_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
     with pytest.raises(KeyboardInterrupt), CommandProgress() as progress:
         for done in progress.through("steps", range(10), 10):
             if done == 5:
+                assert not cursor_is_shown(screen)
                 raise KeyboardInterrupt
     assert "steps" in screen.getvalue() and "/10" in screen.getvalue()
-    assert screen.getvalue().count("\x1b[?25l") == screen.getvalue().count("\x1b[?25h"), "cursor"
+    assert cursor_is_shown(screen)
+
+
+def test_a_bar_ends_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with CommandProgress() as progress:
+        for _ in range(2):
+            list(progress.through("steps", range(10), 10))
+            assert cursor_is_shown(screen), "before the next thing is done"
+    assert screen.getvalue().count("\x1b[?25l") == 2

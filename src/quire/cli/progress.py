@@ -65,6 +65,7 @@ class CommandProgress:
             if done % stride == 0:
                 self.seen(what, done, total)
         self.seen(what, done, total)
+        self._stop()  # what comes next may take long and print
 
     def _move(self, what: str, done: int, total: int) -> None:
         if self._bar is None:
@@ -76,6 +77,7 @@ class CommandProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        self._what = ""
 
 
 def make_bar(what: str, total: int | None) -> tuple[Any, Any]:
