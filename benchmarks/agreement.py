@@ -1,8 +1,10 @@
 """`quire bench serve` and `vllm bench serve` on the same server and load: every common figure.
 
 First, both compute their figures of the same 400 random records, which must be equal. Then they
-measure, in turns. The server (tests/bench/fake_server.py) streams tokens at fixed times, so that
-what differs is the two measurements, and not the server from run to run. With `--quire` it is
+measure, in turns. Requests come at equal distances, because each has random numbers of its own. The
+server (tests/bench/fake_server.py) streams tokens after gaps of 50 to 150 ms that are the same in
+every run, request by request, so that what differs is the two measurements, and not the server from
+run to run. With `--quire` it is
 quire's own, with its scheduler, and a model that takes 100 ms for every step (api_server.py): when
 a request comes within a step is chance, so the first tokens differ more from run to run.
 
@@ -25,15 +27,17 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "support")]
-TOKENS, GAP = 16, 0.1
-"""Of each reply, and the seconds between them."""
+TOKENS, GAP, SPREAD = 16, 0.1, 0.5
+"""Of each reply, the seconds between them, and by which share these are longer or shorter."""
+Forget = Callable[[], object]
+"""Call before each measurement, so that the server does the same again."""
 
 
 def options(url: str, model: str) -> list[str]:
@@ -41,14 +45,15 @@ def options(url: str, model: str) -> list[str]:
         *("bench", "serve", "--backend", "openai", "--base-url", url, "--model", model),
         *("--tokenizer", str(files("quire.assets") / "quire-demo"), "--dataset-name", "random"),
         *("--random-input-len", "24", "--random-output-len", str(TOKENS), "--num-prompts", "80"),
-        *("--request-rate", "8", "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el"),
+        *("--request-rate", "7.7", "--burstiness", "inf", "--ignore-eos"),
+        *("--percentile-metrics", "ttft,tpot,itl,e2el"),
         *("--metric-percentiles", "50,99", "--disable-tqdm", "--save-result"),
         "--save-detailed",
     ]
 
 
 @contextlib.contextmanager
-def paced_quire() -> Iterator[str]:
+def paced_quire() -> Iterator[tuple[str, Forget]]:
     """The URL of a server of quire's whose steps take as long as the gaps of the other one."""
     from api_server import STEP_MS, free_port
 
@@ -60,19 +65,19 @@ def paced_quire() -> Iterator[str]:
         if not server.stdout.readline():
             raise SystemExit("the server did not start")
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", lambda: None
         finally:
             server.terminate()
             server.communicate()
 
 
 @contextlib.contextmanager
-def fixed_times() -> Iterator[str]:
+def fixed_times() -> Iterator[tuple[str, Forget]]:
     """The URL of a server without a scheduler."""
     from fake_server import fake
 
-    with fake(tokens=TOKENS, gap=GAP) as server:
-        yield server.url
+    with fake(tokens=TOKENS, gap=GAP, spread=SPREAD) as server:
+        yield server.url, server.bodies.clear
 
 
 def measured(
@@ -139,9 +144,11 @@ def main() -> None:
     if not args.rounds:
         return
     model = "quire-demo" if args.quire else "m"
-    with paced_quire() if args.quire else fixed_times() as url:
+    with paced_quire() if args.quire else fixed_times() as (url, forget):
         for _ in range(args.rounds):
+            forget()
             peer = measured(theirs, url, model, bare | {"HF_HUB_OFFLINE": "1"})
+            forget()
             own = measured([sys.executable, "-m", "quire"], url, model, dict(os.environ))
             own["max_concurrent_requests"] = by_the_second(records_of(own))
             for name in own:
@@ -150,7 +157,7 @@ def main() -> None:
     print(f"{'medians of rounds':<28}{'vllm':>12}{'quire':>12}{'ratio':>9}")
     for name, pairs in values.items():
         peer_value, own_value = (statistics.median(side) for side in zip(*pairs, strict=True))
-        ratio = f"{own_value / peer_value:9.3f}" if peer_value else ""
+        ratio = f"{own_value / peer_value:9.3f}" if 0 < peer_value < math.inf else ""
         print(f"{name:<28}{peer_value:>12.3f}{own_value:>12.3f}{ratio}")
 
 

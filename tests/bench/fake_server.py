@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,15 +23,17 @@ class FakeServer:
         status: Of replies, with an OpenAI error if it is not 200.
         cut: End streams without an end.
         loading: Times that it is asked for its models while it still loads, and answers 503.
+        spread: Share by which gaps are longer or shorter. Those of the n-th request are the same in
+            every server, and again after `bodies` was emptied.
     """
 
     def __init__(
         self, *, tokens: int = 4, gap: float = 0.0, usage: bool = True, status: int = 200,
         hang_after: int | None = None, break_after: int | None = None, cut: bool = False,
-        loading: int = 0,
+        loading: int = 0, spread: float = 0.0,
     ) -> None:  # fmt: skip
         self.tokens, self.gap, self.usage, self.status, self.cut = tokens, gap, usage, status, cut
-        self.loading = loading
+        self.loading, self.spread = loading, spread
         self.hang_after, self.break_after = hang_after, break_after
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[str] = []
@@ -92,6 +95,8 @@ class FakeServer:
 
     async def _answer(self, head: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         path = head.split()[1]
+        if path == "/tokenize":
+            return self._whole(writer, "404 Not Found", "{}")
         if not body:
             known = path == "/v1/models"
             text = json.dumps({"data": [{"id": "m"}, {"id": "adapter"}]} if known else {})
@@ -111,16 +116,16 @@ class FakeServer:
             return self._whole(writer, f"{self.status} No", json.dumps(error))
         self.open += 1
         self.most_open = max(self.open, self.most_open)
-        await self._stream(writer)
+        await self._stream(writer, random.Random(len(self.bodies)))
         self.open -= 1
 
     def _whole(self, writer: asyncio.StreamWriter, status: str, text: str) -> None:
         writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
 
-    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+    async def _stream(self, writer: asyncio.StreamWriter, rng: random.Random) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         for i in range(self.tokens):
-            await asyncio.sleep(self.gap)
+            await asyncio.sleep(self.gap * (1 + self.spread * rng.uniform(-1, 1)))
             end = "length" if i + 1 == self.tokens and not self.cut else None
             self._event(writer, {"choices": [{"text": " a", "finish_reason": end}]})
         if self.usage:
