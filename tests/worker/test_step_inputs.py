@@ -66,11 +66,29 @@ def test_inputs_are_those_of_the_plain_twin(kind):
         assert got.seq_lens.tolist() == [known[i][2] + n for i, n in zip(ids, counts, strict=True)]
         assert got.wanted.tolist() == wanted and got.wanted_start_loc.tolist() == wanted_starts
         assert got.chunks.tolist() == unfinished
+        ended = [known[i][2] + n == len(known[i][0]) for i, n in zip(ids, counts, strict=True)]
+        assert got.samples == [int(end) for end in ended]
+        assert got.rows == [state.row_of[i] for i in ids]
+        width = max(got.seq_lens.tolist() + [1])
+        tables = [known[i][1][: -(-width // BLOCK)] for i in ids]
+        assert got.block_tables[0].tolist() == tables
         sampled = [index for index in range(len(ids)) if index not in unfinished]
         assert (got.sampled is None) == (not unfinished)
         assert got.sampled is None or got.sampled.tolist() == sampled
         stalled += 0 < len(unfinished) < len(ids)
     assert stalled > 20, "some sample and some do not"
+
+
+@pytest.mark.parametrize("computed", [3, 4])
+def test_a_last_token_without_a_block_is_our_bug(computed):
+    state = InputBatch(8, 64, BLOCK, 1000)
+    prompt, params = [7] * (computed + 1), SamplingParams(seed=1)
+    state.add(ScheduledNewRequest("r", prompt, [], params, ([9],), computed))
+    if computed < BLOCK:
+        assert state.select(["r"], [1]).slot_mappings[0].tolist() == [9 * BLOCK + computed]
+    else:
+        with pytest.raises(AssertionError, match="null block"):
+            state.select(["r"], [1])
 
 
 def test_no_more_rows_at_first_than_memory_could_hold() -> None:

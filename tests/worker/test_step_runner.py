@@ -24,7 +24,7 @@ class FoldHead:
 
     def finish(self, inputs, hidden, outcome):
         self.passes.append(list(inputs.req_ids))
-        which = [inputs.req_ids[i] for i in inputs.samples.nonzero()[0]]
+        which = [i for i, count in zip(inputs.req_ids, inputs.samples, strict=True) if count]
         for req_id, value in zip(which, hidden.flatten().tolist(), strict=True):
             if req_id == CURSED:
                 raise ValueError("this one never works")

@@ -64,6 +64,17 @@ class BlockTable:
         slots: np.ndarray = blocks * self.block_size + offsets
         return slots
 
+    def slots(self, rows: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+        """`slot_mapping` of one token of each row: a few numbers are looked up one by one, since
+        operations on arrays cost more."""
+        size, block_of = self.block_size, self.ids.item
+        found = []
+        for row, position in zip(rows, positions, strict=True):
+            block = block_of(row, position // size)
+            assert block, "a token without a block would overwrite the null block"
+            found.append(block * size + position % size)
+        return np.array(found, dtype=np.int64)
+
     def lines(self, rows: np.ndarray, computed: np.ndarray, max_len: int) -> np.ndarray:
         """Tables of some rows, int32 `[R, blocks]`: wide enough for `max_len` tokens.
 

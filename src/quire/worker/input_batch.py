@@ -1,11 +1,14 @@
-"""State of the requests a worker knows, kept between steps in arrays of one row per request.
+"""State of the requests a worker knows, kept between steps in one row per request.
 
-With arrays, a step's flat inputs take a handful of vector operations, whatever the number of
-requests. Knows no model and no scheduler; row numbers have no meaning outside.
+Tokens and blocks are arrays, so a step's flat inputs take a handful of vector operations, whatever
+the number of requests. Counts are plain numbers: a step reads a few of each, and arrays of few
+numbers are dear where the model's weights have driven everything else out of the caches. Knows no
+model and no scheduler; row numbers have no meaning outside.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -59,8 +62,8 @@ class StepInputs:
     """Flat inputs of one step: R requests, T tokens."""
 
     req_ids: Sequence[str]
-    rows: np.ndarray
-    """`[R]`."""
+    rows: list[int]
+    """Of each request."""
     input_ids: np.ndarray
     """int64 `[T]`."""
     positions: np.ndarray
@@ -75,8 +78,8 @@ class StepInputs:
     """int32 `[R, blocks]` of each group of layers."""
     slot_mappings: list[np.ndarray]
     """int64 `[T]` of each group of layers."""
-    samples: np.ndarray
-    """int64 `[R]`: positions at which each request samples. 0: the step ends before the last
+    samples: list[int]
+    """Of each request: positions at which it samples. 0: the step ends before the last
     known token. 1: it ends there. More: drafts follow, and a token is sampled after each."""
     wanted: np.ndarray
     """int64 `[W]`: the tokens whose states are used, the last ones of each request: those that are
@@ -87,6 +90,24 @@ class StepInputs:
     """int64 `[C]`: indexes of the requests after which nothing is sampled."""
     sampled: np.ndarray | None
     """int64 `[S]`: places in `wanted` that are sampled after; `None`: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OneOfEach:
+    """What the inputs of R requests of one token have that depends on R alone. Nobody writes to
+    it."""
+
+    requests: np.ndarray
+    """int64 `[R]`: 0, 1, ..."""
+    starts: np.ndarray
+    """int32 `[R + 1]`: the same."""
+    samples: list[int]
+
+
+@functools.lru_cache(maxsize=256)
+def _one_of_each(count: int) -> _OneOfEach:
+    requests = np.arange(count, dtype=np.int64)
+    return _OneOfEach(requests, np.arange(count + 1, dtype=np.int32), [1] * count)
 
 
 class InputBatch:
@@ -131,9 +152,9 @@ class InputBatch:
         # it refuses arrays that it could never fill.
         rows = max(1, min(max_num_seqs, ROOM // (max_model_len + 1)))
         self.token_ids = np.zeros((rows, max_model_len + 1), dtype=np.int32)
-        self.num_prompt = np.zeros(rows, dtype=np.int64)
-        self.num_tokens = np.zeros(rows, dtype=np.int64)
-        self.num_computed = np.zeros(rows, dtype=np.int64)
+        self.num_prompt = [0] * rows
+        self.num_tokens = [0] * rows
+        self.num_computed = [0] * rows
         self.sampling: list[RequestSampling | None] = [None] * rows
         width = cdiv(max_model_len, block_size)
         self.block_tables = [BlockTable(rows, width, block_size, w) for w in windows]
@@ -219,7 +240,7 @@ class InputBatch:
         self.scored.clear()
         self.grammar_states.clear()
         self.budgeted.clear()
-        self.sampling = [None] * len(self.num_computed)
+        self.sampling = [None] * len(self.sampling)
         for table in self.block_tables:
             table.clear(len(self.sampling))
         self._free = list(range(len(self.sampling)))[::-1]
@@ -231,8 +252,9 @@ class InputBatch:
 
     def _grow(self, num_rows: int) -> None:
         old = len(self.sampling)
-        for name in ("token_ids", "num_prompt", "num_tokens", "num_computed"):
-            setattr(self, name, grown(getattr(self, name), num_rows))
+        self.token_ids = grown(self.token_ids, num_rows)
+        for counts in (self.num_prompt, self.num_tokens, self.num_computed):
+            counts += [0] * (num_rows - old)
         for table in self.block_tables:
             table.grow(num_rows)
         self.sampling += [None] * (num_rows - old)
@@ -247,42 +269,74 @@ class InputBatch:
             req_ids: At least one, in the order of the flat batch.
             num_scheduled: Tokens of each; those beyond the known ones are drafts.
         """
-        count = len(req_ids)
-        rows = np.array([self.row_of[i] for i in req_ids], dtype=np.int64)
-        computed = self.num_computed[rows]
-        if sum(num_scheduled) == count:
-            # One token each, as in most steps. Worth a case of its own: the model's weights have
-            # driven all this out of the caches, and each operation that is not called is 5 us, a
-            # reduction 30.
-            starts = np.arange(count + 1)
-            token_request, token_rows, positions = starts[:-1], rows, computed
-            seq_lens = computed + 1
-        else:
-            lengths = np.array(num_scheduled, dtype=np.int64)
-            starts = np.zeros(count + 1, dtype=np.int64)
-            np.cumsum(lengths, out=starts[1:])
-            token_request = np.repeat(np.arange(count), lengths)
-            token_rows = rows[token_request]
-            positions = np.arange(starts[-1]) + (computed - starts[:-1])[token_request]
-            seq_lens = computed + lengths
-        longest = max(seq_lens.tolist())
-        ends, beyond = starts[1:], seq_lens - self.num_tokens[rows]
-        if not any(beyond.tolist()):
-            samples = np.ones(count, dtype=np.int64)
-            wanted, wanted_starts = ends - 1, np.arange(count + 1, dtype=np.int32)
-            chunks, sampled = _NOTHING, None
-        else:
-            samples = np.maximum(beyond + 1, 0)
-            used = np.maximum(samples, 1)
-            wanted_starts = np.zeros(count + 1, dtype=np.int32)
-            np.cumsum(used, out=wanted_starts[1:])
-            # The k-th wanted token of a request stands k before the end of its wanted ones.
-            wanted = np.arange(wanted_starts[-1]) + np.repeat(ends - wanted_starts[1:], used)
-            chunks = (samples == 0).nonzero()[0]
-            sampled = np.repeat(samples > 0, used).nonzero()[0] if len(chunks) else None
+        rows = [self.row_of[i] for i in req_ids]
+        positions = [self.num_computed[row] for row in rows]
+        if sum(num_scheduled) == len(rows) and all(
+            self.num_tokens[row] == position + 1
+            for row, position in zip(rows, positions, strict=True)
+        ):
+            return self._last_tokens(req_ids, rows, positions)
+        return self._next_tokens(req_ids, rows, positions, num_scheduled)
+
+    def _last_tokens(
+        self, req_ids: Sequence[str], rows: list[int], computed: list[int]
+    ) -> StepInputs:
+        """One token of each request, after which all sample, as in most steps.
+
+        Worth a case of its own, and single numbers are looked up one by one: the first operation of
+        a kind on arrays takes 20 to 40 us in caches that hold weights.
+        """
+        token_at = self.token_ids.item
+        known = [token_at(*place) for place in zip(rows, computed, strict=True)]
+        like, places = _one_of_each(len(rows)), np.array(rows, dtype=np.int64)
+        positions = np.array(computed, dtype=np.int64)
+        lengths = [position + 1 for position in computed]
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
+            input_ids=np.array(known, dtype=np.int64),
+            positions=positions,
+            token_request=like.requests,
+            query_start_loc=like.starts,
+            seq_lens=np.array(lengths, dtype=np.int32),
+            block_tables=[t.lines(places, positions, max(lengths)) for t in self.block_tables],
+            slot_mappings=[t.slots(rows, computed) for t in self.block_tables],
+            samples=like.samples,
+            wanted=like.requests,
+            wanted_start_loc=like.starts,
+            chunks=_NOTHING,
+            sampled=None,
+        )
+
+    def _next_tokens(
+        self,
+        req_ids: Sequence[str],
+        known_rows: list[int],
+        first: list[int],
+        num_scheduled: Sequence[int],
+    ) -> StepInputs:
+        """Any number of tokens of each request, from its first one on that is not computed."""
+        count, rows = len(known_rows), np.array(known_rows, dtype=np.int64)
+        computed = np.array(first, dtype=np.int64)
+        lengths = np.array(num_scheduled, dtype=np.int64)
+        starts = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        token_request = np.repeat(np.arange(count), lengths)
+        token_rows = rows[token_request]
+        positions = np.arange(starts[-1]) + (computed - starts[:-1])[token_request]
+        seq_lens = computed + lengths
+        longest = max(seq_lens.tolist())
+        known = np.array([self.num_tokens[row] for row in known_rows], dtype=np.int64)
+        samples = np.maximum(seq_lens - known + 1, 0)
+        used = np.maximum(samples, 1)
+        wanted_starts = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(used, out=wanted_starts[1:])
+        # The k-th wanted token of a request stands k before the end of its wanted ones.
+        wanted = np.arange(wanted_starts[-1]) + np.repeat(starts[1:] - wanted_starts[1:], used)
+        chunks = (samples == 0).nonzero()[0]
+        return StepInputs(
+            req_ids=req_ids,
+            rows=known_rows,
             input_ids=self.token_ids[token_rows, positions].astype(np.int64),
             positions=positions,
             token_request=token_request,
@@ -290,21 +344,20 @@ class InputBatch:
             seq_lens=seq_lens.astype(np.int32),
             block_tables=[t.lines(rows, computed, longest) for t in self.block_tables],
             slot_mappings=[t.slot_mapping(token_rows, positions) for t in self.block_tables],
-            samples=samples,
+            samples=samples.tolist(),
             wanted=wanted,
             wanted_start_loc=wanted_starts,
             chunks=chunks,
-            sampled=sampled,
+            sampled=np.repeat(samples > 0, used).nonzero()[0] if len(chunks) else None,
         )
 
-    def outputs(self, rows: np.ndarray, num_drafts: np.ndarray | None = None) -> list[np.ndarray]:
+    def outputs(self, rows: Sequence[int], num_drafts: Sequence[int] = ()) -> list[np.ndarray]:
         """Output token ids so far of some rows, each followed by the given number of its drafts, as
         views."""
-        ends = self.num_tokens[rows]
-        if num_drafts is not None:
-            ends = ends + num_drafts
-        bounds = zip(rows.tolist(), self.num_prompt[rows].tolist(), ends.tolist(), strict=True)
-        return [self.token_ids[row, start:end] for row, start, end in bounds]
+        return [
+            self.token_ids[row, self.num_prompt[row] : self.num_tokens[row] + ahead]
+            for row, ahead in zip(rows, num_drafts or [0] * len(rows), strict=True)
+        ]
 
     def sampling_of(self, row: int) -> RequestSampling:
         """The sampling parameters of a row's request."""
@@ -315,12 +368,16 @@ class InputBatch:
     def num_known(self, req_id: str, num_scheduled: int) -> int:
         """How many of a request's next tokens are not drafts."""
         row = self.row_of[req_id]
-        return min(num_scheduled, int(self.num_tokens[row] - self.num_computed[row]))
+        return min(num_scheduled, self.num_tokens[row] - self.num_computed[row])
 
-    def drafts_after(self, rows: np.ndarray, num_drafts: np.ndarray) -> list[int]:
+    def drafts_after(self, rows: Sequence[int], num_drafts: Sequence[int]) -> list[int]:
         """The draft after the first `num_drafts` drafts of each row; undefined if there is none."""
-        column = np.minimum(self.num_tokens[rows] + num_drafts, self.token_ids.shape[1] - 1)
-        drafts: list[int] = self.token_ids[rows, column].tolist()
+        last = self.token_ids.shape[1] - 1
+        columns = [
+            min(self.num_tokens[row] + ahead, last)
+            for row, ahead in zip(rows, num_drafts, strict=True)
+        ]
+        drafts: list[int] = self.token_ids[rows, columns].tolist()
         return drafts
 
     def output_of(self, req_id: str) -> np.ndarray:
@@ -330,7 +387,7 @@ class InputBatch:
 
     def room_of(self, req_id: str) -> int:
         """Tokens that a request may still get by the context."""
-        return int(self.token_ids.shape[1] - 1 - self.num_tokens[self.row_of[req_id]])
+        return self.token_ids.shape[1] - 1 - self.num_tokens[self.row_of[req_id]]
 
     def tokens_of(self, req_id: str) -> np.ndarray:
         """Prompt and output so far of a request, int32, as a view that cannot be written to."""

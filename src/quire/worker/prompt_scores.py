@@ -78,8 +78,8 @@ class PromptScorer:
 
     def _span(self, index: int, inputs: StepInputs) -> tuple[str, int, int, int]:
         """A request's id and row, and the positions of this step that a prompt token follows."""
-        row, first = int(inputs.rows[index]), int(inputs.positions[inputs.query_start_loc[index]])
-        end = min(int(inputs.seq_lens[index]), int(self._input_batch.num_prompt[row]) - 1)
+        row, first = inputs.rows[index], int(inputs.positions[inputs.query_start_loc[index]])
+        end = min(int(inputs.seq_lens[index]), self._input_batch.num_prompt[row] - 1)
         return inputs.req_ids[index], row, first, end
 
     def _entries(self, hidden: Tensor, targets: np.ndarray, count: int) -> list[LogprobRow]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-import numpy as np
 from torch import Tensor
 
 from quire.core.batch import BatchResult, TokenLogprobs
@@ -63,17 +62,17 @@ class SamplingHead:
 
         `hidden` has the tokens that are sampled after, `[S, H]`.
         """
-        which = inputs.samples.nonzero()[0]
-        if not len(which):
+        owners = [i for i, count in enumerate(inputs.samples) for _ in range(count)]
+        if not owners:
             return
-        num_drafts: np.ndarray | None = None
-        if len(hidden) > len(which):
-            which, num_drafts = _each_position(which, inputs.samples)
-        rows = inputs.rows[which]
-        requests = [self._input_batch.sampling_of(row) for row in rows.tolist()]
+        ahead: list[int] = []  # drafts before each sample; empty: nobody has any
+        if max(inputs.samples) > 1:
+            ahead = [k for count in inputs.samples for k in range(count)]
+        rows = [inputs.rows[owner] for owner in owners]
+        requests = [self._input_batch.sampling_of(row) for row in rows]
         if any(request.active for request in requests):
-            outputs = self._input_batch.outputs(rows, num_drafts)
-            if num_drafts is None and self._input_batch.grammar_states:
+            outputs = self._input_batch.outputs(rows, ahead)
+            if not ahead and self._input_batch.grammar_states:
                 make_masks(
                     [
                         (request.mask, output)
@@ -83,15 +82,13 @@ class SamplingHead:
                         and not (self._asks_after and ASKED_AFTER in request.active)
                     ]
                 )
-            ahead = () if num_drafts is None else num_drafts.tolist()
             metadata = SamplingMetadata.build(requests, outputs, num_drafts=ahead)
             result = self._sampler(self._model.compute_logits(hidden, keep="logits"), metadata)
         else:
             result = self._sampler.take(self._model.compute_likeliest(hidden))
-        places: Sequence[int] = range(len(which))
-        if num_drafts is not None:
-            places = self._confirmed(which, num_drafts, rows, result)
-        owners = which.tolist()
+        places: Sequence[int] = range(len(owners))
+        if ahead:
+            places = self._confirmed(owners, ahead, rows, result)
         for place in places:
             req_id = inputs.req_ids[owners[place]]
             if place in result.failed:
@@ -154,7 +151,7 @@ class SamplingHead:
         known = self._input_batch
         states, logprobs = known.grammar_states, outcome.logprobs
         req_ids = [i for i in outcome.sampled if i in states and i not in logprobs]
-        rows = np.array([known.row_of[i] for i in req_ids], dtype=np.int64)
+        rows = [known.row_of[i] for i in req_ids]
         for req_id, output in zip(req_ids, known.outputs(rows), strict=True):
             if known.sampling_of(known.row_of[req_id]).processors is not None:
                 continue
@@ -170,7 +167,11 @@ class SamplingHead:
             begin_masks([states[i] for i in req_ids])
 
     def _confirmed(
-        self, which: np.ndarray, num_drafts: np.ndarray, rows: np.ndarray, result: SamplerOutput
+        self,
+        owners: Sequence[int],
+        num_drafts: Sequence[int],
+        rows: Sequence[int],
+        result: SamplerOutput,
     ) -> list[int]:
         """Positions of the sampled tokens that are kept: a request's first, and each one before
         which all drafts equal what was sampled. So the output is the same as without drafts.
@@ -182,9 +183,7 @@ class SamplingHead:
         drafts = self._input_batch.drafts_after(rows, num_drafts)
         places: list[int] = []
         ended = -1
-        for place, (owner, count) in enumerate(
-            zip(which.tolist(), num_drafts.tolist(), strict=True)
-        ):
+        for place, (owner, count) in enumerate(zip(owners, num_drafts, strict=True)):
             if owner == ended or (count and place in result.failed):
                 ended = owner
                 continue
@@ -196,10 +195,3 @@ class SamplingHead:
 
 def _note_forced(result: BatchResult, req_id: str, count: int) -> None:
     result.num_forced[req_id] = result.num_forced.get(req_id, 0) + count
-
-
-def _each_position(which: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each sampled position: the index of its request, and the drafts before it."""
-    counts = samples[which]
-    firsts = np.cumsum(counts) - counts
-    return np.repeat(which, counts), np.arange(counts.sum()) - np.repeat(firsts, counts)

@@ -120,9 +120,10 @@ class StepRunner:
         scheduled = batch.num_scheduled_tokens
         if failed:
             scheduled = {i: n for i, n in scheduled.items() if i not in failed}
-        outcome = Outcome(failed=failed)
+        outcome = Outcome()
         if scheduled:
-            outcome.merge(self._attempt(list(scheduled), list(scheduled.values())))
+            outcome = self._attempt(list(scheduled), list(scheduled.values()))
+        outcome.failed.update(failed)
         result = BatchResult(
             sampled_token_ids=outcome.sampled,
             failed=outcome.failed,
