@@ -65,6 +65,7 @@ async def test_one_clear_refusal(client: httpx.AsyncClient, body: Any, words: li
 async def test_bodies_that_are_no_requests(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     json = {"content-type": "application/json"}
     for content, status in ((b"{", 400), (b"\xff", 400), (b'{"prompt": "hi", "prompt": 5}', 400),
+                            (b'{"a\xeb\xef": 2}', 400), (b'{"prompt": "a", "model": "\xff"}', 400),
                             (b'{"x": ' + b"[" * 9999 + b"]" * 9999 + b"}", 400)):  # fmt: skip
         reply = await client.post("/invocations", content=content, headers=json)
         assert reply.status_code == status, content

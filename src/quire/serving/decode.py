@@ -73,6 +73,18 @@ def decode(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupported]) -
     return record
 
 
+def decode_any(body: bytes, kind: Any = Any) -> Any:
+    """The value of a type in a JSON text.
+
+    Raises:
+        InvalidRequest: it is not JSON, or of another type.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _not_json(error)
+
+
 def _not_json(error: Exception) -> NoReturn:
     if isinstance(error, RecursionError):
         raise _too_deep()
@@ -92,10 +104,7 @@ def _too_deep() -> InvalidRequest:
 
 def _second_look(kind: type[T], body: bytes, unsupported: Mapping[str, Unsupported]) -> T:
     """Name what is wrong, or drop unsupported fields with neutral values and decode the rest."""
-    try:
-        raw = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _not_json(error)
+    raw = decode_any(body)
     if not isinstance(raw, dict):
         raise InvalidRequest(f"The body must be a JSON object, got {show(raw)}.")
     known, unread = kind.__struct_fields__, unread_fields()

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from quire.errors import InvalidRequest
-from quire.serving.decode import decode
+from quire.serving.decode import decode, decode_any
 from quire.serving.exchange import Exchange
 from quire.serving.openai.chat import chat_completions
 from quire.serving.openai.completions import completions
@@ -79,13 +79,14 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
         InvalidRequest: it is no JSON object.
     """
     decode(_Body, body, {})
-    return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields: dict[str, msgspec.Raw] = decode_any(body, dict[str, msgspec.Raw])
+    return fields
 
 
 def _model(given: dict[str, msgspec.Raw]) -> str | None:
     """The model that is asked; `None` if there is none, or what the route will refuse."""
     value = bytes(given.get("model", b"null"))
-    return msgspec.json.decode(value, type=str) if value.startswith(b'"') else None
+    return decode_any(value, str) if value.startswith(b'"') else None
 
 
 def _fits(shape: Shape, given: set[str]) -> bool:
