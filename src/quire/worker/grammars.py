@@ -69,16 +69,16 @@ class GrammarStore:
             return None
         from quire.structured.state import GrammarState
 
-        try:
-            start = self._find(params).result()
-        except InvalidRequest as error:
-            raise GrammarFailed(error.message) from None
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of the library is no Exception
-            logger.exception("a grammar could not be compiled")
+        compiled = self._find(params)
+        # Asked for, not raised: whatever is raised here interrupts the waiting, and no grammar.
+        error = compiled.exception()
+        if isinstance(error, InvalidRequest):
+            raise GrammarFailed(error.message)
+        if error is not None:  # a panic of the library is no Exception
+            logger.error("a grammar could not be compiled", exc_info=error)
             what = f"compiling it failed ({type(error).__name__}); see the server's log"
-            raise GrammarFailed(f"structured_outputs: {what}") from None
+            raise GrammarFailed(f"structured_outputs: {what}")
+        start = compiled.result()
         assert self._vocabulary is not None, "the grammar was compiled with it"
         return GrammarState(start, self._vocabulary, _may_force(params))
 
