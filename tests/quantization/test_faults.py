@@ -180,6 +180,11 @@ UNREAD = [
     ({"quant_method": "fp8", "weight_block_size": [128]}, "must be two positive whole numbers"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "nearest: FP8, NVFP4"),
     (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 0},
+        "'group_size' must be a positive whole number, got 0",
+    ),
+    ({"quant_method": ["gptq"], "bits": 4}, "is quantised (['gptq']), which quire does not read"),
+    (
         {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint4"}}},
         "global_quant_config of Quark has weights of 'uint4' None",
     ),
@@ -216,6 +221,7 @@ def test_groups_of_compressed_tensors_that_are_not_read(written, tmp_path):
     assert "weights of 9 bits" in said({"num_bits": 9, "type": "int"})
     assert "int8 in groups" not in said({"num_bits": 4}, "marlin-24")
     assert "'marlin-24', which quire does not read" in said({"num_bits": 4}, "marlin-24")
+    assert "['int'], which quire does not read" in said({"num_bits": 4}, ["int"])
     assert "strategy 'attn_head'" in said({"num_bits": 4, "strategy": "attn_head"})
 
 

@@ -48,5 +48,7 @@ def gate(name: str) -> str:
 def _named(name: str, table: dict[str, str]) -> str:
     if name not in table:
         hint = did_you_mean(name, table)
-        raise ModelLoadError(f"hidden_act must be one of {', '.join(table)}, got {name!r}{hint}")
+        raise ModelLoadError(
+            f"hidden_act must be one of {', '.join(table)}, got {name!r:.60}{hint}"
+        )
     return table[name]

@@ -277,10 +277,10 @@ def weight_format(
     if not isinstance(said, dict):
         raise ModelLoadError(f"quantization_config must be an object, got {said!r:.80}")
     method = said.get("quant_method") or said.get("method")
-    if method not in WEIGHT_FORMATS:
+    if not isinstance(method, str) or method not in WEIGHT_FORMATS:
         advice = REFUSED.get(str(method).lower(), "use a float32, bfloat16 or float16 one")
         raise ModelLoadError(
-            f"the checkpoint is quantised ({method or repr(said)[:80]}), which quire does not "
+            f"the checkpoint is quantised ({method or said!s:.80}), which quire does not "
             f"read: {advice}. It reads {', '.join(sorted(WEIGHT_FORMATS))}"
         )
     return WEIGHT_FORMATS.get(method)(said)

@@ -188,7 +188,7 @@ def _scheme(name: str, group: Mapping[str, Any], said: object) -> Scheme:
         "nvfp4-pack-quantized": _nvfp4, "mxfp4-pack-quantized": _mxfp4,
         "mxfp8-quantized": _mxfp8,
     }  # fmt: skip
-    if form not in readers:
+    if not isinstance(form, str) or form not in readers:
         raise ModelLoadError(
             f"{where} of the checkpoint has the format {form!r:.60}, which quire does not read; "
             f"those it reads: {', '.join(readers)}. Nearest: save it as {_PACKED}"

@@ -79,6 +79,8 @@ def _scheme(algorithm: str, config: Mapping[str, Any]) -> Scheme:
         return Fp8(block=(1, 32), unused=_UNUSED, exponents=True)
     if algorithm in ("NVFP4", "W4A16_NVFP4"):
         group = whole(config, ["group_size"], 16)
+        if group < 1:
+            raise entry_error("group_size", "a positive whole number", group)
         return Fp4("weight", group=group, whole="weight_scale_2", unused=("input_scale",))
     raise ModelLoadError(
         f"ModelOpt's algorithm {algorithm!r:.40} is not read; nearest: FP8, NVFP4, MXFP8 or "
