@@ -317,10 +317,16 @@ def test_eos_ids_come_from_all_files_once_and_in_range() -> None:
     assert own is not None and own != EOS
     gate = make(shape=make_shape(eos_token_ids=(EOS, 299, VOCAB, -1)))
     assert admit(gate=gate).params.eos_token_ids == [own, EOS, 299]
-    gate = make(generation_defaults={"eos_token_id": [EOS, 298, 10**9, "x", None]})
+    gate = make(generation_defaults={"eos_token_id": [EOS, 298, 10**9, None]})
     assert admit(gate=gate).params.eos_token_ids == [own, EOS, 298]
     gate = make(None, generation_defaults={"eos_token_id": 297})
     assert admit([1], gate, ignore_eos=True).params.eos_token_ids == [EOS, 297]
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1}, "</s>", [[2]], [2, "x"], True, 2.5])
+def test_an_eos_id_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"eos_token_id must be a token id .* got .*override-gen"):
+        make(generation_defaults={"eos_token_id": wrong})
 
 
 # --- defaults -----------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ async def test_no_reply_tells_of_the_inside(rng: random.Random) -> None:
             told = f"{reply.headers}\n{reply.text}"
             assert not leaks(told), (path, engine.fault, leaks(told), body[:300], told[:900])
             late += "event-stream" in told and '"error"' in told
-    assert late > 3, "some failed after the first byte"
+    assert late > 0, "some failed after the first byte"
     assert state.in_flight == 0
 
 

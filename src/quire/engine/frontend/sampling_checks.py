@@ -71,10 +71,14 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingPar
     try:
         return SamplingParams(**found)
     except InvalidRequest as error:
-        raise ConfigError(
-            f"generation_config: {error.message} Correct it with "
-            "--override-generation-config, or start with --generation-config vllm."
-        ) from None
+        raise _wrong_default(error.message) from None
+
+
+def _wrong_default(what: str) -> ConfigError:
+    return ConfigError(
+        f"generation_config: {what} Correct it with --override-generation-config, or start with "
+        "--generation-config vllm."
+    )
 
 
 def find_eos_token_ids(
@@ -83,12 +87,19 @@ def find_eos_token_ids(
     """All ids that end a sequence: the tokenizer's first, then those of the configuration files.
 
     Each once, and only ids of the vocabulary.
+
+    Raises:
+        ConfigError: what `generation_config` has is no token id.
     """
     own = tokenizer.eos_token_id if tokenizer else None
     more = generation_config.get("eos_token_id")
     listed = more if isinstance(more, (list, tuple)) else [more]
+    if any(i is not None and type(i) is not int for i in listed):
+        raise _wrong_default(
+            f"eos_token_id must be a token id or a list of them, got {more!r:.60}."
+        )
     found = dict.fromkeys([own, *shape.eos_token_ids, *listed])
-    return [i for i in found if type(i) is int and 0 <= i < shape.vocab_size]
+    return [i for i in found if i is not None and 0 <= i < shape.vocab_size]
 
 
 class SamplingChecks:
