@@ -30,7 +30,7 @@ def made(seed: int, num: int = 200, slower: float = 1.0, likeness: float = 0.5) 
     records = []
     for i in range(num):
         ttft = slower * 0.05 * math.exp(0.5 * z[i])
-        gaps = list(0.01 * np.exp(0.3 * z[i] + 0.3 * rng.standard_normal(12)))
+        gaps = (0.01 * np.exp(0.3 * z[i] + 0.3 * rng.standard_normal(12))).tolist()
         end = i * 0.1 + ttft + sum(gaps)
         records.append(RequestRecord(i * 0.1, 10, 13, i * 0.1 + ttft, gaps, end))
     return summary(records, num * 0.1) | detailed(records) | {"num_prompts": num}

@@ -125,6 +125,30 @@ def test_detailed_results_can_be_read_again():
         records_of({**detailed(records), "itls": []})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("itls", [["a"]], r"the result's itls: Expected `float`, got `str` - at `\$\[0\]\[0\]`"),
+        ("itls", [[[1]]], "the result's itls: Expected `float`"),
+        ("ttfts", [1e300], "the result's ttfts: "),
+        ("ttfts", 3, "the result's ttfts: Expected `array`"),
+        ("input_lens", [-1], "the result's input_lens: "),
+        ("errors", [{}], "the result's errors: "),
+        ("latencies", [1.0, 2.0], "do not fit"),
+    ],
+)
+def test_details_that_are_none(name, value, words):
+    good = detailed([RequestRecord(0.0, 10, 3, 0.25, [0.5, 0.25], 1.0)])
+    assert len(records_of(good | {"queue_times": None, "generated_texts": None})) == 1
+    with pytest.raises(ConfigError, match=words):
+        records_of(good | {name: value})
+
+
+def test_the_peak_of_a_run_of_years():
+    records = [RequestRecord(0.0, 1, 3, 0.25, [0.5, 4e9], 4e9 + 0.75)]
+    assert summary(records, 5e9)["max_output_tokens_per_s"] == 2
+
+
 def test_settings_are_json():
     settings = RunSettings("m", num_prompts=3, metadata={"tp": "2"})
     told = settings.to_json()

@@ -105,6 +105,26 @@ def test_options_are_brought_to_one_spelling() -> None:
     assert again == config
 
 
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        ("cache", None, "no settings 'cache': another version"),
+        ("cache", [1], "no settings 'cache': another version"),
+        ("scheduler", {"max_num_sequences": 3}, "unknown setting scheduler.max_num_sequences"),
+        ("recovery", {}, None),
+    ],
+)
+def test_a_recorded_configuration_of_another_version(
+    section: str, change: Any, words: str | None
+) -> None:
+    data = EngineConfig().to_dict() | {section: change}
+    if words is None:
+        assert EngineConfig.from_dict(data) == EngineConfig(), "what is missing is the default"
+    else:
+        with pytest.raises(ConfigError, match=words):
+            EngineConfig.from_dict(data)
+
+
 # ---- sampling parameters -----------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from quire.config import EngineConfig
 from quire.core.facts import FactKind
 from quire.errors import ConfigError
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, fit_recorded
+from quire.sim.scenario import pool_of
 from quire.sim.simulator import Pool
 from quire.workload.trace import Trace, TraceHeader, TraceRequest, read_trace
 
@@ -137,3 +138,14 @@ def test_a_trace_without_its_beginning_is_refused() -> None:
     with pytest.raises(ConfigError, match="no steps"):
         empty = Trace(TraceHeader(), requests)
         Lockstep(empty, SimulatedEngine(empty, config, pool))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_blocks": "many"}, {"num_blocks": None}, {"kv_windows": 5}, {"num_swap_blocks": [-1]}],
+)
+def test_recorded_sizes_that_are_none(wrong: dict[str, Any]) -> None:
+    said = {"num_blocks": 9, "kv_windows": [None, 64], "num_swap_blocks": 2, "device": "cpu"}
+    assert pool_of(said) == Pool(9, (None, 64), 2)
+    with pytest.raises(ConfigError, match=r"sizes of the engine's KV cache: Expected .* got "):
+        pool_of(said | wrong)

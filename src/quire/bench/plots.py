@@ -19,6 +19,7 @@ from quire.bench.result import (
     RequestRecord,
     concurrency,
     latencies,
+    output_times,
     outputs_per_bin,
 )
 from quire.bench.sweep.front import CurvePoint, Facets, Speed
@@ -76,7 +77,8 @@ def over_time(runs: Sequence[PlottedRun]) -> str:
         if not done:
             continue
         start = min(record.start for record in done)
-        length = max(record.start + record.latency for record in done) - start
+        ends = [max(r.start + r.latency, *output_times(r)[-1:]) for r in done]
+        length = max(ends) - start
         width = max(0.1, length / BINS)
         bins = outputs_per_bin(done, width)
         x = (np.arange(len(bins)) + 0.5) * width

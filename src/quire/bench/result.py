@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,6 +40,8 @@ LATENCIES: Final = {
     "e2el": ("End-to-end Latency", "E2EL"),
 }
 """Latency metrics: name in keys and flags, title, abbreviation."""
+LONGEST: Final = 1e10
+"""Seconds that times of a result are below; clocks count from 1970, some of them."""
 SLO_METRICS: Final = ("ttft", "tpot", "e2el")
 """Metrics that `--goodput` takes: those with one value per request."""
 
@@ -191,6 +194,18 @@ def detailed(records: Sequence[RequestRecord]) -> dict[str, Any]:
     }
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Seconds = Annotated[float, msgspec.Meta(ge=-LONGEST, le=LONGEST)]
+_LISTS: Final[dict[str, Any]] = {
+    "input_lens": list[_Count], "output_lens": list[_Count], "ttfts": list[_Seconds],
+    "itls": list[list[_Seconds]], "latencies": list[_Seconds], "start_times": list[_Seconds],
+    "errors": list[str | None], "queue_times": list[_Seconds], "generated_texts": list[str],
+}  # fmt: skip
+"""The lists of `detailed` that `records_of` reads, and what is in them."""
+_OPTIONAL: Final[dict[str, Any]] = {"queue_times": 0.0, "generated_texts": ""}
+"""Those that may be missing, and what each entry is then."""
+
+
 def records_of(result: Mapping[str, Any]) -> list[RequestRecord]:
     """The records of a detailed result, as `detailed` wrote them. Results of `vllm bench serve` are
     read as well.
@@ -198,41 +213,54 @@ def records_of(result: Mapping[str, Any]) -> list[RequestRecord]:
     Raises:
         ConfigError: the result is not detailed, or its lists do not fit together.
     """
-    names = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
-    if missing := [name for name in names if name not in result]:
+    if missing := [name for name in _LISTS if name not in result and name not in _OPTIONAL]:
         raise ConfigError(f"the result has no {missing[0]}: save it with --save-detailed")
-    queued = result.get("queue_times") or [0.0] * len(result["ttfts"])
-    texts = result.get("generated_texts") or [""] * len(result["ttfts"])
+    count = len(result["ttfts"]) if isinstance(result["ttfts"], list) else 0
+    rows = []
+    for name, kind in _LISTS.items():
+        given = result.get(name)
+        if not given and name in _OPTIONAL:
+            given = [_OPTIONAL[name]] * count
+        try:
+            rows.append(msgspec.convert(given, kind))
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the result's {name}: {error}") from None
     records = []
     try:
-        for row in zip(*(result[name] for name in names), queued, texts, strict=True):
+        for row in zip(*rows, strict=True):
             length, output, ttft, itls, latency, start, error, queue_time, text = row
             first = start + ttft if ttft > 0 else None
             end = None if error and not latency else start + latency
             records.append(
                 RequestRecord(
-                    start, length, output, first, list(itls), end, error or "", text, queue_time
+                    start, length, output, first, itls, end, error or "", text, queue_time
                 )
             )
-    except (TypeError, ValueError) as error_of_lists:
+    except ValueError as error_of_lists:
         raise ConfigError(f"the lists of the result do not fit: {error_of_lists}") from None
     return records
 
 
 def peak_outputs_per_second(records: Sequence[RequestRecord]) -> float:
     """Most outputs that came within one whole second after the first start."""
-    counts = outputs_per_bin(records, 1.0)
-    return float(counts.max()) if len(counts) else 0.0
+    # Not by `outputs_per_bin`: a run that was simulated may take years.
+    seconds = np.floor(_after_start(records))
+    counts = np.unique(seconds[seconds >= 0], return_counts=True)[1]
+    return float(counts.max(initial=0))
 
 
 def outputs_per_bin(records: Sequence[RequestRecord], width: float) -> Samples:
     """Outputs of requests that did not fail, in bins of `width` seconds from the first start."""
+    bins = (_after_start(records) / width).astype(np.int64)
+    return np.bincount(bins[bins >= 0]).astype(np.float64)
+
+
+def _after_start(records: Sequence[RequestRecord]) -> Samples:
+    """Seconds from the first start to each output of requests that did not fail."""
     times = [output_times(r) for r in records if r.ok and r.first_token is not None]
     if not times:
         return np.zeros(0)
-    start = min(record.start for record in records if record.ok)
-    bins = ((np.concatenate(times) - start) / width).astype(np.int64)
-    return np.bincount(bins[bins >= 0]).astype(np.float64)
+    return np.concatenate(times) - min(record.start for record in records if record.ok)
 
 
 def output_times(record: RequestRecord) -> Samples:

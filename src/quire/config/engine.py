@@ -135,8 +135,29 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
-        """The inverse of `to_dict`."""
-        return cls(**{name: kind(**data[name]) for name, kind in SECTIONS.items()})
+        """The inverse of `to_dict`.
+
+        Raises:
+            ConfigError: that did not write it, or the one of another version.
+        """
+        return cls(
+            **{name: _section(name, kind, data.get(name)) for name, kind in SECTIONS.items()}
+        )
+
+
+def _section(name: str, kind: Any, given: Any) -> Any:
+    again = "another version of quire wrote it, so record it again, or use that version"
+    if not isinstance(given, dict):
+        raise ConfigError(f"the recorded configuration has no settings {name!r}: {again}")
+    known = [field.name for field in dataclasses.fields(kind)]
+    if unknown := [setting for setting in given if setting not in known]:
+        raise ConfigError(
+            f"the recorded configuration has an unknown setting {name}.{unknown[0]}: {again}"
+        )
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise ConfigError(f"the recorded configuration's {name}: {error}") from None
 
 
 def _for_whole_prompts(

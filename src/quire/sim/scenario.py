@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 
@@ -89,6 +89,22 @@ def changes_sizes(settings: Mapping[str, Any]) -> list[str]:
     return sorted(_SIZED & settings.keys())
 
 
+class _Said(msgspec.Struct):
+    """Of `ExecutorInfo`, the sizes of the KV cache."""
+
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    kv_windows: tuple[Annotated[int, msgspec.Meta(ge=1)] | None, ...]
+    num_swap_blocks: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 def pool_of(info: Mapping[str, Any]) -> Pool:
-    """The KV cache that an engine said it has (`ExecutorInfo.to_dict`)."""
-    return Pool(info["num_blocks"], tuple(info["kv_windows"]), info["num_swap_blocks"])
+    """The KV cache that an engine said it has (`ExecutorInfo.to_dict`).
+
+    Raises:
+        ConfigError: it said something else.
+    """
+    try:
+        said = msgspec.convert({name: info.get(name) for name in _Said.__struct_fields__}, _Said)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the recorded sizes of the engine's KV cache: {error}") from None
+    return Pool(said.num_blocks, said.kv_windows, said.num_swap_blocks)
