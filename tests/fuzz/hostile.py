@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -90,6 +91,23 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(child, (dict, list)):
             found += places(child, (*path, key))
     return found
+
+
+PLAIN: tuple[Any, ...] = tuple(value for value in VALUES if not isinstance(value, Raw))
+"""Those of `VALUES` that any writer of JSON may write."""
+
+
+def damage(rng: random.Random, inside: Any, values: Sequence[Any] = PLAIN) -> str:
+    """Replace or drop a value somewhere inside; says which."""
+    *way, last = rng.choice(places(inside))
+    parent = inside
+    for step in way:
+        parent = parent[step]
+    if rng.random() < 0.25:
+        del parent[last]
+        return f"{[*way, last]} dropped"
+    parent[last] = deepcopy(rng.choice(values))
+    return f"{[*way, last]} = {parent[last]!r:.40}"
 
 
 def spoil(rng: random.Random, good: dict[str, Any]) -> bytes:

@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fuzz_kit import cases
-from hostile import VALUES, Raw, places
+from hostile import PLAIN, damage
 from quantised_writers import FORMATS, checkpoint
 from quire.config import ModelShape
 from quire.errors import QuireError
@@ -27,7 +25,7 @@ COPIES = 6
 LONGEST = 1200
 """Characters of a refusal: it may list what there is, but not repeat what was given."""
 ENTRIES = (
-    *(value for value in VALUES if not isinstance(value, Raw)),
+    *PLAIN,
     3, 4, 8, 16, 32, 64, 128, [1, 128], [128, 128],
     "int", "float", "int8", "group", "channel", "tensor", "block", "gptq", "awq", "fp8",
     "compressed-tensors", "re:.*", "re:(",
@@ -46,21 +44,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: checkpoint(tmp_path_factory.mktemp("good"), make(), layers=1)[1]
         for name, make in FORMATS.items()
     }
-
-
-def damaged_config(rng: random.Random, config: dict[str, Any]) -> str:
-    """Change or drop an entry somewhere inside; says which."""
-    said = config.get("quantization_config")
-    inside = said if isinstance(said, dict) and said and rng.random() < 0.8 else config
-    *way, last = rng.choice(places(inside))
-    parent: Any = inside
-    for step in way:
-        parent = parent[step]
-    if rng.random() < 0.25:
-        del parent[last]
-    else:
-        parent[last] = deepcopy(rng.choice(ENTRIES))
-    return f"{[*way, last]}"
 
 
 def damaged_tensor(rng: random.Random, tensor: Tensor) -> Tensor | None:
@@ -108,24 +91,26 @@ def test_damage_is_told_or_does_no_harm(
         shutil.copytree(good, folder)
         config = json.loads((folder / "config.json").read_text())
         tensors: dict[str, Tensor] = load_file(folder / "model.safetensors")
-        damage = []
+        done = []
         for _ in range(rng.randint(1, 2)):
             if rng.random() < 0.5:
-                damage.append(damaged_config(rng, config))
+                said = config.get("quantization_config")
+                inside = said if isinstance(said, dict) and said and rng.random() < 0.8 else config
+                done.append(damage(rng, inside, ENTRIES))
             else:
                 name = rng.choice(sorted(name for name in tensors if ".layers." in name))
                 changed = damaged_tensor(rng, tensors.pop(name))
                 if changed is not None:
                     tensors[name] = changed.contiguous()
-                damage.append(f"{name}: {None if changed is None else changed.shape}")
+                done.append(f"{name}: {None if changed is None else changed.shape}")
         (folder / "config.json").write_text(json.dumps(config))
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         try:
             load_model(ModelShape.from_folder(folder), folder, "float32", "cpu", max_model_len=64)
         except QuireError as error:
             refused += 1
-            assert 0 < len(error.message) < LONGEST and "\n" not in error.message, damage
+            assert 0 < len(error.message) < LONGEST and "\n" not in error.message, done
         except Exception as error:
-            raise AssertionError(f"{good.parent.name}: {damage}") from error
+            raise AssertionError(f"{good.parent.name}: {done}") from error
         shutil.rmtree(folder)
     assert refused > 0, "most damage is told"

@@ -108,10 +108,18 @@ def _of_repetitions(before: Group, after: Group) -> list[Difference]:
     names |= dict.fromkeys(THROUGHPUTS, True)
     found = []
     for name, higher in names.items():
-        if all(float(result.get(name) or 0) > 0 for result in (*before, *after)):
-            sides = [np.log([float(r[name]) for r in group]) for group in (before, after)]
+        if all(_figure(result, name) > 0 for result in (*before, *after)):
+            sides = [np.log([_figure(r, name) for r in group]) for group in (before, after)]
             found.append(_welch(_title(name), sides[0], sides[1], higher))
     return found
+
+
+def _figure(result: Mapping[str, Any], name: str) -> float:
+    """One of a result; 0 if it has none."""
+    value = result.get(name) or 0
+    if not isinstance(value, int | float):
+        raise ConfigError(f"the result's {name} must be a number, got {value!r:.60}")
+    return float(value)
 
 
 def _welch(name: str, one: NDArray[Any], two: NDArray[Any], higher: bool) -> Difference:
@@ -148,7 +156,7 @@ def _of_requests(
         if len(one.values) and len(two.values):
             found += _differences(metric, one, two, rng)
     for name in THROUGHPUTS:
-        a, b = float(before.get(name) or 0), float(after.get(name) or 0)
+        a, b = _figure(before, name), _figure(after, name)
         if a > 0 and b > 0:
             note = f"needs {LEAST_REPETITIONS} runs on each side (--append-result)"
             found.append(Difference(_title(name), a, b, b / a - 1, None, None, True, note))

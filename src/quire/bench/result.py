@@ -223,8 +223,8 @@ def records_of(result: Mapping[str, Any]) -> list[RequestRecord]:
             given = [_OPTIONAL[name]] * count
         try:
             rows.append(msgspec.convert(given, kind))
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"the result's {name}: {error}") from None
+        except msgspec.ValidationError as wrong:
+            raise ConfigError(f"the result's {name}: {wrong}") from None
     records = []
     try:
         for row in zip(*rows, strict=True):
@@ -236,8 +236,8 @@ def records_of(result: Mapping[str, Any]) -> list[RequestRecord]:
                     start, length, output, first, itls, end, error or "", text, queue_time
                 )
             )
-    except ValueError as error_of_lists:
-        raise ConfigError(f"the lists of the result do not fit: {error_of_lists}") from None
+    except ValueError as wrong:
+        raise ConfigError(f"the lists of the result do not fit: {wrong}") from None
     return records
 
 

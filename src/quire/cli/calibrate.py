@@ -13,7 +13,7 @@ from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags, engine_config
 from quire.errors import ConfigError
 from quire.sim.lockstep import fit_recorded
-from quire.sim.scenario import pool_of
+from quire.sim.scenario import pool_of, recorded_config
 from quire.sim.step_time import FORGETTING, StepShape, StepTimeModel
 from quire.workload.trace import read_trace
 
@@ -64,7 +64,7 @@ def _of_trace(path: str) -> StepTimeModel:
     trace = read_trace(path)
     if not trace.header.config:
         raise ConfigError(f"--from: {path} is no recording: it has no configuration and no steps")
-    config = EngineConfig.from_dict(trace.header.config)
+    config = recorded_config(trace.header.config)
     about = {"source": f"the steps of {Path(path).name}", "steps": len(trace.steps)}
     return fit_recorded(trace, config, pool_of(trace.header.info), about)
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from quire.cli.parser import Parser
 from quire.cli.progress import CommandProgress
-from quire.config import EngineConfig
 from quire.core.facts import FactKind
 from quire.errors import ConfigError
 from quire.sim.lockstep import Decided, Driven, Lockstep, Replayed, SimulatedEngine
-from quire.sim.scenario import pool_of
+from quire.sim.scenario import pool_of, recorded_config
 from quire.workload.trace import Trace, read_trace
 
 SHOWN = 3
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     if namespace.on == "engine":
         compared, said = _on_engine(trace, namespace.model)
     else:
-        config = EngineConfig.from_dict(trace.header.config)
+        config = recorded_config(trace.header.config)
         engine = SimulatedEngine(trace, config, pool_of(trace.header.info))
         compared, said = compare(trace, engine), ""
     print(
@@ -98,7 +97,7 @@ def _on_engine(trace: Trace, model: str | None) -> tuple[Comparison, str]:
     from quire.config.locate import located
     from quire.engine.replay import RealEngine
 
-    config = EngineConfig.from_dict(trace.header.config)
+    config = recorded_config(trace.header.config)
     if model is not None:
         config = replace(config, model=replace(config.model, model=model))
     # As many blocks as there were, whatever is free now.

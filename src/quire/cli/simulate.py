@@ -24,7 +24,13 @@ from quire.observability.recorder.ring import StepRecords
 from quire.sim.lockstep import Lockstep, SimulatedEngine
 from quire.sim.measured_pace import measured_pace
 from quire.sim.pace import MachinePace, calibrated_pace
-from quire.sim.scenario import changes_sizes, pool_of, read_settings, with_settings
+from quire.sim.scenario import (
+    changes_sizes,
+    pool_of,
+    read_settings,
+    recorded_config,
+    with_settings,
+)
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Pool, SimulatedRun, Simulator
 from quire.sim.step_time import StepTimeModel
@@ -137,7 +143,7 @@ def scenario(
     if hasattr(namespace, "model") or not recorded:
         sized = size_engine(located(with_settings(engine_config(namespace), settings)))
         return sized.config, pool_of(sized.info.to_dict())
-    config = with_settings(EngineConfig.from_dict(recorded), settings)
+    config = with_settings(recorded_config(recorded), settings)
     if not changes_sizes(settings):
         return config, pool_of(trace.header.info)
     sized = size_engine(located(config))
@@ -183,7 +189,7 @@ def recorded_pace(trace: Trace, times: StepTimeModel) -> MachinePace:
     """
     if not (trace.steps and trace.header.config):
         raise ConfigError("--pace recorded: the trace has no steps: record one with --record")
-    recorded = EngineConfig.from_dict(trace.header.config)
+    recorded = recorded_config(trace.header.config)
     engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
     return measured_pace(Lockstep(trace, engine), times)
 

@@ -11,7 +11,7 @@ from quire.cli.parser import Parser
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.sim.lockstep import fit_recorded
-from quire.sim.scenario import pool_of
+from quire.sim.scenario import pool_of, recorded_config
 from quire.sim.step_time import StepTimeModel, roofline
 from quire.workload.trace import Trace
 
@@ -64,7 +64,7 @@ def step_times(
     if (usual := calibration_file(config)).is_file():
         return StepTimeModel.read(usual)
     if trace is not None and trace.steps and trace.header.config:
-        recorded = EngineConfig.from_dict(trace.header.config)
+        recorded = recorded_config(trace.header.config)
         about = {"source": "the steps of the trace"}
         return fit_recorded(trace, recorded, pool_of(trace.header.info), about)
     return None

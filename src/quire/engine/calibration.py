@@ -32,7 +32,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_overheads, rising
 from quire.sim.measured_pace import measured_spells
-from quire.sim.scenario import pool_of
+from quire.sim.scenario import pool_of, recorded_config
 from quire.sim.step_time import Overheads, StepTimeModel, fit
 from quire.workload.trace import Trace, read_trace
 
@@ -362,7 +362,7 @@ class Measuring:
     def read(self) -> None:
         """Read what it has recorded."""
         trace = read_trace(self._path)
-        recorded = EngineConfig.from_dict(trace.header.config)
+        recorded = recorded_config(trace.header.config)
         engine = SimulatedEngine(trace, recorded, pool_of(trace.header.info))
         self.measured = of_load(self._load, trace, list(Lockstep(trace, engine)))
 

@@ -227,7 +227,10 @@ class Lockstep:
 
     def __iter__(self) -> Iterator[Replayed]:
         for recorded in self._steps:
-            facts = list(unpack(recorded.facts))
+            try:
+                facts = list(unpack(recorded.facts))
+            except ValueError as error:
+                raise ConfigError(f"step {recorded.step} of the trace: {error}") from None
             before = next((i for i, f in enumerate(facts) if f.kind == FactKind.STEP), len(facts))
             self._compiling = {
                 f.request for f in facts if f.kind == FactKind.WAITS and f.reason == Wait.GRAMMAR

@@ -89,11 +89,25 @@ def changes_sizes(settings: Mapping[str, Any]) -> list[str]:
     return sorted(_SIZED & settings.keys())
 
 
+def recorded_config(said: dict[str, Any]) -> EngineConfig:
+    """The configuration that a recording was made with.
+
+    Raises:
+        ConfigError: it is none, or one that no engine ran with.
+    """
+    config = EngineConfig.from_dict(said)
+    if config.model.max_model_len is None:
+        raise ConfigError("the recorded configuration has no model.max_model_len")
+    return config
+
+
 class _Said(msgspec.Struct):
     """Of `ExecutorInfo`, the sizes of the KV cache."""
 
     num_blocks: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-    kv_windows: tuple[Annotated[int, msgspec.Meta(ge=1)] | None, ...]
+    kv_windows: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1)] | None, ...], msgspec.Meta(min_length=1)
+    ]
     num_swap_blocks: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 

@@ -38,6 +38,8 @@ weights are read once however few rows there are."""
 FAR: Final = (2048, 8192, 32768)
 """Tokens that decodes attend to, summed, beyond which each may cost more: keys and values of so
 many no longer are in one of the caches."""
+TOO_LONG: Final = 1e9
+"""Seconds, or ratios, that no figure of a model reaches."""
 OUTLIER: Final = 20.0
 """A step counts as at most so many times the median of its kind."""
 PASSES: Final = 4
@@ -254,12 +256,12 @@ class StepTimeModel:
             self.per_displaced, self.per_head, *self.per_far,
             *asdict(self.overheads).values(),
         )  # fmt: skip
-        if not all(0 <= figure < float("inf") for figure in figures):
-            raise ValueError("no figure may be negative")
-        if any(not 0 <= ratio < float("inf") for ratio in (*self.spread, *self.prompt_spread)):
-            raise ValueError("no ratio of the spread may be negative")
-        if any(not 0 < ratio < float("inf") for each in self.spells for ratio in each):
-            raise ValueError("every ratio of the spells must be above 0")
+        if not all(0 <= figure < TOO_LONG for figure in figures):
+            raise ValueError(f"no figure may be negative, or {TOO_LONG:g} s and more")
+        if any(not 0 <= ratio < TOO_LONG for ratio in (*self.spread, *self.prompt_spread)):
+            raise ValueError(f"no ratio of the spread may be negative, or {TOO_LONG:g} and more")
+        if any(not 0 < ratio < TOO_LONG for each in self.spells for ratio in each):
+            raise ValueError(f"every ratio of the spells must be above 0 and below {TOO_LONG:g}")
         if not any(figures[: -len(asdict(self.overheads))]):
             raise ValueError("a step must take some time")
 
@@ -338,6 +340,8 @@ class StepTimeModel:
             lists = {name: tuple(given.get(name, ())) for name in ("spread", "prompt_spread")}
             lists["spells"] = tuple((a, b) for a, b in given.get("spells", ()))
             lists["per_far"] = tuple(given.get("per_far", (0.0,) * len(FAR)))
+            if not isinstance(given.get("about", {}), dict):
+                raise TypeError("about must be an object")
             return cls(**given | lists | {"per_token": tuple(given["per_token"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"a figure is missing or unknown: {error}") from None

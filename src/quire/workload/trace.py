@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -22,6 +22,8 @@ FORMAT: Final = "quire-trace"
 VERSION: Final = 1
 BLOCK_SIZE: Final = 16
 """Tokens that one hash of `TraceRequest.block_hashes` covers, unless the header says otherwise."""
+LONGEST: Final = 1e7
+"""Seconds that no recording lasts, four months: what goes by seconds has room for so many."""
 MOST_BAD_LINES: Final = 10
 """Bad lines that are kept with their numbers when they are skipped."""
 
@@ -82,9 +84,9 @@ class TraceStep(msgspec.Struct, omit_defaults=True, gc=False):
     """One step that an engine took, with its decisions."""
 
     step: int
-    start: float
+    start: Annotated[float, msgspec.Meta(ge=-LONGEST, le=LONGEST)]
     """Seconds since the trace began."""
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST)]
     """How long it took."""
     facts: bytes = b""
     """Its records (`quire.core.facts`), which name requests by their `number`; in the file as
