@@ -143,6 +143,8 @@ def test_a_report_opens_offline(tmp_path):
 def test_plots_of_nothing(tmp_path):
     result = summary([], 1.0)
     write_report(tmp_path / "r.html", "empty", [ReportRun("none", result, [])])
+    silent = [RequestRecord(0.0, 5, 0, None, [], 1.0)]  # answered, with nothing
+    write_report(tmp_path / "r.html", "silent", [ReportRun("none", result, silent)])
     none = PlottedRun("none", [])
     write_page(tmp_path / "p.html", "empty", [timeline(none), length_histograms([none])])
 

@@ -68,6 +68,11 @@ GOOD = '{"arrival": 0, "prompt_len": 3, "output_len": 2}'
             "prompt_len must be at least 1, got 0",
         ),
         ('{"arrival": 0, "prompt_len": 3, "output_len": -2}', "output_len must be at least 0"),
+        (
+            '{"arrival": 0, "prompt_len": 100000001, "output_len": 2}',
+            "at most 100,000,000, got 100",
+        ),
+        ('{"step": 1, "start": 0.5, "seconds": 1e300}', "seconds"),
         ('{"arrival": 0, "prompt_len": 3}', "output_len"),
         ('{"arrival": 0, "prompt_len": "3", "output_len": 2}', "prompt_len"),
         ('{"arrival": 0, "prompt_len": 3, "output_len": 2, "shared_len": 6}', "at most 5"),

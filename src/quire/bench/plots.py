@@ -77,7 +77,7 @@ def over_time(runs: Sequence[PlottedRun]) -> str:
         if not done:
             continue
         start = min(record.start for record in done)
-        ends = [max(r.start + r.latency, *output_times(r)[-1:]) for r in done]
+        ends = [max([r.start + r.latency, *output_times(r)[-1:]]) for r in done]
         length = max(ends) - start
         width = max(0.1, length / BINS)
         bins = outputs_per_bin(done, width)

@@ -24,6 +24,8 @@ BLOCK_SIZE: Final = 16
 """Tokens that one hash of `TraceRequest.block_hashes` covers, unless the header says otherwise."""
 LONGEST: Final = 1e7
 """Seconds that no recording lasts, four months: what goes by seconds has room for so many."""
+MOST_TOKENS: Final = 100_000_000
+"""Of a prompt, or of an output."""
 MOST_BAD_LINES: Final = 10
 """Bad lines that are kept with their numbers when they are skipped."""
 
@@ -233,6 +235,8 @@ def check_request(request: TraceRequest) -> None:
         value = getattr(request, name)
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+        if value > MOST_TOKENS and name != "number":
+            raise ValueError(f"{name} must be at most {MOST_TOKENS:,}, got {value:,}")
     most = request.prompt_len + request.output_len
     if request.shared_len > most:
         raise ValueError(
