@@ -15,7 +15,8 @@ others, on any machine. (What a library draws by itself must be seeded from it t
 
 - `make test` runs the numbers from 0 up, the same on every machine: their count is fixed, not
   their time. All of tests/fuzz together may cost about 120 seconds of one core: sampling 20,
-  mixes 25, schemes 6, checkpoints 20, records 10, streams 10, exceptions in steps 15, doors 15, bodies 5.
+  mixes 25, schemes 6, checkpoints 20, records 10, streams 10, exceptions in steps 15, doors 15,
+  bodies 5.
 - `make fuzz MINUTES=480` (or HOURS=8) runs rounds with numbers nobody has tried, prints the first
   number of each, and at the end the line that repeats each failure. When the time is over, the
   cases that have not begun are skipped.
