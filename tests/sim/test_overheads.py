@@ -58,7 +58,8 @@ def test_pauses_are_longer_after_prompts_and_with_arrivals() -> None:
         rows, prompts, came = rng.randint(1, 40), rng.randint(0, 1), rng.choice([0, 0, 1, 3])
         more = prompts * rng.randint(1, 2000)
         kinds.append((rows, 2 * prompts, came, more))
-        pauses.append((rows, 5e-5 + 2e-6 * rows + 9e-5 * prompts + 6e-5 * came + 2e-7 * more))
+        taken_in = 6e-5 * came + 4e-5 * min(came, 1)
+        pauses.append((rows, 5e-5 + 2e-6 * rows + 9e-5 * prompts + taken_in + 2e-7 * more))
     replayed = steps(pauses)
     for before, after, (rows, prompts, came, more) in zip(
         replayed, replayed[1:], kinds, strict=False
@@ -67,7 +68,7 @@ def test_pauses_are_longer_after_prompts_and_with_arrivals() -> None:
     found = measured_overheads(replayed)
     assert (found.gap, found.gap_per_row) == pytest.approx((5e-5, 2e-6))
     assert (found.gap_after_prompt, found.gap_per_arrival) == pytest.approx((9e-5, 6e-5))
-    assert found.gap_per_prompt_token == pytest.approx(2e-7)
+    assert (found.gap_per_prompt_token, found.gap_of_arrival) == pytest.approx((2e-7, 4e-5))
     said = [
         found.pause(before.shape, after.arrivals)
         for before, after in zip(replayed, replayed[1:], strict=False)

@@ -221,6 +221,23 @@ def test_pauses_are_longer_after_prompts_and_for_each_request_that_comes() -> No
     assert outcome.duration == pytest.approx(0.1 + 1.1 + 0.008, abs=3e-3), "the third came to one"
 
 
+def test_the_first_request_in_a_pause_costs_more_than_those_beside_it() -> None:
+    overheads = Overheads(gap_per_arrival=1.0, gap_of_arrival=10.0)
+    times = StepTimeModel(1e-6, (1e-3,) + (0.0,) * 13, overheads=overheads)
+
+    def took(arrivals: list[float]) -> float:
+        requests = [TraceRequest(0.0, 40, 40), *(TraceRequest(at, 40, 1) for at in arrivals)]
+        return Simulator(config(), Pool(500), times).run(requests, Sequences(requests, 16)).duration
+
+    assert took([1e-4] * 3) == pytest.approx(13.04, abs=0.01), "they came in one step"
+    assert took([1e-4, 11.01, 22.02]) == pytest.approx(33.04, abs=0.01)
+
+    closed = Simulator(config(), Pool(500), times)
+    requests = [TraceRequest(0.0, 40, n) for n in (1, 1, 1, 9, 1, 1, 1)]
+    outcome = closed.run_closed(requests, 4, Sequences([], 16))
+    assert outcome.duration == pytest.approx(13.01, abs=0.01), "three came to one"
+
+
 def test_an_engine_that_has_nothing_to_do_has_to_wake() -> None:
     """Who comes meanwhile comes with the first; who comes to a busy engine does not wait so."""
     times = StepTimeModel(1e-3, (0.0,) * 14, overheads=Overheads(arrival=0.1, wake=1.0))

@@ -313,10 +313,13 @@ def measured_overheads(replayed: Sequence[Replayed]) -> Overheads:
     most = LONGEST_PAUSE * statistics.median(pause for pause, _, _ in pauses)
     taken = [min(pause, most * (1 + arrivals)) for pause, _, arrivals in pauses]
     values = [
-        (1.0, shape.rows, min(shape.prefills, 1), came, max(0, shape.tokens - shape.rows))
+        (
+            1.0, shape.rows, min(shape.prefills, 1), came, max(0, shape.tokens - shape.rows),
+            min(came, 1),
+        )
         for _, shape, came in pauses
-    ]
-    gap, per_row, after_prompt, per_arrival, per_token = non_negative(
+    ]  # fmt: skip
+    gap, per_row, after_prompt, per_arrival, per_token, of_arrival = non_negative(
         numpy.array(values), numpy.array(taken)
     )
     return Overheads(
@@ -325,6 +328,7 @@ def measured_overheads(replayed: Sequence[Replayed]) -> Overheads:
         gap_after_prompt=after_prompt,
         gap_per_arrival=per_arrival,
         gap_per_prompt_token=per_token,
+        gap_of_arrival=of_arrival,
     )
 
 

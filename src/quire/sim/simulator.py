@@ -179,12 +179,13 @@ class Simulator:
             if not scheduler.requests and following is not None and following[0] > clock.now():
                 clock.advance(following[0] - clock.now())
                 clock.advance(self.times.overheads.waking(self.succession.forgotten(clock.now())))
-            now, is_busy = clock.now(), bool(scheduler.requests)
+            now, is_busy, is_first = clock.now(), bool(scheduler.requests), True
             while following is not None and following[0] <= now:
                 if self.takes(following[1]):
                     self.add(following[1], sequences)
                     if is_busy:
-                        clock.advance(self.times.overheads.gap_per_arrival)
+                        clock.advance(self.times.overheads.taking_in(is_first))
+                    is_first = False
                 else:
                     outcome.num_refused += 1
                 following = next(coming, None)
@@ -208,10 +209,10 @@ class Simulator:
         scheduler, clock = self.scheduler, self.clock
         while True:
             lacking, is_busy = users - len(scheduler.requests), bool(scheduler.requests)
-            for traced in itertools.islice(coming, lacking):
+            for number, traced in enumerate(itertools.islice(coming, lacking)):
                 self.add(msgspec.structs.replace(traced, arrival=clock.now()), sequences)
                 if is_busy:
-                    clock.advance(self.times.overheads.gap_per_arrival)
+                    clock.advance(self.times.overheads.taking_in(number == 0))
             if not scheduler.requests:
                 break
             self.step()

@@ -185,6 +185,9 @@ class Overheads:
     caches either."""
     output_per_idle: float = 0.0
     """The same added to `output`."""
+    gap_of_arrival: float = 0.0
+    """Added if any request comes to a busy engine: what takes it in is not in the caches. Further
+    ones, on the same way, cost only `gap_per_arrival`."""
 
     def waking(self, idle: float) -> float:
         """Added to `arrival` where the engine has nothing to do and has forgotten so much."""
@@ -194,12 +197,18 @@ class Overheads:
         """From the end of a step of so many requests until its callers have their tokens."""
         return self.output + self.output_per_row * rows + self.output_per_idle * idle
 
+    def taking_in(self, first: bool) -> float:
+        """What a request that comes to a busy engine adds to the pause, if it is the first in it or
+        not."""
+        return self.gap_per_arrival + self.gap_of_arrival * first
+
     def pause(self, shape: StepShape, arrivals: int) -> float:
         """Between a step of this shape and the next, if so many requests come meanwhile."""
         return (
             self.gap
             + self.gap_per_row * shape.rows
             + self.gap_after_prompt * min(shape.prefills, 1)
+            + self.gap_of_arrival * min(arrivals, 1)
             + self.gap_per_arrival * arrivals
             + self.gap_per_prompt_token * max(0, shape.tokens - shape.rows)
         )
