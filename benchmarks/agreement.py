@@ -4,9 +4,9 @@ First, both compute their figures of the same 400 random records, which must be 
 measure, in turns. Requests come at equal distances, because each has random numbers of its own. The
 server (tests/bench/fake_server.py) streams tokens after gaps of 50 to 150 ms that are the same in
 every run, request by request, so that what differs is the two measurements, and not the server from
-run to run. With `--quire` it is
-quire's own, with its scheduler, and a model that takes 100 ms for every step (api_server.py): when
-a request comes within a step is chance, so the first tokens differ more from run to run.
+run to run. With `--quire` it is quire's own, with its scheduler, and a model that takes 100 ms for
+every step (api_server.py): when a request comes within a step is chance, so the first tokens differ
+more from run to run.
 
 `max_concurrent_requests` is compared by the definition of vLLM 0.32 (`by_the_second`), made of
 quire's records: quire itself counts the requests in flight at one moment, as later versions do.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +95,8 @@ def filled(word: str, damaged_file: Path, good: Path, out: Path) -> str:
 
 def told(words: list[str], done: list[str]) -> int:
     """The exit code of a command; whatever it raises is an error of ours."""
-    run: Callable[[list[str]], int] = cli.main
     try:
-        return run(words)
+        return cli.main(words)
     except SystemExit as left:
         return int(left.code or 0)
     except Exception as error:

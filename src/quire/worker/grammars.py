@@ -75,7 +75,6 @@ class GrammarStore:
         if isinstance(error, InvalidRequest):
             raise GrammarFailed(error.message)
         if error is not None:  # a panic of the library is no Exception
-            self._drop(params.grammar.text)  # the next request may have more luck
             logger.error("a grammar could not be compiled", exc_info=error)
             what = f"compiling it failed ({type(error).__name__}); see the server's log"
             raise GrammarFailed(f"structured_outputs: {what}")
@@ -107,10 +106,7 @@ class GrammarStore:
         while len(self._grammars) > self._kept or (
             self._chars > KEPT_CHARS and len(self._grammars) > 1
         ):
-            self._drop(next(iter(self._grammars)))
-
-    def _drop(self, text: str) -> None:
-        if self._grammars.pop(text, None) is not None:
+            text, _ = self._grammars.popitem(last=False)
             self._chars -= len(text)
 
     def _compile(self, params: SamplingParams) -> Any:
