@@ -1,10 +1,14 @@
 // Bindings of the whole decoder.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <mutex>
+#include <stdexcept>
 
 #include "bind.h"
 #include "decoder.h"
+#include "request_rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,10 +48,40 @@ class BoundDecoder {
     run_decoder(decoder_, step);
   }
 
+  std::pair<std::vector<int64_t>, double> likeliest_after(const RequestRows& from, const Embedding& embedding,
+                                                          const std::vector<int64_t>& rows,
+                                                          const std::vector<int64_t>& positions,
+                                                          const Linear& head) {
+    nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> alone(mutex_);
+    if (!last_.fill(from, rows, positions))
+      throw std::out_of_range("a request has no token or no block at its position");
+    const size_t bytes = rows.size() * static_cast<size_t>(decoder_.size) * item_size(decoder_.dtype);
+    x_.resize(bytes);
+    hidden_.resize(bytes);
+    if (!last_.embed(embedding, decoder_.size, decoder_.dtype, x_.data()))
+      throw std::out_of_range("a token has no embedding");
+    run_decoder(decoder_, {{last_.tables()}, last_.positions(), x_.data(), hidden_.data(), last_.count(), nullptr, -1, {}});
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<int64_t> ids(rows.size());
+    likeliest(head, hidden_.data(), decoder_.dtype, last_.count(), decoder_.size, ids.data());
+    return {std::move(ids), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
+  }
+
  private:
   Decoder decoder_;
   std::mutex mutex_;
+  LastTokens last_;
+  std::vector<char> x_, hidden_;
 };
+
+RequestRows make_request_rows(uintptr_t tokens, int64_t rows, int64_t positions, uintptr_t blocks, int64_t width,
+                              int64_t block_size, int64_t window) {
+  return {at<int32_t>(tokens), rows, positions, at<int32_t>(blocks), width, block_size, window};
+}
+
+Embedding embed_by(const Linear& layer) { return {&layer, nullptr, layer.n}; }
+Embedding embed_from(uintptr_t matrix, int64_t rows) { return {nullptr, at<char>(matrix), rows}; }
 
 }  // namespace
 
@@ -56,13 +90,23 @@ void bind_decoder(nb::module_& m) {
   m.def("make_decoder_layer", &make_decoder_layer, "before_attention"_a, "before_mlp"_a,
         "q_norm"_a, "k_norm"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a, "activation"_a,
         "attention"_a, "keys"_a, "values"_a, "rope"_a, "rotary_dim"_a, "interleaved"_a);
+  nb::class_<RequestRows>(m, "RequestRows", "What a worker keeps of its requests. Owns no memory.");
+  nb::class_<Embedding>(m, "Embedding", "Rows of an embedding. Owns no memory.");
+  m.def("make_request_rows", &make_request_rows, "tokens"_a, "rows"_a, "positions"_a, "blocks"_a,
+        "width"_a, "block_size"_a, "window"_a);
+  m.def("embed_by", &embed_by, "layer"_a, nb::keep_alive<0, 1>());
+  m.def("embed_from", &embed_from, "matrix"_a, "rows"_a);
   nb::class_<BoundDecoder>(m, "Decoder", "All layers of a decoder and its final norm.")
       .def(nb::init<std::vector<DecoderLayer>, const Norm&, int64_t, int>(), "layers"_a,
            "final_norm"_a, "size"_a, "dtype"_a)
       .def("run", &BoundDecoder::run, "attention"_a, "slots"_a, "positions"_a, "x"_a, "out"_a,
            "tokens"_a, "wanted"_a, "num_wanted"_a, "last"_a,
            "x is overwritten. Attention and slots: one for all layers, or one each. `wanted`:\n"
-           "the tokens whose hidden state is asked for, queries of `last`; num_wanted -1: all.");
+           "the tokens whose hidden state is asked for, queries of `last`; num_wanted -1: all.")
+      .def("likeliest_after", &BoundDecoder::likeliest_after, "requests"_a, "embedding"_a, "rows"_a,
+           "positions"_a, "head"_a,
+           "The likeliest token after one token of each of some requests, -1 where some logit is not\n"
+           "finite, and the seconds of the head.");
 }
 
 }  // namespace quire

@@ -187,6 +187,17 @@ static inline int64_t best_column(uint64_t key) {
   return key == kNotFinite ? -1 : static_cast<int64_t>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
+// Column of the largest sum of each row, -1 where some sum is not finite.
+static inline void likeliest(const Linear& layer, const void* x, int x_dtype, int64_t m, int64_t x_stride,
+                             int64_t* ids) {
+  auto* best = reinterpret_cast<uint64_t*>(ids);
+  for (int64_t row = 0; row < m; ++row) best[row] = 0;
+  GemmArgs args{&layer, x, x_dtype, m, x_stride, nullptr, nullptr, kF32, kNone, false};
+  args.best = best;
+  QUIRE_PICK(gemm)(args);
+  for (int64_t row = 0; row < m; ++row) ids[row] = best_column(best[row]);
+}
+
 struct PackArgs {
   const void* weight;  // [rows, k] of source dtype, contiguous
   int source_dtype;

@@ -70,16 +70,10 @@ void run_sum_experts(const std::vector<const Linear*>& layers, const std::vector
                                       at<float>(shares), at<float>(out), out_rows});
 }
 
-// Column of the largest sum of each row, -1 where some sum is not finite.
 void run_likeliest(const Linear& layer, uintptr_t x, int x_dtype, int64_t m, int64_t x_stride,
                    uintptr_t ids) {
   nb::gil_scoped_release release;
-  auto* best = at<uint64_t>(ids);
-  for (int64_t row = 0; row < m; ++row) best[row] = 0;
-  GemmArgs args{&layer, at<void>(x), x_dtype, m, x_stride, nullptr, nullptr, kF32, kNone, false};
-  args.best = best;
-  QUIRE_PICK(gemm)(args);
-  for (int64_t row = 0; row < m; ++row) at<int64_t>(ids)[row] = best_column(best[row]);
+  likeliest(layer, at<void>(x), x_dtype, m, x_stride, at<int64_t>(ids));
 }
 
 void run_norm(const Norm& norm, uintptr_t x, uintptr_t residual, uintptr_t sum, uintptr_t out,

@@ -45,6 +45,8 @@ class Recorder:
         self._head = runner._steps._head
         self._compute, self._likeliest = model.compute_logits, model.compute_likeliest
         self._sample = self._head.finish
+        # Whole steps in one call have nothing between model and sampler.
+        self._shortcut, runner._steps._shortcut = runner._steps._shortcut, None
         model.compute_logits, model.compute_likeliest = self._kept_logits, self._kept_likeliest
         self._head.finish = self._listened
 
@@ -53,6 +55,7 @@ class Recorder:
         model = self._runner.model
         model.compute_logits, model.compute_likeliest = self._compute, self._likeliest
         self._head.finish = self._sample
+        self._runner._steps._shortcut = self._shortcut
         if self._error is not None:
             raise self._error
 

@@ -52,6 +52,9 @@ class WindowedModel:
     def compute_logits(self, hidden, keep=None):
         return torch.stack([torch.from_numpy(logits_of(int(v))) for v in hidden.flatten()])
 
+    def likeliest_after(self, requests, rows, positions, kv_caches):
+        return None
+
     def compute_likeliest(self, hidden):
         return largest_columns(self.compute_logits(hidden))
 

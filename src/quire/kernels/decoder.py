@@ -7,9 +7,9 @@ no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from quire.kernels.cache_tensors import KVCache
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata
+    from quire.kernels.request_rows import RequestRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,11 +73,45 @@ class DecoderParts:
     dtype: torch.dtype
     """Of activations."""
     kv_caches: Sequence[KVCache]
+    embedding: Any = None
+    """What tokens become before the first layer: rows of this linear layer, or of this tensor
+    `[V, H]`; `None`: something else."""
 
 
-DecoderRun = Callable[[Tensor, Tensor, "AttentionMetadata"], Tensor]
-"""Embedded tokens `[T, H]` (overwritten), positions `[T]` and the step to `[W, H]` after the
-final norm, `[T, H]` if the step wants all."""
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """Next tokens of a step that needs no logits."""
+
+    token_ids: list[int]
+    """Of each request; -1 where some logit is not finite."""
+    head_seconds: float
+    """Part of the step's time."""
+
+
+class DecoderRun(Protocol):
+    """All layers in one call."""
+
+    def __call__(self, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Embedded tokens `[T, H]` (overwritten) and positions `[T]` to `[W, H]` after the final
+        norm, `[T, H]` if the step wants all."""
+        ...
+
+    def likeliest_after(
+        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
+    ) -> Likeliest | None:
+        """The likeliest token after one token of each of some requests: its embedding, all layers
+        and the head in one call. `None`: not with these parts.
+
+        Args:
+            requests: Where they are.
+            rows: Which ones.
+            positions: Of the token in each.
+            head: As `prepare_linear` made it.
+
+        Raises:
+            IndexError: a request has no token or no block there, or the token no embedding.
+        """
+        ...
 
 
 def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:

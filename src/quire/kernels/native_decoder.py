@@ -10,31 +10,47 @@ from torch import Tensor
 
 from quire.kernels import native_attention
 from quire.kernels.compiled import lib
-from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, NormParts
+from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, Likeliest, NormParts
 from quire.kernels.kv_types import head_dim
 from quire.kernels.native_linear import ACTIVATIONS, CODES, make_norm
 from quire.kernels.packed import PackedLinear
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata
+    from quire.kernels.request_rows import RequestRows
 
 
 def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
     """See `decoder.fuse_decoder`; `None` where a layer is not one that csrc/decoder.h has."""
     if not all(_fits(layer, parts.dtype) for layer in parts.layers):
         return None
-    layers = [
-        _layer(layer, kv.key, kv.value)
-        for layer, kv in zip(parts.layers, parts.kv_caches, strict=True)
-    ]
-    decoder = lib.Decoder(layers, _norm(parts.final_norm), parts.size, CODES[parts.dtype])
+    return NativeDecoder(parts)
 
-    def run(x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        assert x.is_contiguous() and x.dtype == parts.dtype, "the embedding is made so"
+
+class NativeDecoder:
+    """A `DecoderRun`.
+
+    Args:
+        parts: Kept: the compiled module points to their memory.
+    """
+
+    def __init__(self, parts: DecoderParts) -> None:
+        self.parts = parts
+        layers = [
+            _layer(layer, kv.key, kv.value)
+            for layer, kv in zip(parts.layers, parts.kv_caches, strict=True)
+        ]
+        self._decoder = lib.Decoder(layers, _norm(parts.final_norm), parts.size, CODES[parts.dtype])
+        self._embedding = _embedding(parts.embedding, parts.dtype)
+        self._requests: tuple[RequestRows, Any] | None = None
+
+    def __call__(self, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """See `DecoderRun`."""
+        assert x.is_contiguous() and x.dtype == self.parts.dtype, "the embedding is made so"
         tables, wanted = metadata.by_layer or (metadata,), metadata.wanted
         last = tables[-1]
         out = x.new_empty(len(x) if wanted is None else len(wanted), x.shape[1])
-        decoder.run(
+        self._decoder.run(
             [native_attention.step_of(table) for table in tables],
             [table.slot_mapping.data_ptr() for table in tables],
             positions.data_ptr(),
@@ -47,8 +63,41 @@ def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
         )
         return out
 
-    run.parts = parts  # type: ignore[attr-defined] # the memory that the handles point to
-    return run
+    def likeliest_after(
+        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
+    ) -> Likeliest | None:
+        """See `DecoderRun`."""
+        if self._embedding is None or not isinstance(head, PackedLinear):
+            return None
+        if self._requests is None or self._requests[0] is not requests:
+            self._requests = requests, _requests(requests)
+        return Likeliest(
+            *self._decoder.likeliest_after(
+                self._requests[1], self._embedding, rows, positions, head.handle
+            )
+        )
+
+
+def _embedding(embedding: Any, dtype: torch.dtype) -> Any:
+    if isinstance(embedding, PackedLinear):
+        return lib.embed_by(embedding.handle)
+    if not isinstance(embedding, Tensor) or embedding.dtype != dtype:
+        return None
+    return (
+        lib.embed_from(embedding.data_ptr(), len(embedding)) if embedding.is_contiguous() else None
+    )
+
+
+def _requests(requests: RequestRows) -> Any:
+    tokens, blocks = requests.tokens, requests.blocks
+    return lib.make_request_rows(
+        tokens.ctypes.data,
+        *tokens.shape,
+        blocks.ctypes.data,
+        blocks.shape[1],
+        requests.block_size,
+        requests.window or 0,
+    )
 
 
 def _fits(layer: LayerParts, dtype: torch.dtype) -> bool:

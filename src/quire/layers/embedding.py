@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,10 @@ class Embedding(Module):
     def __call__(self, input_ids: Tensor) -> Tensor:
         """Look up rows."""
         return self._ops.embedding(input_ids, self._weight)
+
+    def fused(self) -> Tensor:
+        """The loaded rows `[V, H]`, for operations over several layers."""
+        return self._weight
 
     def own_parameters(self) -> Parameters:
         """`weight`."""
@@ -50,6 +56,10 @@ class TiedEmbedding(Module):
     def __call__(self, input_ids: Tensor) -> Tensor:
         """Look up rows."""
         return self._head.rows(input_ids, self._dtype)
+
+    def fused(self) -> Any:
+        """See `Linear.prepared`."""
+        return self._head.prepared
 
     def own_parameters(self) -> Parameters:
         """`weight`: the head's."""

@@ -14,7 +14,9 @@ from torch import Tensor
 from quire.config.shape import ModelShape
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.cache_tensors import KVCache
+from quire.kernels.decoder import Likeliest
 from quire.kernels.dispatch import Ops
+from quire.kernels.request_rows import RequestRows
 
 
 class PagedDecoder(Protocol):
@@ -68,5 +70,28 @@ class CausalLM(PagedDecoder, Protocol):
         """The token of each row's largest logit, the lowest id among equals: int64 `[R]`.
 
         -1 where some logit of the row is not finite. The logits need never be in memory.
+        """
+        ...
+
+    def likeliest_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        kv_caches: Sequence[KVCache],
+    ) -> Likeliest | None:
+        """`forward` and `compute_likeliest` for one token of each of some requests, in one call.
+
+        Args:
+            requests: Where they are.
+            rows: Which ones.
+            positions: Of the token in each.
+            kv_caches: As `forward` takes them; this token's keys and values are written.
+
+        Returns:
+            `None`: it has no such thing, or not now. Then nothing was written.
+
+        Raises:
+            IndexError: a request has no token or block there.
         """
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.cache_tensors import KVCache
-from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts
+from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, Likeliest
+from quire.kernels.request_rows import RequestRows
 from quire.kernels.rows import largest_columns
 from quire.kernels.scopes import names_are_on
 from quire.layers.context import DEFAULT, LayerContext
@@ -197,6 +198,20 @@ class DecoderModel(Module):
             x = self._norm(x) if residual is None else self._norm.add(x, residual)[0]
         return x if self._project_out is None else self._project_out(x)
 
+    def likeliest_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        kv_caches: Sequence[KVCache],
+        head: Any,
+    ) -> Likeliest | None:
+        """See `DecoderRun.likeliest_after`; `None` as well while layers are not one call, as in
+        the first step of all."""
+        if self._run is None or names_are_on() or not self._is_fused_for(kv_caches):
+            return None
+        return self._run.likeliest_after(requests, rows, positions, head)
+
     def _fused(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
         """All layers in one call, if layers and kernels can do that.
 
@@ -206,11 +221,14 @@ class DecoderModel(Module):
         """
         if names_are_on():
             return None
-        known, changes = self._fused_for
-        if known is not kv_caches or changes != revision():
+        if not self._is_fused_for(kv_caches):
             self._run = self._fuse(x, kv_caches, step)
             self._fused_for = (kv_caches, revision())
         return self._run
+
+    def _is_fused_for(self, kv_caches: Sequence[KVCache]) -> bool:
+        known, changes = self._fused_for
+        return known is kv_caches and changes == revision()
 
     def _fuse(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
         last = None if self._norm is None else self._norm.parts()
@@ -220,8 +238,14 @@ class DecoderModel(Module):
         layers = [layer for layer in found if layer is not None]
         if len(layers) < len(self.layers):
             return None
-        parts = DecoderParts(layers, last, x.shape[1], x.dtype, kv_caches)
+        embedding = self._embed_tokens.fused() if self._is_plainly_embedded() else None
+        parts = DecoderParts(layers, last, x.shape[1], x.dtype, kv_caches, embedding)
         return self._ops.fuse_decoder(parts)
+
+    def _is_plainly_embedded(self) -> bool:
+        """Whether nothing comes between the embedding and the first layer."""
+        others = (self._embed_norm, self._project_in, self._embed_positions)
+        return self._scale == 1.0 and all(other is None for other in others)
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self._embed_tokens(input_ids)
@@ -372,10 +396,29 @@ class DecoderForCausalLM(Module):
     @torch.inference_mode()
     def compute_likeliest(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.compute_likeliest`."""
-        # Rounding may make equal what the head's own sums tell apart.
-        if self._style.logit_scale != 1.0 or self._style.logit_softcap:
+        if self._changes_logits:
             return largest_columns(self.compute_logits(hidden, keep="logits"))
         return self._lm_head.likeliest(hidden)
+
+    def likeliest_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        kv_caches: Sequence[KVCache],
+    ) -> Likeliest | None:
+        """See `CausalLM.likeliest_after`."""
+        if self._changes_logits:
+            return None
+        return self._model.likeliest_after(
+            requests, rows, positions, kv_caches, self._lm_head.prepared
+        )
+
+    @property
+    def _changes_logits(self) -> bool:
+        """Whether something is done to them after the head: rounding may then make equal what the
+        head's own sums tell apart."""
+        return self._style.logit_scale != 1.0 or bool(self._style.logit_softcap)
 
     @property
     def is_tied(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from quire import envs
 from quire.attention.kv_cache import give_back
@@ -62,6 +63,13 @@ class CacheBlocks:
         cache come before content is read back from the tier, because that may overwrite their
         sources.
         """
+        if batch.swap_out or batch.block_copies or batch.swap_in or self._poisons:
+            return self._copy_all(batch)
+        self._fresh.clear()
+        return Moved()
+
+    @torch.inference_mode()
+    def _copy_all(self, batch: ScheduledBatch) -> Moved:
         moved = Moved()
         self._transfer.move_out(batch.swap_out, moved)
         self.copy(batch.block_copies)

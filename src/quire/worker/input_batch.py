@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from quire.core.batch import BlockIds, ScheduledNewRequest, TokenLogprobs
+from quire.kernels.request_rows import RequestRows
 from quire.outputs import Pooled
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling
@@ -159,6 +160,7 @@ class InputBatch:
         width = cdiv(max_model_len, block_size)
         self.block_tables = [BlockTable(rows, width, block_size, w) for w in windows]
         self._free = list(range(rows))[::-1]
+        self._request_rows: RequestRows | None = None
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -244,6 +246,7 @@ class InputBatch:
         for table in self.block_tables:
             table.clear(len(self.sampling))
         self._free = list(range(len(self.sampling)))[::-1]
+        self._request_rows = None
 
     def _take_row(self) -> int:
         if not self._free:
@@ -259,6 +262,7 @@ class InputBatch:
             table.grow(num_rows)
         self.sampling += [None] * (num_rows - old)
         self._free += range(num_rows - 1, old - 1, -1)
+        self._request_rows = None
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -269,14 +273,45 @@ class InputBatch:
             req_ids: At least one, in the order of the flat batch.
             num_scheduled: Tokens of each; those beyond the known ones are drafts.
         """
-        rows = [self.row_of[i] for i in req_ids]
-        positions = [self.num_computed[row] for row in rows]
-        if sum(num_scheduled) == len(rows) and all(
-            self.num_tokens[row] == position + 1
-            for row, position in zip(rows, positions, strict=True)
-        ):
+        rows, positions = self._places(req_ids)
+        if self._are_last(rows, positions, num_scheduled):
             return self._last_tokens(req_ids, rows, positions)
         return self._next_tokens(req_ids, rows, positions, num_scheduled)
+
+    def greedy_places(
+        self, req_ids: Sequence[str], num_scheduled: Sequence[int]
+    ) -> tuple[list[int], list[int]] | None:
+        """The rows of some requests and the positions of their last known tokens, if just these are
+        scheduled and all that is wanted after each is the likeliest token; else `None`. (After the
+        last token of a prompt there is nothing of it to score.)"""
+        rows, positions = self._places(req_ids)
+        if not self._are_last(rows, positions, num_scheduled):
+            return None
+        return None if any(self.sampling_of(row).active for row in rows) else (rows, positions)
+
+    def request_rows(self) -> RequestRows:
+        """Where the requests are in memory, if there is one group of layers; another object after
+        that has changed."""
+        if self._request_rows is None:
+            (table,) = self.block_tables
+            self._request_rows = RequestRows(
+                self.token_ids, table.ids, self.block_size, table.window
+            )
+        return self._request_rows
+
+    def _places(self, req_ids: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The row of each request, and its first position that is not computed."""
+        rows = [self.row_of[i] for i in req_ids]
+        return rows, [self.num_computed[row] for row in rows]
+
+    def _are_last(
+        self, rows: list[int], positions: list[int], num_scheduled: Sequence[int]
+    ) -> bool:
+        """Whether one token of each is scheduled, and it is the last known one."""
+        return sum(num_scheduled) == len(rows) and all(
+            self.num_tokens[row] == position + 1
+            for row, position in zip(rows, positions, strict=True)
+        )
 
     def _last_tokens(
         self, req_ids: Sequence[str], rows: list[int], computed: list[int]

@@ -13,6 +13,7 @@ from quire.models.base import CausalLM
 from quire.worker.cache_blocks import CacheBlocks, group_of_layers
 from quire.worker.device import Device
 from quire.worker.forward_pass import PagedForward
+from quire.worker.greedy_decode import GreedyDecode
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_transfer import KVTransfer
 from quire.worker.proposer import Drafting
@@ -48,12 +49,14 @@ class ModelRunner:
         self._drafting = drafting
         group_of = group_of_layers(groups)
         size = input_batch.block_size
+        several = len(input_batch.block_tables) > 1
         self._steps = StepRunner(
             PagedForward(model, kv_caches, size, device, group_of),
             SamplingHead(model, input_batch, device),
             input_batch,
             CacheBlocks(kv_caches, size, device, group_of, transfer),
             device,
+            None if several else GreedyDecode(model, input_batch, kv_caches),
         )
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:
