@@ -29,6 +29,7 @@ struct Plan {
   std::vector<const Piece*> dealt;  // in the order of work
   std::vector<AttentionTile> merges;
   std::vector<float> parts;
+  int64_t segments;  // of all tiles
 };
 
 int64_t cost_of(const AttentionTile& tile, int64_t group) {
@@ -40,6 +41,7 @@ int64_t cut_batch(const AttentionLayer& layer, const AttentionStep& step, Plan& 
   const int64_t at_once = std::max<int64_t>(1, kTileQueries / group);
   int64_t total = 0;
   plan.tiles.clear();
+  plan.segments = 0;
   for (int64_t r = 0; r < step.requests; ++r) {
     const int64_t begin = step.query_start[r], end = step.query_start[r + 1];
     for (int64_t token = begin; token < end; token += at_once) {
@@ -49,6 +51,7 @@ int64_t cut_batch(const AttentionLayer& layer, const AttentionStep& step, Plan& 
       const AttentionTile tile{r, token, count, position, 0, 0, first / kSegment,
                                (position + count - 1) / kSegment + 1, nullptr, 0};
       plan.tiles.push_back(tile);
+      plan.segments += tile.segment_end - tile.segment;
       total += cost_of(tile, group) * layer.kv_heads;
     }
   }
@@ -61,8 +64,10 @@ void cut_tile(const AttentionLayer& layer, const AttentionTile& tile, int64_t mo
               int64_t& floats, Plan& plan) {
   const int64_t group = layer.heads / layer.kv_heads, rows = tile.count * group;
   const int64_t segments = tile.segment_end - tile.segment;
-  // Few rows read keys faster if one thread reads all heads of a token; many rows compute.
-  const int64_t at_once = rows > kFewRows ? 1 : layer.kv_heads;
+  // Few rows read keys faster if one thread reads all heads of a token, as long as each has some to read; many rows
+  // compute.
+  const bool by_head = rows > kFewRows || plan.segments < num_threads();
+  const int64_t at_once = by_head ? 1 : layer.kv_heads;
   const int64_t cost = cost_of(tile, group) * at_once;
   const int64_t pieces = std::min(segments, (cost + most - 1) / most);
   const int64_t size = part_floats(rows, layer.value_dim);
