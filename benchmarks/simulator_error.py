@@ -175,18 +175,15 @@ def why(steps: list[Replayed], times: StepTimeModel) -> str:
         of_rows = [s for s in steps if low <= s.shape.rows <= high]
         kinds[name] = [s for s in of_rows if not s.shape.prefills]
     parts = [f"{name} {factor(some, times):.2f} x ({len(some)})" for name, some in kinds.items()]
-    pauses = [
-        (
-            after.recorded.start - before.recorded.start - before.recorded.seconds,
-            times.overheads.pause(before.shape, after.arrivals),
-        )
-        for before, after in itertools.pairwise(steps)
-        if before.is_busy and before.shape.tokens
-    ]
+    pace, pauses = measured_pace(steps, times), []
+    for before, after in itertools.pairwise(steps):
+        if before.is_busy and before.shape.tokens:
+            began = before.recorded.start + before.recorded.seconds
+            usual = times.overheads.pause(before.shape, after.arrivals)
+            pauses.append((after.recorded.start - began, usual, usual * pace.at(began)))
     if pauses:
-        mean = statistics.fmean(pause for pause, _ in pauses)
-        said = statistics.fmean(usual for _, usual in pauses)
-        parts.append(f"pauses {1e6 * mean:.0f} us, said {1e6 * said:.0f}")
+        mean, said, then = (1e6 * statistics.fmean(each) for each in zip(*pauses, strict=True))
+        parts.append(f"pauses {mean:.0f} us, said {said:.0f}, at the machine's pace {then:.0f}")
     return "    " + ", ".join(parts)
 
 

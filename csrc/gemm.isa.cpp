@@ -365,7 +365,9 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
 #if QUIRE_LEVEL >= 3
       widen_weights(WidenArgs{&layer, b.weights, k, end, b.wide, kBF16});
       const bf16* w = static_cast<const bf16*>(b.wide);
+      QUIRE_EACH for (int r = 0; r < R; ++r) S::put_in_order(acc[r]);
       for (int64_t i = k; i < end; i += 2, w += 2 * kTile) step_bf16<R>(x + i, stride, w, acc);
+      QUIRE_EACH for (int r = 0; r < R; ++r) S::put_out_of_order(acc[r]);
 #endif
     }
     if constexpr (S::kScalesSums) {
@@ -386,7 +388,7 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
 template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
 #if QUIRE_LEVEL >= 3
-  if (layer.dtype == kTable4) return tile_units<R>(PowerUnits(layer), b, row, sums, pass);
+  if (layer.dtype == kTable4) return tile_units<R>(PowerColumns(layer), b, row, sums, pass);
   if (kLooksUpBytes) return tile_units<R>(E4M3Table(layer), b, row, sums, pass);
   tile_units<R>(E4M3Units(layer), b, row, sums, pass);
 #else

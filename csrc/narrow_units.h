@@ -192,6 +192,7 @@ struct E4M3Units {
   explicit E4M3Units(const Linear&) {}
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
+  static inline __attribute__((always_inline)) void put_out_of_order(Vec (&)[4]) {}
   inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
     _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m)
       out[m] = bf16_of_e4m3(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * m)));
@@ -216,6 +217,7 @@ struct E4M3Table {
   }
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
+  static inline __attribute__((always_inline)) void put_out_of_order(Vec (&)[4]) {}
   inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
     _Pragma("GCC unroll 4") for (int m = 0; m < 2; ++m)
       table.numbers(picked(_mm512_loadu_si512(p + 64 * m), order), out[2 * m], out[2 * m + 1]);
@@ -245,7 +247,6 @@ struct PowerUnits {
     }
     return _mm512_test_epi8_mask(by, by) == ~__mmask64{0};  // no scale is 0
   }
-  static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
   inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
     const __m512i words = _mm512_loadu_si512(p), any = _mm512_set1_epi16(0x7fff);
     const __m512i half[2] = {_mm512_permutexvar_epi16(low, words), _mm512_permutexvar_epi16(high, words)};
@@ -254,6 +255,84 @@ struct PowerUnits {
       const __m512i x = _mm512_permutexvar_epi16(codes, all);  // by the lowest five bits
       out[m] = _mm512_mask_add_epi16(x, _mm512_test_epi16_mask(x, any), x, exponents[m]);
     }
+  }
+};
+
+// The same for rows that take them at once, out of order: a lookup within 16 bytes takes half as long as one that
+// crosses them. Lane 4 q + b of vector m holds column 16 b + 2 q + m % 2 + m / 2 * 8; put_in_order brings sums to theirs.
+//
+// A number's magnitude is kept larger by kept_more, so that what a scale takes from it leaves 0 of 0, by saturation, and
+// the sign, above the magnitude, is left alone. -0 becomes 0: no sum is -0, so neither changes one.
+struct PowerColumns {
+  using Row = bf16;
+  static constexpr bool kScalesSums = false;
+  __m512i above, below;         // bytes of the numbers, by code
+  __m512i turned, from[2];      // orders of bytes, and of scales
+  __m512i taken[4];             // from the magnitudes
+  int kept_more;
+
+  explicit PowerColumns(const Linear& layer) {
+    uint32_t most = 0;
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t size = f32_to_bits(layer.coded.values[i]) >> 16 & 0x7fffu;
+      most = size > most ? size : most;
+    }
+    kept_more = static_cast<int>(0x7fff - most);
+    alignas(16) uint8_t bytes[2][16];
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t bits = f32_to_bits(layer.coded.values[i]) >> 16, size = bits & 0x7fffu;
+      const uint32_t kept = size ? (bits & 0x8000u) | (size + static_cast<uint32_t>(kept_more)) : 0;
+      bytes[0][i] = static_cast<uint8_t>(kept);
+      bytes[1][i] = static_cast<uint8_t>(kept >> 8);
+    }
+    below = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[0])));
+    above = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[1])));
+    turned = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+    for (int half = 0; half < 2; ++half) {
+      alignas(64) uint16_t word[32];
+      for (int i = 0; i < 32; ++i) word[i] = static_cast<uint16_t>(i / 2 % 4 * 8 + i / 8 + 4 * half);
+      from[half] = _mm512_load_si512(word);
+    }
+  }
+  inline __attribute__((always_inline)) bool begin(const char* head) {
+    const __m512i scales = _mm512_loadu_si512(head), one = _mm512_set1_epi16(255);
+    const __m512i most = _mm512_set1_epi16(static_cast<short>(kept_more + 127 * 128));
+    _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half) {
+      const __m512i two = _mm512_permutexvar_epi16(from[half], scales);
+      taken[2 * half] = _mm512_sub_epi16(most, _mm512_slli_epi16(_mm512_and_si512(two, one), 7));
+      taken[2 * half + 1] = _mm512_sub_epi16(most, _mm512_slli_epi16(_mm512_srli_epi16(two, 8), 7));
+    }
+    // No scale is 0, nor so large that something would be added.
+    const __m512i least = _mm512_set1_epi8(1), largest = _mm512_set1_epi8(static_cast<char>(127 + (kept_more - 1) / 128));
+    return (_mm512_cmplt_epu8_mask(scales, least) | _mm512_cmpgt_epu8_mask(scales, largest)) == 0;
+  }
+  inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
+    const __m512i mask = _mm512_set1_epi8(15), both = _mm512_shuffle_epi8(_mm512_loadu_si512(p), turned);
+    const __m512i codes[2] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
+    _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half) {
+      const __m512i low = _mm512_shuffle_epi8(below, codes[half]), high = _mm512_shuffle_epi8(above, codes[half]);
+      out[2 * half] = _mm512_subs_epu16(_mm512_unpacklo_epi8(low, high), taken[2 * half]);
+      out[2 * half + 1] = _mm512_subs_epu16(_mm512_unpackhi_epi8(low, high), taken[2 * half + 1]);
+    }
+  }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&v)[4]) {
+    const __m512i at = _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28);
+    Vec out[4];
+    _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) {
+      const __m512i mine = _mm512_add_epi32(at, _mm512_set1_epi32(j));
+      out[j].v = _mm512_mask_blend_ps(0xff00, _mm512_permutex2var_ps(v[0].v, mine, v[1].v),
+                                      _mm512_permutex2var_ps(v[2].v, mine, v[3].v));
+    }
+    _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) v[j] = out[j];
+  }
+  static inline __attribute__((always_inline)) void put_out_of_order(Vec (&v)[4]) {
+    alignas(64) float in[kTile], out[kTile];
+    for (int j = 0; j < 4; ++j) store(in + 16 * j, v[j]);
+    for (int i = 0; i < kTile; ++i) {
+      const int m = i / 16, q = i / 4 % 4, b = i % 4;
+      out[i] = in[16 * b + 2 * q + m % 2 + m / 2 * 8];
+    }
+    for (int j = 0; j < 4; ++j) v[j] = load(out + 16 * j);
   }
 };
 

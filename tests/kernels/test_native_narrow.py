@@ -160,6 +160,28 @@ def test_scales_that_are_powers_of_two_and_zero(case):
         assert same(native_linear.linear(x, fast, torch.float32), wanted)
 
 
+@pytest.mark.parametrize("ends", [(-20, 20), (-126, -124), (95, 99), (-126, 99)])
+@pytest.mark.parametrize("case", [CASES[5], SHORT_GROUPS], ids=str)
+def test_powers_of_two_at_the_ends_of_what_there_is(case, ends):
+    """In some groups: those are made otherwise, and the sums of the others go on."""
+    coded = weight(*case, powers=True)
+    shape, order = coded.scales.shape, torch.Generator().manual_seed(3)
+    some = torch.randint(ends[0], ends[1] + 1, shape, generator=order)
+    usual = torch.randint(-8, 8, shape, generator=order)
+    rare = torch.rand(shape, generator=order) < 0.01
+    none = torch.where(rare, -torch.inf, usual)
+    for mixed in (some, torch.where(rare, some, usual), none):
+        coded.scales.copy_(torch.exp2(mixed.double()))
+        how = {"leaves": case[5], "dtype": torch.bfloat16}
+        fast = native_linear.prepare_coded(coded, None, **how)
+        wide = native_linear.prepare_linear(coded.dequantise(), None, **how)
+        assert fast.nbytes < 0.35 * wide.nbytes, "scales were meant to take a byte"
+        for count in (*range(1, 10), 16, 40):
+            x = rows(count, case[4], torch.bfloat16)
+            wanted = native_linear.linear(x, wide, torch.float32)
+            assert same(native_linear.linear(x, fast, torch.float32), wanted)
+
+
 def test_every_code_of_eight_bits():
     for kind, count in (("e4m3", 254), ("e5m2", 248), ("int8", 256)):
         coded = weight(kind, 2, False, 64, 256, 1)

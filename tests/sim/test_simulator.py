@@ -143,6 +143,23 @@ def test_a_slow_spell_of_the_machine_is_a_slow_spell_of_the_simulation() -> None
     assert took == pytest.approx([0.101, 0.303, 0.101, 0.101])
 
 
+def test_pauses_are_longer_in_a_slow_spell_too() -> None:
+    """And so is what others add to them who come meanwhile."""
+    two = [TraceRequest(float(second), 1, 101) for second in range(2)]
+    overheads = Overheads(gap=1e-3, gap_per_arrival=0.1)
+    times = StepTimeModel(1e-3, (0.0,) * 14, overheads=overheads)
+    pace = MachinePace((1.0, 2.0), (9.0,))
+
+    def took(traced: list[TraceRequest]) -> list[float]:
+        outcome = Simulator(config(), Pool(500), times, pace=pace.takes).run(
+            traced, Sequences(traced, 16)
+        )
+        return [e - s for s, e in zip(outcome.arrivals, outcome.ends, strict=True)]
+
+    assert took(two) == pytest.approx([0.201, 0.402])
+    assert took([*two, TraceRequest(1.01, 1, 1)])[1] == pytest.approx(0.402 + 0.2)
+
+
 def test_the_pace_is_what_steps_took_by_what_was_said() -> None:
     times = StepTimeModel(1e-3, (0.0,) * 14)
     starts = {10.2: 2e-3, 10.8: 4e-3, 13.1: 6e-3}

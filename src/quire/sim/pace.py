@@ -1,5 +1,5 @@
-"""How fast a machine is over time: how many times as long as usual steps take, and when it stands
-still.
+"""How fast a machine is over time: how many times as long as usual steps and the pauses between them
+take, and when it stands still.
 
 A machine that others compute on is slow for seconds at a time, and near saturation such a spell is
 a queue. Now and then it does nothing at all for a tenth of a second, which is the longest wait of
@@ -43,7 +43,8 @@ class MachinePace:
         return factors[window % len(factors) if self.repeats else min(window, len(factors) - 1)]
 
     def takes(self, start: float, usual: float, prefills: int = 0) -> float:
-        """Seconds of a step that begins then, with so many prompts, and usually takes `usual`."""
+        """Seconds of a step or pause that begins then, with so many prompts, and usually takes
+        `usual`."""
         end = start + self.at(start, prefills) * usual
         first = bisect.bisect_left(self.stalls, start, key=lambda stall: stall[0] + stall[1])
         for begin, seconds in self.stalls[first:]:

@@ -135,7 +135,7 @@ class Simulator:
         keep_token_times: Keep when each token came, and not only the first and the last.
         observe: Called with the statistics of each step; for timelines.
         pace: How long a step takes that begins at a time, usually takes so many seconds and has so
-            many prompts; `None`: the machine is always as `times` says.
+            many prompts, and how long a pause does; `None`: the machine is always as `times` says.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Simulator:
                 if self.takes(following[1]):
                     self.add(following[1], sequences)
                     if is_busy:
-                        clock.advance(self.times.overheads.taking_in(is_first))
+                        clock.advance(self._takes(self.times.overheads.taking_in(is_first)))
                     is_first = False
                 else:
                     outcome.num_refused += 1
@@ -212,7 +212,7 @@ class Simulator:
             for number, traced in enumerate(itertools.islice(coming, lacking)):
                 self.add(msgspec.structs.replace(traced, arrival=clock.now()), sequences)
                 if is_busy:
-                    clock.advance(self.times.overheads.taking_in(number == 0))
+                    clock.advance(self._takes(self.times.overheads.taking_in(number == 0)))
             if not scheduler.requests:
                 break
             self.step()
@@ -294,7 +294,7 @@ class Simulator:
         self.apply(batch, result, start, shape.idle)
         if not scheduler.requests:
             self.succession.idle(clock.now())
-        clock.advance(self.times.overheads.pause(shape, 0))
+        clock.advance(self._takes(self.times.overheads.pause(shape, 0)))
         outcome.busy_seconds += seconds
         if shape.rows > outcome.most_running:
             outcome.most_running = shape.rows
@@ -308,9 +308,12 @@ class Simulator:
             # compared.
             self._drawn[kind] = at = (self._drawn[kind] + GOLDEN) % 1.0
             seconds *= spread[int(at * len(spread))]
-        if self._pace is not None:
-            seconds = self._pace(self.clock.now(), seconds, shape.prefills)
-        return seconds
+        return self._takes(seconds, shape.prefills)
+
+    def _takes(self, usual: float, prefills: int = 0) -> float:
+        """Seconds of what begins now: a step with so many prompts, or a pause, which is as much
+        longer in a slow spell as decodes are (docs/simulator.md)."""
+        return usual if self._pace is None else self._pace(self.clock.now(), usual, prefills)
 
     def apply(self, batch: ScheduledBatch, result: BatchResult, start: float, idle: float) -> None:
         """Apply a result, now, and note what the callers get.
