@@ -1,5 +1,5 @@
-"""How fast a machine is over time: how many times as long as usual steps and the pauses between them
-take, and when it stands still.
+"""How fast a machine is over time: how many times as long as usual steps and the pauses between
+them take, and when it stands still.
 
 A machine that others compute on is slow for seconds at a time, and near saturation such a spell is
 a queue. Now and then it does nothing at all for a tenth of a second, which is the longest wait of
