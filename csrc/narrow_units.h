@@ -272,27 +272,16 @@ struct PowerColumns {
   int kept_more;
 
   explicit PowerColumns(const Linear& layer) {
-    uint32_t most = 0;
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t size = f32_to_bits(layer.coded.values[i]) >> 16 & 0x7fffu;
-      most = size > most ? size : most;
-    }
-    kept_more = static_cast<int>(0x7fff - most);
-    alignas(16) uint8_t bytes[2][16];
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t bits = f32_to_bits(layer.coded.values[i]) >> 16, size = bits & 0x7fffu;
-      const uint32_t kept = size ? (bits & 0x8000u) | (size + static_cast<uint32_t>(kept_more)) : 0;
-      bytes[0][i] = static_cast<uint8_t>(kept);
-      bytes[1][i] = static_cast<uint8_t>(kept >> 8);
-    }
-    below = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[0])));
-    above = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[1])));
+    const __m512i bits = _mm512_srli_epi32(_mm512_loadu_si512(layer.coded.values), 16);
+    const __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fff));
+    kept_more = 0x7fff - static_cast<int>(_mm512_reduce_max_epu32(size));
+    const __m512i kept = _mm512_maskz_add_epi32(_mm512_test_epi32_mask(size, size), bits, _mm512_set1_epi32(kept_more));
+    below = _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(kept));
+    above = _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(_mm512_srli_epi32(kept, 8)));
     turned = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
-    for (int half = 0; half < 2; ++half) {
-      alignas(64) uint16_t word[32];
-      for (int i = 0; i < 32; ++i) word[i] = static_cast<uint16_t>(i / 2 % 4 * 8 + i / 8 + 4 * half);
-      from[half] = _mm512_load_si512(word);
-    }
+    const __m512i words = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+    from[0] = _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
+    from[1] = _mm512_add_epi16(from[0], _mm512_set1_epi16(4));
   }
   inline __attribute__((always_inline)) bool begin(const char* head) {
     const __m512i scales = _mm512_loadu_si512(head), one = _mm512_set1_epi16(255);

@@ -206,7 +206,8 @@ def test_the_command_measures_this_engine(
     report = json.loads(path.read_text())
     assert report["results"]["decode_1x16_65"]["quire bf16"]["tokens_per_second"] > 0
     for form in (forms := ("bf16", "int4", "int4_128")):
-        assert 0 < report["results"]["decode_1x16_65"][f"quire {form}"]["limit"]["fraction"] < 1
+        # Not below 1: the limit was measured at another moment, when others may have computed.
+        assert report["results"]["decode_1x16_65"][f"quire {form}"]["limit"]["fraction"] > 0
     assert list(report["ratios"]["decode_1x16_65"]) == ["quire int4", "quire int4_128"]
     kept = {form: report["versions"][f"quire {form}"]["work"] for form in forms}
     assert kept["bf16"]["weight_bytes"] == 2 * (kept["bf16"]["body"] + kept["bf16"]["head"])

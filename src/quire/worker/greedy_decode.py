@@ -16,7 +16,7 @@ from quire.kernels.cache_tensors import KVCache
 from quire.logger import get_logger
 from quire.models.base import CausalLM
 from quire.worker.input_batch import InputBatch
-from quire.worker.step_runner import Outcome, Taken
+from quire.worker.step_runner import Outcome, WholePass
 
 logger = get_logger(__name__)
 
@@ -37,7 +37,7 @@ class GreedyDecode:
         self._input_batch = input_batch
         self._kv_caches = kv_caches
 
-    def __call__(self, req_ids: Sequence[str], counts: Sequence[int]) -> Taken | None:
+    def __call__(self, req_ids: Sequence[str], counts: Sequence[int]) -> WholePass | None:
         """See `Shortcut`."""
         places = self._input_batch.greedy_places(req_ids, counts)
         if places is None:
@@ -55,4 +55,4 @@ class GreedyDecode:
             else:
                 logger.error("request %s failed: %s", req_id, NOT_A_NUMBER)
                 outcome.failed[req_id] = NOT_A_NUMBER
-        return Taken(outcome, seconds, found.head_seconds)
+        return WholePass(outcome, seconds, found.head_seconds)

@@ -85,7 +85,7 @@ class StepHead(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class WholePass:
     """What a shortcut has computed."""
 
     outcome: Outcome
@@ -97,7 +97,7 @@ class Shortcut(Protocol):
     """Computes some passes as a whole. Nothing of torch is needed around it: the first use of each
     part of torch takes 30 to 60 us in a step whose weights have emptied the caches."""
 
-    def __call__(self, req_ids: Sequence[str], counts: Sequence[int]) -> Taken | None:
+    def __call__(self, req_ids: Sequence[str], counts: Sequence[int]) -> WholePass | None:
         """The results of a pass; `None`: not of this one, and nothing was done."""
         ...
 
