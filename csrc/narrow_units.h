@@ -262,7 +262,8 @@ struct PowerUnits {
 // crosses them. Lane 4 q + b of vector m holds column 16 b + 2 q + m % 2 + m / 2 * 8; put_in_order brings sums to theirs.
 //
 // A number's magnitude is kept larger by kept_more, so that what a scale takes from it leaves 0 of 0, by saturation, and
-// the sign, above the magnitude, is left alone. -0 becomes 0: no sum is -0, so neither changes one.
+// the sign, above the magnitude, is left alone. -0 becomes 0. A sum is -0 only where numbers below 2**-126 were flushed,
+// and keeps that sign only if nothing but zeros follows in its leaf; in all other cases neither changes it.
 struct PowerColumns {
   using Row = bf16;
   static constexpr bool kScalesSums = false;
