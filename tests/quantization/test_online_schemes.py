@@ -97,6 +97,19 @@ def test_e2m1_halfway_goes_to_the_even_code():
     assert got.tolist() == [0, 1, 1, 2, 2, 4, 4, 0, -4, 6, -6, 0]
 
 
+def test_e2m1_is_the_nearest_of_every_number():
+    """Of all that bf16 has, and of float32's neighbours of what is halfway."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    halfway = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    beside = [torch.nextafter(halfway, to * halfway) for to in (0, 2)]
+    numbers = torch.cat([every[every.isfinite()], *beside, *(-x for x in beside)])
+    sizes = torch.tensor(KINDS["e2m1"].values[:8], dtype=torch.float64)
+    away = (numbers.double().abs().clamp(max=100).unsqueeze(1) - sizes).abs()
+    first, last = away.argmin(1), 7 - away.flip(1).argmin(1)
+    wanted = torch.where(first % 2 == 0, first, last) + 8 * (numbers < 0)
+    assert torch.equal(online_floats.nearest_e2m1(numbers).long(), wanted)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", sorted(online._MAKERS))
 def test_numbers_that_are_not_finite_are_refused(name, number):

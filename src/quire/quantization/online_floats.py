@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelLoadError
-from quire.kernels.coded import KINDS, CodedWeight
+from quire.kernels.coded import CodedWeight
 
 E4M3_MAX: Final = 448.0
 _E4M3_EXPONENT: Final = 8
@@ -129,17 +129,14 @@ def _fp4(weight: Tensor, scales: Tensor, group: int) -> CodedWeight:
 
 def nearest_e2m1(values: Tensor) -> Tensor:
     """Codes (uint8) of the nearest numbers of e2m1; halfway to the code that is even; what is too
-    large becomes 6."""
-    sizes = torch.tensor(KINDS["e2m1"].values[:8], device=values.device)
-    between = (sizes[:-1] + sizes[1:]) / 2
+    large becomes 6.
+
+    Codes count steps of a half up to 2, of 1 up to 4 and of 2 up to 6, and the steps of each part
+    are those to its nearest whole one, which is the even one from halfway.
+    """
     size = values.abs()
-    code = torch.bucketize(size, between)  # a number halfway gets the lower code
-    code += _is_halfway(size, between) & (code % 2 == 1)
-    return (code + 8 * (values < 0)).to(torch.uint8)
-
-
-def _is_halfway(size: Tensor, between: Tensor) -> Tensor:
-    found = torch.zeros_like(size, dtype=torch.bool)
-    for limit in between.tolist():
-        found |= size == limit
-    return found
+    code = (size * 2).round_().clamp_(max=4)
+    code += size.round().clamp_(2, 4)
+    code += size.div_(2).round_().clamp_(2, 3)
+    code -= 4
+    return code.to(torch.uint8).add_(values < 0, alpha=8)
