@@ -215,7 +215,8 @@ struct WidenArgs {
   const char* tile;
   int64_t k0, k1;  // columns, both even, but for k1 at the end of a layer
   void* out;       // [k1 - k0] columns, one more if they are odd
-  int type;        // of these: `wide`, in its order, or float32 if widens_to_f32
+  int type;        // of these: `wide`, in its order, or float32 if widens_to_f32, in that of a source
+  bool grown = false;  // of a source's: the rows are multiplied with its kTimes, not the numbers
 };
 QUIRE_KERNEL(widen_weights, (const WidenArgs&))
 

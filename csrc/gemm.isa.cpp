@@ -45,8 +45,10 @@ constexpr int64_t kMostTwo = 2 * kTileRegisterRows;
 constexpr int64_t kNarrowBlock = kTiles ? 64 : 128;
 // bf16 numbers of a column in a step of tile registers.
 constexpr int64_t kTileStep = 32;
-// Rows for which numbers of narrow weights are made in registers, at most, and for which others are float32.
-constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 48 : QUIRE_LEVEL == 1 ? 1 : 0, kInFloat32 = kFewRows;
+// The same where numbers are float32 and rows many: 64 KiB, beside which a small second-level cache has room for rows.
+constexpr int64_t kNarrowBlock32 = 256;
+// Rows for which numbers of narrow weights are made in registers, at most.
+constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 48 : QUIRE_LEVEL == 1 ? 3 : 0;
 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 2;
@@ -59,6 +61,7 @@ struct Work {
   int64_t stride;
   bool direct;  // bf16 rows and weights, vdpbf16ps
   CodedRows coded = {};
+  bool grown = false;  // the rows are multiplied with kTimes of the source (narrow_units.h)
 };
 
 // What is multiplied while its weights are in a cache: some steps of one leaf.
@@ -92,21 +95,29 @@ struct Block {
   TileShape* shape = nullptr;
   const char* bytes = nullptr;
   bool whole_tiles = false;  // its rows fill these registers, but for the last ones
+  // Whether the numbers at `weights`, and so the sums, have their columns in the order of a source (narrow_units.h); and
+  // what is added to, as to `into`, when they are in their own again.
+  bool by_source = false;
+  float* in_order = nullptr;
 };
 
-// The end of a group: its sums times its scales join those before it.
-template <int R, int V>
+// The end of a group: its sums times its scales join those before it. `deinterleaved`: even and odd columns are.
+template <int R, int V, bool deinterleaved = false>
 QUIRE_INLINE void scale_sums(const Block& b, const float* sums, int64_t column, Vec (&acc)[R][V]) {
-  QUIRE_EACH for (int j = 0; j < V; ++j) {
-    const Vec scale = load_scales(b.work.args.layer->coded.scale_type, b.scales, column + j * kLanes);
-    QUIRE_EACH for (int r = 0; r < R; ++r)
-      acc[r][j] = add(b.grows ? load(sums + r * kTile + j * kLanes) : zero(), mul(acc[r][j], scale));
-  }
+  Vec scales[V];
+  QUIRE_EACH for (int j = 0; j < V; ++j)
+    scales[j] = load_scales(b.work.args.layer->coded.scale_type, b.scales, column + j * kLanes);
+#if QUIRE_LEVEL == 1
+  if constexpr (deinterleaved)
+    QUIRE_EACH for (int j = 0; j < V; j += 2) deinterleave(scales[j], scales[j + 1]);
+#endif
+  QUIRE_EACH for (int j = 0; j < V; ++j) QUIRE_EACH for (int r = 0; r < R; ++r)
+    acc[r][j] = add(b.grows ? load(sums + r * kTile + j * kLanes) : zero(), mul(acc[r][j], scales[j]));
 }
 
 // Where row i of the product is added to.
-QUIRE_INLINE float* added_to(const Block& b, int64_t i) {
-  return b.into + (b.work.args.rows[i] - b.work.args.tile_from) * kTile;
+QUIRE_INLINE float* added_to(const Block& b, float* tile, int64_t i) {
+  return tile + (b.work.args.rows[i] - b.work.args.tile_from) * kTile;
 }
 
 // Leaves that wait when so many are done.
@@ -125,7 +136,7 @@ QUIRE_INLINE void end_block(const Block& b, int64_t row, float* sums, int64_t co
   if (b.into) {
     QUIRE_EACH for (int r = 0; r < R; ++r) {
       const Vec share = splat(b.work.args.shares[row + r]);
-      float* out = added_to(b, row + r) + column;
+      float* out = added_to(b, b.into, row + r) + column;
       QUIRE_EACH for (int j = 0; j < V; ++j)
         store(out + j * kLanes, add(load(out + j * kLanes), mul(acc[r][j], share)));
     }
@@ -243,7 +254,7 @@ template <int D, bool odd> QUIRE_INLINE Vec weights(const void* w, int64_t at) {
 // Whether the sums leave too few registers for pairs of bf16 and both their halves. Compilers then keep sums in
 // memory, whose way there and back takes longer than the products of a step. Instead the second halves are read again,
 // and sums are pinned: docs/cpu-kernels.md has figures.
-template <int R, int D, int V> constexpr bool kTight = QUIRE_LEVEL == 1 && D == kBF16 && R * V == 12;
+template <int R, int D, int V> constexpr bool kTight = QUIRE_LEVEL == 1 && D == kBF16 && R * V >= 10;
 
 #if QUIRE_LEVEL == 1
 template <int V> QUIRE_INLINE void pin(Vec (&sums)[V]) {
@@ -298,7 +309,9 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
         steps_f32<R, D>(x, stride, b, column, k, k + 8, acc);
       }
     steps_f32<R, D>(x, stride, b, column, k, b.k1, acc);
-    if (b.scales) scale_sums<R, V>(b, at, column, acc);
+    constexpr bool kBySource = QUIRE_LEVEL == 1 && D == kF32;
+    if (kBySource && b.scales && b.by_source && kFastDenormals) scale_sums<R, V, kBySource>(b, at, column, acc);
+    else if (b.scales) scale_sums<R, V>(b, at, column, acc);
     end_block<R, V>(b, row, at, column, acc);
   }
 }
@@ -307,28 +320,22 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
 
 #if QUIRE_LEVEL >= 3
 template <int R, class S>
-QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const bf16* x, int64_t stride, Vec (&acc)[R][4]) {
+QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const bf16* x, int64_t stride, bool, Vec (&acc)[R][4]) {
   __m512i numbers[4];
   source.unit(unit, numbers);
   multiply_step<R>(x, stride, numbers, acc);
 }
 #elif QUIRE_LEVEL == 1
-// Whether x can be multiplied with kTimes of a source: it is below 2**100.
-QUIRE_INLINE bool is_moderate(float x) { return (f32_to_bits(x) & 0x7fffffffu) < 0x71800000u; }
+template <class S> QUIRE_INLINE Vec whole_number(Vec numbers, bool grown) {
+  return S::kTimes == 1.0f || grown ? numbers : mul(numbers, splat(S::kTimes));
+}
 
 template <int R, class S>
-QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const float* x, int64_t, Vec (&acc)[R][8]) {
-  const bool grow = S::kTimes == 1.0f || (is_moderate(x[0]) && is_moderate(x[1]));
-  const Vec by[2] = {splat(grow ? x[0] * S::kTimes : x[0]), splat(grow ? x[1] * S::kTimes : x[1])};
-  if (grow) {
-    source.numbers(unit, [&](int k, int j, Vec numbers) __attribute__((always_inline)) {
-      acc[0][j] = fma(by[k], numbers, acc[0][j]);
-    });
-  } else {
-    source.numbers(unit, [&](int k, int j, Vec numbers) __attribute__((always_inline)) {
-      acc[0][j] = fma(by[k], mul(numbers, splat(S::kTimes)), acc[0][j]);
-    });
-  }
+QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const float* x, int64_t, bool grown, Vec (&acc)[R][8]) {
+  const Vec by[2] = {splat(x[0]), splat(x[1])};
+  source.numbers(unit, [&](int k, int j, Vec numbers) __attribute__((always_inline)) {
+    acc[0][j] = fma(by[k], whole_number<S>(numbers, grown), acc[0][j]);
+  });
 }
 #endif
 
@@ -356,24 +363,30 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
     const char* unit = at + head + (k - first) / 2 * bytes;
     if (alone)
       for (const char* const codes = next + head; next < codes; next += 64) fetch_line(next);
-    if (source.begin(at)) {
+    const auto multiply_units = [&]() __attribute__((always_inline)) {
       for (int64_t i = k; i < end; i += 2, unit += bytes) {
         for (int64_t line = 0; line < lines; ++line, next += 64) fetch_line(next);
-        multiply_unit<R>(source, unit, x + i, stride, acc);
+        multiply_unit<R>(source, unit, x + i, stride, b.work.grown, acc);
       }
+    };
+#if QUIRE_LEVEL == 1
+    source.begin(at);
+    multiply_units();
+#else
+    if (source.begin(at)) {
+      multiply_units();
     } else {
-#if QUIRE_LEVEL >= 3
       widen_weights(WidenArgs{&layer, b.weights, k, end, b.wide, kBF16});
       const bf16* w = static_cast<const bf16*>(b.wide);
       QUIRE_EACH for (int r = 0; r < R; ++r) S::put_in_order(acc[r]);
       for (int64_t i = k; i < end; i += 2, w += 2 * kTile) step_bf16<R>(x + i, stride, w, acc);
       QUIRE_EACH for (int r = 0; r < R; ++r) S::put_out_of_order(acc[r]);
-#endif
     }
+#endif
     if constexpr (S::kScalesSums) {
       part.scales = at;
       part.grows = k > b.k0;
-      scale_sums<R, V>(part, sums, 0, acc);
+      scale_sums<R, V, S::kDeinterleaved>(part, sums, 0, acc);
       if (end == b.k1) break;
       QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) {
         store(sums + r * kTile + j * kLanes, acc[r][j]);
@@ -385,6 +398,59 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
   end_block<R, V>(b, row, sums, 0, acc);
 }
 
+#if QUIRE_LEVEL == 1
+// One half of the columns of R rows: more sums than those would leave registers. They stay in the source's order.
+template <int R, int h, class S> void tile_half(S source, const Block& b, int64_t row, float* sums) {
+  const Linear& layer = *b.work.args.layer;
+  const float* x = static_cast<const float*>(b.work.x) + row * b.work.stride;
+  const int64_t stride = b.work.stride, group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
+  const int64_t bytes = unit_bytes(layer), lines = h == 0 ? bytes / 64 : 0;
+  const bool grown = b.work.grown;
+  const char* next = b.next;
+  Block part = b;
+  Vec acc[2][R][2];
+  const auto each = [&](auto what) __attribute__((always_inline)) {
+    QUIRE_EACH for (int q = 0; q < 2; ++q) what(sums + S::pair(h, q) * kLanes, S::pair(h, q) * kLanes, acc[q]);
+  };
+  const auto clear = [&](float*, int, Vec (&some)[R][2]) __attribute__((always_inline)) {
+    QUIRE_EACH for (int r = 0; r < R; ++r) some[r][0] = some[r][1] = zero();
+  };
+  each(clear);
+  for (int64_t k = b.k0, end; k < b.k1; k = end) {
+    const int64_t first = k / group * group;
+    end = first + group < b.k1 ? first + group : b.k1;
+    const char* at = b.weights + k / group * size;
+    const char* unit = at + head + (k - first) / 2 * bytes;
+    if (h == 0)
+      for (const char* const codes = next + head; next < codes; next += 64) fetch_line(next);
+    source.begin(at);
+    for (int64_t i = k; i < end; i += 2, unit += bytes) {
+      for (int64_t line = 0; line < lines; ++line, next += 64) fetch_line(next);
+      source.template half<h>(unit, [&](int odd, int j, Vec numbers) __attribute__((always_inline)) {
+        const Vec w = whole_number<S>(numbers, grown);
+        const int place = S::place(j);
+        QUIRE_EACH for (int r = 0; r < R; ++r) {
+          Vec& sum = acc[place / 2][r][place % 2];
+          sum = fma(splat(x[r * stride + i + odd]), w, sum);
+        }
+      });
+    }
+    if constexpr (S::kScalesSums) {
+      part.scales = at;
+      part.grows = k > b.k0;
+      each([&](float* to, int column, Vec (&some)[R][2]) __attribute__((always_inline)) {
+        scale_sums<R, 2, S::kDeinterleaved>(part, to, column, some);
+        if (end == b.k1) return;
+        QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < 2; ++j) store(to + r * kTile + j * kLanes, some[r][j]);
+      });
+      if (end == b.k1) break;
+      each(clear);
+    }
+  }
+  each([&](float* to, int column, Vec (&some)[R][2]) __attribute__((always_inline)) { end_block<R, 2>(b, row, to, column, some); });
+}
+#endif
+
 template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
 #if QUIRE_LEVEL >= 3
@@ -392,7 +458,11 @@ template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int6
   if (kLooksUpBytes) return tile_units<R>(E4M3Table(layer), b, row, sums, pass);
   tile_units<R>(E4M3Units(layer), b, row, sums, pass);
 #else
-  with_columns(layer, [&](const auto& source) { tile_units<R>(source, b, row, sums, pass); });
+  with_columns(layer, [&](const auto& source) {
+    if constexpr (R == 1) return tile_units<R>(source, b, row, sums, pass);
+    tile_half<R, 0>(source, b, row, sums);
+    tile_half<R, 1>(source, b, row, sums);
+  });
 #endif
 }
 #endif
@@ -942,7 +1012,7 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
 #if QUIRE_LEVEL >= 3
   if (b.wide) return narrow_rows<R>(b, row, sums, pass);
 #elif QUIRE_LEVEL == 1
-  if constexpr (R == 1) {
+  if constexpr (R <= kInRegisters) {
     if (b.wide) return narrow_rows<R>(b, row, sums, pass);
   }
 #endif
@@ -1201,10 +1271,15 @@ int64_t block_length(const Work& work, int64_t rows, int64_t k) {
   return tiles_length(k, two_tiles(*work.args.layer, rows) ? kBlock : kTileBlock);
 }
 
+// The type that numbers of narrow weights have in a near cache: where vectors are short, as they are multiplied.
+int number_type(const Linear& layer) { return widens_to_f32(layer) ? static_cast<int>(kF32) : weight_type(layer); }
+
 // The same for narrow weights, whose numbers stand in a near cache: one pass takes short blocks too.
 int64_t narrow_length(const Work& work, int64_t rows, int64_t k) {
   const int64_t few = on_tiles(work, rows) ? 2 * kTileRegisterRows : kRows;
-  return rows <= few && k > kNarrowBlock ? kNarrowBlock : block_length(work, rows, k);
+  if (rows <= few) return k > kNarrowBlock ? kNarrowBlock : k;
+  if (rows > kFewRows && number_type(*work.args.layer) == kF32) return k > kNarrowBlock32 ? kNarrowBlock32 : k;
+  return block_length(work, rows, k);
 }
 
 // Whether the numbers of a narrow weight are made in registers.
@@ -1212,11 +1287,6 @@ bool in_registers(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
   const bool fits = work.direct ? layer.dtype == kE4M3 || are_powers(layer) : widens_to_f32(layer);
   return fits && rows <= kInRegisters && !on_tiles(work, rows);
-}
-
-// The type that numbers of narrow weights have in a near cache: with few rows, as they are multiplied.
-int number_type(const Linear& layer, int64_t rows) {
-  return rows <= kInFloat32 && widens_to_f32(layer) ? static_cast<int>(kF32) : weight_type(layer);
 }
 
 // The same for codes: of whole groups.
@@ -1233,6 +1303,21 @@ int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   return (length + unit - 1) / unit * unit;
 }
 
+// Sums that are whole leave the order of a source.
+void end_source(const Block& b, int64_t row, int64_t count, float* sums) {
+#if QUIRE_LEVEL == 1
+  put_sums_in_order(*b.work.args.layer, sums, count);
+  if (!b.in_order) return;
+  for (int64_t r = 0; r < count; ++r, sums += kTile) {
+    const Vec share = splat(b.work.args.shares[row + r]);
+    float* out = added_to(b, b.in_order, row + r);
+    for (int64_t i = 0; i < kTile; i += kLanes) store(out + i, add(load(out + i), mul(load(sums + i), share)));
+  }
+#else
+  (void)b, (void)row, (void)count, (void)sums;
+#endif
+}
+
 // All rows of a panel pass by one block of a leaf. `sums` are the oldest ones.
 void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int64_t leaf,
                bool ends_leaf, float* sums) {
@@ -1243,11 +1328,13 @@ void one_block(const Block& block, int64_t row0, int64_t row1, int64_t tile, int
   for (int64_t row = row0, pass = 0, count; row < row1; row += count, ++pass) {
     const int64_t left = passes - pass, at = (row - row0) * kTile;
     count = !block.whole_tiles ? (row1 - row + left - 1) / left : left > 1 ? kTileRegisterRows : row1 - row;
-    if (ends_leaf && args.rows && !block.into) fetch_leaf(args, leaf, row, count, tile);
+    if (ends_leaf && args.rows && !block.into && !block.in_order) fetch_leaf(args, leaf, row, count, tile);
     some_rows(block, row, count, mine + at, pass);
-    if (!ends_leaf || block.into) continue;
+    if (!ends_leaf || (!args.rows && leaf + 1 < args.layer->leaves)) continue;
+    if (block.by_source) end_source(block, row, count, sums + at);
+    if (block.into || block.in_order) continue;
     if (args.rows) add_leaf(args, leaf, row, count, tile, sums + at);
-    else if (leaf + 1 == args.layer->leaves) finish_rows(args, row, count, tile, sums + at);
+    else finish_rows(args, row, count, tile, sums + at);
   }
 }
 
@@ -1276,7 +1363,7 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const bool narrow = is_narrow(layer), at_once = narrow && in_registers(work, row1 - row0);
   // In one register tile of rows, numbers are made a step before they are multiplied.
   const bool by_steps = narrow && on_tiles(work, row1 - row0) && row1 - row0 <= kTileRegisterRows;
-  const int type = narrow ? number_type(layer, row1 - row0) : weight_type(layer);
+  const int type = narrow ? number_type(layer) : weight_type(layer);
   const int64_t group = layer.coded.group, own_lead = narrow || layer.dtype == kCodes4 ? kOwnLeadOfMade : kOwnLead;
   int64_t length = at_once || by_steps ? leaf_k
                    : is_coded(layer)   ? coded_length(work, row1 - row0, leaf_k)
@@ -1314,14 +1401,17 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                                   : after;
       const bool adds = k1 == end && work.args.tile_from >= 0;
       float* into = static_cast<float*>(work.args.out) + leaf * work.args.out_rows * kTile;
+      // One row leaves the order of a source in registers.
+      const bool by_source = narrow && type != layer.coded.wide && (!at_once || row1 - row0 > 1);
       const bool made = narrow && !at_once && !by_steps, ends_group = scaled && (whole || k1 == end);
-      if (made) widen_weights(WidenArgs{&layer, weights, k0, k1, wide, type});
+      if (made) widen_weights(WidenArgs{&layer, weights, k0, k1, wide, type, work.grown});
       if (unpacked) widen_codes(layer, weights, k0, k1, bytes);
       const Block block{work, made ? static_cast<const char*>(wide) : weights,
                         made ? k0 : 0, k0, k1, whole || k0 == begin, joins, apart, next, lines, all_lines,
-                        adds ? into : nullptr, k1 == end, head,
+                        adds && !by_source ? into : nullptr, k1 == end, head,
                         ends_group ? weights + k0 / group * group_bytes(layer) : nullptr, whole && k0 > begin,
-                        at_once || by_steps ? wide : nullptr, type, shape, bytes, whole_tiles};
+                        at_once || by_steps ? wide : nullptr, type, shape, bytes, whole_tiles,
+                        by_source, adds && by_source ? into : nullptr};
       one_block(block, row0, row1, tile, leaf, k1 == end, sums);
     }
   }
@@ -1397,16 +1487,36 @@ Work quantised(const GemmArgs& a) {
   return {a, nullptr, 0, false, rows};
 }
 
-// The rows as the register tiles read them; in scratch memory of the caller if they are not so yet.
-Work prepared(const GemmArgs& a) {
+// Multiplies float32 rows with what the numbers of a source lack, if all of them can be.
+bool grow_rows(const Linear& layer, float* x, int64_t count) {
+#if QUIRE_LEVEL == 1
+  const Growth growth = growth_of(layer);
+  uint32_t all = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t size = f32_to_bits(x[i]) & 0x7fffffffu;
+    all = size > all ? size : all;
+  }
+  if (all >= growth.too_large) return false;
+  for (int64_t i = 0; i < count; ++i) x[i] *= growth.times;
+  return true;
+#else
+  (void)layer, (void)x, (void)count;
+  return false;
+#endif
+}
+
+// The rows as the register tiles read them; in scratch memory of the caller if they are not so yet. `most_rows`:
+// of these that one weight is multiplied with.
+Work prepared(const GemmArgs& a, int64_t most_rows) {
   const Linear& layer = *a.layer;
   if (is_coded(layer)) return quantised(a);
   const int64_t k = padded_k(layer);
   const bool direct = QUIRE_LEVEL >= 3 && a.x_dtype == kBF16 && weight_type(layer) == kBF16;
-  if (k == layer.k && (direct || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct, {}};
+  const bool by_source = widens_to_f32(layer) && scales_sums(layer) && most_rows <= kFewRows;
+  if (k == layer.k && !by_source && (direct || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct, {}};
   void* wide = scratch(2, static_cast<size_t>(a.m * k) * (direct ? 2 : 4));
   widen_rows(a, a.x, a.x_stride, direct, wide, k);
-  return {a, wide, k, direct, {}};
+  return {a, wide, k, direct, {}, by_source && grow_rows(layer, static_cast<float*>(wide), a.m * k)};
 }
 
 // ---- mixtures ----------------------------------------------------------------------------------
@@ -1500,7 +1610,7 @@ void add_experts(const TileSums& s, const Work& all, float* sums) {
     rows.sums += begin * rows.groups;
     if (rows.totals) rows.totals += begin * rows.groups;
     const char* x = is_coded(layer) ? nullptr : static_cast<const char*>(all.x) + begin * all.stride * bytes;
-    const Work work{args, x, all.stride, all.direct, rows};
+    const Work work{args, x, all.stride, all.direct, rows, all.grown};
     const char* next_expert = tile_at(*a.layers[e + 1 < a.experts ? e + 1 : 0], s.tile0);
     const Cut cut(layer, m);
     for (int64_t row = 0; row < m; row += cut.height)
@@ -1520,7 +1630,10 @@ void sum_experts(const ExpertsArgs& a) {
   if (a.out_rows == 0 || a.experts == 0) return;
   const Linear& layer = **a.layers;
   GemmArgs args{&layer, a.x, a.x_dtype, a.ends[a.experts - 1], a.x_stride, nullptr, nullptr, kF32, kNone, false};
-  const Work work = prepared(args);
+  int64_t most_rows = 0;
+  for (int64_t e = 0, from = 0; e < a.experts; from = a.ends[e++])
+    if (a.ends[e] - from > most_rows) most_rows = a.ends[e] - from;
+  const Work work = prepared(args, most_rows);
   const int64_t tiles = packed_tiles(layer.n), shared = tiles / num_threads() / 4;
   const int64_t width = a.out_rows <= kNarrowRows || shared < 1 ? 1 : shared < kSumTiles ? shared : kSumTiles;
   const int64_t most = kSumRows / layer.leaves / width, groups = (tiles + width - 1) / width;
@@ -1543,7 +1656,7 @@ void sum_experts(const ExpertsArgs& a) {
 void gemm(const GemmArgs& a) {
   if (a.m == 0) return;
   const Linear& layer = *a.layer;
-  const Work work = prepared(a);
+  const Work work = prepared(a, a.m);
   const Cut cut(layer, a.m);
   const Cut next = a.next ? Cut(*a.next, a.m) : cut;
   const auto kept = static_cast<size_t>(waiting(layer.leaves - 1) + 1);

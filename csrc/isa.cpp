@@ -42,6 +42,7 @@ static bool is_amd() {
   return __builtin_cpu_is("amd");
 }
 const bool kFetchPast = is_amd();
+const bool kFastDenormals = is_amd();
 
 static bool has_vbmi() {
   __builtin_cpu_init();
@@ -70,6 +71,7 @@ bool has_isa(int isa) {
 #else
 
 const bool kFetchPast = false;
+const bool kFastDenormals = false;
 const bool kLooksUpBytes = false;
 bool has_isa(int isa) { return isa == kPortable; }
 

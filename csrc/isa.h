@@ -34,6 +34,9 @@ bool set_isa(int isa);
 // Whether the probe of memory's speed fetches lines past the larger caches (prefetchnta), which go to the first. On
 // Intel's processors they came at half the speed (Xeon with AMX); Zen 4 was faster with it.
 extern const bool kFetchPast;
+// Whether products of denormal numbers take no longer than others, as on AMD's processors. On Intel's of some
+// generations each takes more than a hundred cycles.
+extern const bool kFastDenormals;
 // Whether bytes can be looked up in tables of 128 (AVX512_VBMI).
 extern const bool kLooksUpBytes;
 

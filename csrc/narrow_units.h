@@ -11,22 +11,8 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-#if QUIRE_LEVEL == 1
-// Exact, but for NaN, which no code of a weight is. As turn.h does it for keys and values.
-QUIRE_INLINE __m256i bf16_of_e4m3(__m128i bytes) {
-  const __m256i smallest = _mm256_broadcastsi128_si256(
-      _mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
-  const __m256i w = _mm256_cvtepi8_epi16(bytes), size = _mm256_and_si256(w, _mm256_set1_epi16(0x7f));
-  const __m256i large = _mm256_add_epi16(_mm256_slli_epi16(size, 4), _mm256_set1_epi16(120 << 7));
-  const __m256i places = _mm256_add_epi16(_mm256_mullo_epi16(size, _mm256_set1_epi16(0x0202)), _mm256_set1_epi16(0x0100));
-  const __m256i small = _mm256_cmpgt_epi16(_mm256_set1_epi16(8), size);
-  const __m256i r = _mm256_blendv_epi8(large, _mm256_shuffle_epi8(smallest, places), small);
-  return _mm256_or_si256(r, _mm256_and_si256(w, _mm256_set1_epi16(static_cast<short>(0x8000))));
-}
-#endif
-
 #if QUIRE_LEVEL >= 2
-// The same.
+// Exact, but for NaN, which no code of a weight is. As turn.h does it for keys and values.
 QUIRE_INLINE __m512i bf16_of_e4m3(__m256i bytes) {
   alignas(64) static const uint16_t kSmallest[32] = {0x0000, 0x3b00, 0x3b80, 0x3bc0,
                                                      0x3c00, 0x3c20, 0x3c40, 0x3c60};
@@ -58,22 +44,76 @@ static inline bool widens_to_f32(const Linear& layer) {
 
 #if QUIRE_LEVEL == 1
 
-// `numbers` calls use(k, j, numbers): k is 0 or 1, and vector j holds columns 8 * j and after, or, of a source
-// that is out of order, those that `put_in_order` brings there. They are divided by kTimes.
+// `numbers` calls use(k, j, numbers): k is 0 or 1, and vector j of eight holds eight of the 64 columns, in an order that
+// `put_in_order` undoes. They are divided by kTimes, which rows can be multiplied with whose bits are below kTooLarge.
+// half<h> does it for half of the columns. Of its four vectors, number j is in place(j), and in places 2 q and 2 q + 1 are
+// vectors pair(h, q) and the next.
 
-// E4M3 by way of float16, which is 2**-8 times as large and whose conversion knows denormal numbers; scales
-// belong to the sums.
-struct E4M3Columns {
+// The even ones of the columns in two vectors, and the odd ones; and back.
+QUIRE_INLINE void deinterleave(Vec& one, Vec& other) {
+  const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(one.v, other.v, 0x88));
+  const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(one.v, other.v, 0xdd));
+  one.v = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+  other.v = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
+}
+QUIRE_INLINE void interleave(Vec& even, Vec& odd) {
+  const __m256 low = _mm256_unpacklo_ps(even.v, odd.v), high = _mm256_unpackhi_ps(even.v, odd.v);
+  even.v = _mm256_permute2f128_ps(low, high, 0x20);
+  odd.v = _mm256_permute2f128_ps(low, high, 0x31);
+}
+
+// E4M3 whose bits are those of a float32 that is 2**-120 times as large, denormal numbers too. Vector 2 i holds the even
+// ones of 16 columns, the next the odd ones; scales belong to the sums.
+struct E4M3Bits {
   using Row = float;
-  static constexpr bool kScalesSums = true;
-  static constexpr float kTimes = 256.0f;
+  static constexpr bool kScalesSums = true, kDeinterleaved = true;
+  static constexpr float kTimes = 0x1p120f;
+  static constexpr uint32_t kTooLarge = 0x43000000u;  // the bits of 2**7
 
-  explicit E4M3Columns(const Linear&) {}
-  inline __attribute__((always_inline)) bool begin(const char*) { return true; }
+  explicit E4M3Bits(const Linear&) {}
+  inline __attribute__((always_inline)) void begin(const char*) {}
   template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
+    half<0>(unit, use);
+    half<1>(unit, use);
+  }
+  static constexpr int place(int j) { return j % 4; }
+  static constexpr int pair(int h, int q) { return 4 * h + 2 * q; }
+  template <int h, class F> inline __attribute__((always_inline)) void half(const char* unit, const F& use) const {
+    const __m256i kept = _mm256_set1_epi32(static_cast<int>(0x87f00000u));
+    _Pragma("GCC unroll 2") for (int i = 2 * h; i < 2 * h + 2; ++i) {
+      const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit) + i);
+      const __m256i each[2] = {_mm256_srai_epi16(_mm256_slli_epi16(second, 8), 4), _mm256_srai_epi16(second, 4)};
+      _Pragma("GCC unroll 2") for (int k = 0; k < 2; ++k) {
+        use(k, 2 * i, Vec{_mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(each[k], 16), kept))});
+        use(k, 2 * i + 1, Vec{_mm256_castsi256_ps(_mm256_and_si256(each[k], kept))});
+      }
+    }
+  }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&v)[8]) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < 8; i += 2) interleave(v[i], v[i + 1]);
+  }
+};
+
+// E4M3 by way of float16, which is 2**-8 times as large and whose conversion knows denormal numbers: where processors
+// are slow to multiply these.
+struct E4M3Halves {
+  using Row = float;
+  static constexpr bool kScalesSums = true, kDeinterleaved = false;
+  static constexpr float kTimes = 256.0f;
+  static constexpr uint32_t kTooLarge = 0x71800000u;  // the bits of 2**100
+
+  explicit E4M3Halves(const Linear&) {}
+  inline __attribute__((always_inline)) void begin(const char*) {}
+  template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
+    half<0>(unit, use);
+    half<1>(unit, use);
+  }
+  static constexpr int place(int j) { return j % 4; }
+  static constexpr int pair(int h, int q) { return 4 * h + 2 * q; }
+  template <int h, class F> inline __attribute__((always_inline)) void half(const char* unit, const F& use) const {
     const __m256i kept = _mm256_set1_epi16(static_cast<short>(0xbf80));
     alignas(32) uint16_t halves[2][16];
-    _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
+    _Pragma("GCC unroll 2") for (int i = 2 * h; i < 2 * h + 2; ++i) {
       const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit) + i);
       const __m256i first = _mm256_slli_epi16(second, 8);
       auto* to = reinterpret_cast<__m256i*>(halves);
@@ -103,8 +143,9 @@ QUIRE_INLINE Vec rounded_bf16(Vec x) {
 // there are numbers that bf16 has not; `rounds`: products with scales are to be rounded.
 template <bool whole, bool rounds> struct TableColumns {
   using Row = float;
-  static constexpr bool kScalesSums = false;
+  static constexpr bool kScalesSums = false, kDeinterleaved = false;
   static constexpr float kTimes = 1.0f;
+  static constexpr uint32_t kTooLarge = ~0u;
   int scale_type;
   __m256i bytes[4];  // of the numbers, the lowest first
   Vec scales[8];
@@ -116,34 +157,40 @@ template <bool whole, bool rounds> struct TableColumns {
       bytes[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(all)));
     }
   }
-  inline __attribute__((always_inline)) bool begin(const char* head) {
+  inline __attribute__((always_inline)) void begin(const char* head) {
     _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
-      const Vec one = load_scales(scale_type, head, 8 * i), other = load_scales(scale_type, head, kTile / 2 + 8 * i);
-      const __m256 low = _mm256_unpacklo_ps(one.v, other.v), high = _mm256_unpackhi_ps(one.v, other.v);
-      scales[2 * i].v = _mm256_permute2f128_ps(low, high, 0x20);
-      scales[2 * i + 1].v = _mm256_permute2f128_ps(low, high, 0x31);
+      scales[2 * i] = load_scales(scale_type, head, 8 * i);
+      scales[2 * i + 1] = load_scales(scale_type, head, kTile / 2 + 8 * i);
+      interleave(scales[2 * i], scales[2 * i + 1]);
     }
-    return true;
   }
   template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
+    by_words(unit, [&](int k, __m256i words) __attribute__((always_inline)) { of_one<0, 4>(k, words, use); });
+  }
+  static constexpr int place(int j) { return j / 4 * 2 + j % 2; }
+  static constexpr int pair(int h, int q) { return 2 * h + 4 * q; }
+  template <int h, class F> inline __attribute__((always_inline)) void half(const char* unit, const F& use) const {
+    by_words(unit, [&](int k, __m256i words) __attribute__((always_inline)) { of_one<2 * h, 2 * h + 2>(k, words, use); });
+  }
+  // of(k, words): codes of the columns at one k. Lane i has those of column i / 4 * 2 + i % 2 + i % 4 / 2 * 4 and of
+  // every eighth after it.
+  template <class F> static inline __attribute__((always_inline)) void by_words(const char* unit, const F& of) {
     const __m256 one = _mm256_loadu_ps(reinterpret_cast<const float*>(unit));
     const __m256 other = _mm256_loadu_ps(reinterpret_cast<const float*>(unit) + 8);
-    of_one(0, _mm256_castps_si256(_mm256_shuffle_ps(one, other, 0x88)), use);
-    of_one(1, _mm256_castps_si256(_mm256_shuffle_ps(one, other, 0xdd)), use);
+    of(0, _mm256_castps_si256(_mm256_shuffle_ps(one, other, 0x88)));
+    of(1, _mm256_castps_si256(_mm256_shuffle_ps(one, other, 0xdd)));
   }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&v)[8]) {
     Vec out[8];
     _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
-      out[i] = joined(_mm256_shuffle_ps(v[2 * i].v, v[2 * i + 1].v, 0x88));
-      out[4 + i] = joined(_mm256_shuffle_ps(v[2 * i].v, v[2 * i + 1].v, 0xdd));
+      deinterleave(v[2 * i], v[2 * i + 1]);
+      out[i] = v[2 * i];
+      out[4 + i] = v[2 * i + 1];
     }
     _Pragma("GCC unroll 8") for (int i = 0; i < 8; ++i) v[i] = out[i];
   }
 
  private:
-  static inline __attribute__((always_inline)) Vec joined(__m256 v) {
-    return {_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8))};
-  }
   // Bytes of numbers beside each other, of the lower or upper half of the codes in each lane.
   static inline __attribute__((always_inline)) __m256i pairs(__m256i low, __m256i high, __m256i codes, int half) {
     low = _mm256_shuffle_epi8(low, codes);
@@ -154,10 +201,11 @@ template <bool whole, bool rounds> struct TableColumns {
     const Vec v = mul({_mm256_castsi256_ps(bits)}, scales[j]);
     return rounds ? rounded_bf16(v) : v;
   }
-  // Of one k: lane i of `words` has codes of column i / 4 * 2 + i % 2 + i % 4 / 2 * 4 and every eighth after it.
-  template <class F> inline __attribute__((always_inline)) void of_one(int k, __m256i words, const F& use) const {
+  // Numbers from, from + 4, from + 1 and so on.
+  template <int from, int to, class F>
+  inline __attribute__((always_inline)) void of_one(int k, __m256i words, const F& use) const {
     const __m256i mask = _mm256_set1_epi8(15), upper = _mm256_set1_epi32(-65536);
-    _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) {
+    _Pragma("GCC unroll 4") for (int j = from; j < to; ++j) {
       const __m256i codes = _mm256_and_si256(j < 2 ? words : _mm256_srli_epi16(words, 4), mask);
       const __m256i above = pairs(bytes[2], bytes[3], codes, j % 2);
       __m256i one = _mm256_slli_epi32(above, 16), other = _mm256_and_si256(above, upper);
@@ -172,13 +220,118 @@ template <bool whole, bool rounds> struct TableColumns {
   }
 };
 
+// The same numbers of codes that are_powers, by whole numbers alone: a number's magnitude, as bf16, is kept larger by
+// kept_more, so that what a scale takes from it leaves 0 of 0, by saturation, and the sign, above the magnitude, is left
+// alone. There is no -0 in the table (`native_narrow.py`).
+struct PowerColumns {
+  using Row = float;
+  static constexpr bool kScalesSums = false, kDeinterleaved = false;
+  static constexpr float kTimes = 1.0f;
+  static constexpr uint32_t kTooLarge = ~0u;
+  using Table = TableColumns<false, false>;
+  Table table;            // for scales whose numbers would be denormal, or infinite
+  __m256i below, above;   // bytes of the numbers, by code
+  __m256i taken[4];       // from the magnitudes
+  int kept_more;
+  bool fits;
+
+  explicit PowerColumns(const Linear& layer) : table(layer) {
+    uint32_t most = 0;
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t size = bits_of(layer, i) & 0x7fffu;
+      most = size > most ? size : most;
+    }
+    kept_more = 0x7f7f - static_cast<int>(most);
+    uint8_t low[16], high[16];
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t bits = bits_of(layer, i), kept = bits ? bits + static_cast<uint32_t>(kept_more) : 0;
+      low[i] = static_cast<uint8_t>(kept);
+      high[i] = static_cast<uint8_t>(kept >> 8);
+    }
+    below = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(low)));
+    above = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(high)));
+  }
+  inline __attribute__((always_inline)) void begin(const char* head) {
+    const __m256i least = _mm256_set1_epi8(2), largest = _mm256_set1_epi8(static_cast<char>(127 + kept_more / 128));
+    const auto* all = reinterpret_cast<const __m256i*>(head);
+    __m256i kept = _mm256_set1_epi8(-1);
+    _Pragma("GCC unroll 2") for (int i = 0; i < 2; ++i) {
+      const __m256i by = _mm256_loadu_si256(all + i);
+      kept = _mm256_and_si256(kept, _mm256_cmpeq_epi8(by, _mm256_min_epu8(_mm256_max_epu8(by, least), largest)));
+    }
+    fits = _mm256_movemask_epi8(kept) == -1;
+    if (!fits) return table.begin(head);
+    const __m256i most = _mm256_set1_epi16(static_cast<short>(kept_more + 127 * 128));
+    _Pragma("GCC unroll 2") for (int i = 0; i < 2; ++i) {
+      // Scales of the first eight columns of every 16, or the second: four of a column beside each other.
+      __m128i each[4];
+      _Pragma("GCC unroll 4") for (int b = 0; b < 4; ++b)
+        each[b] = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(head + 16 * b + 8 * i));
+      const __m128i one = _mm_unpacklo_epi8(each[0], each[1]), other = _mm_unpacklo_epi8(each[2], each[3]);
+      const __m128i fours[2] = {_mm_unpacklo_epi16(one, other), _mm_unpackhi_epi16(one, other)};
+      _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half)
+        taken[2 * i + half] = _mm256_sub_epi16(most, _mm256_slli_epi16(_mm256_cvtepu8_epi16(fours[half]), 7));
+    }
+  }
+  template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
+    if (!fits) return table.numbers(unit, use);
+    Table::by_words(unit, [&](int k, __m256i words) __attribute__((always_inline)) {
+      of_one<0>(k, words, use);
+      of_one<1>(k, words, use);
+    });
+  }
+  static constexpr int place(int j) { return Table::place(j); }
+  static constexpr int pair(int h, int q) { return Table::pair(h, q); }
+  template <int h, class F> inline __attribute__((always_inline)) void half(const char* unit, const F& use) const {
+    if (!fits) return table.half<h>(unit, use);
+    Table::by_words(unit, [&](int k, __m256i words) __attribute__((always_inline)) { of_one<h>(k, words, use); });
+  }
+  static inline __attribute__((always_inline)) void put_in_order(Vec (&v)[8]) { Table::put_in_order(v); }
+
+ private:
+  static uint32_t bits_of(const Linear& layer, int code) { return f32_to_bits(layer.coded.values[code]) >> 16; }
+  template <int h, class F> inline __attribute__((always_inline)) void of_one(int k, __m256i words, const F& use) const {
+    const __m256i codes = _mm256_and_si256(h ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
+    const __m256i low = _mm256_shuffle_epi8(below, codes), high = _mm256_shuffle_epi8(above, codes);
+    _Pragma("GCC unroll 2") for (int j = 2 * h; j < 2 * h + 2; ++j) {
+      const __m256i kept = j % 2 ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
+      const __m256i bits = _mm256_subs_epu16(kept, taken[j]);
+      use(k, j, Vec{_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16))});
+      use(k, 4 + j, Vec{_mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-65536)))});
+    }
+  }
+};
+
 // use(source) with what makes the numbers of a layer that widens_to_f32.
 template <class F> static inline void with_columns(const Linear& layer, const F& use) {
-  if (layer.dtype == kE4M3) return use(E4M3Columns(layer));
-  if (are_powers(layer)) return use(TableColumns<false, false>(layer));
+  if (layer.dtype == kE4M3) return kFastDenormals ? use(E4M3Bits(layer)) : use(E4M3Halves(layer));
+  if (are_powers(layer)) return use(PowerColumns(layer));
   for (int i = 0; i < 16; ++i)
     if (f32_to_bits(layer.coded.values[i]) & 0xffffu) return use(TableColumns<true, true>(layer));
   use(TableColumns<false, true>(layer));
+}
+
+// What rows of a layer are multiplied with, and the bits of what cannot be.
+struct Growth {
+  float times;
+  uint32_t too_large;
+};
+static inline Growth growth_of(const Linear& layer) {
+  Growth found;
+  with_columns(layer, [&](const auto& source) { found = {source.kTimes, source.kTooLarge}; });
+  return found;
+}
+
+// Sums of rows times the numbers of such a layer, which are in the order of these, kTile of each row.
+static inline void put_sums_in_order(const Linear& layer, float* sums, int64_t rows) {
+  with_columns(layer, [&](const auto& source) {
+    for (int64_t row = 0; row < rows; ++row, sums += kTile) {
+      Vec v[8];
+      _Pragma("GCC unroll 8") for (int j = 0; j < 8; ++j) v[j] = load(sums + j * kLanes);
+      source.put_in_order(v);
+      _Pragma("GCC unroll 8") for (int j = 0; j < 8; ++j) store(sums + j * kLanes, v[j]);
+    }
+  });
 }
 
 #endif
@@ -188,7 +341,7 @@ template <class F> static inline void with_columns(const Linear& layer, const F&
 // E4M3 by arithmetic of whole numbers; scales belong to the sums.
 struct E4M3Units {
   using Row = bf16;
-  static constexpr bool kScalesSums = true;
+  static constexpr bool kScalesSums = true, kDeinterleaved = false;
   explicit E4M3Units(const Linear&) {}
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
@@ -202,7 +355,7 @@ struct E4M3Units {
 // The same by tables.
 struct E4M3Table {
   using Row = bf16;
-  static constexpr bool kScalesSums = true;
+  static constexpr bool kScalesSums = true, kDeinterleaved = false;
   ByteTable<kE4M3> table;
   __m512i order;
 
@@ -227,7 +380,7 @@ struct E4M3Table {
 // Codes that are_powers, by whole numbers alone, with the bits of a product rounded.
 struct PowerUnits {
   using Row = bf16;
-  static constexpr bool kScalesSums = false;
+  static constexpr bool kScalesSums = false, kDeinterleaved = false;
   __m512i all, low, high, shifts[2], exponents[4];
 
   explicit PowerUnits(const Linear& layer) {
@@ -262,11 +415,10 @@ struct PowerUnits {
 // crosses them. Lane 4 q + b of vector m holds column 16 b + 2 q + m % 2 + m / 2 * 8; put_in_order brings sums to theirs.
 //
 // A number's magnitude is kept larger by kept_more, so that what a scale takes from it leaves 0 of 0, by saturation, and
-// the sign, above the magnitude, is left alone. -0 becomes 0. A sum is -0 only where numbers below 2**-126 were flushed,
-// and keeps that sign only if nothing but zeros follows in its leaf; in all other cases neither changes it.
+// the sign, above the magnitude, is left alone. There is no -0 in the table (`native_narrow.py`).
 struct PowerColumns {
   using Row = bf16;
-  static constexpr bool kScalesSums = false;
+  static constexpr bool kScalesSums = false, kDeinterleaved = false;
   __m512i above, below;         // bytes of the numbers, by code
   __m512i turned, from[2];      // orders of bytes, and of scales
   __m512i taken[4];             // from the magnitudes

@@ -121,18 +121,12 @@ template <class S> void widen_by(const S& source, const char* unit, int64_t unit
     _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m) _mm512_storeu_si512(out + 64 * m, numbers[m]);
   }
 }
-#elif QUIRE_LEVEL >= 1
+#elif QUIRE_LEVEL == 2
 void widen_e4m3(const char* unit, int64_t units, char* out) {
   for (int64_t u = 0; u < units; ++u, unit += kUnit, out += kUnit * 2) {
     for (int64_t line = 0; line < kUnit; line += 64) __builtin_prefetch(unit + kAhead + line, 0, 3);
-#if QUIRE_LEVEL == 2
     for (int64_t i = 0; i < kUnit; i += 32)
       _mm512_storeu_si512(out + 2 * i, bf16_of_e4m3(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit + i))));
-#else
-    for (int64_t i = 0; i < kUnit; i += 16)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i),
-                          bf16_of_e4m3(_mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + i))));
-#endif
   }
 }
 #endif
@@ -196,18 +190,14 @@ void read_factors(const Linear& layer, const char* head, Factors& to) {
 }
 
 #if QUIRE_LEVEL == 1
-// As float32, as a source makes them.
-template <class S> void widen_columns(const S& source, const char* unit, int64_t units, int64_t bytes, float* out) {
+// As float32, as a source makes them, in its order.
+template <bool grown, class S>
+void widen_columns(const S& source, const char* unit, int64_t units, int64_t bytes, float* out) {
   for (int64_t u = 0; u < units; ++u, unit += bytes, out += kUnit) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(unit + kAhead + line, 0, 3);
-    Vec all[2][8];
     source.numbers(unit, [&](int k, int j, Vec numbers) __attribute__((always_inline)) {
-      all[k][j] = S::kTimes == 1.0f ? numbers : mul(numbers, splat(S::kTimes));
+      store(out + k * kTile + j * kLanes, grown || S::kTimes == 1.0f ? numbers : mul(numbers, splat(S::kTimes)));
     });
-    _Pragma("GCC unroll 2") for (int k = 0; k < 2; ++k) {
-      S::put_in_order(all[k]);
-      _Pragma("GCC unroll 8") for (int j = 0; j < 8; ++j) store(out + k * kTile + j * kLanes, all[k][j]);
-    }
   }
 }
 #endif
@@ -253,13 +243,15 @@ void widen_weights(const WidenArgs& a) {
 #if QUIRE_LEVEL == 1
   if (a.type != layer.coded.wide) {
     return with_columns(layer, [&](auto source) {
+      using S = decltype(source);
       by_groups(a, 4, [&](const char* at, const char* unit, int64_t units, char* out, int64_t, int64_t) {
         source.begin(at);
-        widen_columns(source, unit, units, unit_bytes(layer), reinterpret_cast<float*>(out));
+        (a.grown ? widen_columns<true, S> : widen_columns<false, S>)(source, unit, units, unit_bytes(layer), reinterpret_cast<float*>(out));
       });
     });
   }
 #endif
+#if QUIRE_LEVEL >= 2
   if (layer.dtype == kE4M3 && layer.coded.wide == kBF16) {
 #if QUIRE_LEVEL >= 3
     const auto by = [&](const auto& source) {
@@ -274,6 +266,7 @@ void widen_weights(const WidenArgs& a) {
     });
 #endif
   }
+#endif
 #if QUIRE_LEVEL >= 3
   if (are_powers(layer)) {
     PowerUnits source(layer);

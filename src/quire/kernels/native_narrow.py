@@ -53,7 +53,7 @@ def pack_narrow(
         values = torch.tensor(kind.values or range(16), dtype=torch.float32)
         if zeros is not None and bool((zeros == zeros[0, 0]).all()):
             values, zeros = values - float(zeros[0, 0]), None
-        tensors["values"] = values
+        tensors["values"] = values + 0.0  # no -0, so that every path has the same zero
     scale_type = shortest(coded.scales, coded.minima)
     form = Form(
         NARROW_CODES[coded.codes.dtype], n, k, gated, leaves,
