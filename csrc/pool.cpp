@@ -36,6 +36,22 @@ inline void relax() {
 #endif
 }
 
+// Floats as IEEE 754 has them, for as long as it lives. A library that was built for speed alone, or
+// torch.set_flush_denormal, may have told a thread to take denormal numbers for zero: then it would matter which
+// thread computes a chunk.
+struct UsualFloats {
+#if defined(__x86_64__)
+  static constexpr unsigned kOther = 0xe040;  // flush to zero, rounding, denormals are zero
+  const unsigned before = _mm_getcsr();
+  UsualFloats() {
+    if (before & kOther) _mm_setcsr(before & ~kOther);
+  }
+  ~UsualFloats() {
+    if (before & kOther) _mm_setcsr(before);
+  }
+#endif
+};
+
 struct alignas(64) Pool {
   struct alignas(64) Ticket {
     std::atomic<uint64_t> word{0};
@@ -90,6 +106,7 @@ struct alignas(64) Pool {
   }
 
   void help(size_t me) {
+    const UsualFloats floats;  // a thread begins as the one that made it was
     const std::atomic<uint64_t>& ticket = tickets[me].word;
     uint64_t done = 0;  // the last job this helper saw
     while (!stop.load(std::memory_order_relaxed)) {
@@ -213,6 +230,7 @@ void set_num_threads(int n, const int* cpus, int num_cpus) {
 void run_parallel(int64_t items, int64_t grain, RangeFn fn, void* context) {
   if (items <= 0) return;
   if (grain < 1) grain = 1;
+  const UsualFloats floats;
   Pool* p = items > grain ? pool.load(std::memory_order_acquire) : nullptr;
   if (!p || !p->busy.try_lock()) {
     for (int64_t begin = 0; begin < items; begin += grain)

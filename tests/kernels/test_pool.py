@@ -4,9 +4,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from kernel_kit import needs_native
+from kernel_kit import needs_native, same
 from patience import PATIENCE
+from quire.kernels import native_linear
+from quire.kernels.compiled import lib
 
 JOBS = 300_000
 """A second of work. A pool that let a helper take a chunk while the next job was being written
@@ -27,3 +30,23 @@ def test_small_jobs_in_a_row(threads: int) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=5 * PATIENCE, check=True)
     assert done.stdout.strip() == "0"
+
+
+@needs_native
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_thread_that_flushes_denormal_numbers(threads: int) -> None:
+    """As libraries built with -ffast-math do to those that load them: no bit changes."""
+    x, before = torch.full((3, 64), 2.0**-70), lib.num_threads()
+    weight = torch.full((512, 64), 2.0**-70)
+    prepared = native_linear.prepare_linear(weight, dtype=torch.float32)
+    wanted = native_linear.linear(x, prepared)
+    assert wanted.min() == 2.0**-134  # denormal
+    flushes = torch.set_flush_denormal(True)
+    try:
+        lib.set_num_threads(threads, [])
+        for _ in range(50):
+            assert same(native_linear.linear(x, prepared), wanted)
+        assert not flushes or torch.tensor(2.0**-134) * 1.0 == 0, "the caller's own is as it was"
+    finally:
+        torch.set_flush_denormal(False)
+        lib.set_num_threads(before, [])
