@@ -1,8 +1,8 @@
 // Codes of narrow weights as numbers, in registers. For X.isa.cpp only. Layout: widen.h.
 //
-// A source makes the 128 numbers of a unit: `begin` reads the scales of a group and says whether this source
-// can make its numbers. On AVX512_BF16 `unit` makes all of them, as bf16 and in their order; on AVX2 `numbers`
-// hands them on as float32, eight columns at a time.
+// A source makes the 128 numbers of a unit: `begin` reads the scales of a group. On AVX512_BF16 it says whether this
+// source can make the group's numbers, and `unit` makes all of a unit, as bf16; on AVX2 `numbers` hands them on as float32,
+// eight columns at a time. The columns may be out of order, and `put_in_order` brings sums to theirs.
 #pragma once
 #include "byte_table.h"
 #include "kv_types.h"
@@ -35,7 +35,7 @@ static inline bool are_powers(const Linear& layer) {
   return true;
 }
 
-// Weights of the type bf16 whose numbers can be made as float32, too.
+// Weights of the type bf16 whose numbers are made as float32.
 static inline bool widens_to_f32(const Linear& layer) {
   const Coded& c = layer.coded;
   const bool fits = layer.dtype == kE4M3 || (layer.dtype == kTable4 && !c.group_zeros && !c.group_minima);
