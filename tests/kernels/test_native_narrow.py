@@ -119,7 +119,7 @@ def test_scales_are_multiplied_with_sums(case, dtype):
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[2]], ids=str)
-@pytest.mark.parametrize("largest", [2.0**-126, 2.0**-3, 2.0**5.5, 2.0**98, 2.0**121])
+@pytest.mark.parametrize("largest", [2.0**-126, 2.0**-3, 2.0**5.5, 2.0**7, 2.0**98, 2.0**121])
 def test_rows_of_small_and_huge_numbers(largest, case):
     """Nothing on the way is larger than it has to be. Numbers of e4m3 are perhaps made too small,
     and rows larger for it, where none of them reaches 2**7."""
