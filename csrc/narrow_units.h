@@ -62,22 +62,27 @@ QUIRE_INLINE void interleave(Vec& even, Vec& odd) {
   odd.v = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
-// E4M3 whose bits are those of a float32 that is 2**-120 times as large, denormal numbers too. Vector 2 i holds the even
-// ones of 16 columns, the next the odd ones; scales belong to the sums.
-struct E4M3Bits {
+// What sources of E4M3 have in common: halves of neighbouring columns, and scales that belong to the sums.
+struct E4M3Columns {
   using Row = float;
-  static constexpr bool kScalesSums = true, kDeinterleaved = true;
+  static constexpr bool kScalesSums = true;
+  inline __attribute__((always_inline)) void begin(const char*) {}
+  static constexpr int place(int j) { return j % 4; }
+  static constexpr int pair(int h, int q) { return 4 * h + 2 * q; }
+};
+
+// E4M3 whose bits are those of a float32 that is 2**-120 times as large, denormal numbers too. Vector 2 i holds the even
+// ones of 16 columns, the next the odd ones.
+struct E4M3Bits : E4M3Columns {
+  static constexpr bool kDeinterleaved = true;
   static constexpr float kTimes = 0x1p120f;
   static constexpr uint32_t kTooLarge = 0x43000000u;  // the bits of 2**7
 
   explicit E4M3Bits(const Linear&) {}
-  inline __attribute__((always_inline)) void begin(const char*) {}
   template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
     half<0>(unit, use);
     half<1>(unit, use);
   }
-  static constexpr int place(int j) { return j % 4; }
-  static constexpr int pair(int h, int q) { return 4 * h + 2 * q; }
   template <int h, class F> inline __attribute__((always_inline)) void half(const char* unit, const F& use) const {
     const __m256i kept = _mm256_set1_epi32(static_cast<int>(0x87f00000u));
     _Pragma("GCC unroll 2") for (int i = 2 * h; i < 2 * h + 2; ++i) {
@@ -96,20 +101,16 @@ struct E4M3Bits {
 
 // E4M3 by way of float16, which is 2**-8 times as large and whose conversion knows denormal numbers: where processors
 // are slow to multiply these.
-struct E4M3Halves {
-  using Row = float;
-  static constexpr bool kScalesSums = true, kDeinterleaved = false;
+struct E4M3Halves : E4M3Columns {
+  static constexpr bool kDeinterleaved = false;
   static constexpr float kTimes = 256.0f;
   static constexpr uint32_t kTooLarge = 0x71800000u;  // the bits of 2**100
 
   explicit E4M3Halves(const Linear&) {}
-  inline __attribute__((always_inline)) void begin(const char*) {}
   template <class F> inline __attribute__((always_inline)) void numbers(const char* unit, const F& use) const {
     half<0>(unit, use);
     half<1>(unit, use);
   }
-  static constexpr int place(int j) { return j % 4; }
-  static constexpr int pair(int h, int q) { return 4 * h + 2 * q; }
   template <int h, class F> inline __attribute__((always_inline)) void half(const char* unit, const F& use) const {
     const __m256i kept = _mm256_set1_epi16(static_cast<short>(0xbf80));
     alignas(32) uint16_t halves[2][16];
