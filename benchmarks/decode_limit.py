@@ -1,12 +1,14 @@
-"""How near decoding one request is to the speed of memory, where that speed changes all the time.
+"""How near decode steps are to the limit on paper, where the machine's speed changes all the time.
 
     python benchmarks/decode_limit.py --model DIR [--formats bf16,int8,int4,fp8,mxfp4] [--samples N]
+    python benchmarks/decode_limit.py --model DIR --requests 8 --prompt 128
 
 On a shared machine memory may be twice as fast in one second as in the next, so a whole run beside
-a measurement before it says little. Here one engine for each format takes turns with short reads
-of memory: 8 steps, with a read before and after. Only samples between reads of about the same
-speed count, in groups of like speed. Printed for each group: seconds of a step, the share of
-it that reading the weights alone would take at that speed, and how many times as fast as the first.
+a measurement before it says little. Here one engine for each format takes turns with short
+measurements of memory and arithmetic: 8 steps, with one before and after. Only samples between
+measurements that about agree count, in groups of like memory. Printed for each group: seconds of a
+step, the share of it that the limit on paper is at the speeds of that moment (`quire bench
+engine`), and how many times as fast as the first format.
 """
 
 from __future__ import annotations
@@ -19,30 +21,40 @@ from collections import defaultdict
 from pathlib import Path
 
 from quire import LLM, SamplingParams
-from quire.bench.engine.limit import work_of
+from quire.bench.engine.limit import decode_limit, work_of
 from quire.bench.engine.options import own_options
-from quire.kernels.probe import Probe
+from quire.kernels.probe import Probe, Rates
 
 STEPS = 8
+PROBE = 0.04
+"""Seconds of a measurement."""
 GROUP = 8.0
 """GB/s: the width of a group."""
 LINE = (
-    "memory about {:2.0f} GB/s: {:5} {:3} samples, {:.4f} s a step, {:.2f} of the limit, {:.2f} x"
+    "memory about {:2.0f} GB/s: {:8} {:3} samples, {:.4f} s a step, {:.2f} of the limit, {:.2f} x"
 )
 SAME = 0.07
-"""By how much two reads may differ."""
+"""By how much what two measurements say of a step may differ."""
 
 
 class Engine:
-    """One request that goes on."""
+    """Requests that go on, a token each a step."""
 
-    def __init__(self, model: str, form: str, steps: int) -> None:
-        llm = LLM(model, dtype="bfloat16", max_model_len=17 + steps,
-                  kv_cache_memory_bytes=256 << 20, **own_options(form))  # fmt: skip
+    def __init__(self, form: str, options: argparse.Namespace) -> None:
+        steps = STEPS * (options.samples + 2)
+        tokens = options.prompt + steps + 1
+        budget = max(2048, options.requests * options.prompt)
+        llm = LLM(options.model, dtype="bfloat16", max_model_len=tokens,
+                  max_num_batched_tokens=budget, max_num_seqs=options.requests,
+                  kv_cache_memory_bytes=options.kv_mib << 20, **own_options(form))  # fmt: skip
         self._engine = llm.llm_engine
-        self.weight_bytes = work_of(self._engine)["weight_bytes"]
+        self._work = work_of(self._engine)
+        self._requests, self._seen = options.requests, options.prompt
         params = SamplingParams(max_tokens=steps, temperature=0, ignore_eos=True)
-        self._engine.add_request("one", {"prompt_token_ids": list(range(10, 26))}, params)
+        for number in range(options.requests):
+            # No two begin alike: none is found in the prefix cache.
+            prompt = [number + 10, *range(100, 99 + options.prompt)]
+            self._engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
         self.seconds()
 
     def seconds(self) -> float:
@@ -50,7 +62,12 @@ class Engine:
         start = time.perf_counter()
         for _ in range(STEPS):
             self._engine.step()
+        self._seen += STEPS
         return (time.perf_counter() - start) / STEPS
+
+    def limit(self, rates: Rates) -> float:
+        """Seconds on paper of each of the last few steps."""
+        return decode_limit(self._requests, self._seen - STEPS // 2, self._work, rates)
 
 
 def main() -> None:
@@ -58,21 +75,24 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--formats", default="bf16,int8,int4,fp8,mxfp4")
     parser.add_argument("--samples", type=int, default=80, help="of each format")
+    parser.add_argument("--requests", type=int, default=1, help="at once")
+    parser.add_argument("--prompt", type=int, default=16, help="tokens of each")
+    parser.add_argument("--kv-mib", type=int, default=256, help="of keys and values")
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     forms = options.formats.split(",")
-    engines = {f: Engine(options.model, f, STEPS * (options.samples + 2)) for f in forms}
+    engines = {form: Engine(form, options) for form in forms}
     probe = Probe()
     groups: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for _ in range(options.samples):
         for form, engine in engines.items():
-            before = probe.read_once()
+            before = probe.measure(PROBE)
             seconds = engine.seconds()
-            after = probe.read_once()
-            if abs(before / after - 1) < SAME:
-                speed = (before + after) / 2
-                share = engine.weight_bytes / speed / seconds
-                groups[round(speed / 1e9 / GROUP)][form].append((seconds, share))
+            after = probe.measure(PROBE)
+            if abs(engine.limit(before) / engine.limit(after) - 1) < SAME:
+                rates = before.mean(after)
+                share = engine.limit(rates) / seconds
+                groups[round(rates.read / 1e9 / GROUP)][form].append((seconds, share))
     found: list[tuple] = []
     for number, rows in sorted(groups.items()):
         first = None

@@ -79,6 +79,27 @@ def test_a_second_core_numbers_its_requests_apart(tmp_path: Path) -> None:
     assert len(trace.steps) == 1, "nobody could run the second core's decisions again"
 
 
+def test_a_request_that_is_given_up_before_it_has_a_number_waits_for_it(tmp_path: Path) -> None:
+    kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0)
+    kept.begin_core()
+    for name in "abc":
+        kept.accept(name, OpenRequest(0.0, [1]))
+        kept.close_requests([name])
+    kept.step([("a", [5]), ("b", [6])], [("a", "length")], TraceStep(1, 0.0, 1.0), [(7, "a")])
+    kept.step([], [], TraceStep(2, 1.0, 1.0), [(8, "b")])
+    kept.begin_core()
+    kept.accept("d", OpenRequest(0.0, [1]))
+    kept.close_requests(["d", "d"])
+    kept.close()
+    trace = read_trace(tmp_path / "t.jsonl")
+    assert [(r.number, r.finish) for r in trace.requests] == [
+        (7, "abort"),
+        (8, "abort"),
+        (2**40 + 1, "abort"),  # of a core that is gone
+        (2**40 + 2, "abort"),  # that no step named
+    ]
+
+
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--record: cannot write.*No such file"):
         TraceRecorder(tmp_path / "absent" / "t.jsonl", TraceHeader(), 0.0)

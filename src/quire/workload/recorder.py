@@ -47,6 +47,8 @@ class OpenRequest:
     text: str | None = None
     output: list[int] = field(default_factory=list)
     number: int = 0
+    is_closed: bool = False
+    """Whoever asked has ended it, before the engine core had named its number."""
 
 
 Ended = tuple[str, str]
@@ -118,7 +120,7 @@ class TraceRecorder:
 
     def close_requests(self, internal_ids: Sequence[str]) -> None:
         """Requests were ended by who asked."""
-        self._put(lambda: self._end([(name, ABORT) for name in internal_ids]))
+        self._put(lambda: self._close_requests(internal_ids))
 
     def begin_core(self) -> None:
         """What follows comes from another engine core, which numbers steps and requests afresh."""
@@ -160,8 +162,20 @@ class TraceRecorder:
 
     def _begin_core(self) -> None:
         self._epochs += 1
+        # Nobody will name the old core's.
+        self._end([(name, ABORT) for name, request in self._open.items() if request.is_closed])
         for request in self._open.values():
             request.number = 0  # the new core gives them others
+
+    def _close_requests(self, internal_ids: Sequence[str]) -> None:
+        for name in internal_ids:
+            if (request := self._open.get(name)) is None:
+                continue
+            # Without its number nobody could tell which request of the core's records it was.
+            if request.number or request.is_closed:
+                self._end([(name, ABORT)])
+            else:
+                request.is_closed = True
 
     def _step(
         self,
@@ -173,6 +187,8 @@ class TraceRecorder:
         for number, name in names:
             if (request := self._open.get(name)) is not None:
                 request.number = number + max(0, self._epochs - 1) * OF_EPOCH
+                if request.is_closed:
+                    self._end([(name, ABORT)])
         for name, new in tokens:
             if (request := self._open.get(name)) is not None:
                 request.output += new
@@ -190,7 +206,7 @@ class TraceRecorder:
                 self._file.write(encode_line(self._line(request, why)))
 
     def _finish(self) -> None:
-        self._end([(name, UNFINISHED) for name in list(self._open)])
+        self._end([(n, ABORT if r.is_closed else UNFINISHED) for n, r in self._open.items()])
 
     def _line(self, request: OpenRequest, why: str) -> TraceRequest:
         if not request.number:

@@ -83,15 +83,20 @@ def limit(case: Case, work: Mapping[str, int], rates: Rates) -> float:
     """Seconds of a whole case at these rates."""
     known = ModelWork(**work)
     seen = case.inputs * (case.inputs + 1) // 2
-    total = _step(case, known, rates, tokens=case.inputs, seen=seen)
+    total = _step(case.prompts, known, rates, tokens=case.inputs, seen=seen)
     for done in range(1, case.outputs):
-        total += _step(case, known, rates, tokens=1, seen=case.inputs + done)
+        total += _step(case.prompts, known, rates, tokens=1, seen=case.inputs + done)
     return total
 
 
-def _step(case: Case, work: ModelWork, rates: Rates, tokens: int, seen: int) -> float:
-    """Of `tokens` new ones of each prompt, which see `seen` positions together."""
-    new, rows = case.prompts * tokens, case.prompts
+def decode_limit(requests: int, seen: int, work: Mapping[str, int], rates: Rates) -> float:
+    """Seconds of a step that gives each request one token, which sees `seen` positions."""
+    return _step(requests, ModelWork(**work), rates, tokens=1, seen=seen)
+
+
+def _step(rows: int, work: ModelWork, rates: Rates, tokens: int, seen: int) -> float:
+    """Of `tokens` new ones of each of `rows` prompts, which see `seen` positions together."""
+    new = rows * tokens
     codes8 = work.body_codes8 * new + work.head_codes8 * rows
     codes4 = work.body_codes4 * new + work.head_codes4 * rows
     plain = work.body * new + work.head * rows - codes8 - codes4
