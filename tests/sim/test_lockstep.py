@@ -11,6 +11,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.facts import FactKind
+from quire.core.kv.pool import CANDIDATES
 from quire.errors import ConfigError
 from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, fit_recorded
 from quire.sim.scenario import pool_of
@@ -130,6 +131,31 @@ def test_a_client_that_leaves_while_its_last_step_runs(tmp_path: Path) -> None:
     info, config = trace.header.info, EngineConfig.from_dict(trace.header.config)
     pool = Pool(info["num_blocks"], tuple(info["kv_windows"]), info["num_swap_blocks"])
     steps = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
+    assert not [step.recorded.step for step in steps if not step.is_same]
+
+
+def test_requests_with_salts_leave_the_others_cache_alone(tmp_path: Path) -> None:
+    """Only the latest blocks after a prefix are looked at: those of another salt do not count."""
+    llm = LLM(record=str(tmp_path / "t.jsonl"), max_num_batched_tokens=256, max_num_seqs=4)
+    rng, params = random.Random(5), SamplingParams(max_tokens=3, ignore_eos=True)
+    ours = [rng.choices(range(300, 1500), k=10) for _ in range(4)]
+    prompts: list[dict[str, Any]] = []
+    for turn in range(3):
+        prompts += [{"prompt_token_ids": prompt} for prompt in ours]
+        for i in range(2 * CANDIDATES):
+            salt = f"salt {turn * i % 5}"
+            others = rng.choices(range(300, 1500), k=9)
+            prompts.append({"prompt_token_ids": others, "cache_salt": salt})
+    try:
+        for prompt in prompts:
+            llm.generate([prompt], params, use_tqdm=False)
+    finally:
+        llm.llm_engine.shutdown()
+    trace = read_trace(tmp_path / "t.jsonl")
+    info, config = trace.header.info, EngineConfig.from_dict(trace.header.config)
+    steps = list(Lockstep(trace, SimulatedEngine(trace, config, pool_of(info))))
+    found = [d.b for s in steps for d in s.expected if d.kind == FactKind.ADMITTED and d.b]
+    assert len(found) == 8, "each of ours is found twice"
     assert not [step.recorded.step for step in steps if not step.is_same]
 
 

@@ -51,6 +51,12 @@ def test_what_was_said_is_written_only_if_asked_for(tmp_path: Path) -> None:
     request = read_trace(tmp_path / "u.jsonl").requests[0]
     assert request.token_ids == [*PROMPT, 8001, 8002, 8003] and request.text == "secret words"
     assert "alice" not in (tmp_path / "u.jsonl").read_text()
+    salted = TraceRecorder(tmp_path / "v.jsonl", TraceHeader(), 0.0)
+    for name, salt in [("a", "one\ud800"), ("b", "other"), ("c", "other"), ("d", "")]:
+        salted.accept(name, OpenRequest(0.0, [1], sharing_key=salt))
+    salted.close()
+    one, other, again, none = (r.cache_salt for r in read_trace(tmp_path / "v.jsonl").requests)
+    assert one and other == again != one and none == "" and other not in ("one", "other")
 
 
 def test_who_records_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from quire.errors import ConfigError
 from quire.executor.base import ComputedBatch, Executor, ExecutorInfo, make_executor
 from quire.params import SamplingParams
 from quire.sim.sequences import Sequences
+from quire.sim.simulator import kept_params
 from quire.sim.step_time import StepShape, shape_of
 from quire.utils.timing import ManualClock
 from quire.workload.trace import Trace, TraceRequest, TraceStep
@@ -103,12 +104,13 @@ class RealEngine:
         prompt, output = self._sequences.make(traced)
         self._executor.forced[name] = output or []
         most = None if endless else max(1, traced.output_len)
-        params = SamplingParams(max_tokens=most, ignore_eos=True, seed=0)
+        params = SamplingParams(max_tokens=most, ignore_eos=True, seed=0, **kept_params(traced))
         self._core.add_request(
             EngineCoreRequest(
-                name, name, 0, prompt, params, traced.arrival, traced.priority, client=traced.key
+                name, name, 0, prompt, params, traced.arrival, traced.priority,
+                client=traced.key, cache_salt=traced.cache_salt or None,
             )
-        )
+        )  # fmt: skip
 
     def finish(self, name: str) -> None:
         """Abort it."""

@@ -39,6 +39,11 @@ MOST_PARAMS: Final = 4096
 """Different parameters that are kept, so that requests may share them."""
 
 
+def kept_params(traced: TraceRequest) -> dict[str, Any]:
+    """Those of a request."""
+    return {name: traced.params[name] for name in KEPT_PARAMS if name in traced.params}
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Sizes of the KV cache, as `quire.core.build.Sizes` wants them."""
@@ -251,6 +256,7 @@ class Simulator:
             arrival_time=traced.arrival,
             priority=traced.priority,
             client=traced.key,
+            cache_salt=traced.cache_salt or None,
         )
         request.status = status
         live = _Live(index, request, output)
@@ -268,7 +274,7 @@ class Simulator:
 
     def params_of(self, traced: TraceRequest, endless: bool = False) -> SamplingParams:
         """Parameters under which a request ends after the tokens of the trace."""
-        kept = {name: traced.params[name] for name in KEPT_PARAMS if name in traced.params}
+        kept = kept_params(traced)
         most = None if endless else max(1, traced.output_len)
         key = (most, *sorted(kept.items()))
         found = self._params.get(key)

@@ -220,6 +220,7 @@ class TraceRecorder:
             len(request.output),
             priority=request.priority,
             key=self._pseudonym(request.key),
+            cache_salt=self._pseudonym(request.sharing_key),
             number=request.number,
             block_hashes=sharing.block_hashes,
             shared_with=sharing.number,
@@ -230,7 +231,8 @@ class TraceRecorder:
             text=request.text if self._with_text else None,
         )
 
-    def _pseudonym(self, key: str) -> str:
-        if not key:
+    def _pseudonym(self, name: str) -> str:
+        if not name:
             return ""
-        return blake2b(key.encode(), key=self._salt, digest_size=8).hexdigest()
+        raw = name.encode("utf-8", "surrogatepass")
+        return blake2b(raw, key=self._salt, digest_size=8).hexdigest()

@@ -62,6 +62,9 @@ class TraceRequest(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     priority: int = 0
     key: str = ""
     """Who asked, for the `fair` policy; in recordings a salted hash."""
+    cache_salt: str = ""
+    """Requests with different ones find nothing of each other in the prefix cache; in recordings a
+    salted hash."""
     number: int = 0
     """What `shared_with` and recorded steps call it; 0: nothing refers to it."""
     block_hashes: list[str] = []
