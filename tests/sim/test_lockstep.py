@@ -103,34 +103,39 @@ def test_every_decision_is_the_engines(case: str, tmp_path: Path) -> None:
         assert sum(d.b for s in steps for d in s.expected if d.kind == FactKind.ADMITTED) > 500
 
 
-def test_a_client_that_leaves_while_its_last_step_runs(tmp_path: Path) -> None:
-    """The API process says that it was aborted, the engine core that it has all of its tokens; and
-    whoever leaves during the first step has not even heard the core's number."""
+def test_clients_that_leave_while_a_step_runs(tmp_path: Path) -> None:
+    """Whoever leaves has not seen the tokens of the step that runs, perhaps not even the first, and
+    a step may end a request before the core hears of it."""
     llm = LLM(record=str(tmp_path / "t.jsonl"), max_num_batched_tokens=64, max_num_seqs=4)
-    engine, rng = llm.llm_engine, random.Random(3)
-    shared = [rng.randrange(300, 1500) for _ in range(40)]
+    engine, rng, left = llm.llm_engine, random.Random(3), 0
+    shared = rng.choices(range(300, 1500), k=40)
     try:
-        for i in range(60):
+        for i in range(80):
             length, prompt = rng.randint(1, 4), [*shared, *rng.choices(range(300, 1500), k=i % 7)]
             params = SamplingParams(max_tokens=length, ignore_eos=True)
+            if i % 3 == 0:
+                params = SamplingParams(max_tokens=length + 9, structured_outputs={"json": SCHEMA})
             known = set(engine.core.scheduler.requests)
             engine.add_request(f"r{i}", {"prompt_token_ids": prompt}, params)
             (name,) = set(engine.core.scheduler.requests) - known
-            leaves = rng.randrange(2 * length)  # or does not
+            leaves, is_heard = rng.randrange(2 * length), rng.random() < 0.3
             for step in range(rng.randint(1, 5)):
                 if step == leaves:
                     engine.frontend._recording.closed([name])
+                    left += 1
                 engine.step()
+                if step == leaves and is_heard:
+                    engine.core.abort_requests([name])
         while engine.has_unfinished_requests:
             engine.step()
     finally:
         llm.llm_engine.shutdown()
     trace = read_trace(tmp_path / "t.jsonl")
-    assert len({r.number for r in trace.requests if 0 < r.number <= 60}) == 60
-    assert sum(r.finish == "abort" for r in trace.requests) > 20
-    info, config = trace.header.info, EngineConfig.from_dict(trace.header.config)
-    pool = Pool(info["num_blocks"], tuple(info["kv_windows"]), info["num_swap_blocks"])
+    assert {r.number for r in trace.requests} == {*range(1, 81)} and left > 20
+    assert {r.finish for r in trace.requests} >= {"length", "abort"}
+    config, pool = EngineConfig.from_dict(trace.header.config), pool_of(trace.header.info)
     steps = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
+    assert any(step.several for step in trace.steps)
     assert not [step.recorded.step for step in steps if not step.is_same]
 
 

@@ -15,8 +15,13 @@ from quire.workload.trace import TraceHeader, TraceStep, read_trace
 PROMPT = [7001, 7002, 7003, 7004, 7005]
 
 
+def ended_in(records: bytes) -> list[int]:
+    """The tests' own form of records: the numbers of requests that ended."""
+    return list(records)
+
+
 def record(path: Path, **options: bool) -> TraceRecorder:
-    kept = TraceRecorder(path, TraceHeader(), 100.0, **options)
+    kept = TraceRecorder(path, TraceHeader(), 100.0, ended_in, **options)
     kept.begin_core()
     kept.accept("a", OpenRequest(100.5, PROMPT, 2, "alice", {"top_p": 0.5}, text="secret words"))
     kept.accept("b", OpenRequest(101.0, [*PROMPT, 9], text="secret"))
@@ -51,7 +56,7 @@ def test_what_was_said_is_written_only_if_asked_for(tmp_path: Path) -> None:
     request = read_trace(tmp_path / "u.jsonl").requests[0]
     assert request.token_ids == [*PROMPT, 8001, 8002, 8003] and request.text == "secret words"
     assert "alice" not in (tmp_path / "u.jsonl").read_text()
-    salted = TraceRecorder(tmp_path / "v.jsonl", TraceHeader(), 0.0)
+    salted = TraceRecorder(tmp_path / "v.jsonl", TraceHeader(), 0.0, ended_in)
     for name, salt in [("a", "one\ud800"), ("b", "other"), ("c", "other"), ("d", "")]:
         salted.accept(name, OpenRequest(0.0, [1], sharing_key=salt))
     salted.close()
@@ -61,7 +66,7 @@ def test_what_was_said_is_written_only_if_asked_for(tmp_path: Path) -> None:
 
 def test_who_records_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "MOST_PENDING", 10)
-    kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0)
+    kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0, ended_in)
     held, entered = threading.Event(), threading.Event()
     kept._put(lambda: (entered.set(), held.wait(60))[0])
     assert entered.wait(60)
@@ -74,7 +79,7 @@ def test_who_records_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_second_core_numbers_its_requests_apart(tmp_path: Path) -> None:
-    kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0)
+    kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0, ended_in)
     for names in ([(1, "a")], [(1, "b")]):
         kept.begin_core()
         kept.accept(names[0][1], OpenRequest(0.0, [1]))
@@ -85,27 +90,40 @@ def test_a_second_core_numbers_its_requests_apart(tmp_path: Path) -> None:
     assert len(trace.steps) == 1, "nobody could run the second core's decisions again"
 
 
-def test_a_request_that_is_given_up_before_it_has_a_number_waits_for_it(tmp_path: Path) -> None:
-    kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0)
+def test_a_request_that_is_given_up_waits_for_the_cores_word(tmp_path: Path) -> None:
+    kept = TraceRecorder(tmp_path / "t.jsonl", TraceHeader(), 0.0, ended_in)
     kept.begin_core()
     for name in "abc":
         kept.accept(name, OpenRequest(0.0, [1]))
         kept.close_requests([name])
-    kept.step([("a", [5]), ("b", [6])], [("a", "length")], TraceStep(1, 0.0, 1.0), [(7, "a")])
-    kept.step([], [], TraceStep(2, 1.0, 1.0), [(8, "b")])
+    kept.step(
+        [("a", [5]), ("b", [6, 7])],
+        [("a", "length")],
+        TraceStep(1, 0.0, 1.0, bytes([1])),
+        [(1, "a"), (2, "b")],
+    )
+    kept.step([("b", [8])], [], TraceStep(2, 1.0, 1.0), [(3, "c")])
+    kept.step([], [], TraceStep(3, 2.0, 1.0, bytes([2, 9])), [])
     kept.begin_core()
     kept.accept("d", OpenRequest(0.0, [1]))
     kept.close_requests(["d", "d"])
+    kept.step([("d", [5])], [], TraceStep(1, 0.0, 1.0), [(1, "d")])
+    kept.close_requests(["d"])
+    kept.step([], [], TraceStep(2, 0.0, 1.0, bytes([1])), [])
+    kept.accept("e", OpenRequest(0.0, [1]))
+    kept.close_requests(["e"])
     kept.close()
     trace = read_trace(tmp_path / "t.jsonl")
-    assert [(r.number, r.finish) for r in trace.requests] == [
-        (7, "abort"),
-        (8, "abort"),
-        (2**40 + 1, "abort"),  # of a core that is gone
-        (2**40 + 2, "abort"),  # that no step named
+    assert [(r.number, r.output_len, r.finish) for r in trace.requests] == [
+        (1, 1, "length"),
+        (2, 3, "abort"),
+        (3, 0, "abort"),  # of a core that is gone
+        (2**32 + 1, 1, "abort"),
+        (2**40 + 1, 0, "abort"),  # that no step named
     ]
+    assert trace.steps[0].several == [(2, 2)]
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--record: cannot write.*No such file"):
-        TraceRecorder(tmp_path / "absent" / "t.jsonl", TraceHeader(), 0.0)
+        TraceRecorder(tmp_path / "absent" / "t.jsonl", TraceHeader(), 0.0, ended_in)

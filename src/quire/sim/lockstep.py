@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from msgspec import structs
-
 from quire.config import EngineConfig
 from quire.core.facts import Fact, FactKind, Wait, unpack
 from quire.core.request import RequestStatus
@@ -25,14 +23,6 @@ from quire.sim.step_time import Overheads, StepShape, StepTimeModel, fit, non_ne
 from quire.workload.recorder import ABORT, UNFINISHED
 from quire.workload.trace import Trace, TraceRequest, TraceStep
 
-_BY_TOKENS: Final = frozenset(
-    {
-        RequestStatus.FINISHED_STOPPED,
-        RequestStatus.FINISHED_LENGTH_CAPPED,
-        RequestStatus.FINISHED_REPETITION,
-    }
-)
-"""How requests end that have all of their tokens."""
 LONGEST_PAUSE: Final = 20.0
 """A pause counts as at most so many times the median, and as much for each request that came."""
 _NO_TIMES = StepTimeModel(1.0, (0.0,) * 14)
@@ -234,12 +224,14 @@ class Lockstep:
         self._origin = trace.header.origin
         self._names: dict[int, str] = {}
         self._compiling: set[int] = set()
-        self._lengths = dict(_lengths(trace.steps))
 
     def __iter__(self) -> Iterator[Replayed]:
         for recorded in self._steps:
-            facts = _facts(recorded)
-            before = _start(facts)
+            try:
+                facts = list(unpack(recorded.facts))
+            except ValueError as error:
+                raise ConfigError(f"step {recorded.step} of the trace: {error}") from None
+            before = next((i for i, f in enumerate(facts) if f.kind == FactKind.STEP), len(facts))
             self._compiling = {
                 f.request for f in facts if f.kind == FactKind.WAITS and f.reason == Wait.GRAMMAR
             }
@@ -271,42 +263,15 @@ class Lockstep:
         known = self._known.get(fact.request)
         # One that had not ended when the recording did may have no line of its own.
         traced = known or TraceRequest(0.0, max(1, fact.a), 0, number=fact.request)
-        # Where its end is not for its length, it is among the recorded events.
-        endless = known is None or traced.finish in (ABORT, UNFINISHED)
-        if endless and fact.request in self._lengths:
-            # Whoever asked gave it up while its last step ran, so the step ended it, not he.
-            traced = structs.replace(traced, output_len=self._lengths[fact.request])
-            endless = False
         name = self._names[fact.request] = request_name(fact.request)
         self._engine.add(
             traced,
             name,
             fact,
-            endless=endless,
+            # Where its end is not for its length, it is among the recorded events.
+            endless=known is None or traced.finish in (ABORT, UNFINISHED),
             compiling=fact.request in self._compiling,
         )
-
-
-def _facts(step: TraceStep) -> list[Fact]:
-    try:
-        return list(unpack(step.facts))
-    except ValueError as error:
-        raise ConfigError(f"step {step.step} of the trace: {error}") from None
-
-
-def _start(facts: Sequence[Fact]) -> int:
-    """Where the records of the step itself begin; before it stand those of what happened between
-    it and the last one."""
-    return next((i for i, f in enumerate(facts) if f.kind == FactKind.STEP), len(facts))
-
-
-def _lengths(steps: Sequence[TraceStep]) -> Iterator[tuple[int, int]]:
-    """Requests that ended within a step because they had all of their tokens, and how many."""
-    for step in steps:
-        facts = _facts(step)
-        for fact in facts[_start(facts) :]:
-            if fact.kind == FactKind.FINISHED and fact.reason in _BY_TOKENS:
-                yield fact.request, fact.a
 
 
 def fit_recorded(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -47,8 +47,6 @@ class OpenRequest:
     text: str | None = None
     output: list[int] = field(default_factory=list)
     number: int = 0
-    is_closed: bool = False
-    """Whoever asked has ended it, before the engine core had named its number."""
 
 
 Ended = tuple[str, str]
@@ -62,6 +60,7 @@ class TraceRecorder:
         path: Of the file; an old one is replaced.
         header: Its first line.
         origin: Time 0 of the trace, in seconds on the engine's clock.
+        ended_in: Reads from the records of a step the numbers of the requests that ended.
         with_text: Write token ids and text, too.
         salt: For hashes; chosen anew for each recording unless it is given.
 
@@ -74,6 +73,7 @@ class TraceRecorder:
         path: str | Path,
         header: TraceHeader,
         origin: float,
+        ended_in: Callable[[bytes], Iterable[int]],
         *,
         with_text: bool = False,
         salt: bytes | None = None,
@@ -81,7 +81,10 @@ class TraceRecorder:
         self.path, self._origin, self._with_text = Path(path), origin, with_text
         self._salt = salt or secrets.token_bytes(32)
         self._prefixes = SharedPrefixes(self._salt, header.block_size)
+        self._ended_in = ended_in
         self._open: dict[str, OpenRequest] = {}
+        self._closed: set[str] = set()
+        # those of them that were given up
         self._epochs = 0
         self._unnamed = 0
         self.num_lost = 0
@@ -119,7 +122,7 @@ class TraceRecorder:
         self._put(lambda: self._step(tokens, ended, step, names))
 
     def close_requests(self, internal_ids: Sequence[str]) -> None:
-        """Requests were ended by who asked."""
+        """Requests were given up by who asked."""
         self._put(lambda: self._close_requests(internal_ids))
 
     def begin_core(self) -> None:
@@ -162,20 +165,16 @@ class TraceRecorder:
 
     def _begin_core(self) -> None:
         self._epochs += 1
-        # Nobody will name the old core's.
-        self._end([(name, ABORT) for name, request in self._open.items() if request.is_closed])
+        self._end([(name, ABORT) for name in self._closed])
         for request in self._open.values():
             request.number = 0  # the new core gives them others
 
     def _close_requests(self, internal_ids: Sequence[str]) -> None:
         for name in internal_ids:
-            if (request := self._open.get(name)) is None:
-                continue
-            # Without its number nobody could tell which request of the core's records it was.
-            if request.number or request.is_closed:
-                self._end([(name, ABORT)])
-            else:
-                request.is_closed = True
+            # It waits for the core's word, which is what steps were decided by: it may have got
+            # tokens, or all of them, meanwhile.
+            if name in self._open:
+                self._closed.add(name)
 
     def _step(
         self,
@@ -187,14 +186,16 @@ class TraceRecorder:
         for number, name in names:
             if (request := self._open.get(name)) is not None:
                 request.number = number + max(0, self._epochs - 1) * OF_EPOCH
-                if request.is_closed:
-                    self._end([(name, ABORT)])
         for name, new in tokens:
             if (request := self._open.get(name)) is not None:
                 request.output += new
                 if len(new) > 1 and step is not None:
                     step.several = [*step.several, (request.number, len(new))]
         self._end(ended)
+        if self._closed and step is not None:
+            gone = set(self._ended_in(step.facts))
+            numbers = {name: self._open[name].number % OF_EPOCH for name in self._closed}
+            self._end([(name, ABORT) for name, number in numbers.items() if number in gone])
         # Decisions of a core that took over begin in the middle: nobody could run them again.
         if step is not None and self._epochs <= 1:
             step.start -= self._origin
@@ -203,10 +204,12 @@ class TraceRecorder:
     def _end(self, ended: Sequence[Ended]) -> None:
         for name, why in ended:
             if (request := self._open.pop(name, None)) is not None:
+                self._closed.discard(name)
                 self._file.write(encode_line(self._line(request, why)))
 
     def _finish(self) -> None:
-        self._end([(n, ABORT if r.is_closed else UNFINISHED) for n, r in self._open.items()])
+        self._end([(name, ABORT) for name in self._closed])
+        self._end([(name, UNFINISHED) for name in self._open])
 
     def _line(self, request: OpenRequest, why: str) -> TraceRequest:
         if not request.number:

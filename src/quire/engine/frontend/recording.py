@@ -5,12 +5,13 @@ Nothing is computed here: the recorder's thread does that. Knows no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from quire.config import EngineConfig
 from quire.config.observability import ObservabilityConfig
+from quire.core.facts import FactKind, unpack
 from quire.core.output import EngineCoreOutput
 from quire.core.stats import IterationStats, StepStats
 from quire.engine.frontend.listeners import AcceptedRequest, Listener
@@ -28,6 +29,11 @@ KEPT: Final = (
 """Sampling parameters that are recorded, where they are not at their defaults: none can hold text
 or token ids."""
 _DEFAULTS: Final = SamplingParams()
+
+
+def ended_in(records: bytes) -> Iterator[int]:
+    """Numbers of the requests that ended, by the records of a step."""
+    return (fact.request for fact in unpack(records) if fact.kind == FactKind.FINISHED)
 
 
 class Recorded(Listener):
@@ -63,7 +69,7 @@ class Recorded(Listener):
         self._header.config = plain.to_dict()
         self._header.info = dict(info)
         self._recorder = TraceRecorder(
-            self._path, self._header, self._now, with_text=self._with_text
+            self._path, self._header, self._now, ended_in, with_text=self._with_text
         )
         self._recorder.begin_core()
 
