@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 
-from quire.workload.shared_prefixes import LEAST_SHARED, SharedPrefixes
+from quire.workload.shared_prefixes import LEAST_SHARED, Branches, SharedPrefixes
 
 SIZE = 16
 
@@ -40,6 +41,34 @@ def test_the_longest_common_beginning_is_found(seed: int) -> None:
             assert common(tokens, sequences[sharing.number]) >= sharing.length
         assert len(sharing.block_hashes) == len(tokens) // SIZE
         sequences[number] = tokens
+
+
+def test_hundreds_that_part_within_one_block() -> None:
+    """A system prompt that ends within a block: thousands of sequences have its beginning, and
+    some go on together for a few tokens more."""
+    rng, system = random.Random(7), list(range(1000, 1022))
+    prefixes, sequences = SharedPrefixes(b"salt", SIZE), []
+    for number in range(1, 2500):
+        question = [
+            rng.choice((3, 5)) if rng.random() < 0.9 else rng.randrange(9) for _ in range(30)
+        ]
+        tokens = [*system, *question[: rng.randint(1, 30)]]
+        sharing = prefixes.add(number, tokens)
+        longest = max((common(tokens, other) for other in sequences), default=0)
+        assert sharing.length == told(longest)
+        assert not sharing.number or common(tokens, sequences[sharing.number - 1]) >= sharing.length
+        sequences.append(tokens)
+
+
+def test_of_blocks_that_begin_alike_the_oldest_go() -> None:
+    branches = Branches(most=100)
+    for number in range(1, 301):
+        branches.add(number, array("q", [7, 7, 7, 7, number]))
+        branches.add(-number, array("q", [7, 7, 7, 7, number]))
+        branches.add(-number, array("q", [7, 7, 7]))
+    assert len(branches) == 100
+    assert branches.best(array("q", [7, 7, 7, 7, 201, 9])) == (201, 5)
+    assert branches.best(array("q", [7, 7, 7, 7, 200, 9]))[1] == 4
 
 
 def test_hashes_are_equal_as_far_as_tokens_are_and_depend_on_the_salt() -> None:

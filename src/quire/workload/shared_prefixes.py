@@ -7,7 +7,8 @@ seen longest ago is forgotten first. Knows no engine and no text.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -17,8 +18,9 @@ LEAST_SHARED: Final = 4
 of `quire.core.kv.manager`)."""
 MOST_BLOCKS: Final = 200_000
 """Blocks that are remembered: with 16 tokens each, some 60 MB."""
-MOST_BRANCHES: Final = 32
-"""Blocks with the same beginning that are compared."""
+MOST_BRANCHES: Final = 4096
+"""Different blocks with the same beginning that are remembered. A system prompt that ends within a
+block has as many as users have questions."""
 
 
 class Sharing(NamedTuple):
@@ -30,6 +32,50 @@ class Sharing(NamedTuple):
     """Of the sequence that begins like it for most tokens; 0: none."""
     length: int
     """For how many."""
+
+
+class Branches:
+    """Blocks that begin alike, each with the number of its sequence: which of them begins like
+    another for most tokens.
+
+    Args:
+        most: That are remembered; then the oldest goes.
+    """
+
+    __slots__ = ("_in_order", "_most", "_numbers", "_sorted")
+
+    def __init__(self, most: int = MOST_BRANCHES) -> None:
+        self._most = most
+        self._sorted: list[array[int]] = []
+        self._numbers: list[int] = []
+        # of these
+        self._in_order: deque[array[int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def best(self, block: array[int]) -> tuple[int, int]:
+        """The sequence that goes on like `block` for most tokens, and how many they are."""
+        # Whatever shares most with a block stands beside its place among sorted ones.
+        place, best = bisect_left(self._sorted, block), (0, 0)
+        for index in (place - 1, place):
+            if 0 <= index < len(self._sorted):
+                count = _common(block, self._sorted[index])
+                if count > best[1]:
+                    best = (self._numbers[index], count)
+        return best
+
+    def add(self, number: int, block: array[int]) -> None:
+        """Remember it, unless another says as much."""
+        place = bisect_left(self._sorted, block)
+        if place < len(self._sorted) and self._sorted[place][: len(block)] == block:
+            return
+        self._sorted.insert(place, block)
+        self._numbers.insert(place, number)
+        self._in_order.append(block)
+        if len(self._sorted) > self._most:
+            oldest = bisect_left(self._sorted, self._in_order.popleft())
+            del self._sorted[oldest], self._numbers[oldest]
 
 
 class SharedPrefixes:
@@ -45,8 +91,8 @@ class SharedPrefixes:
         self._salt, self._size, self._most = salt, block_size, most_blocks
         self._owners: OrderedDict[bytes, int] = OrderedDict()
         # by the hash of everything up to a block's end
-        self._next: OrderedDict[bytes, list[tuple[int, array[int]]]] = OrderedDict()
-        # by what comes before a block and its first tokens: whose it is, and all its tokens
+        self._next: OrderedDict[bytes, Branches] = OrderedDict()
+        # by what comes before a block and its first tokens
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -69,7 +115,9 @@ class SharedPrefixes:
             self._owners.move_to_end(block_hash)
             owner, shared = found, (known + 1) * size
         place = shared // size
-        partner, more = self._compare(hashes[place], ids[shared : shared + size])
+        block = ids[shared : shared + size]
+        branches = self._next.get(_branch(hashes[place], block))
+        partner, more = (0, 0) if branches is None else branches.best(block)
         if more:
             owner, shared = partner, shared + more
         self._remember(number, hashes, ids, place)
@@ -85,23 +133,15 @@ class SharedPrefixes:
             hashes.append(running.digest())
         return hashes
 
-    def _compare(self, before: bytes, block: array[int]) -> tuple[int, int]:
-        """The sequence that goes on like `block` for most tokens, and how many they are."""
-        best = (0, 0)
-        for number, other in self._next.get(_branch(before, block), ()):
-            count = _common(block, other)
-            if count > best[1]:
-                best = (number, count)
-        return best
-
     def _remember(self, number: int, hashes: list[bytes], ids: array[int], place: int) -> None:
         size = self._size
         for index in range(place, len(hashes)):
             block = ids[index * size : (index + 1) * size]
             if len(block) >= LEAST_SHARED:
-                branches = self._next.setdefault(_branch(hashes[index], block), [])
-                branches.append((number, block))
-                del branches[:-MOST_BRANCHES]
+                name = _branch(hashes[index], block)
+                if (branches := self._next.get(name)) is None:
+                    branches = self._next[name] = Branches()
+                branches.add(number, block)
             if index + 1 < len(hashes):
                 self._owners[hashes[index + 1]] = number
         for known in (self._owners, self._next):
