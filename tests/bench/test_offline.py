@@ -47,7 +47,7 @@ def test_a_drive_records_every_request_and_step(llm):
         assert record.end - record.first_token == pytest.approx(sum(record.itls))
     assert sum(s.num_generation_tokens for s in driven.steps) == driven.num_output_tokens == 45
     assert driven.num_prompt_tokens == 240 and driven.peak_kv_usage > 0
-    assert seen[-1] == (6, 6) and not llm.llm_engine.has_unfinished_requests
+    assert seen[0] == (0, 6) and seen[-1] == (6, 6) and not llm.llm_engine.has_unfinished_requests
     alone = llm.generate(
         [{"prompt_token_ids": job.prompt} for job in jobs], [j.params for j in jobs], use_tqdm=False
     )

@@ -43,6 +43,20 @@ def test_what_is_quick_is_not_told(
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
+def test_work_of_the_same_name_may_begin_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(0.0)
+    monkeypatch.setattr(module, "time", clock)
+    with CommandProgress() as progress:
+        for seconds in (8.0, 3.0):
+            progress.requests(0, 2)
+            clock.now += seconds
+            progress.requests(2, 2)
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["requests: 2 of 2, 8.0 s", "requests: 2 of 2, 3.0 s"]
+
+
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What a terminal is sent from now on. No fixture: pytest takes stderr back after those."""
 

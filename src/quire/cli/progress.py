@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class CommandProgress:
-    """Told how much is done; a new name begins a new bar.
+    """Told how much is done; a new name, or nothing done, begins a new bar.
 
     Args:
         enabled: Whether anything is shown.
@@ -40,7 +40,7 @@ class CommandProgress:
         """So much of `what` is done."""
         if not self._enabled:
             return
-        if what != self._what:
+        if what != self._what or done == 0:
             self._stop()
             self._what, self._quarter, self._started = what, 0, time.monotonic()
         seconds = time.monotonic() - self._started

@@ -120,6 +120,7 @@ def _case(
     """Rows of one case."""
     seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
     limits: dict[str, list[tuple[float, Rates]]] = {}
+    seen(0, rounds)
     for number in range(rounds):
         # Whoever begins changes, so that none always follows the other.
         for worker in workers[:: 1 if number % 2 else -1]:

@@ -176,6 +176,7 @@ class Lab:
             By variant and figure, the values of the rounds.
         """
         found: dict[str, dict[str, list[float]]] = {variant: {} for variant in variants}
+        self._seen(f"lab {name}: rounds", 0, self.rounds)
         for number in range(self.rounds):
             for variant in list(variants)[:: 1 if number % 2 == 0 else -1]:
                 for figure, value in measure(variant, number).items():

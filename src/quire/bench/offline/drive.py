@@ -76,7 +76,7 @@ class Drive:
     Args:
         engine: The engine; nothing else uses it meanwhile.
         jobs: What to run. A refused one raises, and nothing stays in the engine.
-        seen: Called with (jobs done, jobs) after each step that ended one.
+        seen: Called with (jobs done, jobs) at the beginning, and after each step that ended one.
         prequeue: Hand all jobs over before the clock starts. Only for jobs that are due at once.
     """
 
@@ -108,6 +108,7 @@ class Drive:
         out = self._outcome
         out.records = [RequestRecord(0.0, job.prompt_len) for job in self._jobs]
         self._left = len(self._jobs)
+        self._seen(0, self._left)
         try:
             if self._prequeue:
                 self._add_all(list(order))

@@ -49,6 +49,7 @@ def measure_latency(
         if options.use_beam_search
         else _once(llm, prompts, options)
     )
+    seen("Warm-up iterations", 0, options.num_iters_warmup)
     for number in range(options.num_iters_warmup):
         once()
         seen("Warm-up iterations", number + 1, options.num_iters_warmup)
@@ -58,6 +59,7 @@ def measure_latency(
         llm.stop_profile()
         return {}
     latencies = []
+    seen("Profiling iterations", 0, options.num_iters)
     for number in range(options.num_iters):
         latencies.append(once())
         seen("Profiling iterations", number + 1, options.num_iters)

@@ -72,6 +72,7 @@ def measure_startup(
         ("warm", options.num_iters_warm, warm),
     ):
         found[what] = []
+        seen(f"{what} starts", 0, num)
         for number in range(num):
             found[what].append(start())
             seen(f"{what} starts", number + 1, num)

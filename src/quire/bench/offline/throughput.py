@@ -91,6 +91,7 @@ async def _run_async(
             await engine.start_profile()
         start = time.perf_counter()
         done = 0
+        seen(done, len(jobs))
 
         async def one(number: int, job: Job) -> RequestRecord:
             nonlocal done
