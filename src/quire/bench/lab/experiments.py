@@ -278,7 +278,7 @@ def priority(lab: Lab) -> LabReport:
             for name, row in found.items()
         ],
         f"{urgent.sentence(of_urgent, 'was', 'was only', 'that under priority')}; "
-        f"{others.sentence('for the others, it', 'rose to', 'fell to')}.",
+        f"{others.sentence('the TTFT of the others', 'was', 'was only')}.",
         dict(found),
     )
 
