@@ -4,6 +4,7 @@ its scheduler is found again."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from live_server import serving
 from patience import PATIENCE
 from quire.config import EngineConfig
 from quire.core.facts import FactKind
-from quire.sim.lockstep import Lockstep, SimulatedEngine
+from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine
 from quire.sim.scenario import pool_of
-from quire.workload.trace import read_trace
+from quire.workload.trace import Trace, read_trace
 
 REQUESTS = 900
 TEXT = "The capital of France is a city that many people like to visit in spring. " * 6
@@ -80,17 +81,62 @@ async def mess(url: str) -> list[bool]:
         )
 
 
+def replayed(path: Path) -> tuple[Trace, list[Replayed]]:
+    trace = read_trace(path)
+    config, pool = EngineConfig.from_dict(trace.header.config), pool_of(trace.header.info)
+    return trace, list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
+
+
 def test_every_decision_is_found_again(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with serving(*FLAGS, f"--record={path}") as server:
         stayed = asyncio.run(mess(server.url))
         server.wait_idle()
     assert 0.1 < sum(stayed) / len(stayed) < 0.9
-    trace = read_trace(path)
-    config, pool = EngineConfig.from_dict(trace.header.config), pool_of(trace.header.info)
-    steps = list(Lockstep(trace, SimulatedEngine(trace, config, pool)))
+    trace, steps = replayed(path)
     assert [step.recorded.step for step in steps if not step.is_same] == []
     seen = {decision.kind for step in steps for decision in step.expected}
     assert {FactKind.PREEMPTED, FactKind.CHUNK, FactKind.WAITS} <= seen
     assert any(step.several for step in trace.steps) and len(steps) > 500
     assert {request.finish for request in trace.requests} >= {"abort", "length", "stop"}
+
+
+async def begin(url: str, count: int) -> None:
+    """Resumable streams, some of the same prompt, of which each has brought some tokens."""
+    begun = [asyncio.Event() for _ in range(count)]
+
+    async def one(client: httpx.AsyncClient, i: int) -> None:
+        asked = {
+            "prompt": TEXT[: 20 * (i % 3)] + "So", "max_tokens": 1000, "seed": i, "stream": True,
+            "temperature": i % 2, "ignore_eos": True,
+        }  # fmt: skip
+        seen = 0
+        with contextlib.suppress(httpx.HTTPError):
+            async with client.stream("POST", "/v1/completions", json=asked) as reply:
+                async for _ in reply.aiter_lines():
+                    seen += 1
+                    if seen == 100:
+                        begun[i].set()
+
+    headers = {"X-Resumable": "true"}
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, headers=headers) as client:
+        tasks = [asyncio.create_task(one(client, i)) for i in range(count)]
+        await asyncio.gather(*(event.wait() for event in begun))
+        for task in tasks:
+            task.cancel()
+
+
+def test_requests_of_a_server_that_was_killed(tmp_path: Path) -> None:
+    """They come with output tokens: whoever records the second server sees them begin so."""
+    path, journal = tmp_path / "t.jsonl", f"--journal-dir={tmp_path}/journal"
+    with serving(journal) as first:
+        asyncio.run(begin(first.url, 12))
+        first.process.kill()
+    with serving(journal, f"--record={path}") as second:
+        assert second.url
+        second.wait_idle()
+    trace, steps = replayed(path)
+    came = [d for step in steps for d in step.expected if d.kind == FactKind.QUEUED]
+    assert len(came) == 12 and all(decision.b > 0 for decision in came)
+    assert [step.recorded.step for step in steps if not step.is_same] == []
+    assert {request.output_len for request in trace.requests} == {1000}

@@ -101,14 +101,15 @@ class RealEngine:
                 "the recording has structured outputs, and their grammars are not in it: replay it "
                 "on the simulator"
             )
-        prompt, output = self._sequences.make(traced)
-        self._executor.forced[name] = output or []
+        prompt, made = self._sequences.make(traced, arrived.b > 0)
+        output = made or []
+        self._executor.forced[name] = output[arrived.b :]
         most = None if endless else max(1, traced.output_len)
         params = SamplingParams(max_tokens=most, ignore_eos=True, seed=0, **kept_params(traced))
         self._core.add_request(
             EngineCoreRequest(
                 name, name, 0, prompt, params, traced.arrival, traced.priority,
-                client=traced.key, cache_salt=traced.cache_salt or None,
+                traced.cache_salt or None, output[: arrived.b], client=traced.key,
             )
         )  # fmt: skip
 

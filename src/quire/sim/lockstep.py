@@ -157,7 +157,9 @@ class SimulatedEngine:
         status = RequestStatus.WAITING
         if compiling:
             status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-        self._simulator.add(traced, self._sequences, name, status, endless=endless)
+        self._simulator.add(
+            traced, self._sequences, name, status, endless=endless, came_with=arrived.b
+        )
 
     def finish(self, name: str) -> None:
         """Abort it."""
@@ -262,7 +264,7 @@ class Lockstep:
         self._engine.set_clock(fact.time - self._origin)
         known = self._known.get(fact.request)
         # One that had not ended when the recording did may have no line of its own.
-        traced = known or TraceRequest(0.0, max(1, fact.a), 0, number=fact.request)
+        traced = known or TraceRequest(0.0, max(1, fact.a), fact.b, number=fact.request)
         name = self._names[fact.request] = request_name(fact.request)
         self._engine.add(
             traced,

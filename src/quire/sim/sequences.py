@@ -42,9 +42,11 @@ class Sequences:
             if request.number in wanted:
                 self._pieces[request.number] = self._pieces_of(request)
 
-    def make(self, request: TraceRequest) -> tuple[list[int], list[int] | None]:
-        """The prompt of a request, and its output if others may share it; `None`: its output is
-        like no other, whatever its ids."""
+    def make(
+        self, request: TraceRequest, with_output: bool = False
+    ) -> tuple[list[int], list[int] | None]:
+        """The prompt of a request, and its output if others may share it, or if it is wanted;
+        `None`: its output is like no other, whatever its ids."""
         if request.token_ids is not None:
             return self._split(request, list(request.token_ids))
         if request.number in self._pieces:
@@ -52,7 +54,7 @@ class Sequences:
         if request.block_hashes and self._by_hashes:
             return self._split(request, self._from_hashes(request))
         pieces = self._pieces_of(request, request.prompt_len)
-        if request.shared_len > request.prompt_len:
+        if with_output or request.shared_len > request.prompt_len:
             return self._split(request, self._tokens(self._pieces_of(request)))
         return self._tokens(pieces), None
 

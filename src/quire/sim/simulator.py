@@ -243,11 +243,21 @@ class Simulator:
         status: RequestStatus = RequestStatus.WAITING,
         *,
         endless: bool = False,
+        came_with: int = 0,
     ) -> None:
-        """Queue a request, now. `endless`: it goes on until somebody ends it."""
+        """Queue a request, now.
+
+        Args:
+            traced: The request.
+            sequences: Its tokens.
+            name: Its id; a new one if there is none.
+            status: In which it comes.
+            endless: It goes on until somebody ends it.
+            came_with: Output tokens that it has already, of an engine that is gone.
+        """
         outcome = self.outcome
         index = len(outcome)
-        prompt, output = sequences.make(traced)
+        prompt, output = sequences.make(traced, came_with > 0)
         # Zero-padded: policies compare the ids of requests that came at the same time.
         request = Request(
             name or f"{index:09}",
@@ -257,6 +267,7 @@ class Simulator:
             priority=traced.priority,
             client=traced.key,
             cache_salt=traced.cache_salt or None,
+            output_token_ids=(output or [])[:came_with],
         )
         request.status = status
         live = _Live(index, request, output)
