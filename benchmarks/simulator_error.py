@@ -62,6 +62,7 @@ from quire.sim.scenario import pool_of, with_settings
 from quire.sim.sequences import Sequences
 from quire.sim.simulator import Simulator
 from quire.sim.step_time import StepTimeModel
+from quire.utils.collector import keep_present
 from quire.workload.trace import TraceRequest, read_trace
 
 SHARES = (0.3, 0.6, 0.85)
@@ -277,6 +278,7 @@ class Live:
 
     async def run(self, load: Load, counts: bool) -> None:
         """Run a load once; one that does not count warms the engine up."""
+        keep_present()  # what earlier runs left is not looked through during this one
         await self._llm.set_limits(**load.settings)
         await self._llm.reset_prefix_cache()
         sequences = Sequences(load.requests, 16, self._llm.info["vocab_size"])

@@ -34,6 +34,7 @@ from quire.sim.lockstep import Lockstep, Replayed, SimulatedEngine, measured_ove
 from quire.sim.measured_pace import measured_spells
 from quire.sim.scenario import pool_of, recorded_config
 from quire.sim.step_time import Overheads, StepTimeModel, fit
+from quire.utils.collector import PacedCollection, keep_present
 from quire.workload.trace import Trace, read_trace
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -117,6 +118,9 @@ def rounds(max_num_seqs: int, max_model_len: int, kv_tokens: int, budget: int) -
 async def recorded_engine(config: EngineConfig, path: Path) -> AsyncIterator[AsyncLLM]:
     """An engine that records into a file, ready.
 
+    Meanwhile this process collects garbage as a server does: a collection of everything takes tens
+    of milliseconds, and would look like a slow engine.
+
     Raises:
         StartupError: it cannot start.
     """
@@ -124,7 +128,12 @@ async def recorded_engine(config: EngineConfig, path: Path) -> AsyncIterator[Asy
     llm = await AsyncLLM.start(replace(config, observability=observed))
     try:
         await llm.wait_ready()
-        yield llm
+        keep_present()
+        collection = asyncio.ensure_future(PacedCollection(lambda: True).run())
+        try:
+            yield llm
+        finally:
+            collection.cancel()
     finally:
         await llm.shutdown()
 
