@@ -64,8 +64,8 @@ def test_of_blocks_that_begin_alike_the_oldest_go() -> None:
     branches = Branches(most=100)
     for number in range(1, 301):
         branches.add(number, array("q", [7, 7, 7, 7, number]))
-        branches.add(-number, array("q", [7, 7, 7, 7, number]))
-        branches.add(-number, array("q", [7, 7, 7]))
+        branches.add(1000 + number, array("q", [7, 7, 7, 7, number]))
+        branches.add(1000 + number, array("q", [7, 7, 7]))
     assert len(branches) == 100
     assert branches.best(array("q", [7, 7, 7, 7, 201, 9])) == (201, 5)
     assert branches.best(array("q", [7, 7, 7, 7, 200, 9]))[1] == 4
@@ -90,6 +90,10 @@ def test_memory_is_bounded() -> None:
     prefixes = SharedPrefixes(b"salt", SIZE, most_blocks=50)
     for number in range(1, 200):
         prefixes.add(number, [number] * 100)
-    assert len(prefixes) == 50 and len(prefixes._next) == 50
+    assert len(prefixes) == 50 and len(prefixes._next) == prefixes._num_blocks == 50
     assert prefixes.add(300, [199] * 100).length == 100
     assert prefixes.add(301, [1] * 100).length == 0
+    for number in range(400, 600):  # all of them begin alike
+        prefixes.add(number, [1, 1, 1, 1, number])
+    held = sum(len(branches) for branches in prefixes._next.values())
+    assert held == prefixes._num_blocks <= 50

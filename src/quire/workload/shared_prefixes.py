@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -17,7 +17,7 @@ LEAST_SHARED: Final = 4
 """Tokens of a block that must be equal to be told: the engine copies no fewer (`MIN_COPIED_TOKENS`
 of `quire.core.kv.manager`)."""
 MOST_BLOCKS: Final = 200_000
-"""Blocks that are remembered: with 16 tokens each, some 60 MB."""
+"""Blocks that are remembered: with 16 tokens each, some 160 MB."""
 MOST_BRANCHES: Final = 4096
 """Different blocks with the same beginning that are remembered. A system prompt that ends within a
 block has as many as users have questions."""
@@ -39,17 +39,16 @@ class Branches:
     another for most tokens.
 
     Args:
-        most: That are remembered; then the oldest goes.
+        most: That are remembered; then that of the lowest number goes.
     """
 
-    __slots__ = ("_in_order", "_most", "_numbers", "_sorted")
+    __slots__ = ("_most", "_numbers", "_sorted")
 
     def __init__(self, most: int = MOST_BRANCHES) -> None:
         self._most = most
         self._sorted: list[array[int]] = []
         self._numbers: list[int] = []
         # of these
-        self._in_order: deque[array[int]] = deque()
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -72,9 +71,8 @@ class Branches:
             return
         self._sorted.insert(place, block)
         self._numbers.insert(place, number)
-        self._in_order.append(block)
         if len(self._sorted) > self._most:
-            oldest = bisect_left(self._sorted, self._in_order.popleft())
+            oldest = self._numbers.index(min(self._numbers))
             del self._sorted[oldest], self._numbers[oldest]
 
 
@@ -93,6 +91,8 @@ class SharedPrefixes:
         # by the hash of everything up to a block's end
         self._next: OrderedDict[bytes, Branches] = OrderedDict()
         # by what comes before a block and its first tokens
+        self._num_blocks = 0
+        # in these
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -141,12 +141,16 @@ class SharedPrefixes:
                 name = _branch(hashes[index], block)
                 if (branches := self._next.get(name)) is None:
                     branches = self._next[name] = Branches()
+                self._next.move_to_end(name)
+                self._num_blocks -= len(branches)
                 branches.add(number, block)
+                self._num_blocks += len(branches)
             if index + 1 < len(hashes):
                 self._owners[hashes[index + 1]] = number
-        for known in (self._owners, self._next):
-            while len(known) > self._most:
-                known.popitem(last=False)
+        while len(self._owners) > self._most:
+            self._owners.popitem(last=False)
+        while self._num_blocks > self._most:
+            self._num_blocks -= len(self._next.popitem(last=False)[1])
 
 
 def _branch(before: bytes, block: array[int]) -> bytes:
