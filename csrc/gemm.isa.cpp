@@ -176,43 +176,53 @@ template <int V> struct Share {
   static constexpr bool has(int64_t all, int64_t column) { return column == 0 || all_do(all); }
 };
 
+// Where vectors are long, seven and eight rows pass by a weight at once, by half of its columns at a time. By blocks, in
+// two passes, beginning and ending these takes a tenth of the time (docs/cpu-kernels.md).
+constexpr int kAtOnce = QUIRE_LEVEL >= 2 && !kTiles ? 8 : 0;
+// Vectors of columns then.
+constexpr int whole_vectors(int rows) { return rows <= 6 ? 4 : 2; }
+
 #if QUIRE_LEVEL >= 3
 // Two k of 64 columns.
-template <int R>
-QUIRE_INLINE void multiply_step(const bf16* const x, int64_t stride, const __m512i (&w)[4], Vec (&acc)[R][4]) {
+template <int R, int V>
+QUIRE_INLINE void multiply_step(const bf16* const x, int64_t stride, const __m512i (&w)[V], Vec (&acc)[R][V]) {
   QUIRE_EACH for (int r = 0; r < R; ++r) {
     int32_t pair;
     __builtin_memcpy(&pair, x + r * stride, 4);
     const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
-    QUIRE_EACH for (int j = 0; j < 4; ++j) acc[r][j].v = _mm512_dpbf16_ps(acc[r][j].v, a, (__m512bh)w[j]);
+    QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j].v = _mm512_dpbf16_ps(acc[r][j].v, a, (__m512bh)w[j]);
   }
 }
-template <int R>
-QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, Vec (&acc)[R][4]) {
-  __m512i b[4];
-  QUIRE_EACH for (int j = 0; j < 4; ++j) b[j] = _mm512_loadu_si512(w + 32 * j);
+template <int R, int V>
+QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, Vec (&acc)[R][V]) {
+  __m512i b[V];
+  QUIRE_EACH for (int j = 0; j < V; ++j) b[j] = _mm512_loadu_si512(w + 32 * j);
   multiply_step<R>(x, stride, b, acc);
 }
 
 // Rows alone are bound by memory: they fetch their own weights, 16 steps ahead.
 template <int R, int P>
 void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
+  constexpr int V = whole_vectors(R);
   const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
-  const bf16* w = reinterpret_cast<const bf16*>(b.weights) + (b.k0 - b.begins) * kTile;
   const int64_t stride = b.work.stride, k1 = b.k1;
-  Vec acc[R][4];
-  QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < 4; ++j)
-    acc[r][j] = b.fresh ? zero() : load(sums + r * 64 + j * 16);
-  int64_t k = b.k0;
-  for (; k + 8 <= k1; k += 8, w += 8 * kTile) {
-    QUIRE_EACH for (int s = 0; s < 8; s += 2) {
-      fetch<P>(next, s / 2);
-      step_bf16<R>(x + k + s, stride, w + s * kTile, acc);
+  for (int64_t column = 0; column < kTile; column += V * kLanes) {
+    float* at = sums + column;
+    const bf16* w = reinterpret_cast<const bf16*>(b.weights) + (b.k0 - b.begins) * kTile + 2 * column;
+    Vec acc[R][V];
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
+      acc[r][j] = b.fresh ? zero() : load(at + r * 64 + j * 16);
+    int64_t k = b.k0;
+    for (; k + 8 <= k1; k += 8, w += 8 * kTile) {
+      QUIRE_EACH for (int s = 0; s < 8; s += 2) {
+        fetch<Share<V>::of(P)>(next, s / 2);
+        step_bf16(x + k + s, stride, w + s * kTile, acc);
+      }
     }
+    for (; k < k1; k += 2, w += 2 * kTile) step_bf16(x + k, stride, w, acc);
+    if (b.scales) scale_sums<R, V>(b, at, column, acc);
+    end_block<R, V>(b, row, at, column, acc);
   }
-  for (; k < k1; k += 2, w += 2 * kTile) step_bf16<R>(x + k, stride, w, acc);
-  if (b.scales) scale_sums<R, 4>(b, sums, 0, acc);
-  end_block<R, 4>(b, row, sums, 0, acc);
 }
 #endif
 
@@ -470,7 +480,7 @@ template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int6
 // ---- products of codes: coded_tile.h
 
 // Vectors of columns that pass by at a time.
-constexpr int coded_vectors(int rows) { return QUIRE_LEVEL >= 2 ? 4 : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 4 : 2; }
+constexpr int coded_vectors(int rows) { return QUIRE_LEVEL >= 2 ? whole_vectors(rows) : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 // With groups, sums wait beside whole numbers: fewer.
 constexpr int group_vectors(int rows) { return QUIRE_LEVEL >= 2 ? (rows <= 2 ? 4 : 2) : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 2 : 1; }
 
@@ -1045,6 +1055,16 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
   }
 }
 
+#if QUIRE_LEVEL >= 2 && !defined QUIRE_AMX
+// More rows than `rows` takes: kAtOnce.
+template <int R> void rows_at_once(const Block& b, int64_t row, float* sums) {
+#if QUIRE_LEVEL >= 3
+  if (!is_coded(*b.work.args.layer)) return tile_bf16<R, kLines>(b, row, sums, b.next);
+#endif
+  tile_codes8<R, kLines>(b, row, sums, 0);
+}
+#endif
+
 void some_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t pass) {
   if (b.shape) return rows_on_tiles(b, row, count, sums, pass);
   switch (count) {
@@ -1054,7 +1074,11 @@ void some_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
     case 4: return rows<4>(b, row, sums, pass);
 #if QUIRE_LEVEL >= 1
     case 5: return rows<5>(b, row, sums, pass);
-    default: return rows<6>(b, row, sums, pass);
+    case 6: return rows<6>(b, row, sums, pass);
+#endif
+#if QUIRE_LEVEL >= 2 && !defined QUIRE_AMX
+    case 7: return rows_at_once<7>(b, row, sums);
+    default: return rows_at_once<8>(b, row, sums);
 #endif
   }
 }
@@ -1231,20 +1255,31 @@ constexpr int64_t kMostOnce = QUIRE_LEVEL >= 3 ? 4 : kRows;
 bool two_tiles(const Linear& layer, int64_t rows) {
   return rows > kTileRegisterRows && rows <= kMostTwo && !layer.coded.group;
 }
+// Weights that are multiplied as they are, without groups.
+bool by_blocks(const Work& work) {
+  const Linear& layer = *work.args.layer;
+  return is_coded(layer) ? !layer.coded.group : work.direct && !is_narrow(layer);
+}
+// Whether rows pass by half of the columns at a time, and all of the steps.
+bool at_once(const Work& work, int64_t rows) {
+  return rows > kRows && rows <= kAtOnce && by_blocks(work) && work.args.layer->dtype != kCodes4;
+}
 int64_t passes_of(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
   if (on_tiles(work, rows)) {
     const int64_t once = two_tiles(layer, rows) ? 2 * kTileRegisterRows : kTileRegisterRows;
     return (rows + once - 1) / once;
   }
-  const bool twice = rows > kMostOnce && rows <= kRows && (is_coded(layer) ? !layer.coded.group : work.direct && !is_narrow(layer));
+  if (at_once(work, rows)) return 1;
+  const bool twice = rows > kMostOnce && rows <= kRows && by_blocks(work);
   return twice ? 2 : (rows + kRows - 1) / kRows;
 }
 
 // Whether rows that pass by together read a block's weights once, from front to back.
 bool reads_once(const Work& work, int64_t rows) {
   if (on_tiles(work, rows)) return rows <= kTileRegisterRows;
-  return passes_of(work, rows) == 1 && (work.direct || vectors_of(static_cast<int>(rows)) * kLanes == kTile);
+  const int count = static_cast<int>(rows);
+  return passes_of(work, rows) == 1 && (work.direct ? whole_vectors(count) : vectors_of(count)) * kLanes == kTile;
 }
 
 // The same for codes.
@@ -1266,7 +1301,7 @@ int64_t tiles_length(int64_t k, int64_t block) {
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 63) / 64 * 64;
 }
 int64_t block_length(const Work& work, int64_t rows, int64_t k) {
-  if (reads_once(work, rows)) return k;
+  if (reads_once(work, rows) || at_once(work, rows)) return k;
   if (!on_tiles(work, rows)) return cut_length(rows, k);
   return tiles_length(k, two_tiles(*work.args.layer, rows) ? kBlock : kTileBlock);
 }
@@ -1296,7 +1331,7 @@ int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   const int64_t tile_block = layer.coded.group         ? kTileBlockOfGroups
                              : two_tiles(layer, rows) ? kBlock8
                                                       : 2 * kTileBlock;
-  const int64_t length = reads_codes_once(work, rows) ? k
+  const int64_t length = reads_codes_once(work, rows) || at_once(work, rows) ? k
                          : on_tiles(work, rows)   ? tiles_length(k, tile_block)
                          : layer.dtype == kCodes8 ? cut_length(rows, k, kBlock8, kShortBlock8)
                                                   : cut_length(rows, k, kBlock4, kShortBlock4);
