@@ -42,6 +42,7 @@ def row(name: str = "a", url: str = TEXT, **body: Any) -> bytes:
         (b"{", "it is not valid JSON: Input data was truncated", None),
         (b'{"custom_id": "a",}', "it is not valid JSON: ", None),
         (b"\xff\xfe{}", "it is not valid JSON", None),
+        (b'{"custom_id": "\xff"}', "it is not valid JSON: it is not UTF-8", None),
         (b'"text"', "it is no request: Expected `object`, got `str`", None),
         (b'{"method": "POST"}', "missing required field `custom_id`", None),
         (b'{"custom_id": 5}', "Expected `str`, got `int`", None),

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.bounds import show
 from quire.errors import QuireError
+from quire.serving.decode import is_not_utf8
 
 LATER: Final = ("stream", "background")
 """Fields by which a client asks for a reply in another way than one body."""
@@ -81,7 +82,7 @@ def read_line(data: bytes, urls: Container[str], told: str) -> BatchLine:
 def _why(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(error, UnicodeDecodeError):
+    if is_not_utf8(error):
         return "it is not UTF-8"
     return str(error).removeprefix("JSON is malformed: ")
 
