@@ -177,9 +177,9 @@ template <int V> struct Share {
 };
 
 // Where vectors are long, seven and eight rows pass by a weight at once, by half of its columns at a time. By blocks, in
-// two passes, beginning and ending these takes a tenth of the time (docs/cpu-kernels.md).
+// two passes, these have to be begun and ended (docs/cpu-kernels.md).
 constexpr int kAtOnce = QUIRE_LEVEL >= 2 && !kTiles ? 8 : 0;
-// Vectors of columns then.
+// Vectors of columns that rows pass by at a time.
 constexpr int whole_vectors(int rows) { return rows <= 6 ? 4 : 2; }
 
 #if QUIRE_LEVEL >= 3

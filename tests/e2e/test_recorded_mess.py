@@ -1,4 +1,4 @@
-"""A server's busy hour is recorded, with clients that leave at any moment, and every decision of
+"""A server's busy seconds are recorded, with clients that leave at any moment, and every decision of
 its scheduler is found again."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ async def begin(url: str, count: int) -> None:
     headers = {"X-Resumable": "true"}
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, headers=headers) as client:
         tasks = [asyncio.create_task(one(client, i)) for i in range(count)]
-        await asyncio.gather(*(event.wait() for event in begun))
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), PATIENCE)
         for task in tasks:
             task.cancel()
 

@@ -62,15 +62,6 @@ class Probe:
         memory = np.ones(_BYTES + 64, np.uint8)
         self._memory = memory[-memory.ctypes.data % 64 :][:_BYTES]
 
-    def read_once(self) -> float:
-        """Bytes of memory per second now, the quicker of two reads: some ten milliseconds."""
-        return _BYTES / min(self._read() for _ in range(2))
-
-    def _read(self) -> float:
-        start = time.perf_counter()
-        lib.probe_read(self._memory.ctypes.data, _BYTES)
-        return time.perf_counter() - start
-
     def measure(self, seconds: float = 0.3) -> Rates:
         """Medians over about this time."""
         part = seconds / 6
