@@ -1,5 +1,5 @@
-"""A server's busy seconds are recorded, with clients that leave at any moment, and every decision of
-its scheduler is found again."""
+"""A server's busy seconds are recorded, with clients that leave at any moment, and every decision
+of its scheduler is found again."""
 
 from __future__ import annotations
 
