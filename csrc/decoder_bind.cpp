@@ -1,14 +1,19 @@
 // Bindings of the whole decoder.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <chrono>
 #include <mutex>
 #include <stdexcept>
+#include <tuple>
 
 #include "bind.h"
 #include "decoder.h"
 #include "request_rows.h"
+#include "sampling.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -26,6 +31,11 @@ DecoderLayer make_decoder_layer(const Norm& before_attention, const Norm& before
   return {before_attention, before_mlp, q_norm, k_norm, qkv,    out,  gate_up,    down,
           activation,       attention,  keys,   values, at<float>(rope), rotary_dim, interleaved};
 }
+
+// Of a request: its numbers as PickArgs has them, its seed, how many tokens it has put out; then its penalties:
+// addresses of tokens and counts, how many, and the three numbers.
+using Pick = std::tuple<std::array<double, 4>, uint64_t, int64_t,
+                        std::tuple<uintptr_t, uintptr_t, int64_t, float, float, float>>;
 
 class BoundDecoder {
  public:
@@ -48,10 +58,12 @@ class BoundDecoder {
     run_decoder(decoder_, step);
   }
 
-  std::pair<std::vector<int64_t>, double> likeliest_after(const RequestRows& from, const Embedding& embedding,
-                                                          const std::vector<int64_t>& rows,
-                                                          const std::vector<int64_t>& positions,
-                                                          const Linear& head) {
+  // As quire/kernels/decoder.py's `tokens_after`. Without `logits` they are never in memory.
+  std::pair<std::vector<int64_t>, double> tokens_after(const RequestRows& from, const Embedding& embedding,
+                                                       const std::vector<int64_t>& rows,
+                                                       const std::vector<int64_t>& positions, const Linear& head,
+                                                       uintptr_t logits, const std::vector<Pick>& picks) {
+    if (!picks.empty() && picks.size() != rows.size()) throw std::invalid_argument("one pick for each request");
     nb::gil_scoped_release release;
     const std::lock_guard<std::mutex> alone(mutex_);
     if (!last_.fill(from, rows, positions))
@@ -63,12 +75,37 @@ class BoundDecoder {
       throw std::out_of_range("a token has no embedding");
     run_decoder(decoder_, {{last_.tables()}, last_.positions(), x_.data(), hidden_.data(), last_.count(), nullptr, -1, {}});
     const auto start = std::chrono::steady_clock::now();
-    std::vector<int64_t> ids(rows.size());
-    likeliest(head, hidden_.data(), decoder_.dtype, last_.count(), decoder_.size, ids.data());
+    std::vector<int64_t> ids;
+    if (!logits) {
+      ids.resize(rows.size());
+      likeliest(head, hidden_.data(), decoder_.dtype, last_.count(), decoder_.size, ids.data());
+    } else {
+      plain_sums(head, hidden_.data(), decoder_.dtype, last_.count(), decoder_.size, at<float>(logits));
+      if (!picks.empty()) ids = pick(at<float>(logits), head.n, picks);
+    }
     return {std::move(ids), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
   }
 
  private:
+  static std::vector<int64_t> pick(float* logits, int64_t vocab, const std::vector<Pick>& picks) {
+    const int64_t rows = static_cast<int64_t>(picks.size());
+    std::vector<int64_t> ids(picks.size());
+    std::vector<double> numbers;
+    std::vector<uint64_t> seeds;
+    std::vector<int64_t> outputs;
+    std::vector<Penalties> penalties;
+    for (const auto& [number, seed, output, seen] : picks) {
+      numbers.insert(numbers.end(), number.begin(), number.end());
+      seeds.push_back(seed);
+      outputs.push_back(output);
+      const auto& [tokens, counts, count, repetition, frequency, presence] = seen;
+      penalties.push_back({at<int64_t>(tokens), at<float>(counts), count, repetition, frequency, presence});
+    }
+    pick_next(logits, penalties.data(), {logits, rows, vocab, vocab, numbers.data(), seeds.data(), outputs.data(),
+                                         nullptr, ids.data(), nullptr, 0});
+    return ids;
+  }
+
   Decoder decoder_;
   std::mutex mutex_;
   LastTokens last_;
@@ -103,10 +140,11 @@ void bind_decoder(nb::module_& m) {
            "tokens"_a, "wanted"_a, "num_wanted"_a, "last"_a,
            "x is overwritten. Attention and slots: one for all layers, or one each. `wanted`:\n"
            "the tokens whose hidden state is asked for, queries of `last`; num_wanted -1: all.")
-      .def("likeliest_after", &BoundDecoder::likeliest_after, "requests"_a, "embedding"_a, "rows"_a,
-           "positions"_a, "head"_a,
-           "The likeliest token after one token of each of some requests, -1 where some logit is not\n"
-           "finite, and the seconds of the head.");
+      .def("tokens_after", &BoundDecoder::tokens_after, "requests"_a, "embedding"_a, "rows"_a,
+           "positions"_a, "head"_a, "logits"_a, "picks"_a,
+           "The next token after one token of each of some requests, -1 where some logit is not\n"
+           "finite, -2 where no largest one is after penalties, and the seconds of the head. logits 0: the likeliest tokens; else logits\n"
+           "[requests, vocab] are written there, and tokens picked from them, if there are picks.");
 }
 
 }  // namespace quire

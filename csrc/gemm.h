@@ -198,6 +198,12 @@ static inline void likeliest(const Linear& layer, const void* x, int x_dtype, in
   for (int64_t row = 0; row < m; ++row) ids[row] = best_column(best[row]);
 }
 
+// Sums of a layer as they are, float32 [m, n].
+static inline void plain_sums(const Linear& layer, const void* x, int x_dtype, int64_t m, int64_t x_stride,
+                              float* out) {
+  QUIRE_PICK(gemm)(GemmArgs{&layer, x, x_dtype, m, x_stride, nullptr, out, kF32, kNone, false});
+}
+
 struct PackArgs {
   const void* weight;  // [rows, k] of source dtype, contiguous
   int source_dtype;

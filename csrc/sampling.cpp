@@ -65,6 +65,7 @@ class Row {
   }
 
   bool is_empty() const { return top_ == kEverything; }
+  bool is_finite() const { return std::isfinite(top_); }
 
   int64_t likeliest() const {
     const auto group = std::find(w_.peaks.begin(), w_.peaks.end(), top_) - w_.peaks.begin();
@@ -264,6 +265,24 @@ void pick_row(const PickArgs& a, int64_t at) {
     row.name_witnesses(a.tokens[at], place_of(a, at), most, a.witnesses + at * most);
 }
 
+void penalise(float* x, const Penalties& p) {
+  for (int64_t i = 0; i < p.count; ++i) {
+    float y = x[p.ids[i]];
+    y = y > 0.0f ? y / p.repetition : y * p.repetition;
+    y -= p.frequency * p.counts[i];
+    x[p.ids[i]] = p.counts[i] > 0.0f ? y - p.presence : y;
+  }
+}
+
+int64_t next_of(float* x, const Penalties& penalties, const PickArgs& a, int64_t at) {
+  bool finite;
+  QUIRE_PICK(are_finite)(x, a.vocab, &finite);
+  if (!finite) return kNotANumber;
+  penalise(x, penalties);
+  Row row({x, nullptr}, a.vocab);
+  return row.is_finite() ? pick_of(row, a, at) : kOutOfRange;
+}
+
 void top_row(const TopArgs& a, int64_t row) {
   const float* x = a.logprobs + row * a.vocab;
   QUIRE_PICK(count_before)(x, a.vocab, a.chosen[row], a.ranks + row);
@@ -302,6 +321,12 @@ template <class F> void each_row(int64_t rows, F&& body) {
 
 void pick_tokens(const PickArgs& args) {
   each_row(args.rows, [&](int64_t row) { pick_row(args, row); });
+}
+
+void pick_next(float* logits, const Penalties* penalties, const PickArgs& args) {
+  each_row(args.rows, [&](int64_t row) {
+    args.tokens[row] = next_of(logits + row * args.stride, penalties[row], args, row);
+  });
 }
 
 void top_logprobs(const TopArgs& args) {

@@ -180,6 +180,18 @@ struct PickArgs {
 };
 void pick_tokens(const PickArgs& args);
 
+// What a request's tokens so far do to its logits. The plain twin: quire/sampling/penalties.py.
+struct Penalties {
+  const int64_t* ids;   // [count]: tokens of output, and of prompt if repetition counts, each once
+  const float* counts;  // [count]: how often each stands in the output
+  int64_t count;
+  float repetition, frequency, presence;  // 1, 0 and 0: none
+};
+constexpr int64_t kNotANumber = -1, kOutOfRange = -2;
+// pick_tokens from a model's own logits, which are args.logits and are overwritten; penalties [rows].
+// kNotANumber: some logit is not finite; kOutOfRange: no largest one is, after the penalties.
+void pick_next(float* logits, const Penalties* penalties, const PickArgs& args);
+
 struct TopArgs {
   const float* logprobs;  // [rows, vocab], contiguous
   int64_t rows, vocab;

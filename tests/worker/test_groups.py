@@ -52,7 +52,10 @@ class WindowedModel:
     def compute_logits(self, hidden, keep=None):
         return torch.stack([torch.from_numpy(logits_of(int(v))) for v in hidden.flatten()])
 
-    def likeliest_after(self, requests, rows, positions, kv_caches):
+    def tokens_after(self, requests, rows, positions, kv_caches, picks):
+        return None
+
+    def logits_after(self, requests, rows, positions, kv_caches):
         return None
 
     def compute_likeliest(self, hidden):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -78,14 +78,34 @@ class DecoderParts:
     `[V, H]`; `None`: something else."""
 
 
+Penalties = tuple[int, int, int, float, float, float]
+"""Of the tokens that a request has seen: addresses of their ids (int64, each once) and of how often
+each stands in the output (float32), how many they are; repetition, frequency, presence."""
+Pick = tuple[tuple[float, float, float, float], int, int, Penalties]
+"""How a token is picked, as `pick_tokens` takes it: numbers, seed, output tokens so far; and what
+is done to its logits before."""
+NOT_FINITE: Final = -1
+OUT_OF_RANGE: Final = -2
+"""In place of a token: some logit is not finite; after penalties, no largest one is."""
+
+
 @dataclass(frozen=True, slots=True)
-class Likeliest:
-    """Next tokens of a step that needs no logits."""
+class NextTokens:
+    """What comes after a step in which each request computes one token."""
 
     token_ids: list[int]
-    """Of each request; -1 where some logit is not finite."""
+    """Of each request, or what is wrong with its logits."""
     head_seconds: float
     """Part of the step's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextLogits:
+    """The same before anything is picked."""
+
+    logits: Tensor
+    """float32 `[requests, vocab]`, valid until the next step."""
+    head_seconds: float
 
 
 class DecoderRun(Protocol):
@@ -96,21 +116,33 @@ class DecoderRun(Protocol):
         norm, `[T, H]` if the step wants all."""
         ...
 
-    def likeliest_after(
-        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
-    ) -> Likeliest | None:
-        """The likeliest token after one token of each of some requests: its embedding, all layers
-        and the head in one call. `None`: not with these parts.
+    def tokens_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        head: Any,
+        picks: list[Pick] | None,
+    ) -> NextTokens | None:
+        """The next token after one token of each of some requests: its embedding, all layers, the
+        head and the pick in one call. `None`: not with these parts.
 
         Args:
             requests: Where they are.
             rows: Which ones.
             positions: Of the token in each.
             head: As `prepare_linear` made it.
+            picks: Of each; `None`: the likeliest of all, whose logits are never in memory.
 
         Raises:
             IndexError: a request has no token or no block there, or the token no embedding.
         """
+        ...
+
+    def logits_after(
+        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
+    ) -> NextLogits | None:
+        """`tokens_after` without the pick."""
         ...
 
 

@@ -10,14 +10,27 @@ from torch import Tensor
 
 from quire.kernels import native_attention
 from quire.kernels.compiled import lib
-from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, Likeliest, NormParts
+from quire.kernels.decoder import (
+    DecoderParts,
+    DecoderRun,
+    LayerParts,
+    NextLogits,
+    NextTokens,
+    NormParts,
+    Pick,
+)
 from quire.kernels.kv_types import head_dim
 from quire.kernels.native_linear import ACTIVATIONS, CODES, make_norm
 from quire.kernels.packed import PackedLinear
+from quire.kernels.workspace import workspace
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata
     from quire.kernels.request_rows import RequestRows
+
+_CPU: Final = torch.device("cpu")
+_LOGITS: Final = "logits"
+"""Where `compute_logits` has them as well, so that they need not be twice in memory."""
 
 
 def fuse_decoder(parts: DecoderParts) -> DecoderRun | None:
@@ -63,19 +76,39 @@ class NativeDecoder:
         )
         return out
 
-    def likeliest_after(
-        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
-    ) -> Likeliest | None:
+    def tokens_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        head: Any,
+        picks: list[Pick] | None,
+    ) -> NextTokens | None:
         """See `DecoderRun`."""
         if self._embedding is None or not isinstance(head, PackedLinear):
             return None
+        logits = 0
+        if picks is not None:
+            size = len(rows) * head.out_features
+            logits = workspace.buffer(_LOGITS, size, torch.float32, _CPU).data_ptr()
+        places = self._known(requests), self._embedding, rows, positions, head.handle
+        return NextTokens(*self._decoder.tokens_after(*places, logits, picks or []))
+
+    def logits_after(
+        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
+    ) -> NextLogits | None:
+        """See `DecoderRun`."""
+        if self._embedding is None or not isinstance(head, PackedLinear):
+            return None
+        logits = workspace.take(_LOGITS, (len(rows), head.out_features), torch.float32, _CPU)
+        places = self._known(requests), self._embedding, rows, positions, head.handle
+        _, seconds = self._decoder.tokens_after(*places, logits.data_ptr(), [])
+        return NextLogits(logits, seconds)
+
+    def _known(self, requests: RequestRows) -> Any:
         if self._requests is None or self._requests[0] is not requests:
             self._requests = requests, _requests(requests)
-        return Likeliest(
-            *self._decoder.likeliest_after(
-                self._requests[1], self._embedding, rows, positions, head.handle
-            )
-        )
+        return self._requests[1]
 
 
 def _embedding(embedding: Any, dtype: torch.dtype) -> Any:

@@ -27,6 +27,11 @@ class _Workspace(threading.local):
     ) -> Tensor:
         """A contiguous tensor with undefined contents, valid until the purpose is taken again."""
         size = math.prod(shape)
+        return self.buffer(purpose, size, dtype, device)[:size].view(shape)
+
+    def buffer(self, purpose: str, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The purpose's whole buffer, of at least this many elements: for a caller who wants no
+        more than its address."""
         key = (purpose, dtype, device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < size:
@@ -34,7 +39,7 @@ class _Workspace(threading.local):
             with torch.inference_mode(False):
                 buffer = _allocate(size, dtype, device)
             self._buffers[key] = buffer
-        return buffer[:size].view(shape)
+        return buffer
 
 
 def _allocate(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:

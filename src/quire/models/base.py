@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.config.shape import ModelShape
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.cache_tensors import KVCache
-from quire.kernels.decoder import Likeliest
+from quire.kernels.decoder import NextLogits, NextTokens, Pick
 from quire.kernels.dispatch import Ops
 from quire.kernels.request_rows import RequestRows
 
@@ -73,20 +73,23 @@ class CausalLM(PagedDecoder, Protocol):
         """
         ...
 
-    def likeliest_after(
+    def tokens_after(
         self,
         requests: RequestRows,
         rows: list[int],
         positions: list[int],
         kv_caches: Sequence[KVCache],
-    ) -> Likeliest | None:
-        """`forward` and `compute_likeliest` for one token of each of some requests, in one call.
+        picks: list[Pick] | None,
+    ) -> NextTokens | None:
+        """`forward` and `compute_likeliest` for one token of each of some requests, in one call;
+        with picks, `compute_logits` and `pick_tokens` instead of the likeliest.
 
         Args:
             requests: Where they are.
             rows: Which ones.
             positions: Of the token in each.
             kv_caches: As `forward` takes them; this token's keys and values are written.
+            picks: Of each; `None`: the likeliest of all.
 
         Returns:
             `None`: it has no such thing, or not now. Then nothing was written.
@@ -94,4 +97,14 @@ class CausalLM(PagedDecoder, Protocol):
         Raises:
             IndexError: a request has no token or block there.
         """
+        ...
+
+    def logits_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        kv_caches: Sequence[KVCache],
+    ) -> NextLogits | None:
+        """`tokens_after` without the pick, in the memory that `compute_logits` calls "logits"."""
         ...

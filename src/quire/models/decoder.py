@@ -18,7 +18,7 @@ from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.cache_tensors import KVCache
-from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, Likeliest
+from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, NextLogits, NextTokens, Pick
 from quire.kernels.request_rows import RequestRows
 from quire.kernels.rows import largest_columns
 from quire.kernels.scopes import names_are_on
@@ -198,19 +198,35 @@ class DecoderModel(Module):
             x = self._norm(x) if residual is None else self._norm.add(x, residual)[0]
         return x if self._project_out is None else self._project_out(x)
 
-    def likeliest_after(
+    def tokens_after(
         self,
         requests: RequestRows,
         rows: list[int],
         positions: list[int],
         kv_caches: Sequence[KVCache],
         head: Any,
-    ) -> Likeliest | None:
-        """See `DecoderRun.likeliest_after`; `None` as well while layers are not one call, as in
+        picks: list[Pick] | None,
+    ) -> NextTokens | None:
+        """See `DecoderRun.tokens_after`; `None` as well while layers are not one call, as in
         the first step of all."""
-        if self._run is None or names_are_on() or not self._is_fused_for(kv_caches):
-            return None
-        return self._run.likeliest_after(requests, rows, positions, head)
+        run = self._run_over(kv_caches)
+        return None if run is None else run.tokens_after(requests, rows, positions, head, picks)
+
+    def logits_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        kv_caches: Sequence[KVCache],
+        head: Any,
+    ) -> NextLogits | None:
+        """See `DecoderRun.logits_after`; `None` where `tokens_after` is."""
+        run = self._run_over(kv_caches)
+        return None if run is None else run.logits_after(requests, rows, positions, head)
+
+    def _run_over(self, kv_caches: Sequence[KVCache]) -> DecoderRun | None:
+        """The layers as one call, if they are."""
+        return None if names_are_on() or not self._is_fused_for(kv_caches) else self._run
 
     def _fused(self, x: Tensor, kv_caches: Sequence[KVCache], step: StepInput) -> DecoderRun | None:
         """All layers in one call, if layers and kernels can do that.
@@ -400,19 +416,32 @@ class DecoderForCausalLM(Module):
             return largest_columns(self.compute_logits(hidden, keep="logits"))
         return self._lm_head.likeliest(hidden)
 
-    def likeliest_after(
+    def tokens_after(
         self,
         requests: RequestRows,
         rows: list[int],
         positions: list[int],
         kv_caches: Sequence[KVCache],
-    ) -> Likeliest | None:
-        """See `CausalLM.likeliest_after`."""
+        picks: list[Pick] | None,
+    ) -> NextTokens | None:
+        """See `CausalLM.tokens_after`."""
         if self._changes_logits:
             return None
-        return self._model.likeliest_after(
-            requests, rows, positions, kv_caches, self._lm_head.prepared
-        )
+        head = self._lm_head.prepared
+        return self._model.tokens_after(requests, rows, positions, kv_caches, head, picks)
+
+    def logits_after(
+        self,
+        requests: RequestRows,
+        rows: list[int],
+        positions: list[int],
+        kv_caches: Sequence[KVCache],
+    ) -> NextLogits | None:
+        """See `CausalLM.logits_after`."""
+        if self._changes_logits:
+            return None
+        head = self._lm_head.prepared
+        return self._model.logits_after(requests, rows, positions, kv_caches, head)
 
     @property
     def _changes_logits(self) -> bool:

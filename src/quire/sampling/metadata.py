@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.decoder import Penalties, Pick
 from quire.kernels.dispatch import Ops
 from quire.params import SamplingParams
 from quire.sampling.counts import TokenCounts
@@ -31,6 +32,13 @@ _SEES_MASK: Final = frozenset(
 )
 """Steps that go by what the mask has left. All others do the same to a token whatever a mask says
 of the rest, so that the pick can name the tokens which decided it (`pick_tokens`)."""
+_PICKED: Final = frozenset(
+    ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    + ("temperature", "min_p", "top_k", "top_p")
+)
+"""Steps that a `Pick` says all about."""
+_NO_PENALTIES: Final[Penalties] = (0, 0, 0, 1.0, 0.0, 0.0)
+SEED_BITS: Final = 2**64 - 1
 SLAB: Final = 2**18
 """Logits that a step after the greedy pick works on at once: 1 MiB of float32."""
 
@@ -62,6 +70,23 @@ class RequestSampling:
     """Logits processors that apply to it."""
     thinking: ThinkingBudget | None = None
     """Forces the end of the reasoning; `None`: it may last."""
+
+    @property
+    def is_picked(self) -> bool:
+        """Whether `pick_after` says all about how logits become its tokens."""
+        return _PICKED.issuperset(self.active)
+
+    def pick_after(self, output: np.ndarray) -> Pick:
+        """How its next token is picked. It holds addresses: use it before the next call."""
+        return self.numbers, self.seed & SEED_BITS, len(output), self._penalties(output)
+
+    def _penalties(self, output: np.ndarray) -> Penalties:
+        p = self.params
+        if p.repetition_penalty == 1.0 and p.frequency_penalty == p.presence_penalty == 0.0:
+            return _NO_PENALTIES
+        ids, counts = self.counts.follow(output)
+        numbers = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
+        return ids.ctypes.data, counts.ctypes.data, len(ids), *numbers
 
     @classmethod
     def from_params(

@@ -278,16 +278,14 @@ class InputBatch:
             return self._last_tokens(req_ids, rows, positions)
         return self._next_tokens(req_ids, rows, positions, num_scheduled)
 
-    def greedy_places(
+    def last_places(
         self, req_ids: Sequence[str], num_scheduled: Sequence[int]
     ) -> tuple[list[int], list[int]] | None:
         """The rows of some requests and the positions of their last known tokens, if just these are
-        scheduled and all that is wanted after each is the likeliest token; else `None`. (After the
-        last token of a prompt there is nothing of it to score.)"""
+        scheduled; else `None`. (After the last token of a prompt there is nothing of it to
+        score.)"""
         rows, positions = self._places(req_ids)
-        if not self._are_last(rows, positions, num_scheduled):
-            return None
-        return None if any(self.sampling_of(row).active for row in rows) else (rows, positions)
+        return (rows, positions) if self._are_last(rows, positions, num_scheduled) else None
 
     def request_rows(self) -> RequestRows:
         """Where the requests are in memory, if there is one group of layers; another object after

@@ -11,9 +11,9 @@ from quire.core.batch import BatchResult, ScheduledBatch
 from quire.kernels.cache_tensors import KVCache
 from quire.models.base import CausalLM
 from quire.worker.cache_blocks import CacheBlocks, group_of_layers
+from quire.worker.decode_at_once import DecodeAtOnce
 from quire.worker.device import Device
 from quire.worker.forward_pass import PagedForward
-from quire.worker.greedy_decode import GreedyDecode
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_transfer import KVTransfer
 from quire.worker.proposer import Drafting
@@ -50,13 +50,14 @@ class ModelRunner:
         group_of = group_of_layers(groups)
         size = input_batch.block_size
         several = len(input_batch.block_tables) > 1
+        head = SamplingHead(model, input_batch, device)
         self._steps = StepRunner(
             PagedForward(model, kv_caches, size, device, group_of),
-            SamplingHead(model, input_batch, device),
+            head,
             input_batch,
             CacheBlocks(kv_caches, size, device, group_of, transfer),
             device,
-            None if several else GreedyDecode(model, input_batch, kv_caches),
+            None if several else DecodeAtOnce(model, input_batch, kv_caches, head),
         )
 
     def execute(self, batch: ScheduledBatch) -> BatchResult:

@@ -15,7 +15,7 @@ from quire.core.batch import BatchResult, TokenLogprobs
 from quire.errors import GrammarFailed
 from quire.logger import get_logger
 from quire.models.base import CausalLM
-from quire.sampling import Sampler, SamplerOutput, SamplingMetadata
+from quire.sampling import RequestSampling, Sampler, SamplerOutput, SamplingMetadata
 from quire.sampling.metadata import ASKED_AFTER
 from quire.sampling.processors import forced_end
 from quire.structured.state import GrammarState, begin_masks, make_masks
@@ -71,36 +71,44 @@ class SamplingHead:
         rows = [inputs.rows[owner] for owner in owners]
         requests = [self._input_batch.sampling_of(row) for row in rows]
         if any(request.active for request in requests):
-            outputs = self._input_batch.outputs(rows, ahead)
-            if not ahead and self._input_batch.grammar_states:
-                make_masks(
-                    [
-                        (request.mask, output)
-                        for request, output in zip(requests, outputs, strict=True)
-                        if isinstance(request.mask, GrammarState)
-                        and request.mask.is_large
-                        and not (self._asks_after and ASKED_AFTER in request.active)
-                    ]
-                )
-            metadata = SamplingMetadata.build(requests, outputs, num_drafts=ahead)
-            result = self._sampler(self._model.compute_logits(hidden, keep="logits"), metadata)
+            logits = self._model.compute_logits(hidden, keep="logits")
+            result = self._sample(requests, rows, ahead, logits)
         else:
             result = self._sampler.take(self._model.compute_likeliest(hidden))
         places: Sequence[int] = range(len(owners))
         if ahead:
             places = self._confirmed(owners, ahead, rows, result)
-        for place in places:
-            req_id = inputs.req_ids[owners[place]]
-            if place in result.failed:
-                logger.error("request %s failed: %s", req_id, result.failed[place])
-                outcome.failed[req_id] = result.failed[place]
-                continue
-            if req_id in outcome.failed:
-                continue
-            outcome.sampled.setdefault(req_id, []).append(result.token_ids[place])
-            entry = result.logprobs[place]
-            if entry is not None:
-                outcome.logprobs.setdefault(req_id, []).append(TokenLogprobs(*entry))
+        _note([inputs.req_ids[owner] for owner in owners], places, result, outcome)
+
+    def sample(
+        self, req_ids: Sequence[str], rows: Sequence[int], logits: Tensor, outcome: Outcome
+    ) -> None:
+        """The same for requests of which each computes its last token, whose logits are there:
+        `[requests, vocab]`, overwritten."""
+        requests = [self._input_batch.sampling_of(row) for row in rows]
+        result = self._sample(requests, rows, [], logits)
+        _note(req_ids, range(len(rows)), result, outcome)
+
+    def _sample(
+        self,
+        requests: Sequence[RequestSampling],
+        rows: Sequence[int],
+        ahead: Sequence[int],
+        logits: Tensor,
+    ) -> SamplerOutput:
+        outputs = self._input_batch.outputs(rows, ahead)
+        if not ahead and self._input_batch.grammar_states:
+            make_masks(
+                [
+                    (request.mask, output)
+                    for request, output in zip(requests, outputs, strict=True)
+                    if isinstance(request.mask, GrammarState)
+                    and request.mask.is_large
+                    and not (self._asks_after and ASKED_AFTER in request.active)
+                ]
+            )
+        metadata = SamplingMetadata.build(requests, outputs, num_drafts=ahead)
+        return self._sampler(logits, metadata)
 
     def commit(self, outcome: Outcome, result: BatchResult) -> None:
         """Make the sampled tokens known ones, and return prompt log-probabilities once they are
@@ -191,6 +199,24 @@ class SamplingHead:
             if place in result.failed or result.token_ids[place] != drafts[place]:
                 ended = owner
         return places
+
+
+def _note(
+    req_ids: Sequence[str], places: Sequence[int], result: SamplerOutput, outcome: Outcome
+) -> None:
+    """Add what was sampled at some places, each its request's, to the outcome."""
+    for place in places:
+        req_id = req_ids[place]
+        if place in result.failed:
+            logger.error("request %s failed: %s", req_id, result.failed[place])
+            outcome.failed[req_id] = result.failed[place]
+            continue
+        if req_id in outcome.failed:
+            continue
+        outcome.sampled.setdefault(req_id, []).append(result.token_ids[place])
+        entry = result.logprobs[place]
+        if entry is not None:
+            outcome.logprobs.setdefault(req_id, []).append(TokenLogprobs(*entry))
 
 
 def _note_forced(result: BatchResult, req_id: str, count: int) -> None:
