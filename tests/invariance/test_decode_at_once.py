@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paged_run import load, name_of
 from quire import LLM, SamplingParams
@@ -246,6 +247,32 @@ def generate(llm, params=(), max_tokens=40):
     return [o.outputs[0] for o in llm.generate(PROMPTS, own, use_tqdm=False)]
 
 
+@pytest.mark.parametrize("pick", [None, {"temperature": 1.0}, {"repetition_penalty": 1.2}])
+def test_one_logit_that_is_not_finite_is_seen(isa, pick, tmp_path):
+    """Of one token that nobody would pick: all rows have it."""
+    changes = KINDS["apart"] | {"torch_dtype": "bfloat16", "vocab_size": 300}
+    folder = random_checkpoint(tmp_path, changes)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        head = tensors["lm_head.weight"].clone()
+        head[217, 3] = bad
+        save_file(tensors | {"lm_head.weight": head}, file)
+        params = [GREEDY if pick is None else SamplingParams(seed=1, **pick)] * 2
+        run = Run(load(folder), [[1, 2, 3], [4] * 20], params)
+        assert run.at_once(run.ids).token_ids == [NOT_FINITE] * 2
+
+
+OTHERS = [
+    {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 0.8, "min_tokens": 9, "stop_token_ids": [7]},
+    {"temperature": 0.8, "logit_bias": {7: 3.0}},
+    {"temperature": 0.8, "bad_words": ["the"]},
+    {"temperature": 0, "structured_outputs": {"regex": "[ab]{30,60}"}},
+]
+"""What takes the sampler's steps."""
+
+
 def test_the_engine_takes_it_for_all_steps_but_those_of_prompts(monkeypatch):
     with LLM(max_model_len=256, num_gpu_blocks_override=200) as llm:
         seen = count(llm, monkeypatch)
@@ -255,19 +282,18 @@ def test_the_engine_takes_it_for_all_steps_but_those_of_prompts(monkeypatch):
         picked = [{"temperature": 0}, *PAIRS[::2]]
         sampled = generate(llm, picked)
         assert seen.count(True) >= 38 and None not in seen
-        seen.clear()
-        others = [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}]
-        others += [{"temperature": 0, "logprobs": 2, "prompt_logprobs": 1}, {"min_tokens": 9}]
-        others += [{"logit_bias": {7: 3.0}}, {"structured_outputs": {"regex": "[ab]{30,60}"}}]
-        mixed = generate(llm, others)
-        assert True in seen and None in seen, "the model is one call, then come the steps"
+        mixed = []
+        for other in OTHERS:
+            seen.clear()
+            mixed.append(generate(llm, [{"temperature": 0}, other]))
+            assert True in seen and None in seen, "the model is one call, then come the steps"
         monkeypatch.setattr(llm.llm_engine.core.executor._worker._runner._steps, "_shortcut", None)
-        for params, found in ((picked, sampled), (others, mixed)):
-            usual = generate(llm, params)
+        assert [o.token_ids for o in sampled] == [o.token_ids for o in generate(llm, picked)]
+        for other, found in zip(OTHERS, mixed, strict=True):
+            usual = generate(llm, [{"temperature": 0}, other])
             assert [o.token_ids for o in found] == [o.token_ids for o in usual]
             assert [o.logprobs for o in found] == [o.logprobs for o in usual]
-    places = range(0, len(PROMPTS), len(others))
-    assert [mixed[i].token_ids for i in places] == [alone[i].token_ids for i in places]
+            assert [o.token_ids for o in found[::2]] == [o.token_ids for o in alone[::2]]
 
 
 def test_logits_out_of_range_fail_alone_and_as_ever(monkeypatch):
