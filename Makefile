@@ -95,7 +95,7 @@ chaos-long: $(VENV)/.test
 
 ASAN_TESTS := tests/kernels/test_sanitizers.py tests/kernels/test_pool.py \
   tests/kernels/test_native_*.py tests/kernels/test_kv_types.py tests/invariance/test_fused_decoder.py \
-  tests/invariance/test_greedy_decode.py
+  tests/invariance/test_decode_at_once.py
 
 # The kernels with address and undefined-behaviour sanitizers run the kernel tests, in the instruction
 # sets that this machine has. What a sanitizer says must not be captured: it ends the process. Python has no C++
