@@ -47,8 +47,9 @@ constexpr int64_t kNarrowBlock = kTiles ? 64 : 128;
 constexpr int64_t kTileStep = 32;
 // The same where numbers are float32 and rows many: 64 KiB, beside which a small second-level cache has room for rows.
 constexpr int64_t kNarrowBlock32 = 256;
-// Rows for which numbers of narrow weights are made in registers, at most.
-constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 48 : QUIRE_LEVEL == 1 ? 3 : 0;
+// Rows for which numbers of narrow weights are made in registers, at most; and of codes of four bits.
+constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 96 : QUIRE_LEVEL == 1 ? 3 : 0;
+constexpr int64_t kInRegisters4 = QUIRE_LEVEL >= 3 ? 24 : kInRegisters;
 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 2;
@@ -179,6 +180,9 @@ template <int V> struct Share {
 // Where vectors are long, seven and eight rows pass by a weight at once, by half of its columns at a time. By blocks, in
 // two passes, these have to be begun and ended (docs/cpu-kernels.md).
 constexpr int kAtOnce = QUIRE_LEVEL >= 2 && !kTiles ? 8 : 0;
+constexpr int kWholeUnits = QUIRE_LEVEL >= 3 && !kTiles ? 5 : 6;
+// The same of rows for which numbers are made in registers.
+constexpr int64_t kMadeOnce = QUIRE_LEVEL >= 3 && !kTiles ? 12 : 0;
 // Vectors of columns that rows pass by at a time.
 constexpr int whole_vectors(int rows) { return rows <= 6 ? 4 : 2; }
 
@@ -332,7 +336,7 @@ template <int R, int D> void tile_f32(const Block& b, int64_t row, float* sums, 
 template <int R, class S>
 QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const bf16* x, int64_t stride, bool, Vec (&acc)[R][4]) {
   __m512i numbers[4];
-  source.unit(unit, numbers);
+  make_unit(source, unit, numbers);
   multiply_step<R>(x, stride, numbers, acc);
 }
 #elif QUIRE_LEVEL == 1
@@ -350,6 +354,9 @@ QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const float* 
 #endif
 
 #if QUIRE_LEVEL >= 3 || QUIRE_LEVEL == 1
+// Of so many bytes of a weight, those that one half of the columns fetches while it passes by as many.
+QUIRE_INLINE int64_t half_of(const Block& b, int64_t bytes) { return bytes * b.lines / b.all_lines / 2; }
+
 // Group by group, anew for each pass: that takes less time than reading them from a near cache, unless rows
 // are many.
 template <int R, class S> void tile_units(S source, const Block& b, int64_t row, float* sums, int64_t pass) {
@@ -359,10 +366,10 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
   const T* x = static_cast<const T*>(b.work.x) + row * b.work.stride;
   const int64_t stride = b.work.stride, group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
   const int64_t bytes = unit_bytes(layer);
-  // One pass fetches what it reads itself a little later; the first of several the next block, a line each.
+  // One pass fetches what it reads itself a little later; each of several its part of the next block.
   const bool alone = b.lines == 0;
-  const int64_t lines = alone ? bytes / 64 : pass < bytes / 64 ? 1 : 0;
-  const char* next = b.next + (alone ? 0 : pass * (b.k1 - b.k0) / 2 * 64);
+  const int64_t ahead = alone ? bytes : 2 * half_of(b, bytes);
+  const char* next = b.next + 2 * pass * half_of(b, offset_of(layer, b.k1) - offset_of(layer, b.k0));
   Block part = b;
   Vec acc[R][V];
   QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = zero();
@@ -375,7 +382,8 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
       for (const char* const codes = next + head; next < codes; next += 64) fetch_line(next);
     const auto multiply_units = [&]() __attribute__((always_inline)) {
       for (int64_t i = k; i < end; i += 2, unit += bytes) {
-        for (int64_t line = 0; line < lines; ++line, next += 64) fetch_line(next);
+        for (int64_t at = 0; at < ahead; at += 64) fetch_line(next + at);
+        next += ahead;
         multiply_unit<R>(source, unit, x + i, stride, b.work.grown, acc);
       }
     };
@@ -407,6 +415,81 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
   QUIRE_EACH for (int r = 0; r < R; ++r) S::put_in_order(acc[r]);
   end_block<R, V>(b, row, sums, 0, acc);
 }
+
+#if QUIRE_LEVEL >= 3
+// Numbers in memory, of a step, in the order of half h of a source.
+template <class S> QUIRE_INLINE void out_of_order(const bf16* w, int h, __m512i (&out)[2]) {
+  alignas(64) int32_t from[kTile], to[kTile];
+  __builtin_memcpy(from, w, sizeof from);
+  for (int i = 0; i < kTile; ++i) to[i] = from[S::column(i)];
+  QUIRE_EACH for (int j = 0; j < 2; ++j) out[j] = _mm512_load_si512(to + (2 * h + j) * kLanes);
+}
+
+// Half h of the columns of R rows, so that more of them pass by together: numbers are made once for all. Sums stay in the
+// order of the source.
+template <int R, int h, class S> void tile_half(S source, const Block& b, int64_t row, float* sums, const char* next) {
+  const Linear& layer = *b.work.args.layer;
+  const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
+  const int64_t stride = b.work.stride, group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
+  const int64_t bytes = unit_bytes(layer), ahead = half_of(b, bytes);
+  float* const at = sums + h * kTile / 2;
+  Block part = b;
+  Vec acc[R][2];
+  const auto clear = [&]() __attribute__((always_inline)) {
+    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
+  };
+  const auto keep = [&]() __attribute__((always_inline)) {
+    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < 2; ++j) store(at + r * kTile + j * kLanes, acc[r][j]);
+  };
+  clear();
+  for (int64_t k = b.k0, end; k < b.k1; k = end) {
+    const int64_t first = k / group * group;
+    end = first + group < b.k1 ? first + group : b.k1;
+    const char* codes = b.weights + k / group * size;
+    const char* unit = codes + head + (k - first) / 2 * bytes;
+    for (const char* const behind = next + half_of(b, head); next < behind; next += 64) fetch_line(next);
+    __m512i numbers[2];
+    if (source.begin(codes)) {
+      for (int64_t i = k; i < end; i += 2, unit += bytes, next += ahead) {
+        fetch_line(next);
+        source.half(unit, h, numbers);
+        multiply_step<R>(x + i, stride, numbers, acc);
+      }
+    } else {
+      widen_weights(WidenArgs{&layer, b.weights, k, end, b.wide, kBF16});
+      const bf16* w = static_cast<const bf16*>(b.wide);
+      for (int64_t i = k; i < end; i += 2, w += 2 * kTile) {
+        out_of_order<S>(w, h, numbers);
+        multiply_step<R>(x + i, stride, numbers, acc);
+      }
+    }
+    if constexpr (S::kScalesSums) {
+      part.scales = codes;
+      part.grows = k > b.k0;
+      scale_sums<R, 2>(part, at, h * kTile / 2, acc);
+      if (end == b.k1) break;
+      keep();
+      clear();
+    }
+  }
+  if constexpr (S::kInOrder) end_block<R, 2>(b, row, at, h * kTile / 2, acc);
+  else keep();
+}
+
+template <int R, class S> void tile_halves(const S& source, const Block& b, int64_t row, float* sums, int64_t pass) {
+  const Linear& layer = *b.work.args.layer;
+  const int64_t half = half_of(b, offset_of(layer, b.k1) - offset_of(layer, b.k0));
+  tile_half<R, 0>(source, b, row, sums, b.next + 2 * pass * half);
+  tile_half<R, 1>(source, b, row, sums, b.next + (2 * pass + 1) * half);
+  if constexpr (!S::kInOrder)
+    for (int64_t r = 0; r < R; ++r, sums += kTile) {
+      Vec y[1][4];
+      QUIRE_EACH for (int j = 0; j < 4; ++j) y[0][j] = load(sums + j * kLanes);
+      S::put_in_order(y[0]);
+      end_block<1, 4>(b, row + r, sums, 0, y);
+    }
+}
+#endif
 
 #if QUIRE_LEVEL == 1
 // One half of the columns of R rows: more sums than those would leave registers. They stay in the source's order.
@@ -464,9 +547,13 @@ template <int R, int h, class S> void tile_half(S source, const Block& b, int64_
 template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
 #if QUIRE_LEVEL >= 3
-  if (layer.dtype == kTable4) return tile_units<R>(PowerColumns(layer), b, row, sums, pass);
-  if (kLooksUpBytes) return tile_units<R>(E4M3Table(layer), b, row, sums, pass);
-  tile_units<R>(E4M3Units(layer), b, row, sums, pass);
+  const auto multiply = [&](const auto& source) {
+    if constexpr (R <= kWholeUnits) tile_units<R>(source, b, row, sums, pass);
+    else tile_halves<R>(source, b, row, sums, pass);
+  };
+  if (layer.dtype == kTable4) return multiply(PowerColumns(layer));
+  if (kLooksUpBytes) return multiply(E4M3Table(layer));
+  multiply(E4M3Units(layer));
 #else
   with_columns(layer, [&](const auto& source) {
     if constexpr (R == 1) return tile_units<R>(source, b, row, sums, pass);
@@ -780,7 +867,7 @@ template <class S> void multiply_made(const Block& b, const TileProduct& product
     for (int64_t k = k0; k < k1; k += 2, unit += bytes, to += kUnit * 2) {
       for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(unit + kMadeLead + line, 0, 3);
       __m512i numbers[4];
-      source.unit(unit, numbers);
+      make_unit(source, unit, numbers);
       QUIRE_EACH for (int m = 0; m < 4; ++m) _mm512_storeu_si512(to + 64 * m, numbers[m]);
     }
   });
@@ -788,7 +875,7 @@ template <class S> void multiply_made(const Block& b, const TileProduct& product
 struct NoSource {
   explicit NoSource(const Linear&) {}
   bool begin(const char*) { return false; }
-  void unit(const char*, __m512i (&)[4]) const {}
+  void half(const char*, int, __m512i (&)[2]) const {}
 };
 void multiply_made(const Block& b, const TileProduct& product) {
   const Linear& layer = *b.work.args.layer;
@@ -1056,12 +1143,17 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
 }
 
 #if QUIRE_LEVEL >= 2 && !defined QUIRE_AMX
-// More rows than `rows` takes: kAtOnce.
-template <int R> void rows_at_once(const Block& b, int64_t row, float* sums) {
+// More rows than `rows` takes: kAtOnce, or kMadeOnce.
+template <int R> void more_rows(const Block& b, int64_t row, float* sums, [[maybe_unused]] int64_t pass) {
 #if QUIRE_LEVEL >= 3
-  if (!is_coded(*b.work.args.layer)) return tile_bf16<R, kLines>(b, row, sums, b.next);
+  if (b.wide) return narrow_rows<R>(b, row, sums, pass);
 #endif
-  tile_codes8<R, kLines>(b, row, sums, 0);
+  if constexpr (R <= kAtOnce) {
+#if QUIRE_LEVEL >= 3
+    if (!is_coded(*b.work.args.layer)) return tile_bf16<R, kLines>(b, row, sums, b.next);
+#endif
+    tile_codes8<R, kLines>(b, row, sums, 0);
+  }
 }
 #endif
 
@@ -1077,8 +1169,12 @@ void some_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
     case 6: return rows<6>(b, row, sums, pass);
 #endif
 #if QUIRE_LEVEL >= 2 && !defined QUIRE_AMX
-    case 7: return rows_at_once<7>(b, row, sums);
-    default: return rows_at_once<8>(b, row, sums);
+    case 7: return more_rows<7>(b, row, sums, pass);
+    case 8: return more_rows<8>(b, row, sums, pass);
+    case 9: return more_rows<9>(b, row, sums, pass);
+    case 10: return more_rows<10>(b, row, sums, pass);
+    case 11: return more_rows<11>(b, row, sums, pass);
+    default: return more_rows<12>(b, row, sums, pass);
 #endif
   }
 }
@@ -1264,6 +1360,13 @@ bool by_blocks(const Work& work) {
 bool at_once(const Work& work, int64_t rows) {
   return rows > kRows && rows <= kAtOnce && by_blocks(work) && work.args.layer->dtype != kCodes4;
 }
+// Whether the numbers of a narrow weight are made in registers.
+bool in_registers(const Work& work, int64_t rows) {
+  const Linear& layer = *work.args.layer;
+  const bool fits = work.direct ? layer.dtype == kE4M3 || are_powers(layer) : widens_to_f32(layer);
+  return fits && rows <= (layer.dtype == kTable4 ? kInRegisters4 : kInRegisters) && !on_tiles(work, rows);
+}
+
 int64_t passes_of(const Work& work, int64_t rows) {
   const Linear& layer = *work.args.layer;
   if (on_tiles(work, rows)) {
@@ -1271,8 +1374,9 @@ int64_t passes_of(const Work& work, int64_t rows) {
     return (rows + once - 1) / once;
   }
   if (at_once(work, rows)) return 1;
-  const bool twice = rows > kMostOnce && rows <= kRows && by_blocks(work);
-  return twice ? 2 : (rows + kRows - 1) / kRows;
+  if (rows > kMostOnce && rows <= kRows && by_blocks(work)) return 2;
+  const int64_t most = rows > kRows && in_registers(work, rows) && kMadeOnce > 0 ? kMadeOnce : kRows;
+  return (rows + most - 1) / most;
 }
 
 // Whether rows that pass by together read a block's weights once, from front to back.
@@ -1315,13 +1419,6 @@ int64_t narrow_length(const Work& work, int64_t rows, int64_t k) {
   if (rows <= few) return k > kNarrowBlock ? kNarrowBlock : k;
   if (rows > kFewRows && number_type(*work.args.layer) == kF32) return k > kNarrowBlock32 ? kNarrowBlock32 : k;
   return block_length(work, rows, k);
-}
-
-// Whether the numbers of a narrow weight are made in registers.
-bool in_registers(const Work& work, int64_t rows) {
-  const Linear& layer = *work.args.layer;
-  const bool fits = work.direct ? layer.dtype == kE4M3 || are_powers(layer) : widens_to_f32(layer);
-  return fits && rows <= kInRegisters && !on_tiles(work, rows);
 }
 
 // The same for codes: of whole groups.
@@ -1400,6 +1497,9 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
   const bool by_steps = narrow && on_tiles(work, row1 - row0) && row1 - row0 <= kTileRegisterRows;
   const int type = narrow ? number_type(layer) : weight_type(layer);
   const int64_t group = layer.coded.group, own_lead = narrow || layer.dtype == kCodes4 ? kOwnLeadOfMade : kOwnLead;
+  const bool once = narrow ? passes == 1 && !(at_once && row1 - row0 > kWholeUnits)
+                    : is_coded(layer) ? reads_codes_once(work, row1 - row0)
+                                      : reads_once(work, row1 - row0);
   int64_t length = at_once || by_steps ? leaf_k
                    : is_coded(layer)   ? coded_length(work, row1 - row0, leaf_k)
                    : narrow            ? narrow_length(work, row1 - row0, leaf_k)
@@ -1412,12 +1512,10 @@ void one_tile(const Work& work, int64_t row0, int64_t row1, int64_t tile, const 
                             : layer.dtype == kF32 ? 2 * kLines
                                                   : kLines;
   const int64_t least = is_coded(layer) && group ? kGroupLines : 1;
-  const int64_t lines = narrow && passes == 1 ? 0 : lines_per_pass(passes, all_lines, least);
+  const int64_t lines = narrow && once ? 0 : lines_per_pass(passes, all_lines, least);
   // Numbers in memory at once, of a column: by steps, those of two.
   const int64_t most = by_steps ? 2 * kTileStep : at_once && group < length ? group : length;
   void* const wide = narrow ? scratch(6, static_cast<size_t>((most + 1) * kTile) * 4) : nullptr;
-  const bool once = narrow ? passes == 1 : is_coded(layer) ? reads_codes_once(work, row1 - row0)
-                                                           : reads_once(work, row1 - row0);
   const int64_t apart = (row1 - row0) * kTile;
   TileShape* const shape = on_tiles(work, row1 - row0) ? &registers : nullptr;
   const bool unpacked = shape && layer.dtype == kCodes4;

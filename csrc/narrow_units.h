@@ -339,24 +339,35 @@ static inline void put_sums_in_order(const Linear& layer, float* sums, int64_t r
 
 #if QUIRE_LEVEL >= 3
 
-// E4M3 by arithmetic of whole numbers; scales belong to the sums.
-struct E4M3Units {
+// half(unit, h, out) makes vectors 2 h and 2 h + 1 of a unit's four.
+template <class S> QUIRE_INLINE void make_unit(const S& source, const char* unit, __m512i (&out)[4]) {
+  __m512i halves[2][2];
+  source.half(unit, 0, halves[0]);
+  source.half(unit, 1, halves[1]);
+  _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m) out[m] = halves[m / 2][m % 2];
+}
+
+// What sources of E4M3 have in common: columns are in order, and scales belong to the sums.
+struct E4M3InOrder {
   using Row = bf16;
-  static constexpr bool kScalesSums = true, kDeinterleaved = false;
-  explicit E4M3Units(const Linear&) {}
+  static constexpr bool kScalesSums = true, kDeinterleaved = false, kInOrder = true;
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
   static inline __attribute__((always_inline)) void put_out_of_order(Vec (&)[4]) {}
-  inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
-    _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m)
-      out[m] = bf16_of_e4m3(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * m)));
+  static constexpr int column(int lane) { return lane; }
+};
+
+// By arithmetic of whole numbers.
+struct E4M3Units : E4M3InOrder {
+  explicit E4M3Units(const Linear&) {}
+  inline __attribute__((always_inline)) void half(const char* p, int h, __m512i (&out)[2]) const {
+    _Pragma("GCC unroll 2") for (int m = 0; m < 2; ++m)
+      out[m] = bf16_of_e4m3(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * h + 32 * m)));
   }
 };
 
 // The same by tables.
-struct E4M3Table {
-  using Row = bf16;
-  static constexpr bool kScalesSums = true, kDeinterleaved = false;
+struct E4M3Table : E4M3InOrder {
   ByteTable<kE4M3> table;
   __m512i order;
 
@@ -369,12 +380,8 @@ struct E4M3Table {
     } places;
     order = _mm512_load_si512(places.from);
   }
-  inline __attribute__((always_inline)) bool begin(const char*) { return true; }
-  static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
-  static inline __attribute__((always_inline)) void put_out_of_order(Vec (&)[4]) {}
-  inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
-    _Pragma("GCC unroll 4") for (int m = 0; m < 2; ++m)
-      table.numbers(picked(_mm512_loadu_si512(p + 64 * m), order), out[2 * m], out[2 * m + 1]);
+  inline __attribute__((always_inline)) void half(const char* p, int h, __m512i (&out)[2]) const {
+    table.numbers(picked(_mm512_loadu_si512(p + 64 * h), order), out[0], out[1]);
   }
 };
 
@@ -401,13 +408,11 @@ struct PowerUnits {
     }
     return _mm512_test_epi8_mask(by, by) == ~__mmask64{0};  // no scale is 0
   }
-  inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
-    const __m512i words = _mm512_loadu_si512(p), any = _mm512_set1_epi16(0x7fff);
-    const __m512i half[2] = {_mm512_permutexvar_epi16(low, words), _mm512_permutexvar_epi16(high, words)};
-    _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m) {
-      const __m512i codes = _mm512_srlv_epi16(half[m / 2], shifts[m % 2]);
-      const __m512i x = _mm512_permutexvar_epi16(codes, all);  // by the lowest five bits
-      out[m] = _mm512_mask_add_epi16(x, _mm512_test_epi16_mask(x, any), x, exponents[m]);
+  inline __attribute__((always_inline)) void half(const char* p, int h, __m512i (&out)[2]) const {
+    const __m512i words = _mm512_permutexvar_epi16(h ? high : low, _mm512_loadu_si512(p));
+    _Pragma("GCC unroll 2") for (int m = 0; m < 2; ++m) {
+      const __m512i x = _mm512_permutexvar_epi16(_mm512_srlv_epi16(words, shifts[m]), all);  // by the lowest five bits
+      out[m] = _mm512_mask_add_epi16(x, _mm512_test_epi16_mask(x, _mm512_set1_epi16(0x7fff)), x, exponents[2 * h + m]);
     }
   }
 };
@@ -419,7 +424,7 @@ struct PowerUnits {
 // the sign, above the magnitude, is left alone. There is no -0 in the table (`native_narrow.py`).
 struct PowerColumns {
   using Row = bf16;
-  static constexpr bool kScalesSums = false, kDeinterleaved = false;
+  static constexpr bool kScalesSums = false, kDeinterleaved = false, kInOrder = false;
   __m512i above, below;         // bytes of the numbers, by code
   __m512i turned, from[2];      // orders of bytes, and of scales
   __m512i taken[4];             // from the magnitudes
@@ -449,15 +454,15 @@ struct PowerColumns {
     const __m512i least = _mm512_set1_epi8(1), largest = _mm512_set1_epi8(static_cast<char>(127 + (kept_more - 1) / 128));
     return (_mm512_cmplt_epu8_mask(scales, least) | _mm512_cmpgt_epu8_mask(scales, largest)) == 0;
   }
-  inline __attribute__((always_inline)) void unit(const char* p, __m512i (&out)[4]) const {
-    const __m512i mask = _mm512_set1_epi8(15), both = _mm512_shuffle_epi8(_mm512_loadu_si512(p), turned);
-    const __m512i codes[2] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
-    _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half) {
-      const __m512i low = _mm512_shuffle_epi8(below, codes[half]), high = _mm512_shuffle_epi8(above, codes[half]);
-      out[2 * half] = _mm512_subs_epu16(_mm512_unpacklo_epi8(low, high), taken[2 * half]);
-      out[2 * half + 1] = _mm512_subs_epu16(_mm512_unpackhi_epi8(low, high), taken[2 * half + 1]);
-    }
+  inline __attribute__((always_inline)) void half(const char* p, int h, __m512i (&out)[2]) const {
+    const __m512i both = _mm512_shuffle_epi8(_mm512_loadu_si512(p), turned);
+    const __m512i codes = _mm512_and_si512(h ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
+    const __m512i low = _mm512_shuffle_epi8(below, codes), high = _mm512_shuffle_epi8(above, codes);
+    out[0] = _mm512_subs_epu16(_mm512_unpacklo_epi8(low, high), taken[2 * h]);
+    out[1] = _mm512_subs_epu16(_mm512_unpackhi_epi8(low, high), taken[2 * h + 1]);
   }
+  // Which column lane `lane` of all 64 holds.
+  static constexpr int column(int lane) { return 16 * (lane % 4) + 2 * (lane / 4 % 4) + lane / 16 % 2 + lane / 32 * 8; }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&v)[4]) {
     const __m512i at = _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28);
     Vec out[4];
@@ -471,10 +476,7 @@ struct PowerColumns {
   static inline __attribute__((always_inline)) void put_out_of_order(Vec (&v)[4]) {
     alignas(64) float in[kTile], out[kTile];
     for (int j = 0; j < 4; ++j) store(in + 16 * j, v[j]);
-    for (int i = 0; i < kTile; ++i) {
-      const int m = i / 16, q = i / 4 % 4, b = i % 4;
-      out[i] = in[16 * b + 2 * q + m % 2 + m / 2 * 8];
-    }
+    for (int i = 0; i < kTile; ++i) out[i] = in[column(i)];
     for (int j = 0; j < 4; ++j) v[j] = load(out + 16 * j);
   }
 };

@@ -117,7 +117,7 @@ template <class S> void widen_by(const S& source, const char* unit, int64_t unit
   for (int64_t u = 0; u < units; ++u, unit += bytes, out += kUnit * 2) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(unit + kAhead + line, 0, 3);
     __m512i numbers[4];
-    source.unit(unit, numbers);
+    make_unit(source, unit, numbers);
     _Pragma("GCC unroll 4") for (int m = 0; m < 4; ++m) _mm512_storeu_si512(out + 64 * m, numbers[m]);
   }
 }
