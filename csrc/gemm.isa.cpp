@@ -1163,18 +1163,22 @@ void some_rows(const Block& b, int64_t row, int64_t count, float* sums, int64_t 
     case 1: return rows<1>(b, row, sums, pass);
     case 2: return rows<2>(b, row, sums, pass);
     case 3: return rows<3>(b, row, sums, pass);
+#if QUIRE_LEVEL == 0
+    default: return rows<4>(b, row, sums, pass);
+#else
     case 4: return rows<4>(b, row, sums, pass);
-#if QUIRE_LEVEL >= 1
     case 5: return rows<5>(b, row, sums, pass);
+#if QUIRE_LEVEL == 1 || defined QUIRE_AMX
+    default: return rows<6>(b, row, sums, pass);
+#else
     case 6: return rows<6>(b, row, sums, pass);
-#endif
-#if QUIRE_LEVEL >= 2 && !defined QUIRE_AMX
     case 7: return more_rows<7>(b, row, sums, pass);
     case 8: return more_rows<8>(b, row, sums, pass);
     case 9: return more_rows<9>(b, row, sums, pass);
     case 10: return more_rows<10>(b, row, sums, pass);
     case 11: return more_rows<11>(b, row, sums, pass);
     default: return more_rows<12>(b, row, sums, pass);
+#endif
 #endif
   }
 }
