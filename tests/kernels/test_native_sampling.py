@@ -173,7 +173,9 @@ def test_greedy_takes_the_lowest_of_equals():
     assert torch.equal(native_sampling.pick_tokens(wide, None, *none), wide.argmax(1))
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 3, 64, 100, 1025, 50257])
+@pytest.mark.parametrize(
+    "vocab", [1, 2, 3, 64, 100, 128, 129, 255, 256, 257, 1025, 4096, 5003, 50257, 151_936, 200_001]
+)
 def test_log_softmax_bit_for_bit(vocab):
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(5, vocab, generator=generator) * torch.tensor([[0.1], [1], [5], [30], [0]])
@@ -185,6 +187,15 @@ def test_log_softmax_bit_for_bit(vocab):
     got = native_sampling.log_softmax(logits)
     assert got[[0, 2, 3]].isnan().all()
     assert torch.equal(got[4], want[4])
+
+
+def test_log_softmax_in_memory_that_is_kept():
+    first, other = torch.randn(9, 1000), torch.randn(4, 1000)
+    kept = native_sampling.log_softmax(first, keep="of this test")
+    assert torch.equal(kept, native_sampling.log_softmax(first))
+    again = native_sampling.log_softmax(other, keep="of this test")
+    assert torch.equal(again, native_sampling.log_softmax(other))
+    assert again.data_ptr() == kept.data_ptr()
 
 
 def test_finite_rows():

@@ -92,7 +92,7 @@ class Ops:
     linear: Callable[..., Tensor]
     linear_add: Callable[..., Tensor]
     log: Callable[[Tensor], Tensor]
-    log_softmax: Callable[[Tensor], Tensor]
+    log_softmax: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
     pick_tokens: Callable[..., Tensor] | None
     """All of the sampler's picking in one call, with masks if there are some, or `None`:

@@ -227,11 +227,14 @@ def sum_neighbours(parts: Sequence[Tensor]) -> Tensor:
     return parts[0]
 
 
-def log_softmax(logits: Tensor) -> Tensor:
+def log_softmax(logits: Tensor, keep: str | None = None) -> Tensor:
     """Row-wise log-probabilities of float32 `[R, V]`; a row depends on itself alone.
+
+    With `keep` they may live in memory of this name until the next call with it.
 
     Entries of `-inf` keep probability 0. A row without any finite entry becomes NaN.
     """
+    del keep
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     rows = max(1, (1 << 20) // max(1, logits.shape[-1]))
     for part, result in zip(logits.split(rows), out.split(rows), strict=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.kernels import exact
 from quire.kernels import rows as plain
 from quire.kernels.compiled import lib
+from quire.kernels.workspace import workspace
 
 
 def pick_tokens(
@@ -97,12 +98,17 @@ def finite_rows(logits: Tensor) -> Tensor:
     return answers
 
 
-def log_softmax(logits: Tensor) -> Tensor:
-    """See `exact.log_softmax`; the same bits."""
+def log_softmax(logits: Tensor, keep: str | None = None) -> Tensor:
+    """See `exact.log_softmax`; the same bits. For 64 rows of a large vocabulary, pages of fresh
+    memory take twice as long as the numbers: that is what `keep` is for."""
     if logits.dim() != 2 or not logits.numel():
         return exact.log_softmax(logits)
     logits = _rows_of_numbers(logits)
-    out = torch.empty(logits.shape, dtype=torch.float32)
+    shape = logits.shape[0], logits.shape[1]
+    if keep is None:
+        out = torch.empty(shape, dtype=torch.float32)
+    else:
+        out = workspace.take(keep, shape, torch.float32, logits.device)
     lib.log_softmax(logits.data_ptr(), *logits.shape, logits.stride(0), out.data_ptr())
     return out
 

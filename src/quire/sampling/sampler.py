@@ -78,9 +78,8 @@ def raw_logprobs(state: SamplerState) -> None:
     rows = state.meta.rows.get("raw_logprobs")
     if rows is not None:
         every = len(rows) == len(state.logits)
-        state.raw_logprobs = state.ops.log_softmax(
-            (state.logits if every else state.logits[rows]).float()
-        )
+        logits = (state.logits if every else state.logits[rows]).float()
+        state.raw_logprobs = state.ops.log_softmax(logits, keep="logprobs")
 
 
 def to_float32(state: SamplerState) -> None:

@@ -91,8 +91,10 @@ class PromptScorer:
         return entries
 
     def _logprobs(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Of the token after each state, in slabs that bound the memory of the logits."""
+        """Of the token after each state, in slabs that bound the memory of the logits; each is
+        valid until the next."""
         at_once = max(1, _PROMPT_SLAB // self._input_batch.vocab_size)
         for start in range(0, len(hidden), at_once):
             part = slice(start, start + at_once)
-            yield part, self._model.ops.log_softmax(self._model.compute_logits(hidden[part]))
+            logits = self._model.compute_logits(hidden[part], keep="logits")
+            yield part, self._model.ops.log_softmax(logits, keep="logprobs")
