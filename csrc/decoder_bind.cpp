@@ -142,9 +142,10 @@ void bind_decoder(nb::module_& m) {
            "the tokens whose hidden state is asked for, queries of `last`; num_wanted -1: all.")
       .def("tokens_after", &BoundDecoder::tokens_after, "requests"_a, "embedding"_a, "rows"_a,
            "positions"_a, "head"_a, "logits"_a, "picks"_a,
-           "The next token after one token of each of some requests, -1 where some logit is not\n"
-           "finite, -2 where no largest one is after penalties, and the seconds of the head. logits 0: the likeliest tokens; else logits\n"
-           "[requests, vocab] are written there, and tokens picked from them, if there are picks.");
+           "The next token after one token of each of some requests, -1 where some logit is not finite,\n"
+           "-2 where no largest one is after penalties; and the seconds of the head. logits 0: the\n"
+           "likeliest tokens; else logits [requests, vocab] are written there, and tokens are picked\n"
+           "from them, if there are picks.");
 }
 
 }  // namespace quire

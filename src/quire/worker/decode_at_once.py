@@ -44,10 +44,10 @@ class DecodeAtOnce:
         kv_caches: Sequence[KVCache],
         head: SamplingHead,
     ) -> None:
-        self._head = head
         self._model = model
         self._input_batch = input_batch
         self._kv_caches = kv_caches
+        self._head = head
 
     def __call__(self, req_ids: Sequence[str], counts: Sequence[int]) -> WholePass | None:
         """See `Shortcut`."""
@@ -65,7 +65,7 @@ class DecodeAtOnce:
         requests = self._input_batch.request_rows()
         start = time.perf_counter()
         found = self._model.tokens_after(requests, rows, positions, self._kv_caches, picks)
-        if found is None or OUT_OF_RANGE in found.token_ids:  # the sampler says what is
+        if found is None or OUT_OF_RANGE in found.token_ids:  # the sampler says what is wrong
             return None
         seconds = time.perf_counter() - start - found.head_seconds
         outcome = Outcome()

@@ -98,7 +98,7 @@ class Shortcut(Protocol):
     part of torch takes 30 to 60 us in a step whose weights have emptied the caches."""
 
     def __call__(self, req_ids: Sequence[str], counts: Sequence[int]) -> WholePass | None:
-        """The results of a pass; `None`: not of this one, and nothing was done."""
+        """The results of a pass; `None`: not of this one, and all that was done is done again."""
         ...
 
 
