@@ -228,10 +228,13 @@ def test_requests_without_processors_keep_the_fast_way(llm: LLM, monkeypatch: An
     made = LLM(**OPTIONS, logits_processors=["toy_processors:Counting", "toy_processors:Wrapped"])
     model = made.llm_engine.core.executor._worker.model
     called: list[str] = []
-    compute = model.compute_logits
-    monkeypatch.setattr(
-        model, "compute_logits", lambda *a, **k: (called.append("logits"), compute(*a, **k))[1]
-    )
+
+    def watch(name: str) -> None:
+        compute = getattr(model, name)
+        monkeypatch.setattr(model, name, lambda *a, **k: (called.append(name), compute(*a, **k))[1])
+
+    watch("compute_logits")
+    watch("logits_after")
     try:
         expected = tokens(made, [{"temperature": 0}])
         assert not called

@@ -103,6 +103,29 @@ def test_real_logits(llm: LLM, rng: random.Random) -> None:
             tokens = recorder.outputs[str(i), completion.index]
             check_end(prompt, wish, output, completion, tokens)
     check_prompt_logprobs(llm, rng, prompts, recorder, watch)
+    check_in_one_call(llm, prompts, wanted, outputs)
+
+
+STEPS = {"logprobs", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens"}
+"""What takes more than a pick."""
+
+
+def check_in_one_call(
+    llm: LLM,
+    prompts: list[list[int]],
+    wanted: list[dict[str, Any]],
+    outputs: list[RequestOutput],
+) -> None:
+    """Steps that are one call, to which nobody can listen, put out the same: with the sampler's own
+    steps after them, and, where all requests take no more than a pick, without."""
+    picked = [i for i, wish in enumerate(wanted) if STEPS.isdisjoint(wish)]
+    for some in (range(len(prompts)), picked):
+        again = run(llm, [prompts[i] for i in some], [wanted[i] for i in some])
+        for i, output in zip(some, again, strict=True):
+            for one, other in zip(outputs[i].outputs, output.outputs, strict=True):
+                assert one.token_ids == other.token_ids, wanted[i]
+                assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+                assert one.logprobs == other.logprobs, wanted[i]
 
 
 def check_end(
