@@ -180,8 +180,9 @@ template <int V> struct Share {
 // Where vectors are long, seven and eight rows pass by a weight at once, by half of its columns at a time. By blocks, in
 // two passes, these have to be begun and ended (docs/cpu-kernels.md).
 constexpr int kAtOnce = QUIRE_LEVEL >= 2 && !kTiles ? 8 : 0;
+// Rows for which numbers are made in registers: up to kWholeUnits pass by all columns at a time, up to kMadeOnce by half of
+// them. With 6 rows of 8-bit floats, whole columns left no registers for what makes the numbers (docs/cpu-kernels.md).
 constexpr int kWholeUnits = QUIRE_LEVEL >= 3 && !kTiles ? 5 : 6;
-// The same of rows for which numbers are made in registers.
 constexpr int64_t kMadeOnce = QUIRE_LEVEL >= 3 && !kTiles ? 12 : 0;
 // Vectors of columns that rows pass by at a time.
 constexpr int whole_vectors(int rows) { return rows <= 6 ? 4 : 2; }
