@@ -1,7 +1,6 @@
 """One token of each request, from the worker's memory to the next one in one native call: the
 tokens and the cache of a forward pass, a head and the sampler's steps."""
 
-import functools
 import itertools
 import random
 
@@ -16,6 +15,7 @@ from quire.attention.kv_cache import allocate_kv_cache
 from quire.core.batch import ScheduledNewRequest
 from quire.kernels import scopes
 from quire.kernels.decoder import NOT_FINITE, OUT_OF_RANGE
+from quire.kernels.request_rows import LastTokens
 from quire.sampling import Sampler, SamplingMetadata
 from quire.weights.dummy import random_checkpoint
 from quire.worker.device import CpuDevice
@@ -89,13 +89,13 @@ class Run:
         return found.token_ids
 
     def at_once(self, ids):
-        places = self.batch.last_places(ids, [1] * len(ids))
+        last = self.batch.last_tokens(ids, [1] * len(ids))
         picks = None
         requests, outputs = self.known(ids)
         if any(request.active for request in requests):
             assert all(request.is_picked for request in requests)
             picks = [r.pick_after(output) for r, output in zip(requests, outputs, strict=True)]
-        return self.model.tokens_after(self.batch.request_rows(), *places, self.caches, picks)
+        return self.model.tokens_after(last, self.caches, picks)
 
     def known(self, ids):
         rows = [self.batch.row_of[i] for i in ids]
@@ -189,16 +189,19 @@ def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path):
     run = Run(load(random_checkpoint(tmp_path, {"torch_dtype": "bfloat16"})), [[1, 2, 3], [4] * 20])
     before = [b.clone() for b in bits(run)]
     requests = run.batch.request_rows()
-    ask = functools.partial(run.model.tokens_after, picks=None)
+
+    def ask(rows, positions):
+        return run.model.tokens_after(LastTokens(requests, rows, positions), run.caches, None)
+
     for rows, positions in (([0, 1], [2, LONGEST + 5]), ([0, 9], [2, 2]), ([-1], [0]), ([0], [-1])):
         with pytest.raises(IndexError, match="no token or no block"):
-            ask(requests, rows, positions, run.caches)
+            ask(rows, positions)
     requests.blocks[1, 1] = 0
     with pytest.raises(IndexError, match="no token or no block"):
-        ask(requests, [0, 1], [2, 19], run.caches)
+        ask([0, 1], [2, 19])
     requests.tokens[0, 2] = 10**6
     with pytest.raises(IndexError, match="no embedding"):
-        ask(requests, [0], [2], run.caches)
+        ask([0], [2])
     for a, b in zip(before, bits(run), strict=True):
         assert torch.equal(a, b)
 

@@ -67,10 +67,10 @@ class FakeModel:
         self.rows_of_logits += len(hidden)
         return torch.from_numpy(np.stack([logits_of(int(v)) for v in hidden.flatten()]))
 
-    def tokens_after(self, requests, rows, positions, kv_caches, picks):
+    def tokens_after(self, last, kv_caches, picks):
         return None
 
-    def logits_after(self, requests, rows, positions, kv_caches):
+    def logits_after(self, last, kv_caches):
         return None
 
     def compute_likeliest(self, hidden):

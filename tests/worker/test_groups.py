@@ -52,10 +52,10 @@ class WindowedModel:
     def compute_logits(self, hidden, keep=None):
         return torch.stack([torch.from_numpy(logits_of(int(v))) for v in hidden.flatten()])
 
-    def tokens_after(self, requests, rows, positions, kv_caches, picks):
+    def tokens_after(self, last, kv_caches, picks):
         return None
 
-    def logits_after(self, requests, rows, positions, kv_caches):
+    def logits_after(self, last, kv_caches):
         return None
 
     def compute_likeliest(self, hidden):

@@ -19,7 +19,7 @@ from quire.kernels.cache_tensors import KVCache
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata
-    from quire.kernels.request_rows import RequestRows
+    from quire.kernels.request_rows import LastTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,20 +117,13 @@ class DecoderRun(Protocol):
         ...
 
     def tokens_after(
-        self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
-        head: Any,
-        picks: list[Pick] | None,
+        self, last: LastTokens, head: Any, picks: list[Pick] | None
     ) -> NextTokens | None:
-        """The next token after one token of each of some requests: its embedding, all layers, the
-        head and the pick in one call. `None`: not with these parts.
+        """The next token of each of some requests: the last one's embedding, all layers, the head
+        and the pick in one call. `None`: not with these parts.
 
         Args:
-            requests: Where they are.
-            rows: Which ones.
-            positions: Of the token in each.
+            last: After which tokens.
             head: As `prepare_linear` made it.
             picks: Of each; `None`: the likeliest of all, whose logits are never in memory.
 
@@ -139,9 +132,7 @@ class DecoderRun(Protocol):
         """
         ...
 
-    def logits_after(
-        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
-    ) -> NextLogits | None:
+    def logits_after(self, last: LastTokens, head: Any) -> NextLogits | None:
         """`tokens_after` without the pick."""
         ...
 

@@ -26,7 +26,7 @@ from quire.kernels.workspace import workspace
 
 if TYPE_CHECKING:
     from quire.kernels.attention_metadata import AttentionMetadata
-    from quire.kernels.request_rows import RequestRows
+    from quire.kernels.request_rows import LastTokens, RequestRows
 
 _CPU: Final = torch.device("cpu")
 _LOGITS: Final = "logits"
@@ -77,33 +77,42 @@ class NativeDecoder:
         return out
 
     def tokens_after(
-        self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
-        head: Any,
-        picks: list[Pick] | None,
+        self, last: LastTokens, head: Any, picks: list[Pick] | None
     ) -> NextTokens | None:
         """See `DecoderRun`."""
-        if self._embedding is None or not isinstance(head, PackedLinear):
+        if not self._takes(head):
             return None
         logits = 0
         if picks is not None:
-            size = len(rows) * head.out_features
+            size = len(last.rows) * head.out_features
             logits = workspace.buffer(_LOGITS, size, torch.float32, _CPU).data_ptr()
-        places = self._known(requests), self._embedding, rows, positions, head.handle
-        return NextTokens(*self._decoder.tokens_after(*places, logits, picks or []))
+        return NextTokens(*self._step(last, head, logits, picks or []))
 
-    def logits_after(
-        self, requests: RequestRows, rows: list[int], positions: list[int], head: Any
-    ) -> NextLogits | None:
+    def logits_after(self, last: LastTokens, head: Any) -> NextLogits | None:
         """See `DecoderRun`."""
-        if self._embedding is None or not isinstance(head, PackedLinear):
+        if not self._takes(head):
             return None
-        logits = workspace.take(_LOGITS, (len(rows), head.out_features), torch.float32, _CPU)
-        places = self._known(requests), self._embedding, rows, positions, head.handle
-        _, seconds = self._decoder.tokens_after(*places, logits.data_ptr(), [])
+        logits = workspace.take(_LOGITS, (len(last.rows), head.out_features), torch.float32, _CPU)
+        _, seconds = self._step(last, head, logits.data_ptr(), [])
         return NextLogits(logits, seconds)
+
+    def _takes(self, head: Any) -> bool:
+        return self._embedding is not None and isinstance(head, PackedLinear)
+
+    def _step(
+        self, last: LastTokens, head: PackedLinear, logits: int, picks: list[Pick]
+    ) -> tuple[list[int], float]:
+        """Tokens and seconds of the head; with neither logits nor picks, the likeliest."""
+        found: tuple[list[int], float] = self._decoder.tokens_after(
+            self._known(last.requests),
+            self._embedding,
+            last.rows,
+            last.positions,
+            head.handle,
+            logits,
+            picks,
+        )
+        return found
 
     def _known(self, requests: RequestRows) -> Any:
         if self._requests is None or self._requests[0] is not requests:

@@ -24,3 +24,13 @@ class RequestRows:
     """Tokens per block."""
     window: int | None
     """How many positions a token sees, itself included; `None`: all before it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LastTokens:
+    """One token of each of some requests, all others before it computed."""
+
+    requests: RequestRows
+    rows: list[int]
+    positions: list[int]
+    """Of the token in each row."""

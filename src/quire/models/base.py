@@ -16,7 +16,7 @@ from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.cache_tensors import KVCache
 from quire.kernels.decoder import NextLogits, NextTokens, Pick
 from quire.kernels.dispatch import Ops
-from quire.kernels.request_rows import RequestRows
+from quire.kernels.request_rows import LastTokens
 
 
 class PagedDecoder(Protocol):
@@ -74,20 +74,13 @@ class CausalLM(PagedDecoder, Protocol):
         ...
 
     def tokens_after(
-        self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
-        kv_caches: Sequence[KVCache],
-        picks: list[Pick] | None,
+        self, last: LastTokens, kv_caches: Sequence[KVCache], picks: list[Pick] | None
     ) -> NextTokens | None:
         """`forward` and `compute_likeliest` for one token of each of some requests, in one call;
         with picks, `compute_logits` and `pick_tokens` instead of the likeliest.
 
         Args:
-            requests: Where they are.
-            rows: Which ones.
-            positions: Of the token in each.
+            last: These tokens.
             kv_caches: As `forward` takes them; this token's keys and values are written.
             picks: Of each; `None`: the likeliest of all.
 
@@ -99,12 +92,6 @@ class CausalLM(PagedDecoder, Protocol):
         """
         ...
 
-    def logits_after(
-        self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
-        kv_caches: Sequence[KVCache],
-    ) -> NextLogits | None:
+    def logits_after(self, last: LastTokens, kv_caches: Sequence[KVCache]) -> NextLogits | None:
         """`tokens_after` without the pick, in the memory that `compute_logits` calls "logits"."""
         ...

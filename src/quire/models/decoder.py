@@ -19,7 +19,7 @@ from quire.errors import ModelLoadError
 from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.cache_tensors import KVCache
 from quire.kernels.decoder import DecoderParts, DecoderRun, LayerParts, NextLogits, NextTokens, Pick
-from quire.kernels.request_rows import RequestRows
+from quire.kernels.request_rows import LastTokens
 from quire.kernels.rows import largest_columns
 from quire.kernels.scopes import names_are_on
 from quire.layers.context import DEFAULT, LayerContext
@@ -200,9 +200,7 @@ class DecoderModel(Module):
 
     def tokens_after(
         self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
+        last: LastTokens,
         kv_caches: Sequence[KVCache],
         head: Any,
         picks: list[Pick] | None,
@@ -210,19 +208,14 @@ class DecoderModel(Module):
         """See `DecoderRun.tokens_after`; `None` as well while layers are not one call, as in
         the first step of all."""
         run = self._run_over(kv_caches)
-        return None if run is None else run.tokens_after(requests, rows, positions, head, picks)
+        return None if run is None else run.tokens_after(last, head, picks)
 
     def logits_after(
-        self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
-        kv_caches: Sequence[KVCache],
-        head: Any,
+        self, last: LastTokens, kv_caches: Sequence[KVCache], head: Any
     ) -> NextLogits | None:
         """See `DecoderRun.logits_after`; `None` where `tokens_after` is."""
         run = self._run_over(kv_caches)
-        return None if run is None else run.logits_after(requests, rows, positions, head)
+        return None if run is None else run.logits_after(last, head)
 
     def _run_over(self, kv_caches: Sequence[KVCache]) -> DecoderRun | None:
         """The layers as one call, if they are."""
@@ -417,31 +410,18 @@ class DecoderForCausalLM(Module):
         return self._lm_head.likeliest(hidden)
 
     def tokens_after(
-        self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
-        kv_caches: Sequence[KVCache],
-        picks: list[Pick] | None,
+        self, last: LastTokens, kv_caches: Sequence[KVCache], picks: list[Pick] | None
     ) -> NextTokens | None:
         """See `CausalLM.tokens_after`."""
         if self._changes_logits:
             return None
-        head = self._lm_head.prepared
-        return self._model.tokens_after(requests, rows, positions, kv_caches, head, picks)
+        return self._model.tokens_after(last, kv_caches, self._lm_head.prepared, picks)
 
-    def logits_after(
-        self,
-        requests: RequestRows,
-        rows: list[int],
-        positions: list[int],
-        kv_caches: Sequence[KVCache],
-    ) -> NextLogits | None:
+    def logits_after(self, last: LastTokens, kv_caches: Sequence[KVCache]) -> NextLogits | None:
         """See `CausalLM.logits_after`."""
         if self._changes_logits:
             return None
-        head = self._lm_head.prepared
-        return self._model.logits_after(requests, rows, positions, kv_caches, head)
+        return self._model.logits_after(last, kv_caches, self._lm_head.prepared)
 
     @property
     def _changes_logits(self) -> bool:

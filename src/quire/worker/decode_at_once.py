@@ -17,6 +17,7 @@ import torch
 from quire.errors import NOT_A_NUMBER
 from quire.kernels.cache_tensors import KVCache
 from quire.kernels.decoder import NOT_FINITE, OUT_OF_RANGE, Pick
+from quire.kernels.request_rows import LastTokens
 from quire.kernels.scopes import scope
 from quire.logger import get_logger
 from quire.models.base import CausalLM
@@ -51,20 +52,18 @@ class DecodeAtOnce:
 
     def __call__(self, req_ids: Sequence[str], counts: Sequence[int]) -> WholePass | None:
         """See `Shortcut`."""
-        places = self._input_batch.last_places(req_ids, counts)
-        if places is None:
+        last = self._input_batch.last_tokens(req_ids, counts)
+        if last is None:
             return None
-        rows, positions = places
-        sampling = [self._input_batch.sampling_of(row) for row in rows]
+        sampling = [self._input_batch.sampling_of(row) for row in last.rows]
         if not all(request.is_picked for request in sampling):
-            return self._sample(req_ids, rows, positions)
+            return self._sample(req_ids, last)
         picks: list[Pick] | None = None
         if any(request.active for request in sampling):
-            outputs = self._input_batch.outputs(rows)
+            outputs = self._input_batch.outputs(last.rows)
             picks = [r.pick_after(output) for r, output in zip(sampling, outputs, strict=True)]
-        requests = self._input_batch.request_rows()
         start = time.perf_counter()
-        found = self._model.tokens_after(requests, rows, positions, self._kv_caches, picks)
+        found = self._model.tokens_after(last, self._kv_caches, picks)
         if found is None or OUT_OF_RANGE in found.token_ids:  # the sampler says what is wrong
             return None
         seconds = time.perf_counter() - start - found.head_seconds
@@ -77,19 +76,16 @@ class DecodeAtOnce:
                 outcome.failed[req_id] = NOT_A_NUMBER
         return WholePass(outcome, seconds, found.head_seconds)
 
-    def _sample(
-        self, req_ids: Sequence[str], rows: list[int], positions: list[int]
-    ) -> WholePass | None:
+    def _sample(self, req_ids: Sequence[str], last: LastTokens) -> WholePass | None:
         """The model in one call, and the steps of the sampler."""
-        requests = self._input_batch.request_rows()
         start = time.perf_counter()
-        found = self._model.logits_after(requests, rows, positions, self._kv_caches)
+        found = self._model.logits_after(last, self._kv_caches)
         if found is None:
             return None
         middle = time.perf_counter()
         outcome = Outcome()
         with torch.inference_mode(), scope("quire: sample"):
-            self._head.sample(req_ids, rows, found.logits, outcome)
+            self._head.sample(req_ids, last.rows, found.logits, outcome)
         sampled = time.perf_counter() - middle
         seconds = found.head_seconds
         return WholePass(outcome, middle - start - seconds, seconds + sampled)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from quire.core.batch import BlockIds, ScheduledNewRequest, TokenLogprobs
-from quire.kernels.request_rows import RequestRows
+from quire.kernels.request_rows import LastTokens, RequestRows
 from quire.outputs import Pooled
 from quire.params import SamplingParams
 from quire.sampling import RequestSampling
@@ -278,14 +278,16 @@ class InputBatch:
             return self._last_tokens(req_ids, rows, positions)
         return self._next_tokens(req_ids, rows, positions, num_scheduled)
 
-    def last_places(
+    def last_tokens(
         self, req_ids: Sequence[str], num_scheduled: Sequence[int]
-    ) -> tuple[list[int], list[int]] | None:
-        """The rows of some requests and the positions of their last known tokens, if just these are
-        scheduled; else `None`. (After the last token of a prompt there is nothing of it to
-        score.)"""
+    ) -> LastTokens | None:
+        """The last known tokens of some requests, if just these are scheduled; else `None`. (After
+        the last token of a prompt there is nothing of it to score.) As `request_rows`, with one
+        group of layers."""
         rows, positions = self._places(req_ids)
-        return (rows, positions) if self._are_last(rows, positions, num_scheduled) else None
+        if not self._are_last(rows, positions, num_scheduled):
+            return None
+        return LastTokens(self.request_rows(), rows, positions)
 
     def request_rows(self) -> RequestRows:
         """Where the requests are in memory, if there is one group of layers; another object after
