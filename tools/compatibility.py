@@ -66,7 +66,9 @@ def flag(name: str) -> Verdict:
     row = rows.get(name.removeprefix("--").replace("-", "_"))
     if row is None:
         return Verdict(name, UNKNOWN)
-    return Verdict(name, REFUSED, f"{row.remedy}; its default is accepted")
+    also = " or ".join(json.dumps(value) for value in neutral.ALSO.get(row.name, ()))
+    taken = f"its default and {also} are" if also else "its default is"
+    return Verdict(name, REFUSED, f"{row.remedy}; {taken} accepted")
 
 
 def variable(name: str) -> Verdict:

@@ -199,7 +199,9 @@ def metrics_page() -> Iterator[str]:
         yield "| Metric | Kind | Meaning |\n| --- | --- | --- |"
         for metric in metrics:
             kind = "counter" if metric.kind is MetricKind.VECTOR else metric.kind.value
-            yield f"| `{series(metric)}`{label_part(metric)} | {kind} | {cell(metric.help)} |"
+            needs = f" Exists with `--{metric.option.replace('_', '-')}`." if metric.option else ""
+            about = cell(metric.help + needs)
+            yield f"| `{series(metric)}`{label_part(metric)} | {kind} | {about} |"
         yield ""
     yield "## HTTP\n"
     yield (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from quire.params import PoolingParams as PoolingParams
     from quire.params import RequestOutputKind as RequestOutputKind
     from quire.params import SamplingParams as SamplingParams
+    from quire.params import StructuredOutputsParams as StructuredOutputsParams
 
 _EXPORTS = {
     "AsyncLLM": "quire.engine.async_llm",
@@ -52,6 +53,7 @@ _EXPORTS = {
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.params",
     "SamplingParams": "quire.params",
+    "StructuredOutputsParams": "quire.params",
 }
 
 __all__ = [*sorted(_EXPORTS), "__version__"]

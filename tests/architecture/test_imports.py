@@ -33,6 +33,7 @@ PUBLIC = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
     "__version__",
 ]
 """The public API. Changing it is a decision, so it is written down here as well."""

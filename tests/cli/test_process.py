@@ -45,12 +45,24 @@ def test_terminate_kills_a_child_that_will_not_go():
         assert not Path(f"/proc/{child.pid}").exists()  # reaped
 
 
-def test_a_command_that_has_not_begun_yet_ends_well_at_sigterm():
-    code = "\nwith ends_at_sigterm(): print('up', flush=True); time.sleep(600)"
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_has_not_begun_yet_ends_well_when_told(number):
+    code = "\nwith ends_when_told(): print('up', flush=True); time.sleep(600)"
     with start(code) as child:
         child.stdout.readline()
-        child.terminate()
+        child.send_signal(number)
         assert child.wait() == 0
+
+
+def test_a_command_under_nohup_stays_when_its_terminal_goes():
+    code = "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    code += "with ends_when_told(): print('up', flush=True); code = sys.stdin.readline() != '\\n'\n"
+    code += "sys.exit(code)"
+    with start(code, stdin=subprocess.PIPE) as child:
+        child.stdout.readline()
+        child.send_signal(signal.SIGHUP)
+        child.communicate(b"\n")
+        assert child.returncode == 0
 
 
 def test_a_child_never_sees_the_signals_of_its_group():

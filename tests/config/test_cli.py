@@ -187,6 +187,15 @@ def test_file_lies_between_command_line_and_defaults(file):
     assert engine("other", "--config", path).model.model == "other"
 
 
+def test_files_may_have_other_spellings(file):
+    path = file("sse-keep-alive-interval: 3\ndevice_memory_utilization: 0.5\n")
+    namespace = parse("--config", path)
+    assert server_config(namespace).stream_keep_alive == 3
+    assert engine_config(namespace).cache.gpu_memory_utilization == 0.5
+    spelled = parse("--sse-keep-alive-interval", "0")
+    assert server_config(spelled).stream_keep_alive == 0
+
+
 def test_sections_may_be_nested(file):
     path = file("model:\n  model: m\n  dtype: float32\ncache: {block_size: 32}\n")
     config = engine("--config", path)
@@ -205,6 +214,10 @@ def test_sections_may_be_nested(file):
         ("- port", "must be a mapping"),
         ("help: true", "unknown key 'help'"),
         ("config: other.yaml", "unknown key 'config'"),
+        (
+            "stream-keep-alive: 1\nsse-keep-alive-interval: 2",
+            "stream_keep_alive is given twice, also as sse_keep_alive_interval",
+        ),
         ("override_generation_config: 3", "JSON object"),
     ],
 )

@@ -75,3 +75,6 @@ async def test_the_document_can_be_turned_off(engine: FakeEngine) -> None:
     async with client_for(ServerState(ServerConfig(disable_fastapi_docs=True), engine)) as client:
         for path in ("/openapi.json", "/docs"):
             assert (await client.get(path)).status_code == 404
+            assert path not in (await client.get("/")).json()["routes"]
+    async with client_for(ServerState(ServerConfig(), engine)) as client:
+        assert {"/openapi.json", "/docs"} <= (await client.get("/")).json()["routes"].keys()

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from quire.config import neutral
-from quire.config.cli import Listed, MergeFields, MergeForeignFields, load_yaml, unknown_flag
+from quire.config.cli import (
+    FIELD_OF,
+    Listed,
+    MergeFields,
+    MergeForeignFields,
+    load_yaml,
+    unknown_flag,
+)
 from quire.config.flag_spelling import normalised
 from quire.errors import ConfigError
 from quire.registry import Registry
@@ -144,7 +151,10 @@ class Parser(argparse.ArgumentParser):
         for unwanted in ("help", "config"):
             actions.pop(unwanted, None)
         namespace.from_file = set()
-        for key, value in load_yaml(path).items():
+        for said, value in load_yaml(path).items():
+            key = FIELD_OF.get(said, said)
+            if key in namespace.from_file:
+                raise ConfigError(f"--config: {path!r}: {key} is given twice, also as {said}")
             if key not in actions and key not in _keys_of_commands():
                 raise ConfigError(f"--config: {path!r}: {self._unknown_key(key)}")
             if key in actions and value is not None and not hasattr(namespace, key):

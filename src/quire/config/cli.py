@@ -31,8 +31,15 @@ from quire.errors import ConfigError
 ALIASES: Final = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "pooler_config": ("--override-pooler-config",),
+    "stream_keep_alive": ("--sse-keep-alive-interval",),
 }
 """Further spellings of a field's flag."""
+FIELD_OF: Final = {
+    flag.removeprefix("--").replace("-", "_"): field
+    for field, spellings in ALIASES.items()
+    for flag in spellings
+}
+"""The same as keys of a file."""
 
 RENAMED: Final = {
     "--disable-log-requests": "--no-enable-log-requests",

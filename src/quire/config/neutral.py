@@ -37,7 +37,9 @@ _ONE_PROCESS: Final = "leave it out: the model runs in one process"
 _ONE_API: Final = "leave it out: one process serves the API"
 _REPLICA: Final = "start one server per replica"
 _TEXT_ONLY: Final = "leave it out: prompts are text"
-_NO_CODE: Final = "leave it out: quire runs no code from a model folder or a plugin"
+_NO_CODE: Final = (
+    "leave it out: quire runs no code from a model folder; for plugins see docs/plugins.md"
+)
 _MERGED: Final = "give a model folder with the adapter merged into it"
 _NOT_COMPILED: Final = "leave it out: nothing is compiled at start"
 _NO_DRAFTS: Final = "leave it out: it never changes the output"
@@ -273,7 +275,6 @@ SERVER: Final[dict[str, dict[str, Any]]] = {
     "leave it out: the length of a line and the number of headers are fixed": {
         "h11_max_incomplete_event_size": 4194304, "h11_max_header_count": 256,
     },
-    "leave it out: streams carry data only": {"sse_keep_alive_interval": 0},
     "leave it out: replies name no build": {
         "fingerprint_mode": "full", "fingerprint_value": TEXT,
     },

@@ -23,6 +23,8 @@ DOCS: Final = {
     "pages": "docs/ of the source: cli.md, config.md, http.md, models.md, observability.md, "
     "operations.md",
 }
+DESCRIPTIONS: Final = ("/openapi.json", "/docs")
+"""The routes that `--disable-fastapi-docs` turns off."""
 _HTML: Final = b"text/html; charset=utf-8"
 
 
@@ -47,6 +49,7 @@ def _is_known(exchange: Exchange) -> bool:
 def _facts(state: ServerState, known: bool, routes: Mapping[str, RouteSpec]) -> dict[str, Any]:
     engine = state.engine
     runner = "generate" if engine is None or engine.pooler is None else "pooling"
+    hidden = DESCRIPTIONS if state.config.disable_fastapi_docs else ()
     facts: dict[str, Any] = {
         "name": "quire",
         "version": __version__,
@@ -56,7 +59,7 @@ def _facts(state: ServerState, known: bool, routes: Mapping[str, RouteSpec]) -> 
         "routes": {
             path: f"{spec.methods[0]} {spec.about}"
             for path, spec in routes.items()
-            if spec.about and spec.runner in (None, runner)
+            if spec.about and spec.runner in (None, runner) and path not in hidden
         },
         "docs": DOCS,
     }

@@ -123,8 +123,9 @@ def leave_group_signals_to_parent() -> None:
 
 
 @contextlib.contextmanager
-def ends_at_sigterm() -> Iterator[None]:
-    """End with exit code 0 at SIGTERM; outside the main thread this does nothing.
+def ends_when_told() -> Iterator[None]:
+    """End with exit code 0 at SIGTERM and, unless that is ignored, at SIGHUP; outside the main
+    thread this does nothing.
 
     The first process of a container needs a handler, because without one the kernel drops the
     signal.
@@ -132,11 +133,16 @@ def ends_at_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    before = {
+        number: signal.signal(number, lambda *_: sys.exit(0))
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def leave_within(seconds: float, code: int) -> threading.Timer:
