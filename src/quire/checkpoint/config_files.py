@@ -20,6 +20,9 @@ QUANTIZATION_FILES: Final = {
 """Files that describe a quantised checkpoint whose config.json does not, and the `quant_method`
 that they stand for."""
 
+_OLD_ENTRY: Final = "compression_config"
+"""Of older versions of compressed-tensors, in place of `quantization_config`."""
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The object in `config.json` of a model folder, or the one that a GGUF file stands for.
@@ -47,6 +50,9 @@ def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration, with what a file beside it says of quantisation."""
     if config.get("quantization_config"):
         return config
+    if said := config.get(_OLD_ENTRY):
+        entries = as_object(said, folder / CONFIG_FILE)
+        return config | {"quantization_config": {"quant_method": "compressed-tensors", **entries}}
     for name, method in QUANTIZATION_FILES.items():
         said = read_json(folder / name)
         if said is not None:

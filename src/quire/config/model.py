@@ -12,6 +12,7 @@ from typing import Any, Final
 from quire.bounds import check_section
 from quire.checkpoint.hub_cache import is_repo_id, snapshot
 from quire.config.online_schemes import OnlinePlan, online_plan, read_config
+from quire.config.quant_methods import method_of, quant_method
 from quire.config.shape import ModelShape
 from quire.config.structured_options import check_structured
 from quire.errors import ConfigError
@@ -217,13 +218,13 @@ class ModelConfig:
             return online_plan(self.quantization, self.quantization_config)
         own = None
         if isinstance(said, dict):
-            own = said.get("quant_method") or said.get("method")
+            own = method_of(said)
         by = f" ({own})" if own else ""
         if self.quantization_config:
             raise ConfigError(
                 f"--quantization-config: the checkpoint is quantised already{by}; leave it out"
             )
-        if self.quantization is not None and self.quantization != own:
+        if self.quantization is not None and quant_method(self.quantization) != own:
             raise ConfigError(
                 f"--quantization {self.quantization}: the checkpoint is quantised already{by}; "
                 "leave the option out"

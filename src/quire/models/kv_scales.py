@@ -26,20 +26,21 @@ def kv_scale_parameters(kv_heads: int, take: Callable[[int, float], None]) -> Pa
     Raises:
         ModelLoadError: in `load`, for a scale that is 0 or no finite number.
     """
-    shapes = ((), (1,), (1, 1), (kv_heads,), (kv_heads, 1), (kv_heads, 1, 1))
+    shapes = ((), (1,), (1, 1), (kv_heads,), (kv_heads, 1), (kv_heads, 1, 1),
+              (1, kv_heads))  # fmt: skip
     return {
-        name: Parameter((0,), partial(_load, name, i, take), dtype=torch.float32, optional=shapes)
+        name: Parameter((0,), partial(_load, i, take), dtype=torch.float32, optional=shapes)
         for i, name in enumerate(BOTH)
     }
 
 
-def _load(name: str, i: int, take: Callable[[int, float], None], scales: Tensor) -> None:
+def _load(i: int, take: Callable[[int, float], None], scales: Tensor) -> None:
     if not scales.numel():  # --load-format dummy
         return
     largest = float(scales.max())
     if not bool(scales.isfinite().all()) or largest == 0:
         raise ModelLoadError(
-            f"{name} of the KV cache must be finite numbers above 0 (or -1: none), got "
+            f"scales of the KV cache must be finite numbers above 0 (or -1: none), got "
             f"{scales.flatten().tolist()!r:.80}"
         )
     take(i, largest if largest > 0 else 1.0)

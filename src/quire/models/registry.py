@@ -16,6 +16,7 @@ from quire import envs
 from quire.attention.base import AttentionBackend, AttentionNeed
 from quire.attention.select import select_backend
 from quire.config.online_schemes import OnlinePlan, online_plan
+from quire.config.quant_methods import method_of
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import ModelLoadError
 from quire.kernels.dispatch import Ops, default_ops
@@ -276,9 +277,9 @@ def weight_format(
         return PLAIN if plan is None else OnlineFormat(plan, encoder)
     if not isinstance(said, dict):
         raise ModelLoadError(f"quantization_config must be an object, got {said!r:.80}")
-    method = said.get("quant_method") or said.get("method")
+    method = method_of(said)
     if not isinstance(method, str) or method not in WEIGHT_FORMATS:
-        advice = REFUSED.get(str(method).lower(), "use a float32, bfloat16 or float16 one")
+        advice = REFUSED.get(str(method), "use a float32, bfloat16 or float16 one")
         raise ModelLoadError(
             f"the checkpoint is quantised ({method or said!s:.80}), which quire does not "
             f"read: {advice}. It reads {', '.join(sorted(WEIGHT_FORMATS))}"

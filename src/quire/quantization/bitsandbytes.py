@@ -1,10 +1,10 @@
 """Checkpoints of bitsandbytes: nf4 and fp4 in blocks, and int8 with a scale for each row.
 
 After bitsandbytes 0.50 (`functional.py`, `nn/modules.py`,
-https://github.com/bitsandbytes-foundation/bitsandbytes). 4 bits: `weight` uint8 holds the flat
-weight, the higher half of a byte first; weight = map[code] * absmax[i / blocksize], and absmax may
-itself be quantised. 8 bits: weight = code * SCB / 127; columns with outliers are no matter of
-their own, because which they are would depend on the batch. Knows no kernel.
+https://github.com/bitsandbytes-foundation/bitsandbytes). 4 bits: `weight` holds the bytes of
+the flat weight, the higher half of a byte first; weight = map[code] * absmax[i / blocksize], and
+absmax may itself be quantised. 8 bits: weight = code * SCB / 127; columns with outliers are no
+matter of their own, because which they are would depend on the batch. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from quire.quantization.scheme import FLOATS, LayerData, Scheme, Wanted
 from quire.weights.bundles import StoredPart
 
 _BYTES: Final = frozenset({"U8"})
+_STORAGE: Final = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+"""Types that the bytes of 4-bit weights may be stored as (`bnb_4bit_quant_storage`), and bytes of
+one number."""
 _PER_STEP: Final = 7.874015718698502e-3
 """1 / 127, as bitsandbytes has it (`backends/default/ops.py`)."""
 _STATE: Final = "weight.quant_state.bitsandbytes__"
@@ -60,7 +63,7 @@ class Bits4:
         size = rows * columns // 2
         floats = frozenset({"F32"})
         found = {
-            "weight": Wanted(_BYTES, ((size, 1), (size,), (1, size))),
+            "weight": Wanted(frozenset(_STORAGE), _shapes_of(size)),
             "weight.absmax": Wanted(_BYTES if self.nested else floats),
             "weight.quant_map": Wanted(floats, ((16,),)),
             f"{_STATE}{self.kind}": Wanted(_BYTES),
@@ -83,7 +86,11 @@ class Bits4:
         if absmax.numel() != wanted:
             why = f"must hold {wanted} scales of blocks of {block}, got {absmax.numel()}"
             raise layer.refuse("weight.absmax", why)
-        codes = nibbles(layer["weight"].reshape(-1), high_first=True)
+        stored = layer["weight"].reshape(-1).view(torch.uint8)
+        if 2 * len(stored) != rows * columns:
+            why = f"must have {rows * columns // 2} bytes, got {len(stored)}"
+            raise layer.refuse("weight", why)
+        codes = nibbles(stored, high_first=True)
         # Blocks run through the rows: each row is cut where the shorter of both ends.
         group = math.gcd(columns, block)
         first = torch.arange(0, rows * columns, group) // block
@@ -120,6 +127,12 @@ class Bits4:
         spread = outer.repeat_interleave(block)[: codes.numel()]
         offset = torch.tensor(float(state["nested_offset"]), dtype=torch.float32)
         return table[codes] * spread + offset
+
+
+def _shapes_of(size: int) -> tuple[tuple[int, ...], ...]:
+    """Those of so many bytes, in each type."""
+    counts = [size // item for item in dict.fromkeys(_STORAGE.values()) if size % item == 0]
+    return tuple(shape for n in counts for shape in ((n, 1), (n,), (1, n)))
 
 
 @dataclass(frozen=True, slots=True)

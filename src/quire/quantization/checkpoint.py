@@ -23,6 +23,7 @@ from quire.kernels.coded import CodedWeight
 from quire.layers.linear_method import LinearMethod, LinearSpec, PlainMethod, WeightFormat
 from quire.layers.parameter import Bundle, Parameter, Parameters
 from quire.logger import get_logger
+from quire.quantization.entries import spellings
 from quire.quantization.invented import invented
 from quire.quantization.parts import Piece, as_one, dense, takes_floats
 from quire.quantization.scheme import (
@@ -165,7 +166,7 @@ class CheckpointMethod(PlainMethod):
 
     def _settled(self, part: StoredPart, columns: int) -> Scheme | None:
         """What both the configuration and the tensors say that a layer is."""
-        scheme = self._checkpoint.scheme(part, columns)
+        scheme = self._said_of(part, columns)
         if scheme is None:
             _check_plain(part, columns)
             return None
@@ -176,6 +177,15 @@ class CheckpointMethod(PlainMethod):
             return None
         check_headers(part, scheme, wanted)
         return scheme
+
+    def _said_of(self, part: StoredPart, columns: int) -> Scheme | None:
+        """What the configuration says of it, under the name that fits the tensors if it has two."""
+        found = [
+            self._checkpoint.scheme(replace(part, name=name), columns)
+            for name in spellings(part.name)
+        ]
+        plain = _is_float(part)
+        return next((scheme for scheme in found if (scheme is None) == plain), found[0])
 
     def planned(self) -> list[PlannedWeight]:
         """What became of each part, once they were chosen."""

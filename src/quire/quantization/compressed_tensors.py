@@ -110,9 +110,20 @@ class Packed:
         return integer_codes(codes, self.width, scales, zeros, group, self.activations, order)
 
     def _zeros(self, layer: LayerData, groups: int) -> torch.Tensor | None:
-        """Unsigned, as the codes are. Older writers leave them unpacked and signed."""
-        if self.symmetric or "weight_zero_point" not in layer:
+        """Unsigned, as the codes are; `None`: the middle."""
+        if "weight_zero_point" not in layer:
             return None
+        zeros = self._stored_zeros(layer, groups)
+        if self.symmetric and bool((zeros != 1 << (self.width - 1)).any()):
+            raise layer.refuse(
+                "weight_zero_point",
+                "holds zero points, but the checkpoint's configuration says that the layer is "
+                "symmetric (or leaves it open, which means that)",
+            )
+        return zeros
+
+    def _stored_zeros(self, layer: LayerData, groups: int) -> torch.Tensor:
+        """Older writers leave them unpacked and signed."""
         stored, rows = layer["weight_zero_point"], layer.rows
         if stored.dtype == torch.int8:
             middle = 1 << (self.width - 1)
@@ -126,19 +137,24 @@ class Packed:
 
 
 class CompressedTensors:
-    """A `CheckpointFormat`: `config_groups`, the first whose targets have a layer, and `ignore`."""
+    """A `CheckpointFormat`: `config_groups`, the first whose targets have a layer, those with its
+    name before others, and `ignore`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._ignore = names(config, "ignore")
         self._groups: list[tuple[tuple[str, ...], Scheme]] = []
         groups = config.get("config_groups")
-        if not isinstance(groups, dict) or not groups:
+        # Checkpoints of which keys and values alone are quantised have none.
+        empty = not groups and not config.get("kv_cache_scheme")
+        if not isinstance(groups, dict) or empty:
             raise entry_error("config_groups", "an object with groups", groups)
         _refuse_extras(config)
         said = config.get("format")
         for name, group in groups.items():
             if not isinstance(group, dict):
                 raise entry_error(f"config_groups.{name}", "an object", group)
+            if "weights" in group and group["weights"] is None:
+                continue  # of attention, say: activations alone
             targets = names(group, "targets")
             self._groups.append((targets, _scheme(str(name), group, said)))
 
@@ -148,9 +164,11 @@ class CompressedTensors:
         name = part.name
         if any(matches(name, entry) or entry == _LINEAR for entry in self._ignore):
             return None
-        by_name = [s for targets, s in self._groups if any(matches(name, t) for t in targets)]
+        # As compressed-tensors ranks them: names, then expressions, then classes.
+        by_name = [s for targets, s in self._groups if name in targets]
+        by_pattern = [s for targets, s in self._groups if any(matches(name, t) for t in targets)]
         by_class = [s for targets, s in self._groups if _LINEAR in targets]
-        return next(iter(by_name + by_class), None)
+        return next(iter(by_name + by_pattern + by_class), None)
 
 
 def _refuse_extras(config: Mapping[str, Any]) -> None:

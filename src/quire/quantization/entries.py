@@ -47,7 +47,7 @@ def switch(config: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """The texts of the first list that is there.
+    """The texts of the first list that is there and not empty.
 
     Raises:
         ModelLoadError: it is no list of texts.
@@ -58,7 +58,8 @@ def names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
             continue
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise entry_error(key, "a list of names", value)
-        return tuple(value)
+        if value:
+            return tuple(value)
     return ()
 
 
@@ -109,6 +110,20 @@ def begins_with(name: str, expression: str) -> bool:
         return re.match(expression, name) is not None
     except (re.error, RecursionError, OverflowError) as error:
         raise entry_error("a pattern", f"a regular expression ({error})", expression) from None
+
+
+_TEXT_OF_MORE: Final = ("language_model.model.", "model.language_model.")
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """A layer's name, and what it is called by other versions of transformers: modules of a text
+    model within another were renamed, tensors in files keep their old names."""
+    for begin, other in (_TEXT_OF_MORE, _TEXT_OF_MORE[::-1]):
+        if name.startswith(begin):
+            return name, other + name.removeprefix(begin)
+    if name.startswith("language_model."):
+        return name, name.removeprefix("language_model.")
+    return (name,)
 
 
 def is_within(name: str, listed: Iterable[str]) -> bool:

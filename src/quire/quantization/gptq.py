@@ -59,10 +59,14 @@ class GptqScheme:
             "qzeros": Wanted(_WORDS, ((groups, words_for(rows, width)),)),
             "scales": Wanted(FLOATS, ((groups, rows),)),
             "g_idx": Wanted(frozenset({"I32", "I64"}), ((columns,),), optional=True),
+            # Of a layer without bias: older writers gave each a bias of zeros.
+            "bias": Wanted(FLOATS, ((rows,),), optional=True),
         }
 
     def decode(self, layer: LayerData) -> CodedWeight:
         """See `Scheme`."""
+        if "bias" in layer and bool(layer["bias"].any()):
+            raise layer.refuse("bias", "is not 0, and this layer of the model has no bias")
         codes = fields(layer["qweight"].t().contiguous(), self.width, layer.columns)
         stored = fields(layer["qzeros"], self.width, layer.rows)
         if self.less_one:

@@ -48,9 +48,11 @@ class ModelOpt:
             raise entry_error("quantized_layers", "an object", layers)
         self._layers: dict[str, Any] = layers
         self._config = config
-        if self._algorithm != _MIXED:
+        of_cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
+        self._cache_alone = not self._algorithm and bool(of_cache)
+        if self._algorithm != _MIXED and not self._cache_alone:
             _scheme(self._algorithm, config)
-        if config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme"):
+        if of_cache:
             logger.info(
                 "the checkpoint has scales for an 8-bit KV cache: --kv-cache-dtype fp8 uses them"
             )
@@ -58,7 +60,7 @@ class ModelOpt:
     def scheme(self, part: StoredPart, columns: int) -> Scheme | None:
         """See `CheckpointFormat`."""
         del columns
-        if is_within(part.name, self._left):
+        if self._cache_alone or is_within(part.name, self._left):
             return None
         if self._algorithm != _MIXED:
             return _scheme(self._algorithm, self._config)

@@ -288,7 +288,10 @@ def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> dict
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         if copies:
             small = {"whole": whole.clone()}
-        step.target.load(whole)
+        try:
+            step.target.load(whole)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{step.name}: {error.message}") from None
     for part in stored:
         pieces.pages.drop(part)
     return small or None
@@ -390,7 +393,7 @@ def _matched(
                 continue
             stored = checkpoint.tensors[here.stored]
             if here.shape not in (target.optional or (shape,)):
-                misshaped.append(_misshape(here, shape, stored))
+                misshaped.append(_misshape(here, target.optional or (shape,), stored))
             elif stored.dtype not in (types := target.stored or checkpoint.types):
                 raise ModelLoadError(_unreadable(here.stored, stored, types))
         steps.append(_Step(parameter, target, tuple(expected)))
@@ -454,9 +457,9 @@ def _parts_of(
     return {s: (n, *target.shape[1:]) for s, n in zip(sources, target.parts, strict=True)}
 
 
-def _misshape(found: _Found, expected: tuple[int, ...], stored: Stored) -> str:
-    name = found.stored
-    return f"{name} (expected {list(expected)}, found {list(found.shape)} in {stored.path.name})"
+def _misshape(found: _Found, expected: Sequence[tuple[int, ...]], stored: Stored) -> str:
+    shapes = " or ".join(str(list(shape)) for shape in expected)
+    return f"{found.stored} (expected {shapes}, found {list(found.shape)} in {stored.path.name})"
 
 
 def _unreadable(name: str, stored: Stored, types: frozenset[str]) -> str:
