@@ -155,3 +155,11 @@ def test_how_long_texts_may_be(config, default, limit):
     EngineConfig.from_options(max_model_len=limit).resolve(shape)
     with pytest.raises(ConfigError, match=f"more than the {limit} positions"):
         EngineConfig.from_options(max_model_len=limit + 1).resolve(shape)
+
+
+def test_a_table_has_the_positions_that_are_served():
+    """A model of a million positions that serves a few thousand needs no gigabyte of them."""
+    whole, short = (cos_sin_table(rope_with(length), "cpu") for length in (None, 100))
+    assert len(whole) == 512 and torch.equal(short, whole[:100])
+    with pytest.raises(ModelLoadError, match=r"4,611,686,018,427,387,904 positions.*max-model-len"):
+        cos_sin_table(rope_with(2**62), "cpu")

@@ -40,7 +40,7 @@ class Rope:
     original_max_position_embeddings: int | None = None
     """Positions before the context was extended, if the scaling itself does not say."""
     length: int | None = None
-    """Positions served, if not `max_position_embeddings`."""
+    """The greatest length served, if not `max_position_embeddings`."""
 
     @classmethod
     def of(cls, shape: ModelShape, **changes: Any) -> Rope:
@@ -65,12 +65,7 @@ class Rope:
 
     @property
     def positions(self) -> int:
-        """Rows of the table."""
-        return max(self.length or 0, self.max_position_embeddings)
-
-    @property
-    def served(self) -> int:
-        """The greatest length served."""
+        """Those served: rows of the table."""
         return self.length or self.max_position_embeddings
 
     @property
@@ -91,13 +86,24 @@ def cos_sin_table(rope: Rope | ModelShape, device: str) -> Tensor:
     """Float32 `[positions, dim]`: cosines, then sines, of each position.
 
     Raises:
-        ModelLoadError: the model asks for a scaling quire does not know, or misses a number.
+        ModelLoadError: the model asks for a scaling quire does not know, or misses a number; or
+            there is no memory for so many positions.
     """
     rope = Rope.of(rope) if isinstance(rope, ModelShape) else rope
     frequencies, factor = _scaled(rope)
-    positions = torch.arange(rope.positions, dtype=torch.float32)
+    try:
+        return _table(rope.positions, frequencies, factor).to(device, torch.float32)
+    except (RuntimeError, MemoryError):  # torch has no class of its own for that
+        raise ModelLoadError(
+            f"there is no memory for a table of {rope.positions:,} positions: serve fewer "
+            "(--max-model-len)"
+        ) from None
+
+
+def _table(count: int, frequencies: Tensor, factor: float) -> Tensor:
+    positions = torch.arange(count, dtype=torch.float32)
     angles = torch.outer(positions, frequencies).to(torch.float64)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(factor).to(device, torch.float32)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(factor)
 
 
 def inverse_frequencies(rope: Rope | ModelShape) -> Tensor:
@@ -143,7 +149,7 @@ def _ntk(rope: Rope) -> tuple[Tensor, float]:
 def _dynamic(rope: Rope) -> tuple[Tensor, float]:
     """NTK-aware for the greatest length served, if it exceeds what the model was made for."""
     factor, made_for = _number(rope, "factor"), rope.max_position_embeddings
-    grown = factor * max(rope.served, made_for) / made_for - (factor - 1)
+    grown = factor * max(rope.positions, made_for) / made_for - (factor - 1)
     return _plain(rope, rope.theta * grown ** _ntk_exponent(rope)), 1.0
 
 
@@ -205,7 +211,7 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 def _longrope(rope: Rope) -> tuple[Tensor, float]:
     """LongRoPE (Ding et al. 2024): a divisor per dimension, one list for contexts up to the
     original length and one for longer ones; cosines and sines are scaled."""
-    name = "long_factor" if rope.served > rope.original else "short_factor"
+    name = "long_factor" if rope.positions > rope.original else "short_factor"
     divisors = _numbers(rope, name)
     factor = _number(rope, "factor", rope.max_position_embeddings / rope.original)
     usual = math.sqrt(1 + math.log(factor) / math.log(rope.original)) if factor > 1 else 1.0
