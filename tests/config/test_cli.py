@@ -187,6 +187,11 @@ def test_file_lies_between_command_line_and_defaults(file):
     assert engine("other", "--config", path).model.model == "other"
 
 
+def test_an_error_names_its_flag_once():
+    told = refused("--quantization-config", '{"linear": "int9"}')
+    assert told.count("--quantization-config") == 1 and "got 'int9'" in told
+
+
 def test_files_may_have_other_spellings(file):
     path = file("sse-keep-alive-interval: 3\ndevice_memory_utilization: 0.5\n")
     namespace = parse("--config", path)

@@ -121,7 +121,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's errors as an exception like all others, instead of exiting."""
-        raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+        text = message.removeprefix("argument ")
+        flag, _, rest = text.partition(": ")
+        text = rest if rest.startswith(f"{flag}: ") else text  # the reader named it, too
+        raise ConfigError(f"{text}; see {self.prog} --help")
 
     @property
     def known(self) -> list[str]:
