@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from patience import PATIENCE
@@ -25,15 +25,21 @@ class FakeServer:
         loading: Times that it is asked for its models while it still loads, and answers 503.
         spread: Share by which gaps are longer or shorter. Those of the n-th request are the same in
             every server, and again after `bodies` was emptied.
+        events: What is streamed instead of tokens and usage, before the end: values in JSON, or
+            texts as they stand.
+        whole: The body of replies, instead of a stream.
+        metrics: The body of `/metrics`, which is missing otherwise.
     """
 
     def __init__(
         self, *, tokens: int = 4, gap: float = 0.0, usage: bool = True, status: int = 200,
         hang_after: int | None = None, break_after: int | None = None, cut: bool = False,
-        loading: int = 0, spread: float = 0.0,
+        loading: int = 0, spread: float = 0.0, events: Sequence[Any] | None = None,
+        whole: str | None = None, metrics: str | None = None,
     ) -> None:  # fmt: skip
         self.tokens, self.gap, self.usage, self.status, self.cut = tokens, gap, usage, status, cut
         self.loading, self.spread = loading, spread
+        self.events, self.whole, self.metrics = events, whole, metrics
         self.hang_after, self.break_after = hang_after, break_after
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[str] = []
@@ -103,6 +109,8 @@ class FakeServer:
             self.paths.append(path)
             if known and self.paths.count(path) <= self.loading:
                 return self._whole(writer, "503 Service Unavailable", "{}")
+            if path == "/metrics" and self.metrics is not None:
+                return self._whole(writer, "200 OK", self.metrics)
             status = "200 OK" if known or path.endswith("_profile") else "404 Not Found"
             return self._whole(writer, status, text)
         self.bodies.append(json.loads(body))
@@ -114,6 +122,8 @@ class FakeServer:
         if self.status != 200:
             error = {"error": {"message": "the queue is full", "code": self.status}}
             return self._whole(writer, f"{self.status} No", json.dumps(error))
+        if self.whole is not None:
+            return self._whole(writer, "200 OK", self.whole)
         self.open += 1
         self.most_open = max(self.open, self.most_open)
         await self._stream(writer, random.Random(len(self.bodies)))
@@ -124,11 +134,13 @@ class FakeServer:
 
     async def _stream(self, writer: asyncio.StreamWriter, rng: random.Random) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for i in range(self.tokens):
+        for event in self.events or ():
+            self._event(writer, event)
+        for i in range(self.tokens if self.events is None else 0):
             await asyncio.sleep(self.gap * (1 + self.spread * rng.uniform(-1, 1)))
             end = "length" if i + 1 == self.tokens and not self.cut else None
             self._event(writer, {"choices": [{"text": " a", "finish_reason": end}]})
-        if self.usage:
+        if self.usage and self.events is None:
             counts = {"prompt_tokens": 7, "completion_tokens": self.tokens}
             self._event(writer, {"choices": [], "usage": counts})
         if not self.cut:
@@ -136,7 +148,8 @@ class FakeServer:
         self._chunk(writer, b"")
 
     def _event(self, writer: asyncio.StreamWriter, event: Any) -> None:
-        self._chunk(writer, f"data: {json.dumps(event)}\n\n".encode())
+        text = event if isinstance(event, str) else json.dumps(event)
+        self._chunk(writer, f"data: {text}\n\n".encode())
 
     def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")

@@ -96,6 +96,33 @@ def test_what_cannot_be_said_is_not_said():
         compare([made(1)], [{"completed": 0}])
 
 
+def instant(at: float, num: int = 200) -> dict[str, Any]:
+    """A run whose outputs come all at once, `at` seconds after each request was sent."""
+    records = [RequestRecord(i * 0.1, 10, 3, i * 0.1 + at, [at, at], i * 0.1 + at)
+               for i in range(1, num + 1)]  # fmt: skip
+    return summary(records, num * 0.1) | detailed(records) | {"num_prompts": num}
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.01])
+def test_figures_that_are_not_above_0_have_no_ratio(zero, tmp_path, capsys):
+    gap = "Mean ITL (ms)"
+    gone = {d.name: d for d in compare([made(1)], [instant(zero)])}[gap]
+    assert (gone.low, gone.verdict, gone.note) == (None, "unknown", "needs figures above 0")
+    assert gone.change <= -1
+    come = {d.name: d for d in compare([instant(zero)], [made(1)])}[gap]
+    assert (come.low, come.verdict, come.note) == (None, "unknown", "needs figures above 0")
+    assert math.isnan(come.change)
+    a, b = (str(tmp_path / name) for name in ("a.json", "b.json"))
+    write_result(Path(a), instant(zero))
+    write_result(Path(b), made(1))
+    assert main([a, b]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if gap in line]
+    assert line.endswith("needs figures above 0") and "%" not in line
+    assert main([a, b, "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows[gap]["change"] is None and rows[gap]["after"] > 0
+
+
 def test_the_command(tmp_path, capsys):
     a, b, page = (str(tmp_path / name) for name in ("a.json", "b.json", "r.html"))
     write_result(Path(a), made(1))

@@ -42,6 +42,12 @@ def test_the_paragraph_says_how_many_users():
     assert "2 of 3 requests failed" in paragraph([step(1, 5, 5, failed=2)], "u", 1, 2)
 
 
+def test_a_reply_that_comes_at_once_has_no_speed():
+    fast, slow = (paragraph([step(1, wait, 1e-9)], "u", 1, 2) for wait in (40, 5000))
+    assert "the first word after 40 ms, and then the rest at once. It is fast" in fast
+    assert "the first word takes 5.0 s, the rest comes with it." in slow
+
+
 def test_it_climbs_until_it_is_too_slow(capsys):
     with fake(tokens=6, gap=0.15) as server:
         assert main(["--base-url", server.url, "--output-len", "6"]) == 0
@@ -50,6 +56,18 @@ def test_it_climbs_until_it_is_too_slow(capsys):
         assert main(["--base-url", server.url, "--json"]) == 1
     (only,) = json.loads(capsys.readouterr().out)
     assert only["users"] == LADDER[0] and only["failed"] == 3
+
+
+def test_a_server_that_answers_nothing_has_no_speed(capsys):
+    with fake(status=429) as server:
+        assert main(["--base-url", server.url]) == 1
+        assert capsys.readouterr().out == (
+            f"m at {server.url}: none of 3 requests succeeded, so there is nothing to say of its "
+            "speed. The reason: 429: the queue is full.\n"
+        )
+    with fake(events=["null"]) as server:
+        assert main(["--base-url", server.url, "--backend", "openai"]) == 1
+    assert "The reason: the reply cannot be read: an event must be" in capsys.readouterr().out
 
 
 def test_it_starts_a_server_of_its_own(capsys):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import pytest
 
 from fake_server import fake
 from live_server import QUIRE, Server, serving
-from quire.bench.backends import BACKENDS, REFUSED
+from patience import PATIENCE
+from quire.bench.backends import BACKENDS, REFUSED, UnreadableReplyError
 from quire.bench.load import NOT_SENT, UNREACHABLE, Patience, ServerWatch
 from quire.bench.options import ServeOptions
 from quire.bench.result import RequestRecord, records_of, summary
@@ -238,6 +242,225 @@ def test_a_stream_without_an_end_has_failed():
     assert "broke off" in run.notes[-1]
 
 
+TOKEN = {"choices": [{"text": " a", "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ("null", "an event must be an object, got null"),
+        ("123", "an event must be an object, got 123"),
+        ("[]", "an event must be an object, got []"),
+        ("{oops", "Expecting property name"),
+        ("[" * 100_000, "recursion"),
+        ({"usage": "x"}, 'usage must be an object, got "x"'),
+        ({"choices": [None]}, "a choice must be an object, got null"),
+        ({"choices": "x"}, 'choices must be a list, got "x"'),
+        ({"choices": [{"delta": "x"}]}, 'delta must be an object, got "x"'),
+        ({"choices": [{"delta": {"content": [{"text": "x"}]}}]}, "content must be a text, got [{"),
+        ({"choices": [{"text": 5}]}, "text must be a text, got 5"),
+        ({"usage": {"completion_tokens": "abc"}}, 'tokens must be a count of tokens, got "abc"'),
+        ({"usage": {"completion_tokens": -9}}, "tokens must be a count of tokens, got -9"),
+        ({"usage": {"completion_tokens": 2.5}}, "a count of tokens, got 2.5"),
+        ({"usage": {"completion_tokens": True}}, "a count of tokens, got true"),
+        ({"usage": {"completion_tokens": 10**300}}, "a count of tokens, got 1000"),
+        ({"usage": {"prompt_tokens": -7}}, "prompt_tokens must be a count of tokens, got -7"),
+    ],
+)  # fmt: skip
+def test_an_odd_reply_is_one_failed_request(event, reason):
+    with fake(events=[TOKEN, event]) as server:
+        run = ran(server.url, {"num_prompts": 2})
+    assert (run.result["completed"], run.result["failed"]) == (0, 2)
+    for record in run.outcome.records:
+        assert record.error.startswith("the reply cannot be read: ") and reason in record.error
+        assert len(record.error) <= 300
+
+
+@pytest.mark.parametrize(
+    ("backend", "event", "reason"),
+    [
+        ("openai-responses", {"type": 5}, "type must be a text, got 5"),
+        ("openai-responses", {"type": "x", "response": []}, "response must be an object, got []"),
+        ("openai-responses", {"type": "response.output_text.delta", "delta": {}},
+         "delta must be a text, got {}"),
+        ("openai-responses", {"type": "response.completed", "response": {"usage": 3}},
+         "usage must be an object, got 3"),
+        ("openai-responses",
+         {"type": "response.completed", "response": {"usage": {"output_tokens": "4"}}},
+         'output_tokens must be a count of tokens, got "4"'),
+        ("openai-embeddings", [], "the reply must be an object, got []"),
+        ("openai-embeddings", {"usage": {"total_tokens": -1}}, "total_tokens must be a count"),
+    ],
+)  # fmt: skip
+def test_odd_replies_of_other_backends(backend, event, reason):
+    read = BACKENDS[backend].read
+    with pytest.raises(UnreadableReplyError, match=re.escape(reason)):
+        read(event)
+
+
+def test_reasoning_of_the_responses_api_is_output():
+    part = BACKENDS["openai-responses"].read(
+        {"type": "response.reasoning_text.delta", "delta": "Hm"}
+    )
+    assert part.is_output and not part.text
+
+
+@pytest.mark.parametrize(
+    "events", [[], [{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}]]
+)
+def test_a_reply_without_output_has_failed(events):
+    with fake(events=events) as server:
+        run = ran(server.url, {"num_prompts": 3}, goodput=["ttft:1", "e2el:1"])
+        assert (run.result["failed"], run.result["request_goodput"]) == (3, 0)
+        assert "3 failed: no token came: the reply ended without any output" in run.notes
+        asked = ran(server.url, {"num_prompts": 3}, extra_body={"max_tokens": 0})
+        assert asked.result["failed"] == 0, "nothing was asked for"
+        assert all(record.latency > 0 for record in asked.outcome.records)
+
+
+def test_half_characters_are_replaced(tmp_path):
+    def said(text: str, end: str | None = "stop") -> dict[str, Any]:
+        return {"choices": [{"text": text, "finish_reason": end}]}
+
+    def saved(*events: dict[str, Any]) -> dict[str, Any]:
+        with fake(events=events) as server:
+            main([
+                "--base-url", server.url, "--num-prompts", "1", "--tokenizer", "quire-demo",
+                "--save-detailed", "--result-filename", str(tmp_path / "r.json"),
+                "--report", str(tmp_path / "r.html"),
+            ])  # fmt: skip
+        return read_results(tmp_path / "r.json")[0]
+
+    assert saved(said("\ud83d", None), said("\ude00"))["generated_texts"] == ["\U0001f600"]
+    assert saved(said("\ud83dx"))["generated_texts"] == ["\ufffdx"]
+    assert saved({"error": "\ud83dx"})["errors"] == ["\ufffdx"]
+
+
+def test_a_reply_that_ends_at_once_may_have_no_text():
+    with fake(events=[{"choices": [{"text": "", "finish_reason": "stop"}]}]) as server:
+        assert ran(server.url).exit_code == 0
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_an_error_that_comes_as_200_is_told(end):
+    with fake(whole=json.dumps({"error": {"message": "quota"}}, indent=1) + end) as server:
+        run = ran(server.url)
+    assert run.notes[-1] == "12 failed: quota"
+    with fake(whole="<html>hi</html>") as server:
+        run = ran(server.url)
+    assert run.notes[-1] == "12 failed: the reply broke off before its end"
+
+
+@pytest.mark.parametrize("value", ["NaN", "zz", "Inf"])
+def test_metrics_that_are_no_numbers_end_no_run(value):
+    name = "vllm:spec_decode_num_drafts_total"
+    with fake(metrics=f'{name}{{a="b"}} {value}\nvllm:spec_decode_since_total 3\n') as server:
+        run = ran(server.url)
+    assert run.exit_code == 0 and "spec_decode" not in run.result
+    assert parse_speculation("vllm:spec_decode_since_total 3") is not None, "a name of no counter"
+
+
+def test_a_server_that_hangs_is_not_waited_for_longer_than_asked():
+    with fake(hang_after=0) as server, pytest.raises(StartupError) as told:
+        ran(server.url, ready_check_timeout_sec=0.5, request_timeout=10.0)
+    assert str(told.value) == (
+        "no answer within 0.5 s (--ready-check-timeout-sec): it took a request, and did not end "
+        "its reply"
+    )
+    with fake(status=503) as server, pytest.raises(StartupError, match="503: the queue is full"):
+        ran(server.url, ready_check_timeout_sec=0.2)
+
+
+def test_a_list_of_models_that_hangs_is_not_waited_for_longer_than_asked():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(StartupError, match="did not answer /v1/models within 0.5 s"):
+            asyncio.run(
+                run_serve(
+                    ServeOptions(port=port, ready_check_timeout_sec=0.2),
+                    DatasetOptions(num_prompts=1),
+                )
+            )
+
+
+def test_a_dataset_that_the_backend_cannot_ask_for(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"prompt": "x"}')
+    with fake() as server:
+        with pytest.raises(ConfigError, match="vllm-rerank needs queries and documents"):
+            ran(
+                server.url, {"dataset_name": "custom", "dataset_path": str(path)},
+                backend="vllm-rerank",
+            )  # fmt: skip
+        assert not server.bodies
+
+
+def loaded_in_a_process(server: Any, path: Path, answered: int, *more: str) -> Any:
+    """The command, interrupted when so many requests were sent; what it said, as a process."""
+    command = [
+        *QUIRE, "bench", "serve", "--base-url", server.url, "--num-prompts", "9",
+        "--random-input-len", "5", "--max-concurrency", "1", "--result-filename", str(path), *more,
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + PATIENCE
+        while len(server.bodies) <= answered and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def test_an_interrupted_load_keeps_what_was_answered(tmp_path):
+    path = tmp_path / "r.json"
+    with fake(hang_after=4) as server:
+        code, out, err = loaded_in_a_process(server, path, 4, "--save-detailed")
+    assert code == 130 and "Traceback" not in err
+    assert "Successful requests:" in out and "Ended early: interrupted." in err
+    (result,) = read_results(path)
+    assert result["interrupted"] is True and result["ended_early"] == "interrupted"
+    assert (result["completed"], result["failed"], result["num_prompts"]) == (4, 5, 9)
+    assert [error for error in result["errors"] if error] == [
+        "interrupted", *["not sent: interrupted"] * 4
+    ]  # fmt: skip
+    assert len(records_of(result)) == 9
+
+
+def test_a_load_that_is_interrupted_before_any_answer_leaves_nothing(tmp_path):
+    path = tmp_path / "r.json"
+    with fake(hang_after=0) as server:
+        code, out, err = loaded_in_a_process(server, path, 0, "--save-result")
+    assert (code, out) == (130, "") and "Traceback" not in err
+    assert not path.exists()
+
+
+def test_a_cancelled_run_is_cancelled_for_its_caller():
+    class Canceller(RunListener):
+        partial: ServeRun | None = None
+
+        def done(self, record: RequestRecord) -> None:
+            task.cancel()
+
+        def interrupted(self, run: ServeRun) -> None:
+            self.partial = run
+
+    async def cancelled() -> None:
+        nonlocal task
+        options = ServeOptions(base_url=server.url, max_concurrency=1)
+        given = DatasetOptions(**SMALL)
+        task = asyncio.create_task(run_serve(options, given, told))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    task: Any = None
+    told = Canceller()
+    with fake(gap=0.02) as server:
+        asyncio.run(cancelled())
+    assert told.partial is not None and told.partial.exit_code == 130
+    assert told.partial.result["completed"] >= 1
+
+
 def test_a_server_without_usage_is_counted_and_said_so():
     with fake(usage=False, tokens=5) as server:
         run = ran(server.url)
@@ -323,6 +546,11 @@ def test_backends_that_quire_lacks(name):
         ({"header": ["x"]}, "--header takes KEY=VALUE, got 'x'"),
         ({"base_url": "ftp://x"}, "--base-url must look like"),
         ({"base_url": "http://x:99999"}, "--base-url must look like"),
+        ({"base_url": "http://[::1"}, "--base-url must look like"),
+        ({"header": ["X=a\nb"]}, "--header: the value of X has a line break"),
+        ({"header": ["X y=a"]}, "--header: 'X y' is no name of an HTTP header"),
+        ({"api_key": "a\r\nb"}, "--api-key: the value of Authorization has a line break"),
+        ({"request_id_prefix": "a\n"}, "--request-id-prefix: the value of x-request-id has"),
         ({"lora_assignment": "x"}, "random or round-robin, got 'x'"),
         ({"goodput": ["ttft:x"]}, "--goodput ttft must be above 0"),
         ({"backend": "vllm-pooling", "goodput": ["ttft:5"]}, "takes e2el only"),
@@ -356,6 +584,42 @@ def test_plots_are_written_where_asked(tmp_path):
         ])  # fmt: skip
     names = {"r.html", "x.timeline.html", "x.dataset_stats.html"}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_the_result_is_written_before_the_plots(tmp_path, monkeypatch):
+    def broken(*_: object) -> None:
+        raise ConfigError("no plots today")
+
+    monkeypatch.setattr("quire.cli.benches.serve.draw", broken)
+    path = tmp_path / "keep.json"
+    with fake() as server, pytest.raises(ConfigError, match="no plots today"):
+        main([
+            "--base-url", server.url, "--num-prompts", "2", "--save-result",
+            "--result-filename", str(path), "--report", str(tmp_path / "r.html"),
+        ])  # fmt: skip
+    assert read_results(path)[0]["completed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--report", "{}"], "--report .* is a folder: name a file"),
+        (["--report", "{}/file/r.html"], "--report: cannot write .*file/r.html'"),
+        (["--save-result", "--result-dir", "{}/file"], "--result-dir: cannot write"),
+        (["--save-result", "--result-dir", "{}/file/deeper"], "--result-dir: cannot write"),
+        (["--save-result", "--result-filename", "{}"], "--result-filename .* is a folder"),
+        (["--append-result", "--result-filename", "{}/" + "x" * 300], "filename: .*too long"),
+        (["--save-result", "--label", "x" * 300], "--result-dir: cannot write .*too long"),
+        (["--plot-timeline", "--result-dir", "{}/file"], "--result-dir: cannot write"),
+    ],
+)  # fmt: skip
+def test_places_are_checked_before_the_load(flags, message, tmp_path):
+    (tmp_path / "file").write_text("x")
+    given = [flag.format(tmp_path) for flag in flags]
+    with fake() as server:
+        with pytest.raises(ConfigError, match=message):
+            main(["--base-url", server.url, "--num-prompts", "2", *given])
+        assert not server.bodies
 
 
 def test_results_are_appended(tmp_path):
@@ -393,8 +657,6 @@ def test_speculation_is_read_from_metrics():
 
 
 def test_the_command_is_listed(capfd):
-    import subprocess
-
     done = subprocess.run([*QUIRE, "bench"], capture_output=True, text=True, check=True)
     assert "\nserve " in "\n" + done.stdout
     assert Path(__file__).exists()

@@ -6,6 +6,7 @@ JSON, but no sockets and no clock.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,6 +27,16 @@ REFUSED: Final = {
     "infinity-embeddings-clip": _INFINITY,
 }
 """Backends of `vllm bench serve` that quire lacks, and why."""
+
+
+MOST_TOKENS: Final = 2**53
+"""Counts above are no counts: a result in JSON could not hold them."""
+MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Names of the output's limit in the bodies of requests."""
+
+
+class UnreadableReplyError(ValueError):
+    """A reply is not what the API promises; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,8 @@ class Backend:
     path: str
     """Default of `--endpoint`."""
     body: Callable[[WorkloadRequest, Asking], dict[str, Any]]
-    read: Callable[[dict[str, Any]], ReplyPart]
+    read: Callable[[Any], ReplyPart]
+    """Raises UnreadableReplyError."""
     streams: bool = True
     """Whether the reply comes as events. One that comes whole has no TTFT."""
 
@@ -130,36 +142,52 @@ def _rerank(request: WorkloadRequest, asking: Asking) -> dict[str, Any]:
     return body | request.extra | asking.extra_body
 
 
-def _read_choices(event: dict[str, Any]) -> ReplyPart:
+def _read_choices(event: Any) -> ReplyPart:
+    event = _object(event, "an event")
     part = ReplyPart(error=_error(event))
-    if usage := event.get("usage"):
-        part.prompt_tokens = usage.get("prompt_tokens")
-        part.output_tokens = usage.get("completion_tokens")
-    for choice in event.get("choices") or ():
+    if (usage := event.get("usage")) is not None:
+        usage = _object(usage, "usage")
+        part.prompt_tokens = _count(usage, "prompt_tokens")
+        part.output_tokens = _count(usage, "completion_tokens")
+    for choice in _list(event, "choices"):
+        choice = _object(choice, "a choice")
         part.is_output = True
-        said = choice.get("delta") or choice
-        part.text += said.get("text") or said.get("content") or ""
+        said = choice if choice.get("delta") is None else _object(choice["delta"], "delta")
+        part.text += _text(said, "text") or _text(said, "content")
         part.is_end = part.is_end or choice.get("finish_reason") is not None
     return part
 
 
-def _read_responses(event: dict[str, Any]) -> ReplyPart:
-    kind, whole = event.get("type", ""), event.get("response") or {}
+def _read_responses(event: Any) -> ReplyPart:
+    event = _object(event, "an event")
+    kind, whole = _text(event, "type"), event.get("response")
+    whole = {} if whole is None else _object(whole, "response")
     part = ReplyPart(error=_error(event) or _error(whole))
-    if kind == "response.output_text.delta":
-        part.is_output, part.text = True, event.get("delta", "")
+    if kind.endswith(".delta"):
+        # Reasoning and tool calls are output as well, though no text of the answer.
+        part.is_output = True
+        part.text = _text(event, "delta") if kind == "response.output_text.delta" else ""
     if kind in ("response.completed", "response.incomplete"):
-        usage = whole.get("usage") or {}
-        part.prompt_tokens = usage.get("input_tokens")
-        part.output_tokens = usage.get("output_tokens")
+        if (usage := whole.get("usage")) is not None:
+            usage = _object(usage, "usage")
+            part.prompt_tokens = _count(usage, "input_tokens")
+            part.output_tokens = _count(usage, "output_tokens")
         part.is_end = True
     return part
 
 
-def _read_whole(event: dict[str, Any]) -> ReplyPart:
-    usage = event.get("usage") or {}
-    tokens = usage.get("prompt_tokens") or usage.get("total_tokens")
-    return ReplyPart(prompt_tokens=tokens, is_end=True, error=_error(event))
+def _read_whole(event: Any) -> ReplyPart:
+    event = _object(event, "the reply")
+    part = ReplyPart(is_end=True, error=_error(event))
+    if (usage := event.get("usage")) is not None:
+        usage = _object(usage, "usage")
+        part.prompt_tokens = _count(usage, "prompt_tokens") or _count(usage, "total_tokens")
+    return part
+
+
+def error_of(body: Any) -> str:
+    """What a reply that is one JSON value says of an error; empty: nothing."""
+    return _error(body) if isinstance(body, dict) else ""
 
 
 def _error(event: dict[str, Any]) -> str:
@@ -167,6 +195,44 @@ def _error(event: dict[str, Any]) -> str:
     if not error:
         return ""
     return str(error.get("message") or error) if isinstance(error, dict) else str(error)
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UnreadableReplyError(f"{name} must be an object, got {_shown(value)}")
+    return value
+
+
+def _list(parent: dict[str, Any], name: str) -> list[Any]:
+    value = parent.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise UnreadableReplyError(f"{name} must be a list, got {_shown(value)}")
+    return value
+
+
+def _text(parent: dict[str, Any], name: str) -> str:
+    value = parent.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UnreadableReplyError(f"{name} must be a text, got {_shown(value)}")
+    return value
+
+
+def _count(parent: dict[str, Any], name: str) -> int | None:
+    value = parent.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TOKENS:
+        raise UnreadableReplyError(f"{name} must be a count of tokens, got {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value from a server, short and on one line."""
+    return f"{json.dumps(value):.40}"
 
 
 _COMPLETIONS = Backend("/v1/completions", _completions, _read_choices)

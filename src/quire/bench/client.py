@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from quire.bench.backends import Asking, Backend
+from quire.bench.backends import MAX_TOKENS, Asking, Backend, error_of
 from quire.bench.load import UNREACHABLE
 from quire.bench.result import RequestRecord
 from quire.errors import ConfigError, StartupError
@@ -22,9 +23,12 @@ from quire.workload.request import WorkloadRequest
 if TYPE_CHECKING:
     import aiohttp
 
-_QUICK_SECONDS: Final = 10.0
+QUICK_SECONDS: Final = 10.0
 """For questions beside the load: models, metrics, profiler."""
 _MOST_REASON: Final = 300
+_MOST_STRAY: Final = 65536
+"""Bytes of a reply without events that are kept, to say why it has none."""
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def base_url_of(text: str) -> str:
@@ -34,14 +38,30 @@ def base_url_of(text: str) -> str:
         ConfigError: it is no http(s) URL.
     """
     url = text if "://" in text else f"http://{text}"
-    parts = urlsplit(url)
     try:
-        port_is_valid = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_valid = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
+        parts = urlsplit(url)
+        is_valid = parts.port is None or parts.port > 0
+    except ValueError:  # a host or a port that is none
+        is_valid = False
+    if not is_valid or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--base-url must look like http://127.0.0.1:8000, got {text!r}")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def check_header(flag: str, name: str, value: str) -> None:
+    """Tell before the load whether a header can be sent.
+
+    Raises:
+        ConfigError: its name or its value has a character that HTTP forbids.
+    """
+    if not _HEADER_NAME.fullmatch(name):
+        raise ConfigError(f"{flag}: {name!r} is no name of an HTTP header")
+    if not value.replace("\t", " ").isprintable():
+        # The value may be a key: it is not shown.
+        raise ConfigError(
+            f"{flag}: the value of {name} has a line break or another character that an HTTP "
+            "header cannot hold: take it out"
+        )
 
 
 class BenchClient:
@@ -108,12 +128,13 @@ class BenchClient:
         """One request. Whatever goes wrong is in the record's `error`; only a cancellation is
         raised."""
         assert self._session is not None
-        payload = json.dumps(self.backend.body(request, asking)).encode()
+        body = self.backend.body(request, asking)
+        payload = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         if request_id is not None:
             headers["x-request-id"] = request_id
         record = RequestRecord(time.perf_counter(), request.prompt_len, priority=request.priority)
-        reader = _ReplyReader(self.backend, record)
+        reader = _ReplyReader(self.backend, record, _asks_for_nothing(body))
         try:
             async with self._session.post(self._url, data=payload, headers=headers) as reply:
                 if reply.status != 200:
@@ -125,18 +146,20 @@ class BenchClient:
             record.error = UNREACHABLE + _reason(error)
         except TimeoutError:
             record.error = f"no end after {self._timeout:g} s (--request-timeout)"
-        except (self._aiohttp.ClientError, OSError, ValueError) as error:
+        except (self._aiohttp.ClientError, OSError) as error:
             record.error = f"the reply broke off: {error or type(error).__name__}"
+        except (ValueError, RecursionError) as error:  # RecursionError: JSON that is nested deeply
+            record.error = f"the reply cannot be read: {error}"[:_MOST_REASON]
         reader.close()
         return record
 
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a GET.
+    async def get(self, path: str, within: float = QUICK_SECONDS) -> tuple[int, bytes]:
+        """Status and body of a GET that ends within so many seconds.
 
         Raises:
             StartupError: the server cannot be reached.
         """
-        return await self._quick("GET", path)
+        return await self._quick("GET", path, within)
 
     async def post(self, path: str) -> tuple[int, bytes]:
         """Status and body of a POST without a body.
@@ -144,18 +167,18 @@ class BenchClient:
         Raises:
             StartupError: the server cannot be reached.
         """
-        return await self._quick("POST", path)
+        return await self._quick("POST", path, QUICK_SECONDS)
 
-    async def _quick(self, method: str, path: str) -> tuple[int, bytes]:
+    async def _quick(self, method: str, path: str, within: float) -> tuple[int, bytes]:
         assert self._session is not None
-        limit = self._aiohttp.ClientTimeout(total=_QUICK_SECONDS)
+        limit = self._aiohttp.ClientTimeout(total=within)
         try:
             url = self.base_url + path
             async with self._session.request(method, url, timeout=limit) as reply:
                 return reply.status, await reply.read()
         except TimeoutError:
             raise StartupError(
-                f"{self.base_url} did not answer {path} within {_QUICK_SECONDS:g} s"
+                f"{self.base_url} did not answer {path} within {within:g} s"
             ) from None
         except (self._aiohttp.ClientError, OSError) as error:
             raise StartupError(
@@ -176,44 +199,72 @@ class BenchClient:
 
 
 class _ReplyReader:
-    """Turns what comes into the times and counts of a record."""
+    """Turns what comes into the times and counts of a record.
 
-    def __init__(self, backend: Backend, record: RequestRecord) -> None:
+    Args:
+        backend: Knows the API.
+        record: Filled in.
+        may_be_empty: Whether a reply without any output is right.
+    """
+
+    def __init__(self, backend: Backend, record: RequestRecord, may_be_empty: bool) -> None:
         self._backend, self._record = backend, record
+        self._may_be_empty = may_be_empty or not backend.streams
         self._rest = b""
+        self._stray = b""
+        """Lines that are no events, as long as no event came."""
         self._texts: list[str] = []
-        self._latest = record.start
-        self._is_whole = False
+        self._latest = self._heard_at = record.start
+        self._is_whole = self._has_events = False
 
     def feed(self, piece: bytes, now: float) -> None:
-        """Read bytes of a stream that came now."""
+        """Read bytes of a stream that came now.
+
+        Raises:
+            ValueError: an event cannot be read.
+        """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
+                self._has_events = True
                 data = line[5:].strip()
                 if data == b"[DONE]":
-                    self._is_whole = True
+                    self._is_whole, self._heard_at = True, now
                 else:
                     self._take(json.loads(data), now)
+            elif not self._has_events and len(self._stray) < _MOST_STRAY:
+                self._stray += line + b"\n"
 
     def whole(self, body: bytes, now: float) -> None:
-        """Read a reply that came at once."""
+        """Read a reply that came at once.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
         self._take(json.loads(body), now)
-        self._latest = now
 
     def close(self) -> None:
         """Nothing more comes: settle the record."""
         record = self._record
-        record.text = "".join(self._texts)
-        if not record.error and not self._is_whole:
-            record.error = "the reply broke off before its end"
+        record.text = _valid("".join(self._texts))
+        record.error = _valid(record.error or self._fault())
         if not record.error:
-            record.end = self._latest
+            record.end = self._heard_at if record.first_token is None else self._latest
 
-    def _take(self, event: dict[str, Any], now: float) -> None:
+    def _fault(self) -> str:
+        """Why a reply that was read to its end is none; empty: it is one."""
+        if not self._is_whole:
+            said = "" if self._has_events else _error_in(self._stray + self._rest)
+            return said or "the reply broke off before its end"
+        if self._record.first_token is None and not self._may_be_empty:
+            return "no token came: the reply ended without any output"
+        return ""
+
+    def _take(self, event: Any, now: float) -> None:
         part, record = self._backend.read(event), self._record
+        self._heard_at = now
         if part.error:
-            record.error = record.error or part.error
+            record.error = record.error or part.error[:_MOST_REASON]
         if part.prompt_tokens is not None:
             record.input_len = part.prompt_tokens
         if part.output_tokens is not None:
@@ -229,12 +280,31 @@ class _ReplyReader:
             self._latest = now
 
 
+def _valid(text: str) -> str:
+    """A text with marks for half characters, which JSON can hold, but neither a tokenizer nor a
+    file. Halves that came in two events are one character."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _asks_for_nothing(body: Mapping[str, Any]) -> bool:
+    """Whether a request allows no token at all."""
+    return any(body.get(name) == 0 for name in MAX_TOKENS)
+
+
+def _error_in(body: bytes) -> str:
+    """What a reply says that should have been a stream, and is an error in JSON."""
+    try:
+        return error_of(json.loads(body))[:_MOST_REASON]
+    except (ValueError, RecursionError):
+        return ""
+
+
 async def _refusal(reply: aiohttp.ClientResponse) -> str:
     body = (await reply.read())[:65536]
     try:
         said = json.loads(body)
         reason = said["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         reason = " ".join(body.decode("utf-8", "replace").split())
     return f"{reply.status}: {str(reason)[:_MOST_REASON] or 'no reason given'}"
 

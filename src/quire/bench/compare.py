@@ -35,6 +35,7 @@ LEAST_REPETITIONS: Final = 3
 LEAST_REQUESTS: Final = 100
 BEYOND: Final = 10
 """Samples that must lie beyond a percentile for an interval of it: p99 needs a thousand."""
+NO_RATIO: Final = "needs figures above 0"
 STATISTICS: Final = ("mean", "median", "p99")
 THROUGHPUTS: Final = {
     "request_throughput": "Request throughput (req/s)",
@@ -51,7 +52,8 @@ _T975: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of both sides. `change` and its interval are ratios minus 1: 0.05 is 5 % more."""
+    """One figure of both sides. `change` and its interval are ratios minus 1: 0.05 is 5 % more.
+    `change` is NaN if the first side's figure is not above 0."""
 
     name: str
     before: float
@@ -239,15 +241,16 @@ def _differences(
     for statistic in STATISTICS:
         name = _title(f"{statistic}_{metric}_ms")
         before, after = one.exactly(statistic), two.exactly(statistic)
-        change = after / before - 1 if before > 0 else 0.0
+        change = after / before - 1 if before > 0 else math.nan
         low: float | None = None
         high: float | None = None
-        note = (
-            f"needs {LEAST_REQUESTS} requests on each side"
-            if few
-            else _too_few(statistic, min(len(one.values), len(two.values)))
-        )
-        if not note and before > 0:
+        if min(before, after) <= 0:
+            note = NO_RATIO
+        elif few:
+            note = f"needs {LEAST_REQUESTS} requests on each side"
+        else:
+            note = _too_few(statistic, min(len(one.values), len(two.values)))
+        if not note:
             low, high = _interval(change, drawn[0][statistic], drawn[1][statistic])
         found.append(Difference(name, before * MS, after * MS, change, low, high, False, note))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,8 @@ PATIENT_MS: Final = 1000.0
 """A first word that comes later feels slow."""
 READING_MS: Final = 100.0
 """Milliseconds per token at ten tokens per second, which is about twice as fast as people read."""
+AT_ONCE_MS: Final = 0.001
+"""Per token: what is faster is no speed of a model."""
 WORDS_PER_TOKEN: Final = 0.75
 
 
@@ -34,6 +37,8 @@ class QuickStep:
 
     users: int
     result: dict[str, Any]
+    why: str = ""
+    """The most frequent error of its requests; empty: none failed."""
 
     @property
     def is_fast_enough(self) -> bool:
@@ -92,7 +97,8 @@ def climb(
             told("time is up")
             break
         told(f"users at the same moment: {users}")
-        steps.append(QuickStep(users, measure(users, ROUNDS, users).result))
+        run = measure(users, ROUNDS, users)
+        steps.append(QuickStep(users, run.result, _why(run)))
         if not steps[-1].is_fast_enough:
             break
     return steps
@@ -101,10 +107,16 @@ def climb(
 def paragraph(steps: list[QuickStep], url: str, input_len: int, output_len: int) -> str:
     """What a manager reads."""
     alone = steps[0].result
+    if not alone["completed"]:
+        return (
+            f"{alone['model_id']} at {url}: none of {alone['failed']} requests succeeded, so there "
+            f"is nothing to say of its speed. The reason: {steps[0].why or 'unknown'}."
+        )
     fine = [step for step in steps if step.is_fast_enough]
     said = [
         f"{alone['model_id']} at {url}: somebody who asks alone sees the first word after "
-        f"{_seconds(alone['median_ttft_ms'])}, and then {_speed(alone)}, where people read about 4."
+        f"{_seconds(alone['median_ttft_ms'])}, and then {_speed(alone)}"
+        + ("." if _comes_at_once(alone) else ", where people read about 4.")
     ]
     if not fine:
         said.append(_too_slow(steps[0], "Even one user waits too long:"))
@@ -119,6 +131,11 @@ def paragraph(steps: list[QuickStep], url: str, input_len: int, output_len: int)
     said.append(f"{failed} of {asked} requests failed." if failed else held)
     said.append(f"(Prompts of {input_len} tokens, replies of {output_len}; medians.)")
     return " ".join(said)
+
+
+def _why(run: ServeRun) -> str:
+    errors = Counter(record.error for record in run.outcome.records if not record.ok)
+    return errors.most_common(1)[0][0] if errors else ""
 
 
 def _crowd(step: QuickStep) -> str:
@@ -137,16 +154,24 @@ def _too_slow(step: QuickStep, begin: str) -> str:
     result = step.result
     if not result["completed"]:
         return f"{begin} no request was answered."
-    wait = _seconds(result["median_ttft_ms"])
-    return f"{begin} the first word takes {wait}, the rest comes at {_speed(result)}."
+    wait, speed = _seconds(result["median_ttft_ms"]), _speed(result)
+    rest = "the rest comes with it" if _comes_at_once(result) else f"the rest comes at {speed}"
+    return f"{begin} the first word takes {wait}, {rest}."
 
 
 def _seconds(milliseconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
+def _comes_at_once(result: dict[str, Any]) -> bool:
+    """Whether the server, or something before it, holds replies back until they are whole."""
+    return bool(result["median_tpot_ms"] <= AT_ONCE_MS)
+
+
 def _speed(result: dict[str, Any]) -> str:
-    per_second = 1000 / max(result["median_tpot_ms"], 1e-6) * WORDS_PER_TOKEN
+    if _comes_at_once(result):
+        return "the rest at once"
+    per_second = 1000 / result["median_tpot_ms"] * WORDS_PER_TOKEN
     return f"{per_second:.0f} words a second" if per_second >= 1 else "less than a word a second"
 
 

@@ -7,6 +7,7 @@ Who simulates instead of measuring passes the same records. Knows no server.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,11 +127,16 @@ def figures_table(runs: Sequence[ReportRun]) -> str:
 def differences_table(differences: Sequence[Difference]) -> str:
     """What a comparison found."""
     rows = [
-        [d.name, _number(d.before), _number(d.after), f"{d.change:+.1%}", interval_of(d), d.verdict]
+        [d.name, _number(d.before), _number(d.after), change_of(d), interval_of(d), d.verdict]
         for d in differences
     ]
     heads = ["", "before", "after", "difference", "95 % interval", "verdict"]
     return table(heads, rows, "Differences")
+
+
+def change_of(difference: Difference) -> str:
+    """`+3.4%`; empty if there is nothing to compare with."""
+    return "" if math.isnan(difference.change) else f"{difference.change:+.1%}"
 
 
 def interval_of(difference: Difference) -> str:

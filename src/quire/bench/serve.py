@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.bench.backends import Asking, Backend, backend_named
-from quire.bench.client import BenchClient, base_url_of
-from quire.bench.load import LoadOutcome, OpenLoopLoad, Patience, ServerWatch
+from quire.bench.client import QUICK_SECONDS, BenchClient, base_url_of, check_header
+from quire.bench.load import NOT_SENT, LoadOutcome, OpenLoopLoad, Patience, ServerWatch
 from quire.bench.options import ServeOptions, pairs_of
 from quire.bench.result import (
     RequestRecord,
@@ -47,6 +47,8 @@ from quire.workload.request import WorkloadRequest
 SELF_TIMED: Final = ("timed_trace",)
 TEMPLATED: Final = ("custom", "spec_bench")
 RETRY_SECONDS: Final = 0.5
+INTERRUPTED: Final = "interrupted"
+"""Verdict of a load that was cancelled, by Ctrl-C say."""
 _MOST_LISTED: Final = 8
 
 
@@ -64,8 +66,15 @@ class ServeRun:
     """What a reader of the figures should know."""
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether the load was cancelled: then it has only what was answered before."""
+        return self.outcome.verdict == INTERRUPTED
+
+    @property
     def exit_code(self) -> int:
-        """0 if every request was answered."""
+        """0 if every request was answered, 130 if the load was interrupted, else 1."""
+        if self.is_interrupted:
+            return 130
         return int(bool(self.outcome.verdict) or self.result["failed"] > 0)
 
 
@@ -96,6 +105,10 @@ class RunListener:
     def end(self) -> None:
         """The load ended."""
 
+    def interrupted(self, run: ServeRun) -> None:
+        """The load was cancelled, after some requests had ended. `run_serve` gives nothing then:
+        it is cancelled as well, and this is what there is."""
+
 
 async def run_serve(
     options: ServeOptions,
@@ -108,6 +121,7 @@ async def run_serve(
     Raises:
         ConfigError: an option is wrong, or the dataset cannot be used.
         StartupError: the server cannot be reached, or does not serve the model.
+        CancelledError: it was cancelled; what was answered until then is told first.
     """
     told = told or RunListener()
     plan = _plan(options)
@@ -119,6 +133,7 @@ async def run_serve(
         asking, tokenizer, settings = await _target(client, options, dataset, told)
         if requests is None:
             requests = make_requests(_for_backend(dataset, options), tokenizer)
+        _check_bodies(plan.backend, requests, asking)
         if _wants_template(options, dataset):
             apply_template(requests, tokenizer, told)
         if len(requests) != settings.num_prompts:
@@ -133,7 +148,12 @@ async def run_serve(
     counted = _count(outcome.records, tokenizer)
     result = _result(plan, settings, outcome, before, after, probes, options)
     notes = [*_notes(tokenizer, counted), *_failures(outcome)]
-    return ServeRun(result, outcome, requests, plan.metrics, plan.percentiles, notes)
+    run = ServeRun(result, outcome, requests, plan.metrics, plan.percentiles, notes)
+    if run.is_interrupted:
+        if any(not _is_cut(record) for record in outcome.records):
+            told.interrupted(run)
+        raise asyncio.CancelledError
+    return run
 
 
 # ---- before the load -----------------------------------------------------------------------------
@@ -150,6 +170,9 @@ def _plan(options: ServeOptions) -> _Plan:
     key = options.api_key or _key_of_environment()
     if key and not any(name.lower() == "authorization" for name in headers):
         headers["Authorization"] = f"Bearer {key}"
+    for name, value in headers.items():
+        check_header("--api-key" if value == f"Bearer {key}" else "--header", name, value)
+    check_header("--request-id-prefix", "x-request-id", options.request_id_prefix)
     metadata = pairs_of("--metadata", options.metadata)
     percentiles = parse_percentiles(options.metric_percentiles)
     return _Plan(backend, metrics, percentiles, slos, headers, metadata)
@@ -219,7 +242,9 @@ async def _listed(client: BenchClient, patience: float) -> dict[str, str | None]
     deadline = time.perf_counter() + patience
     while True:
         try:
-            status, body = await client.get("/v1/models")
+            left = max(deadline - time.perf_counter(), RETRY_SECONDS)
+            within = min(left, QUICK_SECONDS) if patience else QUICK_SECONDS
+            status, body = await client.get("/v1/models", within)
             # A server that still loads its model may say so with 503.
             if status < 500 or time.perf_counter() > deadline:
                 break
@@ -231,7 +256,7 @@ async def _listed(client: BenchClient, patience: float) -> dict[str, str | None]
         raise StartupError(f"{client.base_url} answers {status} at /v1/models: give --api-key")
     try:
         return {str(entry["id"]): entry.get("root") for entry in json.loads(body)["data"]}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -245,6 +270,13 @@ def _for_backend(dataset: DatasetOptions, options: ServeOptions) -> DatasetOptio
             f"vllm-rerank), not for {options.backend}"
         )
     return dataset
+
+
+def _check_bodies(backend: Backend, requests: list[WorkloadRequest], asking: Asking) -> None:
+    """Refuse a dataset that the backend cannot ask for, before anything is sent."""
+    # A request that is asked several times is one object.
+    for request in {id(request): request for request in requests}.values():
+        backend.body(request, asking)
 
 
 def _wants_template(options: ServeOptions, dataset: DatasetOptions) -> bool:
@@ -298,16 +330,19 @@ async def _get_ready(
     asking: Asking,
     told: RunListener,
 ) -> None:
-    if not options.ready_check_timeout_sec:
+    patience = options.ready_check_timeout_sec
+    if not patience:
         return
-    deadline = time.perf_counter() + options.ready_check_timeout_sec
-    while (record := await client.ask(request, asking)).error:
-        if time.perf_counter() > deadline:
-            raise StartupError(
-                f"no answer within {options.ready_check_timeout_sec:g} s "
-                f"(--ready-check-timeout-sec): {record.error}"
-            )
-        await asyncio.sleep(RETRY_SECONDS)
+    why = "it took a request, and did not end its reply"
+    try:
+        async with asyncio.timeout(patience):
+            while (record := await client.ask(request, asking)).error:
+                why = record.error
+                await asyncio.sleep(RETRY_SECONDS)
+    except TimeoutError:
+        raise StartupError(
+            f"no answer within {patience:g} s (--ready-check-timeout-sec): {why}"
+        ) from None
     told.note("The server is ready.")
 
 
@@ -351,9 +386,13 @@ async def _load(
     rng = np.random.default_rng(len(requests))
     models = _adapters(options, len(requests), rng)
 
+    sent: dict[int, RequestRecord] = {}
+
     async def ask(index: int, request: WorkloadRequest) -> RequestRecord:
         what = dataclasses.replace(asking, model=models[index]) if models else asking
-        return await client.ask(request, what, f"{options.request_id_prefix}{index}")
+        sent[index] = _cut(time.perf_counter())
+        sent[index] = await client.ask(request, what, f"{options.request_id_prefix}{index}")
+        return sent[index]
 
     load = OpenLoopLoad(
         requests, times, ask, watch, max_concurrency=options.max_concurrency, done=told.done
@@ -361,11 +400,26 @@ async def _load(
     told.begin(len(requests))
     gc.collect()
     gc.freeze()  # a collection in the middle would look like a slow server
+    begin = time.perf_counter()
     try:
         return await load.run()
+    except asyncio.CancelledError:
+        now = time.perf_counter()
+        unsent = (_cut(now, NOT_SENT) for _ in requests)
+        records = [sent.get(i, record) for i, record in enumerate(unsent)]
+        return LoadOutcome(records, now - begin, INTERRUPTED)
     finally:
         gc.unfreeze()
         told.end()
+
+
+def _cut(start: float, how: str = "") -> RequestRecord:
+    """Of a request that the interruption found without its end."""
+    return RequestRecord(start, 0, error=how + INTERRUPTED)
+
+
+def _is_cut(record: RequestRecord) -> bool:
+    return record.error in (INTERRUPTED, NOT_SENT + INTERRUPTED)
 
 
 def _adapters(options: ServeOptions, num: int, rng: np.random.Generator) -> list[str]:
@@ -461,6 +515,8 @@ def _result(
         result["probe"] = _probe_figures(probes)
     if outcome.verdict:
         result["ended_early"] = outcome.verdict
+    if outcome.verdict == INTERRUPTED:
+        result["interrupted"] = True
     return result
 
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from quire.bench.client import BenchClient
 
 _LINE: Final = re.compile(r"^vllm:spec_decode_(\w+)_total(\{[^}]*\})? (\S+)$", re.MULTILINE)
-_POSITION: Final = re.compile(r'position="(\d+)"')
+_POSITION: Final = re.compile(r'position="(\d{1,9})"')
+_TOTALS: Final = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 @dataclass(slots=True)
@@ -55,16 +56,20 @@ async def read_speculation(client: BenchClient) -> SpeculationCounters | None:
 
 
 def parse_speculation(text: str) -> SpeculationCounters | None:
-    """Read them from metrics in Prometheus' text format."""
+    """Read them from metrics in Prometheus' text format; None if one of them is no number, because
+    figures of the others would be wrong."""
     counters, found = SpeculationCounters(), False
     for name, labels, value in _LINE.findall(text):
         found = True
-        count = int(float(value))
+        try:
+            count = int(float(value))
+        except (ValueError, OverflowError):  # OverflowError: Inf
+            return None
         if name == "num_accepted_tokens_per_pos":
             if place := _POSITION.search(labels):
                 position = int(place.group(1))
                 by_position = counters.accepted_by_position
                 by_position[position] = by_position.get(position, 0) + count
-        elif hasattr(counters, name):
+        elif name in _TOTALS:
             setattr(counters, name, getattr(counters, name) + count)
     return counters if found else None

@@ -6,6 +6,7 @@ Lines that cannot be read are refused with their numbers, or skipped with one wa
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -53,9 +54,10 @@ def sharegpt(
     """A ShareGPT file, a JSON array of conversations: the first turn is the prompt, and the second
     tells the output's length. Very short and very long ones are left out."""
     path = _path(options)
+    text = _whole_text(path)
     try:
-        conversations = json.loads(_whole_text(path))
-    except ValueError as error:
+        conversations = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a JSON file: {error}") from None
     if not isinstance(conversations, list):
         raise ConfigError(f"{path}: expected a JSON array of conversations")
@@ -95,7 +97,8 @@ def burstgpt(
         return float(row["Timestamp"]), max(1, int(row["Request tokens"])), output
 
     path, skip = _path(options), options.bad_lines == "skip"
-    lines = enumerate(csv.DictReader(_whole_text(path).splitlines()), 2)
+    # Not str.splitlines(): it cuts within fields as well, at U+2028 for one.
+    lines = enumerate(csv.DictReader(io.StringIO(_whole_text(path), newline="")), 2)
     rows = [row for row in _read_each(lines, read, path, skip, "line") if row is not None]
     start = rows[0][0] if rows else 0.0
     chosen = rows[: options.num_prompts]
@@ -147,7 +150,9 @@ def read_lines(path: Path, read: Callable[[dict[str, Any]], T], skip: bool) -> l
             raise ValueError("not a JSON object")
         return read(value)
 
-    lines = enumerate(_whole_text(path).splitlines(), 1)
+    # Not str.splitlines(): it cuts at U+2028 too, which JSON allows within texts. A "\r" before
+    # the "\n" is white space to JSON.
+    lines = enumerate(_whole_text(path).split("\n"), 1)
     full = ((number, line) for number, line in lines if line.strip())
     return list(_read_each(full, parsed, path, skip, "line"))
 
@@ -197,7 +202,8 @@ def _path(options: DatasetOptions) -> Path:
 
 def _whole_text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"--dataset-path: cannot read {str(path)!r}: {reason}") from None

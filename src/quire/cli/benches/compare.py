@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     differences = compare(before, after, namespace.seed)
     repeated = len(before) > 1
     if namespace.json:
-        rows = [{**asdict(d), "verdict": d.verdict} for d in differences]
+        rows = [_row(d) for d in differences]
         print(json.dumps(rows, indent=1))
     else:
         print(table_of(differences))
@@ -60,11 +61,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _row(difference: Difference) -> dict[str, Any]:
+    row = {**asdict(difference), "verdict": difference.verdict}
+    return row | ({"change": None} if math.isnan(difference.change) else {})  # JSON has no NaN
+
+
 def table_of(differences: Sequence[Difference]) -> str:
     """The table as text."""
     lines = [f"{'':<32}{'A':>12}{'B':>12}{'B - A':>9}   {'95 % interval':<20}verdict"]
     for d in differences:
-        cells = f"{d.name:<32}{d.before:>12.2f}{d.after:>12.2f}{d.change:>+9.1%}"
+        change = "" if math.isnan(d.change) else f"{d.change:+.1%}"
+        cells = f"{d.name:<32}{d.before:>12.2f}{d.after:>12.2f}{change:>9}"
         lines.append(f"{cells}   {interval_of(d):<20}{'' if d.low is None else d.verdict}".rstrip())
     return "\n".join(lines)
 

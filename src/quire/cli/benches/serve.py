@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,14 @@ from quire.bench.result import RequestRecord, detailed
 from quire.bench.saved import file_of, now, write_result
 from quire.bench.serve import RunListener, ServeRun, run_serve
 from quire.bench.text_block import heading, row, text_block
+from quire.cli.benches.flags import check_writable
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
 from quire.errors import ConfigError
 from quire.utils.process import raise_descriptor_limit
 from quire.workload.datasets import DATASETS, REFUSED
 from quire.workload.options import DatasetOptions
+from quire.workload.request import WorkloadRequest
 
 
 def build_parser() -> Parser:
@@ -58,14 +61,70 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(DATASETS))
         print(f"Not available: {', '.join(REFUSED)}")
         return 0
-    raise_descriptor_limit()
     begun = now()
-    progress = ServeProgress(not options.disable_tqdm)
-    run = asyncio.run(run_serve(options, dataset, progress))
+    check_places(options, begun)
+    run = measured(options, dataset)
     result = {"date": begun.strftime("%Y%m%d-%H%M%S"), **run.result}
     show(run, result)
     save(options, run, result, begun)
     return run.exit_code
+
+
+def measured(
+    options: ServeOptions, dataset: DatasetOptions, requests: list[WorkloadRequest] | None = None
+) -> ServeRun:
+    """The run, or what Ctrl-C left of it: then its exit code is 130.
+
+    Raises:
+        KeyboardInterrupt: there is nothing yet.
+    """
+    raise_descriptor_limit()
+    progress = ServeProgress(not options.disable_tqdm)
+    try:
+        return asyncio.run(run_serve(options, dataset, progress, requests))
+    except KeyboardInterrupt:
+        if progress.partial is None:
+            raise
+        return progress.partial
+
+
+def check_places(options: ServeOptions, at: datetime.datetime) -> None:
+    """Tell before the load whether all files can be written.
+
+    Raises:
+        ConfigError: a name is a folder's, or its folder can be neither used nor made.
+    """
+    if options.report:
+        _check_place("--report", Path(options.report))
+    if wants_result(options) or options.plot_timeline or options.plot_dataset_stats:
+        # Without --model, the last name that the file's may hold is known later.
+        path = file_of(options, options.model or "model", at)
+        flag = "--result-dir" if options.result_filename is None else "--result-filename"
+        _check_place(flag, path)
+
+
+def _check_place(flag: str, path: Path) -> None:
+    try:
+        if path.parent.is_dir():
+            check_writable(str(path), flag)  # tells of a folder with this name
+        is_usable = _can_be_written(path)
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"{flag}: cannot write {str(path)!r}: {error.strerror}") from None
+    if not is_usable:
+        raise ConfigError(
+            f"{flag}: cannot write {str(path)!r}: it may not be written to, or its folder may not "
+            "be: name another place"
+        )
+
+
+def _can_be_written(path: Path) -> bool:
+    """Whether a file exists and can be changed, or can be made, with the folders above it."""
+    if path.exists():
+        return os.access(path, os.W_OK)
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def settle_dataset(namespace: argparse.Namespace) -> None:
@@ -105,13 +164,17 @@ def save(
 ) -> None:
     """Write the files that were asked for, and say where they are."""
     path = file_of(options, str(result["model_id"]), at)
+    if wants_result(options):
+        # Before the plots: if they fail, the figures are safe.
+        whole = result | detailed(run.outcome.records) if options.save_detailed else result
+        write_result(path, whole, append=options.append_result)
+        print(f"Result: {path}", file=sys.stderr)
     draw(options, run, result, path)
-    wants_file = options.save_result or options.append_result or options.save_detailed
-    if not wants_file:
-        return
-    whole = result | detailed(run.outcome.records) if options.save_detailed else result
-    write_result(path, whole, append=options.append_result)
-    print(f"Result: {path}", file=sys.stderr)
+
+
+def wants_result(options: ServeOptions) -> bool:
+    """Whether the result goes to a file."""
+    return options.save_result or options.append_result or options.save_detailed
 
 
 def draw(options: ServeOptions, run: ServeRun, result: dict[str, Any], path: Path) -> None:
@@ -147,6 +210,12 @@ class ServeProgress(RunListener):
         self._bar: Any = None
         self._task: Any = None
         self._failed = 0
+        self.partial: ServeRun | None = None
+        """What there is of a run that was interrupted."""
+
+    def interrupted(self, run: ServeRun) -> None:
+        """Keep it."""
+        self.partial = run
 
     def note(self, text: str) -> None:
         """Print a note."""

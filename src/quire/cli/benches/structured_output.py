@@ -7,12 +7,14 @@ and were answered, those whose text is what was asked for.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from quire.bench.options import ServeOptions
+from quire.bench.saved import now
+from quire.bench.text_block import heading, row
 from quire.cli.benches.flags import check_writable, write_json
+from quire.cli.benches.serve import check_places, measured, save, show
 from quire.cli.option_flags import add_option_flags, options_from
 from quire.cli.parser import Parser
 from quire.workload.options import DatasetOptions
@@ -55,7 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run and print; returns the exit code."""
     namespace = build_parser().parse(arguments)
     options = options_from(namespace, ServeOptions)
+    begun = now()
     check_writable(namespace.output_json)
+    check_places(options, begun)
     dataset = DatasetOptions(
         dataset_name="structured", num_prompts=namespace.num_prompts,
         output_len=namespace.output_len, seed=namespace.seed,
@@ -64,16 +68,9 @@ def main(arguments: Sequence[str]) -> int:
         namespace.dataset, dataset.num_prompts, namespace.output_len,
         namespace.structured_output_ratio, namespace.seed,
     )  # fmt: skip
-    from quire.bench.serve import run_serve
-    from quire.bench.text_block import heading, row
-    from quire.cli.benches.serve import ServeProgress, show
-    from quire.utils.process import raise_descriptor_limit
-
-    raise_descriptor_limit()
-    progress = ServeProgress(not options.disable_tqdm)
-    run = asyncio.run(run_serve(options, dataset, progress, requests))
+    run = measured(options, dataset, requests)
     rate = correctness([r.text if r.ok else None for r in run.outcome.records], checkers)
-    result = {**run.result, **rate}
+    result = {"date": begun.strftime("%Y%m%d-%H%M%S"), **run.result, **rate}
     show(run, result)
     print(heading("Structured Outputs"))
     print(row("Checked replies:", result["checked"]))
@@ -81,6 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     shown = "none" if result["correct_rate"] is None else float(result["correct_rate"])
     print(row("Correct rate(%):", shown))
     write_json(namespace.output_json, result)
+    save(options, run, result, begun)
     return run.exit_code
 
 
