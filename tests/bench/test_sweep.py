@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from patience import wait_for
 from quire.bench.plots import curve_plot
+from quire.bench.sweep import server_place
 from quire.bench.sweep.front import CurvePoint, curves, devices_of, facets, pareto_front, speeds
 from quire.bench.sweep.grid import arguments_of, links_of, name_of, points_of, read_params
 from quire.bench.sweep.rows import bins_of, conditions_of, selected
@@ -34,7 +36,7 @@ p.add_argument("--ready-check-timeout-sec"); p.add_argument("--request-rate")
 a, rest = p.parse_known_args()
 with open(a.log, "a") as f: f.write(f"{a.max_concurrency}\\n")
 if a.fail_at == a.max_concurrency: sys.exit(3)
-if a.hang_at == a.max_concurrency:
+if str(a.max_concurrency) in (str(a.hang_at), os.environ.get("HANG_AT")):
     import time; time.sleep(600)
 c = a.max_concurrency
 result = {"max_concurrency": c, "output_throughput": 100.0 * c / (c + 4),
@@ -111,16 +113,16 @@ def test_a_killed_sweep_repeats_nothing(bench, tmp_path, capsys):
         "serve", "--bench-params", grid(tmp_path, 1, 2, 3), "--num-runs", "1",
         "--output-dir", str(tmp_path / "results"),
     ]  # fmt: skip
-    hanging = " ".join([*command, "--hang-at", "2"])
+    arguments += ["--bench-cmd", " ".join(command)]
     killed = subprocess.Popen(
-        [sys.executable, "-m", "quire", "bench", "sweep", *arguments, "--bench-cmd", hanging],
-        stderr=subprocess.DEVNULL,
-    )
+        [sys.executable, "-m", "quire", "bench", "sweep", *arguments],
+        stderr=subprocess.DEVNULL, env={**os.environ, "HANG_AT": "2"},
+    )  # fmt: skip
     wait_for(lambda: log.read_text().split() == ["1", "2"])
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     log.write_text("")
-    code, out, _ = run(capsys, *arguments, "--bench-cmd", " ".join(command))
+    code, out, _ = run(capsys, *arguments)
     assert code == 0 and log.read_text().split() == ["2", "3"]
     assert out.startswith("3 of 3 runs, 1 of them from before")
     with open(tmp_path / "results" / "serve" / "summary.csv", newline="") as file:
@@ -139,6 +141,98 @@ def test_a_dead_server_ends_the_run(bench, tmp_path):
     commands = SweepCommands([*command, "--hang-at", "1"])
     commands.timeout = 0.3  # of a run that never ends
     assert "no end after 0.3 s (--run-timeout)" in run_points(points, commands).failures[0]
+
+
+def test_no_other_server_is_measured(bench, tmp_path, monkeypatch):
+    command, log = bench
+    monkeypatch.setattr(server_place, "FREE_SECONDS", 0.0)
+    starts = tmp_path / "starts"
+    server = [sys.executable, "-c", f"open({str(starts)!r}, 'w'); import time; time.sleep(60)"]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        points = points_of(tmp_path / "out", [{"x": 1}], [{"port": port}], 2)
+        failures = run_points(points, SweepCommands(command, server)).failures
+        assert len(failures) == 2 and f"listens at 127.0.0.1:{port} already" in failures[0]
+        assert not log.read_text() and not starts.exists()
+        assert not run_points(points, SweepCommands(command)).failures, (
+            "without a server of its own"
+        )
+    for point in points:
+        point.file.unlink()
+    assert not run_points(points, SweepCommands(command, server)).failures
+
+
+def test_a_load_whose_server_has_ended_counts_as_failed(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    code = f"import os, time\nwhile not os.path.exists({str(gone)!r}): time.sleep(0.01)"
+    # The load ends well, and a moment before it the server has.
+    load = (
+        f"import sys, time; open({str(gone)!r}, 'w'); time.sleep(1)\n"
+        "open(sys.argv[sys.argv.index('--result-dir') + 1] + '/run=0.part', 'w').write('{}')"
+    )
+    points = points_of(tmp_path / "out", [{}], [{}], 1)
+    commands = SweepCommands([sys.executable, "-c", load], [sys.executable, "-c", code])
+    monkeypatch.setattr("quire.bench.sweep.run.CHECK_SECONDS", 3.0)  # it looks once, afterwards
+    assert "the server ended with code 0" in run_points(points, commands).failures[0]
+    assert points[0].result() is None
+
+
+def test_where_a_load_looks_for_its_server():
+    for text, place in (
+        ("quire bench serve", ("127.0.0.1", 8000)),
+        ("python -m quire bench serve --port=9 --port 10", ("127.0.0.1", 10)),
+        ("x --host h --port 7", ("h", 7)),
+        ("x --base-url http://h:5/v1 --port 7", ("h", 5)),
+        ("x --base-url https://h", ("h", 443)),
+        ("x --base-url [::1]:6", ("::1", 6)),
+        ("x --port many", None),
+        ("x --base-url http://h:99999", None),
+        ("x", None),
+    ):
+        assert server_place.place_of(text.split()) == place, text
+
+
+def test_results_of_another_command_are_not_taken_for_these(bench, tmp_path, capsys):
+    command, log = bench
+    base = ["-o", str(tmp_path / "r"), "--num-runs", "1", "--bench-params", grid(tmp_path, 1)]
+    words = " ".join(command)
+    assert run(capsys, "serve", *base, "--bench-cmd", f"{words} --fail-at 1")[0] == 1
+    assert run(capsys, "serve", *base, "--bench-cmd", words)[0] == 0, "there was no result before"
+    for other in (
+        ["--bench-cmd", f"{words} --x 1"],
+        ["--bench-cmd", words, "--after-bench-cmd", "true"],
+        ["--bench-cmd", words, "--serve-cmd", "sleep 9", "--dry-run"],
+    ):
+        code, _, err = run(capsys, "serve", *base, *other)
+        assert code == 2 and "has results of another command (--" in err and err.count("\n") == 1
+    assert run(capsys, "serve", *base, "-e", "new", "--bench-cmd", f"{words} --x 1")[0] == 0
+    assert log.read_text() == "1\n" * 3
+
+
+def test_commands_that_cannot_be_started(bench, tmp_path, capsys):
+    command, _ = bench
+    broken = tmp_path / "no-program"
+    broken.write_bytes(b"\0")
+    broken.chmod(0o755)
+    points = points_of(tmp_path / "out", [{}], [{}], 1)
+    failures = run_points(points, SweepCommands(command, [str(broken)])).failures
+    failures += run_points(points, SweepCommands([str(broken)])).failures
+    failures += run_points(points, SweepCommands(command, after=[str(broken)])).failures
+    assert len(failures) == 3 and all("cannot be started: Exec format" in f for f in failures)
+    file = tmp_path / "file"
+    file.touch()
+    words = ["--bench-cmd", " ".join(command)]
+    for kind, arguments, message in (
+        ("serve", ["--bench-cmd", "/nonexist/p"], "--bench-cmd: there is no program '/nonexist/p'"),
+        ("serve", [*words, "--serve-cmd", "/nonexist/p"], "--serve-cmd: there is no program"),
+        ("startup", ["--startup-cmd", "/nonexist/p"], "--startup-cmd: there is no program"),
+        ("serve", [*words, "-o", "/proc/x"], "--output-dir: cannot write into '/proc/x/serve'"),
+        ("serve", [*words, "-o", str(file)], "--output-dir: cannot write into"),
+        ("serve", [*words, "--run-timeout", "nan"], "--run-timeout must be above 0 seconds"),
+        ("serve", [*words, "--run-timeout", "0"], "--run-timeout must be above 0 seconds, got 0"),
+    ):
+        code, _, err = run(capsys, kind, "-o", str(tmp_path / "r"), *arguments)
+        assert code == 2 and message in err and err.count("\n") == 1, err
 
 
 def test_each_server_is_started_once(bench, tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import quire.cli.main as cli
+from quire.bench.result import RequestRecord, summary
 from quire.bench.slo import LatencyTargets
 from quire.bench.tune import Trial, busiest, current, distance, tune
 from quire.cli import many_simulations
@@ -39,6 +40,14 @@ def test_targets_compare_with_the_figures_of_a_run() -> None:
     assert TARGETS.excess(result(250, 40)) == 0.8 and TARGETS.excess(result(1000, 40)) == 2
     assert TARGETS.excess(result(1, 1) | {"failed": 1}) == float("inf")
     assert LatencyTargets.parse("itl_p99.9=5ms").percentiles == [99.0, 99.9]
+
+
+def test_percentiles_are_named_as_in_results() -> None:
+    targets = LatencyTargets.parse("ttft_p99.0=5ms,itl_p50.0=5ms,tpot_p05=5ms,e2el_p99.90=5ms")
+    records = [RequestRecord(0.0, 3, 2, 0.5, [0.1], 0.6)]
+    found = summary(records, 1.0, percentiles=targets.percentiles)
+    assert [t.statistic for t in targets.targets] == ["p99", "p50", "p5", "p99.9"]
+    assert targets.figures(found)["itl_p50"] == pytest.approx(100) and targets.excess(found) > 1
 
 
 @pytest.mark.parametrize(
@@ -230,3 +239,26 @@ def test_bad_input_of_tune(
 ) -> None:
     assert cli.main(["tune", *arguments]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_prompts_that_do_not_fit_are_left_out_of_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, times, out = (str(tmp_path / name) for name in ("t.jsonl", "s.json", "tuned.yaml"))
+    long = TraceRequest(0.0, 100_000_000, 3)
+    write_trace(trace, [*(TraceRequest(0.1 * n, 9, 2) for n in range(4)), long])
+    StepTimeModel(2e-3, (1e-5,) * 14).write(times)
+    common = ["tune", "--step-times", times, "--slo", "ttft_p99=100s", "--out", out]
+    assert cli.main([*common, "--trace", trace, "--live", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "1 of 5 requests are left out, simulated and live" in told
+    assert told.count(": met") == 2 and "live: the whole trace" in told
+    write_trace(trace, [long])
+    assert cli.main([*common, "--trace", trace]) == 2
+    assert "no prompt of the trace fits" in capsys.readouterr().err
+
+
+def test_the_file_is_checked_before_anything_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["tune", "--slo", "ttft_p99=1s", "--trace", "/absent"]
+    assert cli.main([*common, "--out", "/absent/tuned.yaml"]) == 2
+    assert "--out: there is no folder '/absent'" in capsys.readouterr().err

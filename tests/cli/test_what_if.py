@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import quire.cli.main as cli
 from quire import LLM
 from quire.cli.calibrate import as_text
+from quire.cli.times import calibration_file, step_times
 from quire.config import EngineConfig
+from quire.core.facts import FactLog, Wait
 from quire.sim.scenario import read_settings, with_settings
 from quire.sim.step_time import StepTimeModel
 from quire.workload.trace import TraceRequest, read_trace, write_trace
@@ -138,6 +141,12 @@ def test_the_recorded_pace_makes_up_for_step_times_of_another_machine(
         (["--set", "max_num_seqs=0"], "max-num-seqs"),
         (["--gflops", "5"], "--memory-gb-s is missing"),
         (["--step-times", "/absent"], "cannot read"),
+        (["--memory-gb-s", "1e-300", "--gflops", "5"], "--memory-gb-s 1e-300 is too little"),
+        (["--memory-gb-s", "5", "--gflops", "1e-300"], "--gflops 1e-300 is too little"),
+        (["--memory-gb-s", "5", "--gflops", "1e300"], "--gflops must be below 1e+15"),
+        (["--report", "/absent/r"], "--report: there is no folder '/absent'"),
+        (["--timeline", "/absent/t"], "--timeline: there is no folder '/absent'"),
+        (["--result-filename", "/"], "--result-filename '/' is a folder"),
     ],
 )
 def test_bad_input_of_simulate(
@@ -225,6 +234,20 @@ def test_plan_shows_formula_expectations_and_verified_alternatives(
     assert code == 1 and "instead" in out
 
 
+def test_plan_simulates_nobody_who_does_not_fit(
+    times: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("quire.cli.plan.expected")
+    common = ("plan", "--json", "--step-times", times)
+    code, out, _ = run(capsys, *common, "--users", "1000000")
+    report = json.loads(out)
+    assert code == 1 and report["expected"] is None and "--max-num-seqs" in report["problem"]
+    code, out, _ = run(capsys, "plan", "--step-times", times, "--users", "1000000")
+    assert "verdict" in out and "expected" not in out
+    code, out, err = run(capsys, *common, "--context", "3", "--memory", "5M")
+    assert code == 1 and not json.loads(out)["fits"] and not err
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -255,3 +278,80 @@ def test_calibrate_measures_this_machine(
     assert code == 0 and StepTimeModel.read(path).about["source"] == "the steps of trace.jsonl"
     code, _, err = run(capsys, "calibrate", "--seconds", "0")
     assert code == 2 and "--seconds must be 1 to 86400, got 0" in err
+
+
+def test_calibrate_tells_before_the_work_that_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("quire.cli.calibrate._measured", None)
+    code, _, err = run(capsys, "calibrate", "--out", "/absent/s.json")
+    assert code == 2 and "--out: there is no folder '/absent'" in err
+    (tmp_path / "file").touch()
+    for folder in ("/proc/absent", str(tmp_path / "file")):
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        code, _, err = run(capsys, "calibrate")
+        assert code == 2 and "cannot make the folder" in err and "name a file with --out" in err
+
+
+def test_a_calibration_is_of_one_shape_and_its_types(
+    recording: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours = EngineConfig.from_options()
+    config = json.loads((ours.model.folder / "config.json").read_text())
+    for name, changes in (
+        ("same", {"_name_or_path": "elsewhere"}),
+        ("other", {"num_hidden_layers": 9}),
+    ):
+        folder = tmp_path / name / ours.model.model
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    def at(**options: Any) -> Path:
+        return calibration_file(EngineConfig.from_options(**options))
+
+    here = at()
+    assert here == at(model=str(tmp_path / "same" / ours.model.model), max_num_seqs=3)
+    others = [
+        at(model=str(tmp_path / "other" / ours.model.model)),
+        at(quantization="int8"), at(dtype="bfloat16"), at(kv_cache_dtype="fp8"),
+    ]  # fmt: skip
+    assert len({here, *others}) == 5 and here.parent == tmp_path / "quire" / "step-times"
+
+    here.parent.mkdir(parents=True)
+    TIMES.write(here.parent / f"{ours.model.model}.json")  # of an older quire
+
+    def asked(**options: Any) -> StepTimeModel | None:
+        flags = Namespace(step_times=None, memory_gb_s=None, gflops=None)
+        return step_times(flags, EngineConfig.from_options(**options))
+
+    assert asked() is None
+    err = capsys.readouterr().err
+    assert err.startswith("not used: ") and "--step-times" in err and err.count("\n") == 1
+    code, out, _ = run(capsys, "calibrate", "--from", str(recording))
+    assert code == 0 and f"wrote {here}" in out
+    found = asked()
+    assert found is not None and found.about["source"] == "the steps of trace.jsonl"
+    assert asked(quantization="int8") is None and capsys.readouterr().err.startswith("not used: ")
+    assert run(capsys, "simulate", "--trace", str(recording))[2] == ""
+    older = ("--step-times", str(here.parent / f"{ours.model.model}.json"))
+    assert run(capsys, "simulate", "--trace", str(recording), *older)[0] == 0
+
+
+def test_an_engine_is_not_started_for_structured_outputs(
+    recording: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("quire.cli.replay._on_engine", None)
+    trace = read_trace(recording)
+    log = FactLog()
+    log.waits(1, Wait.GRAMMAR)
+    trace.steps[-1].facts += log.take()[0]
+    write_trace(tmp_path / "t.jsonl", trace.requests, trace.header, trace.steps)
+    code, _, err = run(capsys, "replay", str(tmp_path / "t.jsonl"), "--on", "engine")
+    assert code == 2 and "replay it on the simulator" in err

@@ -381,3 +381,10 @@ def stepped(
     shape = StepShape(tokens, tokens, prefills, 0, 0)
     recorded = SimpleNamespace(start=start, seconds=seconds)
     return SimpleNamespace(recorded=recorded, shape=shape, is_busy=is_busy, sent=sent)
+
+
+def test_ids_that_are_drawn_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = TraceRequest(0.0, 100, 30, number=1)
+    whole = Sequences([traced], 16).make(traced, with_output=True)
+    monkeypatch.setattr("quire.sim.sequences.DRAWN", 7)
+    assert Sequences([traced], 16).make(traced, with_output=True) == whole

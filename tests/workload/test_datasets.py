@@ -107,6 +107,21 @@ def test_custom_lines(tmp_path, codec):
     assert len(made(**how, num_prompts=7, no_oversample=True)) == 2
 
 
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    texts = ["one\u2028two", "three\x85four\u2029", "five\x0c"]
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes("\r\n".join(lines).encode())
+    how = {"dataset_name": "custom", "dataset_path": str(path), "disable_shuffle": True}
+    assert [r.prompt for r in made(**how, num_prompts=3)] == texts
+    table = tmp_path / "a.csv"
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\r\n"
+    rows = '5,GPT-4,10,20,30,a\u2028b\r\n6,GPT-4,11,21,32,"c\nd"\r\n'
+    table.write_bytes((head + rows).encode())
+    found = made(dataset_name="burstgpt", dataset_path=str(table), num_prompts=2)
+    assert [(r.arrival, r.output_len) for r in found] == [(0.0, 20), (1.0, 21)]
+
+
 def test_bad_lines_are_told_with_their_numbers(tmp_path, caplog):
     path = written(
         tmp_path / "a.jsonl", {"prompt": "one"}, "{oops", {"text": "x"}, "", {"prompt": 5}, "[1]",
@@ -127,6 +142,14 @@ def test_files_that_cannot_be_used(tmp_path):
     how = {"dataset_name": "custom"}
     with pytest.raises(ConfigError, match="cannot read .*nothing"):
         made(**how, dataset_path=str(tmp_path / "nothing"))
+    missing = str(tmp_path / "nothing")
+    with pytest.raises(ConfigError) as told:
+        made(dataset_name="sharegpt", dataset_path=missing)
+    assert str(told.value).startswith(f"--dataset-path: cannot read {missing!r}: No such file")
+    nested = tmp_path / "n.json"
+    nested.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="not a JSON file: .*recursion"):
+        made(dataset_name="sharegpt", dataset_path=str(nested))
     with pytest.raises(ConfigError, match="no request in it"):
         made(**how, dataset_path=written(tmp_path / "e.jsonl", ""))
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
@@ -236,6 +259,24 @@ def test_a_mooncake_trace(tmp_path, codec):
         made(dataset_name="timed_trace", dataset_path=bad)
     with pytest.raises(ConfigError, match="cannot read"):
         made(dataset_name="timed_trace", dataset_path=str(tmp_path / "none"))
+    good = {"timestamp": 1, "input_length": 5, "output_length": 1}
+    for changes, problem in (
+        ({"hash_ids": [[1]]}, "hash_ids must be a list of numbers or texts"),
+        ({"hash_ids": 3}, "hash_ids must be a list of numbers or texts"),
+        ({"input_length": 99999999999}, "input_length must be at most 10,000,000"),
+        ({"input_length": float("inf")}, "infinity"),
+        ({"timestamp": 10**400}, "too large"),
+    ):
+        bad = written(tmp_path / "v.jsonl", good, good | changes)
+        with pytest.raises(ConfigError, match=f"line 2: .*{problem}"):
+            made(dataset_name="timed_trace", dataset_path=bad)
+
+
+def test_no_text_is_made_up_for_a_prompt_beyond_all_models(tmp_path, monkeypatch):
+    monkeypatch.setattr("quire.workload.timed.MOST_TOKENS", 40)
+    write_trace(tmp_path / "t.jsonl", [TraceRequest(0.0, 33, 8)])
+    with pytest.raises(ConfigError, match="a request of 41 tokens"):
+        made(dataset_name="timed_trace", dataset_path=str(tmp_path / "t.jsonl"))
 
 
 def test_a_trace_of_our_own(tmp_path, codec):

@@ -21,7 +21,7 @@ class LatencyTarget:
     metric: str
     """A row of `LATENCIES`."""
     statistic: str
-    """`mean`, or a percentile: `p99`."""
+    """`mean`, or a percentile as results name it: `p99`, `p99.9`."""
     milliseconds: float
 
     @property
@@ -54,9 +54,9 @@ class LatencyTargets:
                     f"--slo: {part!r} is no target; write them like ttft_p99=500ms,tpot_mean=0.05s "
                     f"(of {', '.join(LATENCIES)})"
                 )
-            found.append(
-                LatencyTarget(match[1], match[2], float(match[3]) * (1e3 if match[4] == "s" else 1))
-            )
+            statistic = match[2] if match[2] == "mean" else f"p{float(match[2][1:]):g}"
+            milliseconds = float(match[3]) * (1e3 if match[4] == "s" else 1)
+            found.append(LatencyTarget(match[1], statistic, milliseconds))
         if not found:
             raise ConfigError("--slo wants targets, such as ttft_p99=500ms,tpot_p99=50ms")
         return cls(tuple(found))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from quire.cli.benches.flags import check_writable
 from quire.cli.parser import Parser
 from quire.cli.times import calibration_file
 from quire.config import EngineConfig
@@ -15,7 +19,7 @@ from quire.errors import ConfigError
 from quire.sim.lockstep import fit_recorded
 from quire.sim.scenario import pool_of, recorded_config
 from quire.sim.step_time import FORGETTING, StepShape, StepTimeModel
-from quire.workload.trace import read_trace
+from quire.workload.trace import Trace, read_trace
 
 EPILOG = (
     "Run it while the machine does nothing else: what is measured is what simulations go by. With "
@@ -28,8 +32,8 @@ def build_parser() -> Parser:
     parser = Parser("calibrate", "Measure how long steps take on this machine.", epilog=EPILOG)
     parser.add_argument(
         "--out", metavar="FILE", default=None,
-        help="Where to write it. Default: ~/.cache/quire/step-times/MODEL.json, where other "
-        "commands look.",
+        help="Where to write it. Default: a file of this model and its types in "
+        "~/.cache/quire/step-times, where other commands look.",
     )  # fmt: skip
     parser.add_argument(
         "--seconds", metavar="N", type=float, default=60.0,
@@ -49,31 +53,68 @@ def main(arguments: Sequence[str]) -> int:
     namespace = build_parser().parse(arguments)
     if not 1 <= namespace.seconds <= 86_400:
         raise ConfigError(f"--seconds must be 1 to 86400, got {namespace.seconds:g}")
-    config = engine_config(namespace)
-    model = _of_trace(namespace.trace) if namespace.trace else _measured(config, namespace.seconds)
-    path = Path(namespace.out) if namespace.out else calibration_file(config)
-    if namespace.out is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    from quire.config.locate import located
+
+    trace = None if namespace.trace is None else _recording(namespace.trace)
+    config = engine_config(namespace) if trace is None else _recorded(namespace, trace)
+    config = config if namespace.out and trace else located(config)
+    path = _place(namespace.out, config)
+    if trace is None:
+        model = _measured(config, namespace.seconds)
+    else:
+        model = _of_trace(trace, Path(namespace.trace).name)
     model.write(path)
     print(as_text(model))
     print(f"wrote {path}")
     return 0
 
 
-def _of_trace(path: str) -> StepTimeModel:
+def _place(out: str | None, config: EngineConfig) -> Path:
+    """Where the file is to be; told before the work if it cannot be there.
+
+    Raises:
+        StartupError: it cannot, or the model has no `config.json`.
+    """
+    if out is not None:
+        check_writable(out, "--out")
+        return Path(out)
+    path = calibration_file(config)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the folder {str(path.parent)!r}: {error.strerror}; name a file with --out"
+        ) from None
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"cannot write into {str(path.parent)!r}; name a file with --out")
+    return path
+
+
+def _recording(path: str) -> Trace:
     trace = read_trace(path)
     if not trace.header.config:
         raise ConfigError(f"--from: {path} is no recording: it has no configuration and no steps")
+    return trace
+
+
+def _recorded(namespace: argparse.Namespace, trace: Trace) -> EngineConfig:
+    """What was recorded, with the model where the flags say that it is, if they do."""
     config = recorded_config(trace.header.config)
-    about = {"source": f"the steps of {Path(path).name}", "steps": len(trace.steps)}
+    if not hasattr(namespace, "model"):
+        return config
+    return replace(config, model=replace(config.model, model=namespace.model))
+
+
+def _of_trace(trace: Trace, name: str) -> StepTimeModel:
+    config = recorded_config(trace.header.config)
+    about = {"source": f"the steps of {name}", "steps": len(trace.steps)}
     return fit_recorded(trace, config, pool_of(trace.header.info), about)
 
 
 def _measured(config: EngineConfig, seconds: float) -> StepTimeModel:
-    from quire.config.locate import located
     from quire.engine.calibration import Calibration
 
-    return Calibration(located(config), seconds, _tell).run()
+    return Calibration(config, seconds, _tell).run()
 
 
 def _tell(what: str, share: float) -> None:

@@ -129,7 +129,8 @@ def make_plan(namespace: argparse.Namespace, config: EngineConfig) -> dict[str, 
     report = base | figures(sized, load) | {"fits": fits, "problem": problem}
     report["alternatives"] = [] if fits else alternatives(config, load, sized)
     times = step_times(namespace, config, sized=sized)
-    report["expected"] = None if times is None else expected(sized, load, times)
+    # What does not fit would be simulated queueing, for as long as there are users.
+    report["expected"] = expected(sized, load, times) if fits and times is not None else None
     return report
 
 
@@ -248,8 +249,11 @@ def _changes(
             yield f"{extra}and requests of {context:,} tokens".removeprefix("and "), wider, shorter
     else:
         for length in (load.context, load.context // 2, load.context // 4):
+            if length < 2:
+                continue  # no room for a prompt and a token
             model = replace(config.model, max_model_len=length)
-            shorter = replace(load, context=min(load.context, length))
+            output = min(load.output_len, length - 1)
+            shorter = replace(load, context=length, output_len=output)
             yield f"--max-model-len {length}", replace(config, model=model), shorter
 
 
@@ -290,6 +294,8 @@ def _sizes(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("concurrency", report["formula"]),
     ]  # fmt: skip
     said = report["expected"]
+    if not report["fits"]:
+        return lines
     if said is None:
         return [*lines, ("expected", "not known: run `quire calibrate`, or give --memory-gb-s and "
                          "--gflops")]  # fmt: skip

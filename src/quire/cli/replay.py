@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.cli.parser import Parser
 from quire.cli.progress import CommandProgress
-from quire.core.facts import FactKind
+from quire.core.facts import FactKind, Wait, unpack
 from quire.errors import ConfigError
 from quire.sim.lockstep import Decided, Driven, Lockstep, Replayed, SimulatedEngine
 from quire.sim.scenario import pool_of, recorded_config
@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if not trace.header.config:
         raise ConfigError(f"{namespace.file} is no recording: it has no configuration and no steps")
     if namespace.on == "engine":
+        _check_structured(trace)
         compared, said = _on_engine(trace, namespace.model)
     else:
         config = recorded_config(trace.header.config)
@@ -80,6 +81,24 @@ def main(arguments: Sequence[str]) -> int:
     for step in compared.different:
         print(told(step), file=sys.stderr)
     return 0 if compared.num_same == compared.num_steps else 1
+
+
+def _check_structured(trace: Trace) -> None:
+    """Tell before a model is loaded that an engine could not run this.
+
+    Raises:
+        ConfigError: a request waited for its grammar, which no recording has.
+    """
+    for step in trace.steps:
+        try:
+            facts = list(unpack(step.facts))
+        except ValueError:
+            return  # told with its step when that is run
+        if any(fact.kind == FactKind.WAITS and fact.reason == Wait.GRAMMAR for fact in facts):
+            raise ConfigError(
+                "the recording has structured outputs, and their grammars are not in it: replay it "
+                "on the simulator"
+            )
 
 
 def compare(trace: Trace, engine: Driven) -> Comparison:

@@ -13,7 +13,7 @@ from quire.config.cli import (
     server_config,
     taken_line,
 )
-from quire.utils.process import ends_at_sigterm
+from quire.utils.process import ends_when_told
 
 EPILOG = (
     "Example: quire serve ./my-model --port 9000 --max-model-len 8k. A file given with --config "
@@ -32,7 +32,7 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until stopped; returns the exit code."""
-    with ends_at_sigterm():  # until the server has its own handlers
+    with ends_when_told():  # until the server has its own handlers
         return _serve(arguments)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from quire.bench.result import RequestRecord, RunSettings, detailed, summary
 from quire.bench.saved import now
 from quire.bench.text_block import text_block
+from quire.cli.benches.flags import check_writable
 from quire.cli.parser import Parser
 from quire.cli.progress import CommandProgress
 from quire.cli.times import WHERE, add_times_flags, step_times
@@ -99,6 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     namespace = build_parser().parse(arguments)
     if namespace.trace is None:
         raise ConfigError("--trace FILE is missing: record one with `quire serve --record FILE`")
+    _check_files(namespace)
     trace = read_trace(namespace.trace, namespace.bad_lines)
     for line in trace.bad_lines:
         print(f"skipped: {line}")
@@ -125,6 +127,12 @@ def main(arguments: Sequence[str]) -> int:
             result |= detailed(records_of_run(run))
         write_json(_result_file(namespace), result, "--result-filename")
     return 0
+
+
+def _check_files(namespace: argparse.Namespace) -> None:
+    check_writable(namespace.report, "--report")
+    check_writable(namespace.timeline, "--timeline")
+    check_writable(namespace.result_filename, "--result-filename")
 
 
 def scenario(

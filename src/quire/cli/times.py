@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import hashlib
+import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser
 from quire.config import EngineConfig
-from quire.errors import ConfigError
+from quire.errors import ConfigError, StartupError
 from quire.sim.lockstep import fit_recorded
 from quire.sim.scenario import pool_of, recorded_config
 from quire.sim.step_time import StepTimeModel, roofline
@@ -40,10 +44,56 @@ def add_times_flags(parser: Parser) -> None:
 
 
 def calibration_file(config: EngineConfig) -> Path:
-    """Where `quire calibrate` writes what it finds, unless told otherwise."""
+    """Where `quire calibrate` writes what it finds, unless told otherwise. Another shape of the
+    model, dtype, quantisation, type of keys and values, or device has another file.
+
+    Raises:
+        ModelLoadError: the model's `config.json` cannot be read.
+    """
+    return _folder() / f"{_name(config)}-{_digest(config)}.json"
+
+
+def _folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = Path(config.model.model).name or "model"
-    return Path(base).expanduser() / "quire" / "step-times" / f"{name}.json"
+    return Path(base).expanduser() / "quire" / "step-times"
+
+
+def _name(config: EngineConfig) -> str:
+    return Path(config.model.model).name or "model"
+
+
+def _digest(config: EngineConfig) -> str:
+    """What step times depend on, beside the machine."""
+    model, cache = config.model, config.cache
+    shape = {
+        name: value
+        for name, value in model.read_shape().raw.items()
+        if not name.startswith("_") and not name.endswith(("token_id", "_version"))
+    }
+    said = [
+        shape, model.dtype, model.device, model.quantization, model.quantization_config,
+        cache.kv_cache_dtype, cache.kv_cache_dtype_skip_layers,
+    ]  # fmt: skip
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _calibrated(config: EngineConfig) -> StepTimeModel | None:
+    """What `quire calibrate` found for this configuration, if it was run."""
+    try:
+        file = calibration_file(config)
+    except StartupError:
+        return None  # a recording of a model that is not on this machine
+    if file.is_file():
+        return StepTimeModel.read(file)
+    pattern = f"{glob.escape(_name(config))}*.json"
+    if others := sorted(_folder().glob(pattern)):
+        print(
+            f"not used: {others[0]} is of another model, dtype, quantisation or device, or of an "
+            "older quire; --step-times takes it all the same",
+            file=sys.stderr,
+        )
+    return None
 
 
 def step_times(
@@ -61,8 +111,8 @@ def step_times(
         return StepTimeModel.read(namespace.step_times)
     if namespace.memory_gb_s is not None or namespace.gflops is not None:
         return _roofline(namespace, config, sized)
-    if (usual := calibration_file(config)).is_file():
-        return StepTimeModel.read(usual)
+    if (usual := _calibrated(config)) is not None:
+        return usual
     if trace is not None and trace.steps and trace.header.config:
         recorded = recorded_config(trace.header.config)
         about = {"source": "the steps of the trace"}

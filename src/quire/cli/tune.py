@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.slo import LatencyTargets
+from quire.cli.benches.flags import check_writable
 from quire.cli.many_simulations import ManySimulations, Simulation
 from quire.cli.parser import Parser
 from quire.cli.progress import CommandProgress
@@ -17,6 +18,8 @@ from quire.cli.times import WHERE, add_times_flags
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags
 from quire.errors import ConfigError
+from quire.sim.simulator import Pool, Simulator
+from quire.sim.step_time import StepTimeModel
 from quire.workload.trace import Trace, TraceRequest, read_trace
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--live must be 0 to 20, got {namespace.live}")
     if not namespace.live_seconds > 0:
         raise ConfigError(f"--live-seconds must be above 0, got {namespace.live_seconds:g}")
+    check_writable(namespace.out, "--out")
     trace = read_trace(namespace.trace)
     config, pool = scenario(namespace, trace, {})
     times = needed_times(namespace, config, trace)
@@ -73,7 +77,8 @@ def main(arguments: Sequence[str]) -> int:
     from quire.bench.tune import busiest, tune, verify
     from quire.config.locate import located
 
-    requests = busiest(trace.by_arrival(), namespace.live_seconds)
+    fitting = fitting_requests(config, pool, times, trace)
+    requests = busiest(fitting, namespace.live_seconds)
 
     def play(trials: Sequence[Trial]) -> None:
         asyncio.run(verify(located(config), trials, requests, trace, targets, _tell))
@@ -84,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         own, best = tune(config, simulate, targets, play, namespace.live, _tell)
     chosen = _chosen(own, best)
     if namespace.live:
-        print(f"live: {_part(requests, trace)}")
+        print(f"live: {_part(requests, fitting)}")
     print(table(config, targets, [own, *best], chosen))
     met = (chosen.live_excess if namespace.live else chosen.excess) <= 1
     write(namespace.out, config, targets, own, chosen, namespace.trace)
@@ -94,13 +99,37 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if met else 1
 
 
-def _part(requests: Sequence[TraceRequest], trace: Trace) -> str:
-    """Which part of a trace some requests are, for people."""
-    if len(requests) == len(trace.requests):
+def fitting_requests(
+    config: EngineConfig, pool: Pool, times: StepTimeModel, trace: Trace
+) -> list[TraceRequest]:
+    """The requests that the simulator takes, as they come. Settings that are tried change nothing
+    in that; the others would count as failed on the live engine, whatever the settings.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    simulator = Simulator(config, pool, times)
+    fitting = [request for request in trace.by_arrival() if simulator.takes(request)]
+    if not fitting:
+        raise ConfigError(
+            f"no prompt of the trace fits the context of {config.model.max_model_len} tokens and "
+            "the KV cache: raise --max-model-len, or give another trace"
+        )
+    if left := len(trace.requests) - len(fitting):
+        print(
+            f"{left:,} of {len(trace.requests):,} requests are left out, simulated and live: their "
+            "prompts do not fit the context or the KV cache"
+        )
+    return fitting
+
+
+def _part(requests: Sequence[TraceRequest], fitting: Sequence[TraceRequest]) -> str:
+    """Which part of those that fit some requests are, for people."""
+    if len(requests) == len(fitting):
         return "the whole trace"
     return (
         f"the busiest {requests[-1].arrival:.0f} s of the trace, {len(requests):,} of "
-        f"{len(trace.requests):,} requests"
+        f"{len(fitting):,} requests"
     )
 
 

@@ -32,6 +32,7 @@ from quire.errors import (
     ProcessorFailed,
     ProcessorRefused,
     QuireError,
+    StartupError,
     StepFailed,
 )
 from quire.logger import get_logger
@@ -531,7 +532,12 @@ class AsyncLLM:
     def _on_ready(self, info: dict[str, Any]) -> None:
         self._processes.core_is_ready()
         if self._ticker is None:  # the first core
-            self.frontend.started(self._loading, info)
+            try:
+                self.frontend.started(self._loading, info)
+            except Exception as error:
+                # Who waits for the start would wait for ever: nobody else hears of this.
+                self.supervisor.end(_start_error(error))
+                raise
             self._ticker = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
@@ -605,3 +611,10 @@ class AsyncLLM:
         for stream in self._streams.values():
             stream.put(error)
         self._streams.clear()
+
+
+def _start_error(error: Exception) -> QuireError:
+    """What a start ends with that the front end could not go along with."""
+    if isinstance(error, QuireError):
+        return error
+    return StartupError(f"the engine core is ready, but the front end could not start: {error!r}")

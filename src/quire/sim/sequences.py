@@ -14,6 +14,8 @@ from quire.workload.trace import TraceRequest
 
 VOCABULARY: Final = 2**31
 """Made-up ids are below this, unless a model has to take them."""
+DRAWN: Final = 2**20
+"""Ids that are drawn at once; `random` cannot draw 2**31 bits and more."""
 Piece = tuple[int, int]
 """(seed of made-up tokens, where they end in the sequence)."""
 
@@ -86,8 +88,11 @@ class Sequences:
 
     def _made_up(self, seed: int | str, count: int) -> list[int]:
         """`count` ids; fewer of the same seed are a beginning of more."""
-        raw = random.Random(f"quire{seed}").randbytes(4 * count)
-        return [n % self.vocabulary for n in memoryview(raw).cast("I").tolist()]
+        made, drawn = random.Random(f"quire{seed}"), []
+        for start in range(0, count, DRAWN):
+            raw = made.randbytes(4 * min(DRAWN, count - start))
+            drawn += [n % self.vocabulary for n in memoryview(raw).cast("I").tolist()]
+        return drawn
 
     def _from_hashes(self, request: TraceRequest) -> list[int]:
         tokens: list[int] = []

@@ -40,6 +40,8 @@ FAR: Final = (2048, 8192, 32768)
 many no longer are in one of the caches."""
 TOO_LONG: Final = 1e9
 """Seconds, or ratios, that no figure of a model reaches."""
+FASTEST: Final = 1e15
+"""GB/s and GFLOP/s below which the figures of a machine are: a step takes some time on it."""
 OUTLIER: Final = 20.0
 """A step counts as at most so many times the median of its kind."""
 PASSES: Final = 4
@@ -583,11 +585,21 @@ def roofline(
         gflops: 1e9 operations per second.
 
     Raises:
-        ConfigError: a figure of the machine is not positive.
+        ConfigError: a figure of the machine is not positive, or such that steps take no time or
+            `TOO_LONG`.
     """
     for name, value in (("memory-gb-s", memory_gb_per_second), ("gflops", gflops)):
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"--{name} must be above 0, got {value:g}")
+        if not 0 < value < FASTEST:
+            rule = f"below {FASTEST:g}" if value > 0 else "above 0"
+            raise ConfigError(f"--{name} must be {rule}, got {value:g}")
+    for name, value, work in (
+        ("memory-gb-s", memory_gb_per_second, max(weight_bytes, kv_bytes_per_token)),
+        ("gflops", gflops, max(2 * parameters, attention_flops_per_token)),
+    ):
+        if work / (value * 1e9) >= TOO_LONG:
+            raise ConfigError(
+                f"--{name} {value:g} is too little: a step would take {TOO_LONG:g} s and more"
+            )
     reading = weight_bytes / (memory_gb_per_second * 1e9)
     each = 2 * parameters / (gflops * 1e9)
     hidden = reading / each  # tokens that take as long to compute as the weights take to read

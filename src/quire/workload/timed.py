@@ -22,6 +22,8 @@ from quire.workload.prompts import PromptMaker
 from quire.workload.request import WorkloadRequest
 from quire.workload.trace import FORMAT, Trace, TraceRequest, read_trace
 
+MOST_TOKENS: Final = 10_000_000
+"""Of a prompt that text is made up for; no model takes more, and it is all in memory."""
 _HEAD_BYTES: Final = 4096
 
 
@@ -63,12 +65,20 @@ def _of_mooncake(path: Path, options: DatasetOptions, maker: PromptMaker) -> lis
     chunks = _Chunks(maker, size)
 
     def read(line: dict[str, Any]) -> tuple[float, int, int, list[Any]]:
-        at = float(line[options.timed_trace_label_timestamp]) * options.timed_trace_sec_multiplier
-        length = int(line[options.timed_trace_label_input_length])
-        output = int(line[options.timed_trace_label_output_length])
+        try:
+            at = float(line[options.timed_trace_label_timestamp])
+            length = int(line[options.timed_trace_label_input_length])
+            output = int(line[options.timed_trace_label_output_length])
+        except OverflowError as error:
+            raise ValueError(str(error)) from None
+        at *= options.timed_trace_sec_multiplier
         hashes = line.get(options.timed_trace_label_hash_ids) or []
         if not math.isfinite(at) or length < 1 or output < 0:
             raise ValueError(f"timestamp {at:g}, input_length {length}, output_length {output}")
+        if length > MOST_TOKENS:
+            raise ValueError(f"input_length must be at most {MOST_TOKENS:,}, got {length:,}")
+        if not isinstance(hashes, list) or not all(isinstance(h, (int, str)) for h in hashes):
+            raise ValueError(f"hash_ids must be a list of numbers or texts, got {hashes!r:.40}")
         if hashes and len(hashes) != -(-length // size):
             right = -(-length // len(hashes))
             raise ValueError(
@@ -109,6 +119,11 @@ def _of_trace(trace: Trace, options: DatasetOptions, maker: PromptMaker) -> list
     sequences: dict[int, list[int]] = {}
     requests = []
     for line in trace.requests:
+        if line.prompt_len + line.output_len > MOST_TOKENS:
+            raise ConfigError(
+                f"the trace has a request of {line.prompt_len + line.output_len:,} tokens, prompt "
+                f"and output; text can be made up for at most {MOST_TOKENS:,}"
+            )
         ids = _sequence(line, chunks, sequences, maker)
         if line.number:
             sequences[line.number] = ids

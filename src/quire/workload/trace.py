@@ -247,3 +247,16 @@ def check_request(request: TraceRequest) -> None:
         )
     if request.token_ids is not None and len(request.token_ids) != most:
         raise ValueError(f"token_ids must be {most} (the sequence), got {len(request.token_ids)}")
+    _check_params(request.params)
+
+
+def _check_params(params: dict[str, Any]) -> None:
+    """Check the parameters that the scheduler goes by."""
+    number = params.get("prompt_logprobs")
+    if number is not None and (type(number) is not int or not -1 <= number < 2**31):
+        raise ValueError(f"params.prompt_logprobs must be -1 to {2**31 - 1:,}, got {number!r:.40}")
+    switch = params.get("skip_reading_prefix_cache")
+    if switch is not None and type(switch) is not bool:
+        raise ValueError(
+            f"params.skip_reading_prefix_cache must be true or false, got {switch!r:.40}"
+        )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from quire.bench.sweep.grid import NAME_KEY, Point, arguments_of
+from quire.bench.sweep.server_place import is_taken, place_of
 from quire.utils.process import die_with_parent, terminate
 
 GRACE: Final = 30.0
@@ -83,14 +84,18 @@ def _run_group(
     told: Callable[[str], None],
 ) -> None:
     points[0].folder.mkdir(parents=True, exist_ok=True)
-    server = None
+    server, problem = None, ""
     log = points[0].folder.parent / f"{points[0].folder.name.partition('-BENCH-')[0]}.log"
     with open(log, "a", encoding="utf-8") as said:
         try:
-            if commands.serve is not None:
-                server = _start([*commands.serve, *arguments_of(points[0].outer)], said)
+            if commands.serve is not None and not (problem := _taken(points, commands)):
+                words = [*commands.serve, *arguments_of(points[0].outer)]
+                try:
+                    server = _start(words, said)
+                except OSError as reason:
+                    problem = _not_started(words, reason)
             for point in points:
-                error = _run_point(point, commands, server)
+                error = problem or _run_point(point, commands, server)
                 outcome.num_run += 1
                 if error:
                     outcome.failures.append(f"{point.name}: {error}")
@@ -98,6 +103,22 @@ def _run_group(
         finally:
             if server is not None:
                 terminate(server, GRACE)
+
+
+def _taken(points: Sequence[Point], commands: SweepCommands) -> str:
+    """What is wrong if somebody else listens where one of the loads will ask; empty: nobody."""
+    asked = (place_of([*commands.bench, *arguments_of(point.inner)]) for point in points)
+    for place in dict.fromkeys(asked):
+        if place is not None and is_taken(place):
+            return (
+                f"another server listens at {place[0]}:{place[1]} already and would be measured "
+                "instead: stop it, or give --serve-cmd and --bench-cmd another port"
+            )
+    return ""
+
+
+def _not_started(words: Sequence[str], error: OSError) -> str:
+    return f"{words[0]!r} cannot be started: {error.strerror}"
 
 
 def _run_point(point: Point, commands: SweepCommands, server: subprocess.Popen[Any] | None) -> str:
@@ -111,9 +132,9 @@ def _run_point(point: Point, commands: SweepCommands, server: subprocess.Popen[A
     else:
         words += ["--save-result", "--result-dir", str(part.parent), "--result-filename", part.name]
     with open(point.file.with_suffix(".log"), "w", encoding="utf-8") as log:
-        error = _wait(_start(words, None if commands.show_stdout else log), server, commands)
+        error = _run(words, None if commands.show_stdout else log, server, commands)
         if not error and commands.after is not None:
-            error = _wait(_start(commands.after, log), server, commands)
+            error = _run(commands.after, log, server, commands)
     if error:
         return f"{error}; see {point.file.with_suffix('.log')}"
     try:
@@ -122,6 +143,19 @@ def _run_point(point: Point, commands: SweepCommands, server: subprocess.Popen[A
         return f"it wrote no result to {part}"
     os.replace(part, point.file)
     return ""
+
+
+def _run(
+    words: Sequence[str],
+    output: IO[str] | None,
+    server: subprocess.Popen[Any] | None,
+    commands: SweepCommands,
+) -> str:
+    try:
+        process = _start(words, output)
+    except OSError as error:
+        return _not_started(words, error)
+    return _wait(process, server, commands)
 
 
 def _start(words: Sequence[str], output: IO[str] | None) -> subprocess.Popen[Any]:
@@ -139,15 +173,23 @@ def _wait(
     deadline = time.monotonic() + commands.timeout
     try:
         while (code := process.poll()) is None:
-            if server is not None and server.poll() is not None:
-                return f"the server ended with code {server.returncode}"
+            if error := _end_of(server):
+                return error
             if time.monotonic() > deadline:
                 return f"no end after {commands.timeout:g} s (--run-timeout)"
             time.sleep(CHECK_SECONDS)
-        return f"it ended with code {code}" if code else ""
+        # A load may end well without its server: another one may have answered.
+        return _end_of(server) or (f"it ended with code {code}" if code else "")
     finally:
         if process.poll() is None:
             terminate(process, GRACE)
+
+
+def _end_of(server: subprocess.Popen[Any] | None) -> str:
+    """How the server ended; empty if it runs, or none was started."""
+    if server is None or server.poll() is None:
+        return ""
+    return f"the server ended with code {server.returncode}"
 
 
 def rows_of(points: Iterable[Point]) -> list[dict[str, Any]]:

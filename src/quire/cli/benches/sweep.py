@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -210,6 +211,21 @@ def _root(namespace: argparse.Namespace) -> Path:
     return root
 
 
+def _given(namespace: argparse.Namespace) -> dict[str, str | None]:
+    """The commands that results depend on, by flag."""
+    names = ("bench_cmd", "serve_cmd", "after_bench_cmd", "startup_cmd")
+    known = [name for name in names if hasattr(namespace, name)]
+    return {f"--{name.replace('_', '-')}": getattr(namespace, name) for name in known}
+
+
+def _check_programs(commands: dict[str, str | None]) -> None:
+    from quire.bench.sweep.grid import command_of
+
+    for flag, text in commands.items():
+        if text is not None and shutil.which(program := command_of(text, flag)[0]) is None:
+            raise ConfigError(f"{flag}: there is no program {program!r} that can be run")
+
+
 def _rows(namespace: argparse.Namespace, outers: Any, inners: Any) -> list[dict[str, Any]]:
     from quire.bench.sweep.grid import points_of
     from quire.bench.sweep.run import rows_of
@@ -224,17 +240,23 @@ def _sweep(
     outers: list[dict[str, Any]] | None = None,
     links: Sequence[tuple[str, str]] = (),
 ) -> int:
+    from quire.bench.sweep.experiment import check_commands, open_folder
     from quire.bench.sweep.grid import arguments_of, points_of
     from quire.bench.sweep.run import merged_rows, rows_of, run_points, tell, write_summary
 
-    root = _root(namespace)
+    root, given = _root(namespace), _given(namespace)
+    if not namespace.run_timeout > 0:
+        raise ConfigError(f"--run-timeout must be above 0 seconds, got {namespace.run_timeout:g}")
     points = points_of(root, outers or _outers(namespace), inners, namespace.num_runs, links)
+    check_commands(root, given)
     if namespace.dry_run:
         for point in points:
             state = "" if point.result() is None else " (done)"
             both = " ".join([*arguments_of(point.outer), "|", *arguments_of(point.inner)])
             print(f"{point.name}: {both}{state}")
         return 0
+    _check_programs(given)
+    open_folder(root, given)
     outcome = run_points(points, commands, tell)
     rows = rows_of(points)
     if rows:

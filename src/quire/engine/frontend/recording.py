@@ -16,6 +16,7 @@ from quire.core.output import EngineCoreOutput
 from quire.core.stats import IterationStats, StepStats
 from quire.engine.frontend.listeners import AcceptedRequest, Listener
 from quire.engine.messages import EngineCoreRequest
+from quire.errors import ConfigError
 from quire.params import SamplingParams
 from quire.version import __version__
 from quire.workload.recorder import OpenRequest, TraceRecorder
@@ -36,6 +37,20 @@ def ended_in(records: bytes) -> Iterator[int]:
     return (fact.request for fact in unpack(records) if fact.kind == FactKind.FINISHED)
 
 
+def check_recordable(path: str) -> None:
+    """Tell before an engine is started whether its recording can be written. What is in the file
+    stays there: an engine that cannot start must not cost the last recording.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        open(path, "ab").close()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--record: cannot write {path!r}: {reason}") from None
+
+
 class Recorded(Listener):
     """Listener and sink of a recording.
 
@@ -50,6 +65,7 @@ class Recorded(Listener):
     def __init__(self, config: EngineConfig, now: float) -> None:
         observed = config.observability
         assert observed.record is not None, "somebody wants a recording"
+        check_recordable(observed.record)
         self._with_text = observed.record_text
         self._path, self._now, self._config = observed.record, now, config
         self._header = TraceHeader(
