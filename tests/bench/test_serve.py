@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from fake_server import fake
 from live_server import QUIRE, Server, serving
-from patience import PATIENCE
+from patience import PATIENCE, wait_for
 from quire.bench.backends import BACKENDS, REFUSED, UnreadableReplyError
 from quire.bench.load import NOT_SENT, UNREACHABLE, Patience, ServerWatch
 from quire.bench.options import ServeOptions
@@ -404,9 +403,7 @@ def loaded_in_a_process(server: Any, path: Path, answered: int, *more: str) -> A
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        deadline = time.monotonic() + PATIENCE
-        while len(server.bodies) <= answered and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for(lambda: len(server.bodies) > answered, "requests")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err
