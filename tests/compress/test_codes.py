@@ -5,7 +5,7 @@ import torch
 
 from quantised_writers import packed
 from quire.compress.codes import DAMPING, int4_codes, int8_codes
-from quire.compress.writer import packed_nibbles
+from quire.compress.writer import packed_codes
 
 BF16 = torch.bfloat16
 
@@ -90,4 +90,12 @@ def test_inputs_that_are_always_zero_or_alike():
 
 def test_packing_is_that_of_the_format():
     codes = torch.randint(-8, 8, (5, 64), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(packed_nibbles(codes.to(torch.int8)), packed(codes + 8, 4))
+    assert torch.equal(packed_codes(codes.to(torch.int8), 4), packed(codes + 8, 4))
+
+
+def test_packing_of_eight_bits_fills_the_last_word_up():
+    codes = torch.randint(-128, 128, (5, 66), generator=torch.Generator().manual_seed(0))
+    words = packed_codes(codes.to(torch.int8), 8)
+    assert words.shape == (5, 17)
+    found = (words.to(torch.int64)[..., None] >> torch.arange(0, 32, 8) & 255).flatten(1) - 128
+    assert torch.equal(found[:, :66], codes)

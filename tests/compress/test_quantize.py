@@ -1,22 +1,28 @@
 """`quire quantize` from a model folder to a checkpoint that others read."""
 
+import errno
 import json
+import os
 import shutil
+import signal
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from quire.cli import main as cli
 from quire.compress import command
 from quire.compress.command import QuantizeOptions, quantize
+from quire.compress.report import as_text
 from quire.compress.study import Texts
 from quire.config import EngineConfig, ModelConfig, ModelShape
-from quire.errors import ConfigError
+from quire.errors import ConfigError, StartupError
 from quire.evaluation.compare import compare
 from quire.evaluation.scored_model import ScoredModel
 from quire.models.inspection import weight_forms
 from quire.models.registry import load_model
+from quire.quantization.entries import matches
 from quire.weights.files import write_safetensors
 
 DEMO = EngineConfig().model.folder
@@ -164,6 +170,8 @@ def test_a_head_that_is_the_embedding(text, tmp_path):
     speeds = {h: r["predicted_tokens_per_second"] / r["bandwidth"] for h, r in made.items()}
     assert abs(1 / speeds["int8"] - sizes["shared"]) < 1 and speeds["int8"] > 1.1 * speeds["keep"]
     assert [report["head_apart"] for report in made.values()] == [True, False, False]
+    told = [report["transformers"] for report in made.values()]
+    assert told[::2] == [None, None] and "dequantize=True) alone" in told[1]
     assert made["keep"]["kept"] == {"lm_head": "it is the head: see --head"}
     tied = [ModelShape.from_folder(tmp_path / head).tie_word_embeddings for head in made]
     assert tied == [False, True, True]
@@ -179,6 +187,20 @@ def test_a_head_that_is_the_embedding(text, tmp_path):
     assert torch.equal(
         model.children()["model"].children()["embed_tokens"](torch.arange(rows)), ours
     )
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+def test_a_quantised_embedding_beside_int4_is_told_of(text, tmp_path):
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+    out = tmp_path / "out"
+    report = quantized(out, text, scheme="int4", head="shared", max_tokens=300)
+    assert "cannot read it: the embedding" in report["transformers"]
+    load_model(ModelShape.from_folder(out), out, "auto")
+    with pytest.raises(RuntimeError, match="conversion"):
+        AutoModelForCausalLM.from_pretrained(
+            out, quantization_config=CompressedTensorsConfig(dequantize=True)
+        )
 
 
 def test_a_head_of_its_own(text, tmp_path):
@@ -202,26 +224,93 @@ def test_a_head_of_its_own(text, tmp_path):
         quantize(model, QuantizeOptions(tmp_path / "no", text=text, head="shared"), lambda *_: None)
 
 
-def test_a_mixture_of_experts(tmp_path, text):
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A small one, whose experts need groups of two sizes at most 64."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(0)
-    source = tmp_path / "mixture"
+    source = tmp_path_factory.mktemp("quantize") / "mixture"
     MixtralForCausalLM(MixtralConfig(
-        hidden_size=64, intermediate_size=64, head_dim=32, num_attention_heads=2,
+        hidden_size=64, intermediate_size=96, head_dim=32, num_attention_heads=2,
         num_key_value_heads=1, num_local_experts=4, vocab_size=2048, num_hidden_layers=1,
         max_position_embeddings=512, dtype="bfloat16",
     )).to(torch.bfloat16).save_pretrained(source)  # fmt: skip
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, source / name)
-    model = ModelConfig(model=str(source))
-    how = QuantizeOptions(tmp_path / "out", "int4", text=text, max_tokens=300, group=32)
-    report = quantize(model, how, lambda *_: None)
+    return ModelConfig(model=str(source))
+
+
+def unpacked(tensors, name):
+    """A layer's weight by the definition of the format, in bfloat16."""
+    scales = tensors[f"{name}.weight_scale"].double()
+    words = tensors[f"{name}.weight_packed"].to(torch.int64)
+    columns = int(tensors[f"{name}.weight_shape"][1])
+    bits = 32 * words.shape[1] // columns
+    codes = (words[..., None] >> torch.arange(0, 32, bits)) % (1 << bits)
+    codes = codes.flatten(1).double() - (1 << (bits - 1))
+    return (codes * scales.repeat_interleave(columns // scales.shape[1], 1)).bfloat16()
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
+def test_a_mixture_of_experts(scheme, tmp_path, text, mixture):
+    from transformers import AutoModelForCausalLM
+
+    how = QuantizeOptions(tmp_path / "out", scheme, text=text, max_tokens=300, group=64)
+    report = quantize(mixture, how, lambda *_: None)
     names = {layer["name"] for layer in report["layers"]}
     assert any("experts.*.down_proj" in name for name in names) and "lm_head" in names
-    assert "it chooses experts" in report["kept"].values()
+    assert "it chooses experts" in report["kept"].values() and report["transformers"] is None
     loaded = load_model(ModelShape.from_folder(how.out), how.out, "auto", "cpu")
-    assert sum(form.layers for form in weight_forms(loaded).values()) > 10
+    forms = weight_forms(loaded)
+    assert sum(form.layers for name, form in forms.items() if name.startswith(scheme)) >= 10
+    assert all("int8 activations" in name for name in forms if name.startswith("int"))
+
+    tensors = load_file(how.out / "model.safetensors")
+    theirs = AutoModelForCausalLM.from_pretrained(how.out, dtype="auto").model.layers[0]
+    for i in range(4):
+        stem = f"model.layers.0.block_sparse_moe.experts.{i}"
+        gate, up = theirs.mlp.experts.gate_up_proj[i].chunk(2)
+        for ours, weight in (("w1", gate), ("w3", up), ("w2", theirs.mlp.experts.down_proj[i])):
+            assert torch.equal(weight, unpacked(tensors, f"{stem}.{ours}")), (i, ours)
+
+
+def test_experts_are_named_by_patterns_that_vllm_looks_for_too(tmp_path, text, mixture):
+    """It asks for `gate_proj` of expert 0, whatever the checkpoint calls that."""
+    how = QuantizeOptions(tmp_path / "out", "int8", text=text, max_tokens=300)
+    quantize(mixture, how, lambda *_: None)
+    said = json.loads((how.out / "config.json").read_text())["quantization_config"]
+    for leaf in ("w1", "gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.0.block_sparse_moe.experts.0.{leaf}"
+        found = [
+            group
+            for group in said["config_groups"].values()
+            if any(matches(name, target) for target in group["targets"])
+        ]
+        assert [group["format"] for group in found] == ["pack-quantized"]
+        assert not matches(name.replace("layers.0", "layers.00"), found[0]["targets"][0])
+
+
+def test_experts_of_several_schemes_are_told_of_and_not_read_wrongly(
+    tmp_path, text, mixture, monkeypatch
+):
+    """transformers has one scheme for all experts: the others must not become other weights."""
+    from transformers import AutoModelForCausalLM
+
+    def choose(study, _budget, _memory):
+        names = [of.unit.name for of in study.units]
+        chosen = {n: "int8" if "down" in n or n == "lm_head" else "int4" for n in names}
+        return chosen, study._judged(chosen, study._texts.chosen)
+
+    monkeypatch.setattr("quire.compress.study.Study.choose", choose)
+    how = QuantizeOptions(tmp_path / "out", text=text, max_tokens=300)
+    report = quantize(mixture, how, lambda *_: None)
+    assert "experts are not all of one scheme" in report["transformers"]
+    assert "cannot read it: experts" in as_text(report)
+    with pytest.raises(RuntimeError, match="conversion|mismatch"):
+        AutoModelForCausalLM.from_pretrained(how.out, dtype="auto")
+    loaded = load_model(ModelShape.from_folder(how.out), how.out, "auto", "cpu")
+    assert {name[:4] for name in weight_forms(loaded)} >= {"int8", "int4"}
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -265,6 +354,99 @@ def test_what_can_never_fit_is_refused_before_anything_is_measured(tmp_path, tex
     with pytest.raises(ConfigError, match="--memory: the layers take at least"):
         quantize(ModelConfig(), how, lambda phase, done, total: phases.append(phase))
     assert set(phases) == {"Loading weights"}
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_before_any_work(capsys, tmp_path, monkeypatch):
+    def work(*_):
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr(command, "_windows", work)
+    assert "nothing can be written in '/proc'" in refusal(capsys, "quire-demo", "/proc/x")
+    long = str(tmp_path / ("x" * 300))
+    assert "cannot be written (File name too long)" in refusal(capsys, "quire-demo", long)
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "/secret")
+
+    monkeypatch.setattr("tempfile.mkdtemp", denied)
+    told = refusal(capsys, "quire-demo", str(tmp_path / "out"))
+    assert "(Permission denied): give an OUT in a folder where files can be made" in told
+    assert told.count("\n") == 1
+
+
+def test_a_long_name_that_is_allowed(tmp_path, text):
+    out = tmp_path / ("x" * 250)
+    quantized(out, text, scheme="int8", max_tokens=300)
+    assert (out / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("place", "scheme"),
+    [
+        ("study.write_safetensors", "int4"),
+        ("writer.write_safetensors", "int8"),
+        ("command.write_report", "int8"),
+    ],
+)
+def test_a_full_disk(tmp_path, text, monkeypatch, place, scheme):
+    def full(*_):
+        if "safetensors" in place:
+            raise SafetensorError("No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, "No space left on device", "/secret")
+
+    monkeypatch.setattr(f"quire.compress.{place}", full)
+    how = QuantizeOptions(tmp_path / "out", scheme, text=text, max_tokens=200)
+    told = "cannot be written .No space left on device.*: make room on that disk"
+    with pytest.raises(StartupError, match=told):
+        quantize(ModelConfig(), how, lambda *_: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_whose_name_was_taken_meanwhile_is_kept(tmp_path, text):
+    out, other = tmp_path / "out", tmp_path / "out-3"
+    (tmp_path / "out-2").mkdir()
+
+    def tell(phase, _done, _total):
+        if phase == "Writing":
+            out.mkdir(exist_ok=True)
+            (out / "file").write_text("")
+
+    how = QuantizeOptions(out, scheme="int8", text=text, max_tokens=300)
+    with pytest.raises(ConfigError, match="meanwhile .*: the quantised copy is complete") as caught:
+        quantize(ModelConfig(), how, tell)
+    assert str(other) in caught.value.message and (other / "config.json").is_file()
+    load_model(ModelShape.from_folder(other), other, "auto")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out-2", "out-3"}
+    assert [path.name for path in out.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_nothing(tmp_path, monkeypatch, number):
+    def told_to_end(*_):
+        assert [path.name[:5] for path in tmp_path.iterdir()] == [".out-"]
+        os.kill(os.getpid(), number)
+
+    def of_tests(*_):
+        raise AssertionError("nothing handled it")
+
+    monkeypatch.setattr(command, "_windows", told_to_end)
+    before = signal.signal(number, of_tests)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["quantize", "quire-demo", str(tmp_path / "out")])
+        assert signal.getsignal(number) is of_tests
+    finally:
+        signal.signal(number, before)
+    assert caught.value.code == 128 + number and not list(tmp_path.iterdir())
+
+
+def test_a_budget_that_is_not_kept_on_the_text_held_out_is_told_of(mixed):
+    _, report = mixed
+    assert report["held_out_within_budget"] == (report["held_out"]["kld"] <= 0.003)
+    for within in (True, False):
+        told = as_text(report | {"held_out_within_budget": within})
+        assert ("above --budget-kld 0.003" in told) != within
+        assert ("more calibration text" in told) != within
 
 
 def test_the_command(capsys, tmp_path, text):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -48,8 +51,9 @@ def build_parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--budget-kld", metavar="NATS", type=float, default=None,
-        help=f"Mean divergence from the model that is allowed, at most. Default: {BUDGET} with "
-        "mixed and no --memory; else any.",
+        help="Mean divergence from the model, at most, on the part of the text that choices are "
+        "made with; the report has that on the part held out, too, which may be above it. "
+        f"Default: {BUDGET} with mixed and no --memory; else any.",
     )  # fmt: skip
     parser.add_argument(
         "--memory", metavar="BYTES", default=None,
@@ -73,8 +77,9 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--head", metavar="HOW", default="int8",
         help="int8; keep: as it is; shared: with the embedding that it is, as one tensor of int8, "
-        "the fewest bytes, which transformers reads only with dequantize=True. With int8 such a "
-        "head is written apart, and the embedding stays. Default: int8.",
+        "the fewest bytes, which quire reads, and transformers only with --scheme int8 and "
+        "dequantize=True. With int8 such a head is written apart, and the embedding stays. "
+        "Default: int8.",
     )  # fmt: skip
     parser.add_argument("--revision", metavar="TEXT", default=None, help="Of a model on the hub.")
     parser.add_argument("--json", action="store_true", default=False, help="Print the report.")
@@ -99,9 +104,36 @@ def main(arguments: Sequence[str]) -> int:
         Path(given.out), given.scheme, budget, memory, text, given.calibration_tokens,
         given.group_size, given.head,
     )  # fmt: skip
-    report = quantize(located_model(given.model, {"revision": given.revision}), options, _Phases())
+    model = located_model(given.model, {"revision": given.revision})
+    with _cleans_up_when_told():
+        report = quantize(model, options, _Phases())
     print(json.dumps(report, indent=2) if given.json else as_text(report))
     return 0
+
+
+@contextlib.contextmanager
+def _cleans_up_when_told() -> Iterator[None]:
+    """Unwind at SIGTERM and, unless that is ignored, at SIGHUP, so that files are deleted, and end
+    with 128 and the signal's number; outside the main thread this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, _unwind)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _unwind(number: int, _frame: object) -> None:
+    # A second one would end the deleting, half done.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _check(given: argparse.Namespace) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from quire.compress.choose import Option
-from quire.compress.layers import HEAD, LayerUnit, SourceFormat, find_units
+from quire.compress.layers import EXPERT, HEAD, LayerUnit, SourceFormat, find_units
 from quire.compress.report import read_bandwidth, write_report
 from quire.compress.study import PLAIN, Study, Tell, Texts, UnitStudy
 from quire.compress.writer import write_checkpoint
+from quire.compress.writing import check_out, folder_for, give_name, told_of_writing
 from quire.config import EngineConfig, ModelConfig, ModelShape
 from quire.engine.llm import LLM
 from quire.errors import ConfigError
@@ -56,24 +56,19 @@ def quantize(model: ModelConfig, how: QuantizeOptions, tell: Tell) -> dict[str, 
     """Write a quantised copy of a model; gives the report.
 
     Raises:
-        StartupError: the model cannot be quantised so, the text is too short, or there is no such
-            choice; nothing is left behind.
+        StartupError: the model cannot be quantised so, the text is too short, there is no such
+            choice, or OUT cannot be written. Nothing is left behind, except the complete copy under
+            another name if something else has made OUT meanwhile.
     """
-    _check_out(how.out)
+    check_out(how.out)
     shape = model.read_shape()
     _check_model(model, shape)
-    windows = _windows(model, how, shape)
-    with _folder_for(how.out) as made:
-        report = _quantized(model, shape, how, Texts.of(windows), Path(made), tell)
-        (Path(made) / "out").rename(how.out)
+    # Made before the work: a folder that cannot be made is told of at once.
+    with folder_for(how.out) as made:
+        windows = _windows(model, how, shape)
+        report = _quantized(model, shape, how, Texts.of(windows), made, tell)
+        give_name(made / "out", how.out)
     return report
-
-
-def _check_out(out: Path) -> None:
-    if out.exists():
-        raise ConfigError(f"{str(out)!r} exists: give a name that is free, or delete it")
-    if not out.parent.is_dir():
-        raise ConfigError(f"there is no folder {str(out.parent)!r} for {out.name!r}")
 
 
 def _check_model(model: ModelConfig, shape: ModelShape) -> None:
@@ -88,11 +83,6 @@ def _check_model(model: ModelConfig, shape: ModelShape) -> None:
         raise ConfigError(
             f"{model.model!r} has no *.safetensors, which is what is read and written: convert it"
         )
-
-
-def _folder_for(out: Path) -> Any:
-    """A folder beside it, on the same disk, that vanishes."""
-    return tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent)
 
 
 def _windows(model: ModelConfig, how: QuantizeOptions, shape: ModelShape) -> Windows:
@@ -145,7 +135,8 @@ def _quantized(
     units = find_units(loaded, loaded.is_tied, how.head, _head_kept(model, how, loaded.is_tied))
     if all(unit.kept_because for unit in units):
         raise ConfigError(f"no layer can be quantised: {units[0].name}: {units[0].kept_because}")
-    (folder / "out").mkdir()
+    with told_of_writing():
+        (folder / "out").mkdir()
     with SafetensorsCheckpoint(model.folder) as checkpoint:
         study = Study(
             loaded, units, checkpoint, texts, how.scheme, how.group, folder / "codes", tell
@@ -172,7 +163,8 @@ def _quantized(
         "predicted_tokens_per_second": bandwidth / max(1, read[0]),
         "predicted_before": bandwidth / max(1, read[1]),
     }
-    report["plot"] = write_report(folder / "out", report)
+    with told_of_writing():
+        report["plot"] = write_report(folder / "out", report)
     return report
 
 
@@ -257,7 +249,9 @@ def _report(
         "budget_kld": how.budget,
         "memory": how.memory,
         "held_out": held.to_dict(),
+        "held_out_within_budget": how.budget is None or (held.kld or 0.0) <= how.budget,
         "chosen_by": by.to_dict(),
+        "transformers": _unread_because(how, studies, units, chosen),
         "head_apart": any(s.unit.apart and chosen[s.unit.name] != PLAIN for s in studies),
         "kept": {unit.name: unit.kept_because for unit in units if unit.kept_because},
         "layers": [
@@ -272,6 +266,42 @@ def _report(
             for study in studies
         ],
     }
+
+
+def _unread_because(
+    how: QuantizeOptions,
+    studies: Sequence[UnitStudy],
+    units: Sequence[LayerUnit],
+    chosen: Mapping[str, str],
+) -> str | None:
+    """Why transformers 5 with compressed-tensors 0.20 does not read it as it is; `None`: it does.
+
+    It takes one scheme for all experts of a model, and with `dequantize=True`, which a quantised
+    embedding needs, one scheme for all other layers.
+    """
+    schemes = {s.unit.name: (chosen[s.unit.name], _group_of(s, chosen)) for s in studies}
+    plain = (PLAIN, 0)
+    if all(scheme == plain for scheme in schemes.values()):
+        return None
+    experts = {schemes.get(unit.name, plain) for unit in units if _is_one_by_one(unit)}
+    if len(experts) > 1 or plain in experts:
+        return "cannot read it: experts are not all of one scheme, as with --scheme int4 or int8"
+    head = next((s.unit for s in studies if s.unit.is_head), None)
+    if how.head != "shared" or head is None or schemes[head.name] == plain:
+        return None
+    if len({scheme for scheme in schemes.values() if scheme != plain}) > 1:
+        return "cannot read it: the embedding is quantised, and layers are not all int8; see --head"
+    return "reads it with CompressedTensorsConfig(dequantize=True) alone: see --head"
+
+
+def _group_of(study: UnitStudy, chosen: Mapping[str, str]) -> int:
+    return study.group if chosen[study.unit.name] == "int4" else 0
+
+
+def _is_one_by_one(unit: LayerUnit) -> bool:
+    """Whether these are experts that have tensors of their own in the checkpoint."""
+    stored = (part.tensors["weight"].name for _, part in unit.parts)
+    return any(EXPERT.fullmatch(name) for name in stored)
 
 
 def _klds(options: Mapping[str, Option]) -> dict[str, float]:

@@ -27,7 +27,8 @@ from quire.weights.bundles import StoredPart
 from quire.weights.formats import Checkpoint
 
 EXPERT: Final = re.compile(r"(.*\.experts\.)\d+(\..*)")
-"""Experts of a layer are kept alike, as their weights are multiplied together."""
+"""The name of a layer of an expert, or of its tensor. Experts of a layer are kept alike, as their
+weights are multiplied together."""
 CHOOSERS: Final = ("gate", "shared_expert_gate")
 HEADS: Final = ("lm_head", "embed_tokens", "output_layer")
 HEAD: Final = "lm_head"
@@ -107,6 +108,11 @@ class LayerUnit:
     def is_head(self) -> bool:
         """Whether logits come from it."""
         return self.name.rpartition(".")[2] in HEADS
+
+    @property
+    def is_experts(self) -> bool:
+        """Whether these are experts of a mixture."""
+        return EXPERT.fullmatch(self.originals[0].spec.name) is not None
 
     @property
     def weights(self) -> int:
@@ -189,7 +195,7 @@ def swap(model: Module, unit: LayerUnit, methods: Sequence[LinearMethod]) -> Non
     """Compute a unit's layers with these methods from now on."""
     for linear, method in zip(unit.linears, methods, strict=True):
         linear.use(method)
-    if len(unit.linears) > 1 or EXPERT.fullmatch(unit.originals[0].spec.name):
+    if len(unit.linears) > 1 or unit.is_experts:
         for _, module in model.modules():
             if isinstance(module, MoE):
                 module.weights_changed()

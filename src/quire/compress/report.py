@@ -91,11 +91,24 @@ def as_text(report: Mapping[str, Any]) -> str:
         ("size", f"{human_bytes(report['bytes'])} of {human_bytes(report['bytes_before'])}"),
         ("KLD", f"{held['kld']:.6f} nats in the mean, {held['kld_p99']:.6f} at 99 %, on "
          f"{held['positions']:,} tokens held out ({chosen['kld']:.6f} on those it was chosen by)"),
+        ("over the budget", _over_budget(report)),
         ("same top token", f"{100 * held['same_top']:.2f} %"),
         ("perplexity", f"{held['perplexity']:.4f}, before {held['reference_perplexity']:.4f}"),
         ("at most", f"{report['predicted_tokens_per_second']:.1f} tokens/s for one request, before "
          f"{report['predicted_before']:.1f}: {report['bandwidth'] / 1e9:.1f} GB/s of memory"),
+        ("transformers", report["transformers"]),
         ("report", f"{REPORT}{f', {PLOT}' if report['plot'] else ''}"),
         ("", "" if report["plot"] else "for the plot: pip install 'quire[bench]'"),
     ]  # fmt: skip
     return "\n".join(f"{name:<16}{text}" for name, text in rows if text)
+
+
+def _over_budget(report: Mapping[str, Any]) -> str:
+    """What is to be done if the text held out has a greater divergence than was allowed."""
+    if report["held_out_within_budget"]:
+        return ""
+    return (
+        f"on the tokens held out the KLD is above --budget-kld {report['budget_kld']:g}, which is "
+        "kept on the text for choices: give more calibration text, or text more like what the "
+        "model will see, or a smaller budget"
+    )

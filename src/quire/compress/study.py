@@ -18,7 +18,8 @@ from torch import Tensor
 
 from quire.compress.choose import Option, nearest, smallest, too_little
 from quire.compress.codes import Codes, int4_codes, int8_codes
-from quire.compress.layers import LayerUnit, bias_of, swap, trial, weight_of
+from quire.compress.layers import EXPERT, LayerUnit, bias_of, swap, trial, weight_of
+from quire.compress.writing import told_of_writing
 from quire.config.online_schemes import GROUPS
 from quire.errors import ConfigError
 from quire.evaluation.compare import Scores, compare
@@ -164,6 +165,7 @@ class Study:
         self._kinds = SCHEMES[scheme]
         self.dtype: torch.dtype = model.dtype
         self.units = [UnitStudy(u, group=_group(u, group)) for u in units if not u.kept_because]
+        _align_experts(self.units)
         longest = max(map(len, texts.chosen.ids))
         name = str(self.dtype).removeprefix("torch.")
         self._passes = ModelPass(model, max(longest, max(map(len, texts.fitted.ids))), name)
@@ -246,8 +248,9 @@ class Study:
         tensors = {f"{i}.codes": one.codes for i, one in enumerate(kept)}
         tensors |= {f"{i}.scales": one.scales for i, one in enumerate(kept)}
         place = self._place(unit)
-        place.mkdir(parents=True)
-        write_safetensors(tensors, place / "model.safetensors")
+        with told_of_writing():
+            place.mkdir(parents=True)
+            write_safetensors(tensors, place / "model.safetensors")
 
     def _weights(self, unit: LayerUnit) -> Iterator[Tensor]:
         for _, part in unit.parts:
@@ -263,8 +266,10 @@ class Study:
     def _use(self, unit: LayerUnit, codes: Sequence[Codes]) -> None:
         """Compute with codes, as a reader of the checkpoint does."""
         of_linear: dict[int, list[Any]] = {}
-        for (i, _), one in zip(unit.parts, codes, strict=True):
-            activations = "int8" if one.bits == 8 else of_integers()
+        for (i, part), one in zip(unit.parts, codes, strict=True):
+            # Packed codes say nothing of activations: see `quire.compress.writer.Group`.
+            packed = one.bits == 4 or EXPERT.fullmatch(part.name) is not None
+            activations = of_integers() if packed else "int8"
             of_linear.setdefault(i, []).append(one.coded(activations))
         swap(self._model, unit, [
             trial(original, of_linear[i], bias_of(self._checkpoint, original), unit.apart)
@@ -358,6 +363,14 @@ class Study:
 
 def _bytes_of(codes: Sequence[Codes]) -> int:
     return sum(one.nbytes for one in codes)
+
+
+def _align_experts(studies: Sequence[UnitStudy]) -> None:
+    """Give all experts the smallest group that one of them needs: transformers reads experts of a
+    model with one scheme only."""
+    experts = [study for study in studies if study.unit.is_experts and study.group]
+    for study in experts:
+        study.group = min(other.group for other in experts)
 
 
 def _group(unit: LayerUnit, most: int) -> int:
