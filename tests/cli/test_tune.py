@@ -259,6 +259,6 @@ def test_prompts_that_do_not_fit_are_left_out_of_both(
 
 
 def test_the_file_is_checked_before_anything_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["tune", "--slo", "ttft_p99=1s", "--trace", "/absent"]
-    assert cli.main([*common, "--out", "/absent/tuned.yaml"]) == 2
-    assert "--out: there is no folder '/absent'" in capsys.readouterr().err
+    common = ["tune", "--slo", "ttft_p99=1s", "--trace", "/dev/null/absent"]
+    assert cli.main([*common, "--out", "/dev/null/absent/tuned.yaml"]) == 2
+    assert "--out: there is no folder '/dev/null/absent'" in capsys.readouterr().err

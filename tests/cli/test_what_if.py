@@ -140,12 +140,12 @@ def test_the_recorded_pace_makes_up_for_step_times_of_another_machine(
         (["--set", "max_num_seqs=many"], "no int"),
         (["--set", "max_num_seqs=0"], "max-num-seqs"),
         (["--gflops", "5"], "--memory-gb-s is missing"),
-        (["--step-times", "/absent"], "cannot read"),
+        (["--step-times", "/dev/null/absent"], "cannot read"),
         (["--memory-gb-s", "1e-300", "--gflops", "5"], "--memory-gb-s 1e-300 is too little"),
         (["--memory-gb-s", "5", "--gflops", "1e-300"], "--gflops 1e-300 is too little"),
         (["--memory-gb-s", "5", "--gflops", "1e300"], "--gflops must be below 1e+15"),
-        (["--report", "/absent/r"], "--report: there is no folder '/absent'"),
-        (["--timeline", "/absent/t"], "--timeline: there is no folder '/absent'"),
+        (["--report", "/dev/null/absent/r"], "--report: there is no folder '/dev/null/absent'"),
+        (["--timeline", "/dev/null/absent/t"], "--timeline: there is no folder '/dev/null/absent'"),
         (["--result-filename", "/"], "--result-filename '/' is a folder"),
     ],
 )
@@ -284,10 +284,10 @@ def test_calibrate_tells_before_the_work_that_it_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("quire.cli.calibrate._measured", None)
-    code, _, err = run(capsys, "calibrate", "--out", "/absent/s.json")
-    assert code == 2 and "--out: there is no folder '/absent'" in err
+    code, _, err = run(capsys, "calibrate", "--out", "/dev/null/absent/s.json")
+    assert code == 2 and "--out: there is no folder '/dev/null/absent'" in err
     (tmp_path / "file").touch()
-    for folder in ("/proc/absent", str(tmp_path / "file")):
+    for folder in ("/proc/dev/null/absent", str(tmp_path / "file")):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
         code, _, err = run(capsys, "calibrate")
         assert code == 2 and "cannot make the folder" in err and "name a file with --out" in err
