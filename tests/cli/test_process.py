@@ -56,13 +56,13 @@ def test_a_command_that_has_not_begun_yet_ends_well_when_told(number):
 
 def test_a_command_under_nohup_stays_when_its_terminal_goes():
     code = "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    code += "with ends_when_told(): print('up', flush=True); code = sys.stdin.readline() != '\\n'\n"
-    code += "sys.exit(code)"
+    code += "with ends_when_told(): print('up', flush=True); sys.stdin.readline()\n"
+    code += "sys.exit(7)  # and not 0, as when it is told to end"
     with start(code, stdin=subprocess.PIPE) as child:
         child.stdout.readline()
         child.send_signal(signal.SIGHUP)
         child.communicate(b"\n")
-        assert child.returncode == 0
+        assert child.returncode == 7
 
 
 def test_a_child_never_sees_the_signals_of_its_group():

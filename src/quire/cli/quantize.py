@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +17,7 @@ from quire.cli.target import quiet_logs
 from quire.config.online_schemes import GROUPS
 from quire.errors import ConfigError
 from quire.spelling import did_you_mean
+from quire.utils.process import when_told_to_end
 
 SCHEMES: Final = ("int8", "int4", "mixed")
 HEADS: Final = ("int8", "shared", "keep")
@@ -105,32 +104,14 @@ def main(arguments: Sequence[str]) -> int:
         given.group_size, given.head,
     )  # fmt: skip
     model = located_model(given.model, {"revision": given.revision})
-    with _cleans_up_when_told():
+    with when_told_to_end(_unwind):
         report = quantize(model, options, _Phases())
     print(json.dumps(report, indent=2) if given.json else as_text(report))
     return 0
 
 
-@contextlib.contextmanager
-def _cleans_up_when_told() -> Iterator[None]:
-    """Unwind at SIGTERM and, unless that is ignored, at SIGHUP, so that files are deleted, and end
-    with 128 and the signal's number; outside the main thread this does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, _unwind)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _unwind(number: int, _frame: object) -> None:
+    """End with 128 and the signal's number, by way of what deletes files."""
     # A second one would end the deleting, half done.
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)

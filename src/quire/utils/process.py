@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -123,9 +123,9 @@ def leave_group_signals_to_parent() -> None:
 
 
 @contextlib.contextmanager
-def ends_when_told() -> Iterator[None]:
-    """End with exit code 0 at SIGTERM and, unless that is ignored, at SIGHUP; outside the main
-    thread this does nothing.
+def when_told_to_end(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Call `handler(signal, frame)` at SIGTERM and, unless that is ignored as under nohup, at
+    SIGHUP; outside the main thread this does nothing.
 
     The first process of a container needs a handler, because without one the kernel drops the
     signal.
@@ -134,15 +134,20 @@ def ends_when_told() -> Iterator[None]:
         yield
         return
     before = {
-        number: signal.signal(number, lambda *_: sys.exit(0))
+        number: signal.signal(number, handler)
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def ends_when_told() -> contextlib.AbstractContextManager[None]:
+    """End with exit code 0 at these signals."""
+    return when_told_to_end(lambda *_: sys.exit(0))
 
 
 def leave_within(seconds: float, code: int) -> threading.Timer:

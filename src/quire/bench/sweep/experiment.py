@@ -37,12 +37,11 @@ def check_commands(root: Path, commands: Mapping[str, str | None]) -> None:
 
 
 def open_folder(root: Path, commands: Mapping[str, str | None]) -> None:
-    """Make the folder if it is not there, and keep the commands in it.
+    """Make the folder if it is not there, and keep the commands in it, which were checked.
 
     Raises:
-        ConfigError: that cannot be done, or the folder is of other commands.
+        ConfigError: that cannot be done.
     """
-    check_commands(root, commands)
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / FILE).write_text(json.dumps(commands, indent=2) + "\n", "utf-8")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from quire.bench.compare import Difference, compare
-from quire.bench.report import ReportRun, interval_of, write_report
+from quire.bench.report import ReportRun, change_of, interval_of, write_report
 from quire.bench.result import records_of
 from quire.bench.saved import read_results
 from quire.cli.parser import Parser
@@ -70,8 +70,7 @@ def table_of(differences: Sequence[Difference]) -> str:
     """The table as text."""
     lines = [f"{'':<32}{'A':>12}{'B':>12}{'B - A':>9}   {'95 % interval':<20}verdict"]
     for d in differences:
-        change = "" if math.isnan(d.change) else f"{d.change:+.1%}"
-        cells = f"{d.name:<32}{d.before:>12.2f}{d.after:>12.2f}{change:>9}"
+        cells = f"{d.name:<32}{d.before:>12.2f}{d.after:>12.2f}{change_of(d):>9}"
         lines.append(f"{cells}   {interval_of(d):<20}{'' if d.low is None else d.verdict}".rstrip())
     return "\n".join(lines)
 
