@@ -275,7 +275,7 @@ class InputBatch:
         """
         rows, positions = self._places(req_ids)
         if self._are_last(rows, positions, num_scheduled):
-            return self._last_tokens(req_ids, rows, positions)
+            return self._inputs_of_last(req_ids, rows, positions)
         return self._next_tokens(req_ids, rows, positions, num_scheduled)
 
     def last_tokens(
@@ -313,7 +313,7 @@ class InputBatch:
             for row, position in zip(rows, positions, strict=True)
         )
 
-    def _last_tokens(
+    def _inputs_of_last(
         self, req_ids: Sequence[str], rows: list[int], computed: list[int]
     ) -> StepInputs:
         """One token of each request, after which all sample, as in most steps.
