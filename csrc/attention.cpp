@@ -139,10 +139,12 @@ void attention(const AttentionArgs& args) {
   const int64_t count = static_cast<int64_t>(plan.dealt.size());
   parallel_for(count, 1, [&](int64_t begin, int64_t end) {
     static thread_local const AttentionTile* expected = nullptr;
+    static thread_local int64_t fetched = 0;  // of it
     for (int64_t i = begin; i < end; ++i) {
       const AttentionTile& tile = dealt[i]->tile;
       const AttentionTile* later = ends_share(i, threads, count) ? nullptr : &dealt[i + 1]->tile;
-      run(args, tile, later, &tile == expected);
+      if (&tile != expected) fetched = 0;
+      run(args, tile, later, fetched);
       expected = later;
     }
   });

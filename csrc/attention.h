@@ -84,10 +84,10 @@ static inline int64_t part_floats(int64_t rows, int64_t value_dim) {
 }
 
 // Computes a tile: into `out`, or into its parts. `later` (or nullptr) is what this thread will
-// probably be asked for next: it fetches its first keys and values; `fetched` says that it did so for
-// this tile.
+// probably be asked for next: it fetches its first keys and values. `fetched` says how much of this tile
+// this thread has fetched, 0 if it expected another, and is told how much of the later one.
 QUIRE_KERNEL(attend, (const AttentionArgs&, const AttentionTile&, const AttentionTile* later,
-                      bool fetched))
+                      int64_t& fetched))
 // Merges all parts of a tile into `out`; segment .. segment_end are all its segments.
 QUIRE_KERNEL(merge_parts, (const AttentionArgs&, const AttentionTile&))
 

@@ -25,6 +25,7 @@ namespace {
 
 constexpr int64_t kValueSpan = 128;  // values rearranged at a time
 constexpr int64_t kAtOnce = 8;       // rows whose scores become weights together
+constexpr int64_t kLead = 512;       // rows of keys and values that few rows of queries fetch ahead
 
 alignas(64) const char kZeros[kMaxDim * 4] = {};
 
@@ -75,16 +76,17 @@ template <class Path> class Attend {
     allocate();
   }
 
-  // `later` (or nullptr) is what this thread will probably do next; `fetched` whether it expected this.
-  void run(const AttentionTile* later, bool fetched) {
+  // `later` (or nullptr) is what this thread will probably do next; `fetched` as in attention.h.
+  void run(const AttentionTile* later, int64_t& fetched) {
     load_queries();
     if (!t.parts) start();
-    if constexpr (digits) {
-      if (few) this->run_segments(later, fetched);
-      else run_units(later, fetched);
+    if (few) {
+      if constexpr (digits) this->run_segments(later, fetched > 0);
+      else if constexpr (!floats) fetched = this->run_few(later, fetched);
     } else {
-      run_units(later, fetched);
+      run_units(later, fetched > 0);
     }
+    if (digits || !few) fetched = later ? 1 : 0;
     if (!t.parts) finish();
   }
 
@@ -93,7 +95,7 @@ template <class Path> class Attend {
     Unit unit{t.segment, t.kv_head};
     locate(t, unit, lines[0]);
     for (int turn = 0; unit.segment < t.segment_end; turn ^= 1) {
-      const Unit next = after(unit);
+      const Unit next = after(unit, t);
       select(unit);
       const Range range = seen(t, unit.segment);
       const char** ahead = lines[turn ^ 1];
@@ -109,7 +111,7 @@ template <class Path> class Attend {
         to_come = seen(*later, later->segment);
       }
       if (a.keys.dtype == kI8) end_factors(range);
-      attend_unit(unit.segment, range, lines[turn], to_come, ahead, fetched);
+      attend_many(unit.segment, range, lines[turn], to_come, ahead, fetched);
       fetched = true;
       if (!t.parts) fold(unit.segment);
       unit = next;
@@ -118,7 +120,7 @@ template <class Path> class Attend {
 
   void merge() {
     start();
-    for (Unit unit{t.segment, t.kv_head}; unit.segment < t.segment_end; unit = after(unit)) {
+    for (Unit unit{t.segment, t.kv_head}; unit.segment < t.segment_end; unit = after(unit, t)) {
       select(unit);
       fold(unit.segment);
     }
@@ -155,9 +157,9 @@ template <class Path> class Attend {
   float *top, *sum, *acc, *part, *query_factors;
   int32_t* query_shifts;
 
-  Unit after(Unit u) const {
-    return u.kv_head + 1 < t.kv_head_end ? Unit{u.segment, u.kv_head + 1}
-                                         : Unit{u.segment + 1, t.kv_head};
+  static Unit after(Unit u, const AttentionTile& tile) {
+    return u.kv_head + 1 < tile.kv_head_end ? Unit{u.segment, u.kv_head + 1}
+                                            : Unit{u.segment + 1, tile.kv_head};
   }
 
   void select(Unit u) {
@@ -224,28 +226,31 @@ template <class Path> class Attend {
     return between(segment, position, position);
   }
 
-  // Addresses of a unit's keys, then values, by position in the segment; zeros where none of the
+  // Addresses of rows of a unit's keys or values, at positions [from, to) of the segment; zeros where none of the tile's
   // rows sees.
-  void locate(const AttentionTile& tile, Unit u, const char** out) const {
+  void locate(const Cache& cache, const AttentionTile& tile, Unit u, int64_t from, int64_t to, const char** out) const {
     const Range range = seen(tile, u.segment);
     const int32_t* table = step.table + tile.request * step.table_stride;
-    const int64_t item = static_cast<int64_t>(item_size(a.keys.dtype));
-    const char* k = static_cast<const char*>(a.keys.data) + u.kv_head * a.keys.head * item;
-    const char* v = static_cast<const char*>(a.values.data) + u.kv_head * a.values.head * item;
-    int64_t at = range.begin / kSpan * kSpan;
-    for (; at < range.begin; ++at) out[at] = out[kSegment + at] = kZeros;
-    int64_t block = (u.segment * kSegment + at) / step.block_size;
-    int64_t offset = (u.segment * kSegment + at) % step.block_size;
-    while (at < range.end) {
-      const char* key = k + (table[block] * a.keys.block + offset * a.keys.slot) * item;
-      const char* value = v + (table[block] * a.values.block + offset * a.values.slot) * item;
-      const int64_t left = at + step.block_size - offset, end = left < range.end ? left : range.end;
-      for (; at < end; ++at, key += a.keys.slot * item, value += a.values.slot * item)
-        out[at] = key, out[kSegment + at] = value;
+    const int64_t item = static_cast<int64_t>(item_size(cache.dtype));
+    const char* data = static_cast<const char*>(cache.data) + u.kv_head * cache.head * item;
+    const int64_t end = to < range.end ? to : range.end;
+    for (; from < range.begin; ++from) *out++ = kZeros;
+    int64_t block = (u.segment * kSegment + from) / step.block_size;
+    int64_t offset = (u.segment * kSegment + from) % step.block_size;
+    while (from < end) {
+      const char* row = data + (table[block] * cache.block + offset * cache.slot) * item;
+      const int64_t left = from + step.block_size - offset, stop = left < end ? left : end;
+      for (; from < stop; ++from, row += cache.slot * item) *out++ = row;
       offset = 0, ++block;
     }
-    for (const int64_t end = (at + 15) / 16 * 16; at < end; ++at)
-      out[at] = out[kSegment + at] = kZeros;
+    for (; from < to; ++from) *out++ = kZeros;
+  }
+  // Of keys, then values, by position.
+  void locate(const AttentionTile& tile, Unit u, const char** out) const {
+    const Range range = seen(tile, u.segment);
+    const int64_t from = range.begin / kSpan * kSpan, to = (range.end + 15) / 16 * 16;
+    locate(a.keys, tile, u, from, to, out + from);
+    locate(a.values, tile, u, from, to, out + kSegment + from);
   }
 
   // Of another KV head, so many further on, from those of one. Zeros stay.
@@ -345,12 +350,6 @@ template <class Path> class Attend {
   }
 
   // A unit whose keys and values stand at `lines`; those of the next one, at `ahead`, are fetched meanwhile.
-  void attend_unit(int64_t segment, Range range, const char* const* lines, Range to_come, const char** ahead, bool fetched) {
-    if constexpr (!floats && !digits)
-      if (few) return this->attend_few(segment, range, lines, to_come, ahead, fetched);
-    attend_many(segment, range, lines, to_come, ahead, fetched);
-  }
-
   void attend_many(int64_t segment, Range range, const char* const* lines, Range to_come, const char* const* ahead,
                    bool fetched) {
     if (a.keys.dtype == kI8) {
@@ -365,32 +364,90 @@ template <class Path> class Attend {
   }
 
 #if QUIRE_LEVEL >= 3
-  // The same of few rows, without rearranging anything in memory. Each key or value fetches the one that stands at the
-  // same place of the next unit; in a unit that nobody expected keys fetch their own values, and values both.
-  void attend_few(int64_t segment, Range range, const char* const* lines, Range to_come, const char** ahead, bool fetched) {
-    const bool some = to_come.begin < to_come.end;
-    if (some) fill_up(ahead, to_come);
-    const char* const* next = some ? ahead : lines;
-    const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-#ifdef QUIRE_AMX
-    const OnFewTiles of{rows, shape_of_tiles, keys};
-#else
-    const int64_t of = rows;
-#endif
-    score_few_rows(of, a.keys.dtype, {q, scores, kSegment, lines, begin, end, layer.key_dim,
-                                      fetched ? next : lines + kSegment, nullptr});
-    weigh(segment, range);
-    sum_few_rows(of, a.keys.dtype, {weights, part + 2 * rows, width, lines + kSegment, range.begin / 32 * 32,
-                                    (range.end + 1) / 2 * 2, layer.value_dim, next + kSegment,
-                                    some && !fetched ? next : nullptr});
-    for (int64_t k = range.end; k < to_come.end; ++k) {
-      fetch_row(ahead[k], layer.key_dim);
-      fetch_row(ahead[kSegment + k], layer.value_dim);
+  // What few rows read of a unit: keys 16 at a time, values where weights begin and by twos.
+  struct Seen {
+    Range range;
+    int64_t key = range.begin / kSpan * kSpan, value = range.begin / 32 * 32;
+    int64_t keys = (range.end + 15) / 16 * 16 - key, values = (range.end + 1) / 2 * 2 - value;
+    int64_t all() const { return keys + values; }
+  };
+
+  // The rows of memory that few rows read, in their order: keys and values of a unit, then of the next, then of the tile
+  // that comes later.
+  class Road {
+    static constexpr int64_t kMost = 2 * kSegment;  // of a unit
+    const Attend& of;
+    const AttentionTile *tile, *later;
+    Unit unit;                         // the next one to be added
+    int64_t at = 0, end = 0, own = 0;  // what is not read yet begins, what is added ends, what the tile itself has ends
+    const char* rows[kLead + 4 * kMost];
+
+    bool add() {
+      if (unit.segment == tile->segment_end) {
+        if (!later) return false;
+        tile = later, later = nullptr;
+        unit = {tile->segment, tile->kv_head};
+      }
+      const Seen more{of.seen(*tile, unit.segment)};
+      of.locate(of.a.keys, *tile, unit, more.key, more.key + more.keys, rows + end);
+      of.locate(of.a.values, *tile, unit, more.value, more.value + more.values, rows + end + more.keys);
+      end += more.all();
+      if (tile == &of.t) own = end;
+      unit = after(unit, *tile);
+      return true;
     }
+
+   public:
+    // Of the first rows, `fetched` are; now kLead are.
+    Road(const Attend& attend, const AttentionTile* to_come, int64_t fetched)
+        : of(attend), tile(&attend.t), later(to_come), unit{tile->segment, tile->kv_head} {
+      while (end < kLead && add()) {}
+      for (; fetched < kLead && fetched < end; ++fetched)
+        fetch_bytes(rows[fetched], of.layer.key_dim * static_cast<int64_t>(item_size(of.a.keys.dtype)));
+    }
+
+    // The next `count` rows, behind which stand kLead more.
+    const char* const* read(int64_t count) {
+      if (at + count + kLead + kMost > static_cast<int64_t>(sizeof rows / sizeof *rows)) {
+        std::copy(rows + at, rows + end, rows);
+        end -= at, own -= at, at = 0;
+      }
+      while (end < at + count + kLead && add()) {}
+      for (int64_t i = end; i < at + count + kLead; ++i) rows[i] = kZeros;  // there are no more
+      at += count;
+      return rows + at - count;
+    }
+
+    // Rows of the later tile that are fetched when all of this one are read.
+    int64_t fetched() const { return std::min(kLead, end - own); }
+  };
+
+  // The same of few rows, without rearranging anything in memory. Each row of memory that is read fetches the one that is
+  // kLead further on: memory is asked evenly, however long units and tiles are. Returns how many rows of `later` are fetched.
+  int64_t run_few(const AttentionTile* later, int64_t fetched) {
+    Road road(*this, later, fetched);
+    for (Unit unit{t.segment, t.kv_head}; unit.segment < t.segment_end; unit = after(unit, t)) {
+      select(unit);
+      const Seen of{seen(t, unit.segment)};
+      attend_few(unit.segment, of, road.read(of.all()));
+      if (!t.parts) fold(unit.segment);
+    }
+    return road.fetched();
   }
-  void fetch_row(const char* line, int64_t dim) const {
-    fetch_bytes(line, dim * static_cast<int64_t>(item_size(a.keys.dtype)));
+
+  void attend_few(int64_t segment, const Seen& of, const char* const* lines) {
+#ifdef QUIRE_AMX
+    const OnFewTiles by{rows, shape_of_tiles, keys};
+#else
+    const int64_t by = rows;
+#endif
+    score_few_rows(by, a.keys.dtype, {q, scores + of.key, kSegment, lines, 0, of.keys, layer.key_dim, lines + kLead});
+    weigh(segment, of.range);
+    lines += of.keys;
+    sum_few_rows(by, a.keys.dtype,
+                 {weights + of.value, part + 2 * rows, width, lines, 0, of.values, layer.value_dim, lines + kLead});
   }
+
   static void fetch_bytes(const char* line, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) fetch(line + i);
   }
@@ -447,11 +504,11 @@ template <class Path> class Attend {
     end_factors(range);
     const bool last = head + 1 == heads;
     const int64_t begin = range.begin / kSpan * kSpan, end = (range.end + 15) / 16 * 16;
-    score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, begin, end, layer.key_dim, then, nullptr},
+    score_few_rows(rows, FewKeys{{{q, scores, kSegment, now, begin, end, layer.key_dim, then},
                                   head * a.keys.head, last}, query_shifts, key_factors});
     weigh(segment, range);
     sum_few_rows(digit_rows, FewValues{{{weights, whole, width, now + kSegment, range.begin / 32 * 32,
-                                         (range.end + 3) / 4 * 4, layer.value_dim, then + kSegment, nullptr},
+                                         (range.end + 3) / 4 * 4, layer.value_dim, then + kSegment},
                                         head * a.values.head, last},
                                        next + kSegment, a.value_tail, value_factors});
     join_values();
@@ -659,7 +716,7 @@ template <class Work> void attend_with(const AttentionArgs& args, const Attentio
 }  // namespace
 
 void attend(const AttentionArgs& args, const AttentionTile& tile, const AttentionTile* later,
-            bool fetched) {
+            int64_t& fetched) {
   attend_with(args, tile, [&](auto&& it) { it.run(later, fetched); });
 }
 

@@ -25,8 +25,7 @@ template <class T> struct Few {
   const char* const* lines;  // of keys, or of values, by position
   int64_t begin, end;        // positions; of keys 16 at a time, of values two
   int64_t dim;
-  const char* const* next;   // fetched meanwhile, by position: the rows of the next unit
-  const char* const* also;   // the same, or nullptr
+  const char* const* next;   // fetched meanwhile, by position
 };
 using FewRows = Few<bf16>;
 
@@ -200,10 +199,6 @@ QUIRE_INLINE void sum_dimensions(const FewRows& p, const Reader& reader, int64_t
   for (int64_t k = p.begin; k < p.end; k += 2) {
     fetch(p.next[k + from] + line);
     if (Reader::kBytes > 1) fetch(p.next[k + 1] + line);
-    if (p.also) {
-      fetch(p.also[k + from] + line);
-      if (Reader::kBytes > 1) fetch(p.also[k + 1] + line);
-    }
     __m512i x, y;
     reader.read(p.lines + k, i, left, x, y);
     QUIRE_EACH for (int r = 0; r < R; ++r) {

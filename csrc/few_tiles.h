@@ -116,7 +116,6 @@ QUIRE_INLINE void values_as_columns(const FewRows& p, const Reader& reader, int6
     if (k < p.end) {
       fetch(p.next[k] + i);
       fetch(p.next[k + 1] + i);
-      if (p.also) fetch(p.also[k] + i), fetch(p.also[k + 1] + i);
       reader.read(p.lines + k, i, p.dim - i, v[0], v[1]);
       if (p.dim - i > 32) reader.read(p.lines + k, i + 32, p.dim - i - 32, v[2], v[3]);
     }

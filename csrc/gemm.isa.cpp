@@ -55,6 +55,9 @@ constexpr int64_t kMostTiles = 2;
 // Where vectors are long, seven and eight rows pass by a weight at once, by half of its columns at a time. By blocks, in
 // two passes, these have to be begun and ended (docs/cpu-kernels.md).
 constexpr int kAtOnce = QUIRE_LEVEL >= 2 && !kTiles ? 8 : 0;
+// Bytes of weights that they pass by between two ends, about. Each of these blocks fetches the next one, and the last one
+// of a product the first one of what follows: where it were much longer than that, most of it would not be fetched.
+constexpr int64_t kAtOnceBytes = 64 << 10;
 // Rows for which numbers are made in registers once, by half of the columns at a time, at most.
 constexpr int64_t kMadeOnce = QUIRE_LEVEL >= 3 && !kTiles ? 12 : 0;
 
@@ -230,8 +233,14 @@ int64_t tiles_length(int64_t k, int64_t block) {
   const int64_t blocks = (k + block / 2) / block;
   return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 63) / 64 * 64;
 }
+// Of `step_bytes` a step.
+int64_t at_once_length(int64_t k, int64_t step_bytes) {
+  const int64_t block = kAtOnceBytes / step_bytes, blocks = (k + block / 2) / block;
+  return blocks <= 1 ? k : ((k + blocks - 1) / blocks + 15) / 16 * 16;
+}
 int64_t block_length(const Work& work, int64_t rows, int64_t k) {
-  if (reads_once(work, rows) || at_once(work, rows)) return k;
+  if (reads_once(work, rows)) return k;
+  if (at_once(work, rows)) return at_once_length(k, 2 * kTile);
   if (!on_tiles(work, rows)) return cut_length(rows, k);
   return tiles_length(k, two_tiles(*work.args.layer, rows) ? kBlock : kTileBlock);
 }
@@ -254,7 +263,8 @@ int64_t coded_length(const Work& work, int64_t rows, int64_t k) {
   const int64_t tile_block = layer.coded.group         ? kTileBlockOfGroups
                              : two_tiles(layer, rows) ? kBlock8
                                                       : 2 * kTileBlock;
-  const int64_t length = reads_codes_once(work, rows) || at_once(work, rows) ? k
+  const int64_t length = reads_codes_once(work, rows) ? k
+                         : at_once(work, rows)    ? at_once_length(k, kTile)
                          : on_tiles(work, rows)   ? tiles_length(k, tile_block)
                          : layer.dtype == kCodes8 ? cut_length(rows, k, kBlock8, kShortBlock8)
                                                   : cut_length(rows, k, kBlock4, kShortBlock4);
