@@ -25,7 +25,8 @@ namespace {
 
 constexpr int64_t kValueSpan = 128;  // values rearranged at a time
 constexpr int64_t kAtOnce = 8;       // rows whose scores become weights together
-constexpr int64_t kLead = 512;       // rows of keys and values that few rows of queries fetch ahead
+// How far ahead few rows of queries fetch keys and values: bytes, and rows of them at most.
+constexpr int64_t kLeadBytes = 64 << 10, kMostLead = 512;
 
 alignas(64) const char kZeros[kMaxDim * 4] = {};
 
@@ -80,17 +81,15 @@ template <class Path> class Attend {
   void run(const AttentionTile* later, int64_t& fetched) {
     load_queries();
     if (!t.parts) start();
-    if (few) {
-      if constexpr (digits) this->run_segments(later, fetched > 0);
-      else if constexpr (!floats) fetched = this->run_few(later, fetched);
-    } else {
-      run_units(later, fetched > 0);
-    }
-    if (digits || !few) fetched = later ? 1 : 0;
+    if constexpr (floats) fetched = run_units(later, fetched > 0);
+    else if (!few) fetched = run_units(later, fetched > 0);
+    else if constexpr (digits) fetched = this->run_segments(later, fetched > 0);
+    else fetched = this->run_few(later, fetched);
     if (!t.parts) finish();
   }
 
-  void run_units(const AttentionTile* later, bool fetched) {
+  // Whether something of `later` is fetched.
+  bool run_units(const AttentionTile* later, bool fetched) {
     const char* lines[2][2 * kSegment];
     Unit unit{t.segment, t.kv_head};
     locate(t, unit, lines[0]);
@@ -116,6 +115,7 @@ template <class Path> class Attend {
       if (!t.parts) fold(unit.segment);
       unit = next;
     }
+    return later;
   }
 
   void merge() {
@@ -369,18 +369,17 @@ template <class Path> class Attend {
     Range range;
     int64_t key = range.begin / kSpan * kSpan, value = range.begin / 32 * 32;
     int64_t keys = (range.end + 15) / 16 * 16 - key, values = (range.end + 1) / 2 * 2 - value;
-    int64_t all() const { return keys + values; }
   };
 
   // The rows of memory that few rows read, in their order: keys and values of a unit, then of the next, then of the tile
   // that comes later.
-  class Road {
+  class RowsToCome {
     static constexpr int64_t kMost = 2 * kSegment;  // of a unit
     const Attend& of;
     const AttentionTile *tile, *later;
     Unit unit;                         // the next one to be added
     int64_t at = 0, end = 0, own = 0;  // what is not read yet begins, what is added ends, what the tile itself has ends
-    const char* rows[kLead + 4 * kMost];
+    const char* rows[kMostLead + 4 * kMost];
 
     bool add() {
       if (unit.segment == tile->segment_end) {
@@ -391,61 +390,64 @@ template <class Path> class Attend {
       const Seen more{of.seen(*tile, unit.segment)};
       of.locate(of.a.keys, *tile, unit, more.key, more.key + more.keys, rows + end);
       of.locate(of.a.values, *tile, unit, more.value, more.value + more.values, rows + end + more.keys);
-      end += more.all();
+      end += more.keys + more.values;
       if (tile == &of.t) own = end;
       unit = after(unit, *tile);
       return true;
     }
 
    public:
-    // Of the first rows, `fetched` are; now kLead are.
-    Road(const Attend& attend, const AttentionTile* to_come, int64_t fetched)
-        : of(attend), tile(&attend.t), later(to_come), unit{tile->segment, tile->kv_head} {
-      while (end < kLead && add()) {}
-      for (; fetched < kLead && fetched < end; ++fetched)
-        fetch_bytes(rows[fetched], of.layer.key_dim * static_cast<int64_t>(item_size(of.a.keys.dtype)));
+    const int64_t lead;
+
+    // Of the first rows, `fetched` are; now as many as `lead` says.
+    RowsToCome(const Attend& attend, const AttentionTile* after_this, int64_t fetched, int64_t row_bytes)
+        : of(attend), tile(&attend.t), later(after_this), unit{tile->segment, tile->kv_head},
+          lead(std::min(kMostLead, kLeadBytes / row_bytes)) {
+      while (end < lead && add()) {}
+      for (; fetched < lead && fetched < end; ++fetched) fetch_bytes(rows[fetched], row_bytes);
     }
 
-    // The next `count` rows, behind which stand kLead more.
+    // The next `count` rows, behind which stand as many more as `lead` says.
     const char* const* read(int64_t count) {
-      if (at + count + kLead + kMost > static_cast<int64_t>(sizeof rows / sizeof *rows)) {
+      if (at + count + lead + kMost > static_cast<int64_t>(sizeof rows / sizeof *rows)) {
         std::copy(rows + at, rows + end, rows);
         end -= at, own -= at, at = 0;
       }
-      while (end < at + count + kLead && add()) {}
-      for (int64_t i = end; i < at + count + kLead; ++i) rows[i] = kZeros;  // there are no more
+      while (end < at + count + lead && add()) {}
+      for (int64_t i = end; i < at + count + lead; ++i) rows[i] = kZeros;  // there are no more
       at += count;
       return rows + at - count;
     }
 
     // Rows of the later tile that are fetched when all of this one are read.
-    int64_t fetched() const { return std::min(kLead, end - own); }
+    int64_t fetched() const { return std::min(lead, end - own); }
   };
 
-  // The same of few rows, without rearranging anything in memory. Each row of memory that is read fetches the one that is
-  // kLead further on: memory is asked evenly, however long units and tiles are. Returns how many rows of `later` are fetched.
+  // The same of few rows, without rearranging anything in memory. Each row of memory that is read fetches one that is to
+  // come, always as many further on: memory is asked evenly, however long units and tiles are. Returns how many rows of
+  // `later` are fetched.
   int64_t run_few(const AttentionTile* later, int64_t fetched) {
-    Road road(*this, later, fetched);
+    RowsToCome to_come(*this, later, fetched, layer.key_dim * static_cast<int64_t>(item_size(a.keys.dtype)));
     for (Unit unit{t.segment, t.kv_head}; unit.segment < t.segment_end; unit = after(unit, t)) {
       select(unit);
       const Seen of{seen(t, unit.segment)};
-      attend_few(unit.segment, of, road.read(of.all()));
+      attend_few(unit.segment, of, to_come.read(of.keys + of.values), to_come.lead);
       if (!t.parts) fold(unit.segment);
     }
-    return road.fetched();
+    return to_come.fetched();
   }
 
-  void attend_few(int64_t segment, const Seen& of, const char* const* lines) {
+  void attend_few(int64_t segment, const Seen& of, const char* const* lines, int64_t lead) {
 #ifdef QUIRE_AMX
     const OnFewTiles by{rows, shape_of_tiles, keys};
 #else
     const int64_t by = rows;
 #endif
-    score_few_rows(by, a.keys.dtype, {q, scores + of.key, kSegment, lines, 0, of.keys, layer.key_dim, lines + kLead});
+    score_few_rows(by, a.keys.dtype, {q, scores + of.key, kSegment, lines, 0, of.keys, layer.key_dim, lines + lead});
     weigh(segment, of.range);
     lines += of.keys;
     sum_few_rows(by, a.keys.dtype,
-                 {weights + of.value, part + 2 * rows, width, lines, 0, of.values, layer.value_dim, lines + kLead});
+                 {weights + of.value, part + 2 * rows, width, lines, 0, of.values, layer.value_dim, lines + lead});
   }
 
   static void fetch_bytes(const char* line, int64_t bytes) {
@@ -455,7 +457,7 @@ template <class Path> class Attend {
   // Few rows of digits, whose heads of keys and values share lines of memory: during the unit of a head, that head's part of the
   // next segment is fetched. If each unit fetched for the next one, as above, the first head would fetch nearly everything, faster
   // than memory delivers it, and the other heads nothing.
-  void run_segments(const AttentionTile* later, bool fetched) {
+  bool run_segments(const AttentionTile* later, bool fetched) {
     const char* lines[3][2 * kSegment];
     const char **now = lines[0], **after = lines[1], **then = lines[2];  // this unit, the next, and the next segment's first
     Range range = seen(t, t.segment);
@@ -477,6 +479,7 @@ template <class Path> class Attend {
       std::swap(now, then);
       range = to_come;
     }
+    return later;
   }
 
   void read_value_factors(Range range, const char* const* lines) {

@@ -86,6 +86,27 @@ def test_every_bit_is_the_twins(case, count):
     assert same(native_linear.linear(x, fast), reference.linear(x, plain))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("int8", 4864, False, 96, 4864, 1),
+        ("int8", 11008, True, 64, 11008, 1),
+        ("int8", 128, False, 64, 4864, 2),
+        ("int4", 32, False, 96, 4864, 4),
+        ("int4", 64, True, 64, 8960, 1),
+        ("int4", 128, False, 64, 14336, 8),
+    ],
+    ids=str,
+)
+def test_any_few_rows_of_long_weights(case):
+    """Sums wait in memory between blocks of a weight, whose length goes by the number of rows."""
+    fast, plain = both(*case)
+    x = rows(20, case[4])
+    expected = reference.linear(x, plain)
+    for count in range(1, 21):
+        assert same(native_linear.linear(x[:count], fast), expected[:count]), count
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case[1] < case[4]], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 4, 6, 20, 40])
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16], ids=str)
