@@ -24,6 +24,7 @@ from quire.bench.result import RequestRecord, records_of, summary
 from quire.bench.saved import read_results
 from quire.bench.serve import RunListener, ServeRun, run_serve
 from quire.bench.speculation import parse_speculation
+from quire.cli import main as cli
 from quire.cli.benches.serve import main
 from quire.errors import ConfigError, QuireError, StartupError
 from quire.workload.options import DatasetOptions
@@ -232,6 +233,46 @@ def test_failed_requests_are_counted_and_told():
     assert run.notes[-1] == "12 failed: 429: the queue is full"
     assert run.exit_code == 1
     assert not run.outcome.verdict, "it answers: it is alive"
+
+
+def test_streamed_beams_that_a_server_refuses_end_the_run_before_the_load(
+    bench_server: Server, capsys
+):
+    given = ["--base-url", bench_server.url, "--num-prompts", "9", "--use-beam-search"]
+    assert cli.main(["bench", "serve", *given]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1].endswith(
+        f"{bench_server.url} refuses the test request with 400: stream is not supported with "
+        "use_beam_search: which output is best is known only at the end."
+    )
+    assert "Serving Benchmark Result" not in printed.out
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_a_refused_test_request_ends_the_run(status):
+    for how in ({"ready_check_timeout_sec": 60.0}, {"use_beam_search": True}):
+        with fake(status=status) as server:
+            with pytest.raises(ConfigError) as told:
+                ran(server.url, **how)
+            assert str(told.value) == (
+                f"{server.url} refuses the test request with {status}: the queue is full"
+            )
+            assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_what_is_refused_for_the_moment_is_asked_again(status):
+    with fake(status=status) as server, pytest.raises(StartupError, match="no answer within 0.2 s"):
+        ran(server.url, ready_check_timeout_sec=0.2)
+    with fake(status=status) as server:
+        run = ran(server.url, use_beam_search=True)
+        assert run.result["failed"] == 12 and len(server.bodies) == 13
+
+
+def test_a_server_that_answers_no_test_request_is_loaded():
+    with fake(hang_after=0) as server:
+        run = ran(server.url, use_beam_search=True, stall_timeout=0.2)
+    assert "the server sent nothing" in run.outcome.verdict
 
 
 def test_a_stream_without_an_end_has_failed():
@@ -489,7 +530,8 @@ def test_what_is_sent():
             lora_modules=["adapter", "m"], lora_assignment="round-robin", request_id_prefix="r-",
             use_beam_search=True, profile=True, probe_request_rate=200.0,
         )  # fmt: skip
-        bodies = [body for body in server.bodies if body["prompt"] != "Hi"]
+        test, *bodies = [body for body in server.bodies if body["prompt"] != "Hi"]
+        assert test["use_beam_search"] and "x-request-id" not in server.headers[0].lower()
         body = bodies[0]
         assert body["max_tokens"] == 6 and body["stream"] is True
         assert body["stream_options"] == {"include_usage": True}

@@ -195,6 +195,23 @@ def test_burstgpt(tmp_path):
         made(**how)
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("column", [0, 2, 3])
+def test_numbers_of_burstgpt_that_are_not_finite_are_bad_lines(number, column, tmp_path, caplog):
+    bad = ["130", "GPT-4", "9", "9"]
+    bad[column] = number
+    path = written(
+        tmp_path / "b.csv", "Timestamp,Model,Request tokens,Response tokens",
+        "100,GPT-4,20,5", ",".join(bad), "145.5,GPT-4,8,2",
+    )  # fmt: skip
+    how = {"dataset_name": "burstgpt", "dataset_path": path, "num_prompts": 2}
+    with pytest.raises(ConfigError, match="line 3: .*(nan|inf).*--bad-lines skip"):
+        made(**how)
+    with caplog.at_level("WARNING"):
+        found = [(r.arrival, r.output_len) for r in made(**how, bad_lines="skip")]
+    assert found == [(0.0, 5), (45.5, 2)] and "line 3" in caplog.text
+
+
 def test_spec_bench(tmp_path):
     path = written(
         tmp_path / "q.jsonl", {"category": "math", "turns": ["one", "two"]},

@@ -138,7 +138,7 @@ class BenchClient:
         try:
             async with self._session.post(self._url, data=payload, headers=headers) as reply:
                 if reply.status != 200:
-                    record.error = await _refusal(reply)
+                    record.status, record.error = reply.status, await _refusal(reply)
                     self.heard()
                 else:
                     await self._read(reply, reader)

@@ -69,6 +69,8 @@ class RequestRecord:
     queue_time: float = 0.0
     """Seconds that the client held it back, for `--max-concurrency`."""
     priority: int = 0
+    status: int = 0
+    """HTTP status with which the server refused it; 0: it did not."""
 
     @property
     def ok(self) -> bool:

@@ -1,8 +1,8 @@
 """A run against a server, from options to the result: what `quire bench serve` does.
 
 Steps: find the server's model and its tokenizer, make the requests and their arrivals, wait until
-the server is ready, warm up, load it, compute the result. Prints nothing; a `RunListener` hears
-what happens.
+the server is ready and takes them, warm up, load it, compute the result. Prints nothing; a
+`RunListener` hears what happens.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ RETRY_SECONDS: Final = 0.5
 INTERRUPTED: Final = "interrupted"
 """Verdict of a load that was cancelled, by Ctrl-C say."""
 _MOST_LISTED: Final = 8
+_PASSING: Final = (408, 425, 429)
+"""Statuses with which a server refuses now what it may take later."""
 
 
 @dataclass
@@ -119,7 +121,8 @@ async def run_serve(
     """Run the benchmark, with the dataset's requests or with these.
 
     Raises:
-        ConfigError: an option is wrong, or the dataset cannot be used.
+        ConfigError: an option is wrong, the dataset cannot be used, or the server refuses the test
+            request.
         StartupError: the server cannot be reached, or does not serve the model.
         CancelledError: it was cancelled; what was answered until then is told first.
     """
@@ -332,11 +335,14 @@ async def _get_ready(
 ) -> None:
     patience = options.ready_check_timeout_sec
     if not patience:
+        if options.use_beam_search:
+            await _try_beams(client, options, request, asking)
         return
     why = "it took a request, and did not end its reply"
     try:
         async with asyncio.timeout(patience):
             while (record := await client.ask(request, asking)).error:
+                _check_taken(client, record)
                 why = record.error
                 await asyncio.sleep(RETRY_SECONDS)
     except TimeoutError:
@@ -344,6 +350,26 @@ async def _get_ready(
             f"no answer within {patience:g} s (--ready-check-timeout-sec): {why}"
         ) from None
     told.note("The server is ready.")
+
+
+async def _try_beams(
+    client: BenchClient, options: ServeOptions, request: WorkloadRequest, asking: Asking
+) -> None:
+    """One request alone: many servers stream no beams, and would refuse each of the load's."""
+    # A server that is silent ends the load as well, which says more.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(options.stall_timeout):
+            _check_taken(client, await client.ask(request, asking))
+
+
+def _check_taken(client: BenchClient, record: RequestRecord) -> None:
+    """End the run if the server refuses such a request whenever it comes.
+
+    Raises:
+        ConfigError: with what it said.
+    """
+    if 400 <= record.status < 500 and record.status not in _PASSING:
+        raise ConfigError(f"{client.base_url} refuses the test request with {record.error}")
 
 
 async def _warm_up(

@@ -9,6 +9,7 @@ import csv
 import io
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -94,7 +95,10 @@ def burstgpt(
         output = int(row["Response tokens"])
         if row["Model"] != "GPT-4" or output < 1:
             return None
-        return float(row["Timestamp"]), max(1, int(row["Request tokens"])), output
+        at = float(row["Timestamp"])
+        if not math.isfinite(at):
+            raise ValueError(f"Timestamp must be a finite number, got {at}")
+        return at, max(1, int(row["Request tokens"])), output
 
     path, skip = _path(options), options.bad_lines == "skip"
     # Not str.splitlines(): it cuts within fields as well, at U+2028 for one.
