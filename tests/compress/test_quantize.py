@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from quire.cli import main as cli
 from quire.compress import command
 from quire.compress.command import QuantizeOptions, quantize
-from quire.compress.report import as_text
+from quire.compress.report import REPORT, as_text
 from quire.compress.study import Texts
 from quire.config import EngineConfig, ModelConfig, ModelShape
 from quire.errors import ConfigError, StartupError
@@ -416,6 +416,8 @@ def test_a_copy_whose_name_was_taken_meanwhile_is_kept(tmp_path, text):
         quantize(ModelConfig(), how, tell)
     assert str(other) in caught.value.message and (other / "config.json").is_file()
     load_model(ModelShape.from_folder(other), other, "auto")
+    assert json.loads((other / REPORT).read_text())["out"] == str(other)
+    assert not list(other.glob("*.part"))
     assert {path.name for path in tmp_path.iterdir()} == {"out", "out-2", "out-3"}
     assert [path.name for path in out.iterdir()] == ["file"]
 

@@ -44,6 +44,21 @@ def write_report(out: Path, report: Mapping[str, Any]) -> bool:
     return True
 
 
+def give_out(folder: Path) -> None:
+    """Put the name of its folder into a report that was written with another.
+
+    Raises:
+        OSError: it cannot be written; it is as it was then.
+    """
+    report, beside = folder / REPORT, folder / f"{REPORT}.part"
+    said = json.loads(report.read_text("utf-8")) | {"out": str(folder)}
+    try:
+        beside.write_text(json.dumps(said, indent=2) + "\n", "utf-8")
+        beside.replace(report)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def plot(report: Mapping[str, Any]) -> str:
     """A page on its own with the divergence of each option of each layer, and what was chosen.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from quire.compress.report import give_out
 from quire.errors import ConfigError, StartupError
 from quire.weights.files import SafetensorError
 
@@ -78,7 +79,8 @@ def folder_for(out: Path) -> Iterator[Path]:
 
 
 def give_name(made: Path, out: Path) -> None:
-    """Rename a complete folder to `out`, or to a name beside it if something has that by now.
+    """Rename a complete folder to `out`, or to a name beside it if something has that by now: then
+    its report says so.
 
     Raises:
         ConfigError: it has another name, which the message tells.
@@ -96,6 +98,9 @@ def give_name(made: Path, out: Path) -> None:
                 break
     else:
         raise ConfigError(f"{str(out)!r} cannot be given to what was written ({said}): {_ELSE}")
+    # The copy is complete whatever its report says.
+    with contextlib.suppress(OSError):
+        give_out(other)
     raise ConfigError(
         f"{str(out)!r} was made by something else meanwhile ({said}): the quantised copy is "
         f"complete and is {str(other)!r}; rename it"
