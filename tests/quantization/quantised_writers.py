@@ -28,7 +28,9 @@ def packed(codes, bits):
 
 
 def grouped(weight, group):
-    return weight.unflatten(1, (-1, group))
+    """`[N, G, group]`; a short last group is filled up with zeros."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group))
+    return padded.unflatten(1, (-1, group))
 
 
 def integers(weight, bits, group, symmetric):
@@ -43,7 +45,9 @@ def integers(weight, bits, group, symmetric):
         zeros = (-low / scales).round().clamp(0, most)
     codes = (parts / scales[..., None] + zeros[..., None]).round().clamp(0, most)
     value = ((codes - zeros[..., None]) * scales[..., None]).flatten(1)
-    return codes.flatten(1).to(torch.uint8), scales, zeros.to(torch.uint8), value
+    columns = weight.shape[1]
+    codes = codes.flatten(1)[:, :columns].to(torch.uint8)
+    return codes, scales, zeros.to(torch.uint8), value[:, :columns]
 
 
 def gptq(bits=4, group=64, symmetric=True, version=1, act_order=False):
@@ -390,6 +394,8 @@ FORMATS = {
     "gptq 3": lambda: gptq(3, 64, False),
     "gptq 2": lambda: gptq(2, 32, False),
     "gptq 8": lambda: gptq(8, 64, False),
+    "gptq 4 short last group": lambda: gptq(4, 96),
+    "gptq 8 desc_act short last group": lambda: gptq(8, 96, False, 1, True),
     "awq gemm": awq,
     "awq gemv": lambda: awq("gemv"),
     "fp8 block": fp8,

@@ -2,11 +2,13 @@
 older versions. Each loads with the weights that it had before, or is refused with what is wrong."""
 
 import json
+import random
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paged_run import serve
 from quantised_writers import FORMATS, checkpoint
 from quire.config import ModelConfig, ModelShape
 from quire.errors import ConfigError, ModelLoadError
@@ -43,6 +45,11 @@ def logits(folder):
     return model.compute_logits(hidden), [
         parameter.form for name, parameter in model.parameters().items() if name.endswith("weight")
     ]
+
+
+def after_prompt(folder):
+    """Logits that all layers had a part in, and the layers' forms."""
+    return serve(load(folder), [[1, 40, 7, 90]], random.Random(0))[0], logits(folder)[1]
 
 
 def said(folder, **entries):
@@ -163,6 +170,7 @@ def test_bytes_of_nf4_in_another_type(storage, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "spelled"), [("gptq 4", "GPTQ"), ("gptq 4", "gptq_marlin"),
+                                               ("gptq 4", "auto_gptq"), ("awq gemm", "auto_awq"),
                                                ("modelopt nvfp4", "modelopt_fp4")])  # fmt: skip
 def test_formats_by_their_other_names(name, spelled, tmp_path):
     _, folder = checkpoint(tmp_path, FORMATS[name](), layers=1)
@@ -172,7 +180,50 @@ def test_formats_by_their_other_names(name, spelled, tmp_path):
     for given in (spelled.lower(), FORMATS[name]()[0]["quant_method"]):
         assert ModelConfig(model=str(folder), quantization=given).online_plan(shape) is None
     with pytest.raises(ConfigError, match="quantised already"):
-        ModelConfig(model=str(folder), quantization="awq_marlin").online_plan(shape)
+        ModelConfig(model=str(folder), quantization="bitsandbytes").online_plan(shape)
+
+
+LEFT = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+
+
+def left_out(folder, plain, name, **tensors):
+    """The fp8 checkpoint with a layer ignored, and tensors beside its plain weight."""
+    stored = load_file(plain / "model.safetensors")
+    given = {f"{name}.{rest}": tensor for rest, tensor in tensors.items()}
+    given |= {f"{name}.weight": stored[f"{name}.weight"]}
+    given = {f"{name}.weight_scale": None} | given
+    return changed(folder, given, **said(folder, ignore=["lm_head", name]))
+
+
+@pytest.mark.parametrize("layer", [DOWN, "model.layers.0.self_attn.q_proj"])
+def test_scales_of_activations_beside_a_plain_weight_are_read_past(layer, tmp_path):
+    plain, folder = checkpoint(tmp_path, FORMATS["ct fp8 tensor"](), layers=1)
+    want, forms = after_prompt(left_out(folder, plain, layer))
+    left = {name: torch.tensor([3], dtype=torch.int8) for name in LEFT if name.endswith("point")}
+    left |= {name: torch.tensor([0.5]) for name in LEFT if name.endswith("scale")}
+    got, same = after_prompt(left_out(folder, plain, layer, **left))
+    assert torch.equal(got, want) and forms == same
+
+
+@pytest.mark.parametrize("word", [True, False])
+def test_scales_of_activations_beside_a_plain_head(word, tmp_path):
+    """Whether the configuration leaves it out or nothing is said of it."""
+    plain, folder = checkpoint(tmp_path, FORMATS["ct fp8 tensor"](), layers=1)
+    head = load_file(plain / "model.safetensors")["model.embed_tokens.weight"].clone()
+    entries = said(folder, ignore=["lm_head"] if word else []) | {"tie_word_embeddings": False}
+    want = logits(changed(folder, {"lm_head.weight": head}, **entries))[0]
+    left = {"lm_head.input_scale": torch.tensor(0.5)}
+    assert torch.equal(logits(changed(folder, left))[0], want)
+    with pytest.raises(ModelLoadError, match=r"says that 'lm_head' is .*weight_scale"):
+        load(changed(folder, {"lm_head.weight_scale": torch.tensor(0.5)}))
+
+
+@pytest.mark.parametrize("rest", ["weight_scale", "weight_zero_point", "weight_scale_inv"])
+def test_scales_of_a_plain_weight_are_a_contradiction(rest, tmp_path):
+    plain, folder = checkpoint(tmp_path, FORMATS["ct fp8 tensor"](), layers=1)
+    why = rf"says that '{DOWN}' is not quantised, but it has {rest}. It has weight \w+ .*{rest} F32"
+    with pytest.raises(ModelLoadError, match=why):
+        load(left_out(folder, plain, DOWN, **{rest: torch.tensor([0.5])}))
 
 
 def test_an_empty_list_leaves_the_word_to_the_other(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from quantised_writers import AWQ_ORDER, FORMATS
+from quantised_writers import AWQ_ORDER, FORMATS, packed
+from quire.errors import ModelLoadError
 from quire.layers.linear_method import WEIGHT_FORMATS
 from quire.quantization.bits import fields, powers_of_two, words_for
 from quire.quantization.scheme import LayerData, check_headers
@@ -131,6 +132,44 @@ def test_gptq_field_by_field(bits, version):
     config["checkpoint_format"] = ["gptq", "gptq_v2"][version - 1]
     got = coded(config, tensors, 32, 96).dequantise()
     assert torch.equal(got, slow_gptq(tensors, bits, version))
+
+
+@pytest.mark.parametrize("columns", [64, 288, 352], ids=lambda k: f"K={k}")
+@pytest.mark.parametrize("desc_act", [False, True], ids=["in order", "desc_act"])
+@pytest.mark.parametrize("sym", [False, True], ids=["asym", "sym"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gptq_whose_last_group_is_short(bits, sym, desc_act, columns):
+    """As GPTQModel writes it: ceil(K / group) groups, the last of what is left. Of 64 columns it is
+    the only one."""
+    tensors = random_gptq(bits, 32, 3, 128)
+    groups = -(-columns // 128)
+    of_column = torch.arange(columns) // 128
+    if desc_act:
+        of_column = of_column[torch.randperm(columns, generator=torch.Generator().manual_seed(1))]
+    tensors = {
+        "qweight": tensors["qweight"][: words_for(columns, bits)],
+        "qzeros": tensors["qzeros"][:groups], "scales": tensors["scales"][:groups],
+        "g_idx": of_column.int(),
+    }  # fmt: skip
+    if sym:
+        zero = packed(torch.full((groups, 32), 2 ** (bits - 1) - 1), bits)
+        tensors["qzeros"] = zero
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 128, "desc_act": desc_act}
+    want = slow_gptq(tensors, bits, 1)
+    assert torch.equal(coded(config, tensors, 32, columns).dequantise(), want)
+    if not desc_act:  # older writers leave it out
+        del tensors["g_idx"]
+        assert torch.equal(coded(config, tensors, 32, columns).dequantise(), want)
+
+
+def test_awq_has_whole_groups_alone():
+    part = StoredPart("model.layers.0.mlp.down_proj", 32, {})
+    awq = WEIGHT_FORMATS.get("awq")({"quant_method": "awq", "bits": 4, "group_size": 128})
+    with pytest.raises(ModelLoadError) as caught:
+        awq.checkpoint.scheme(part, 352)
+    assert caught.value.message.startswith(
+        "layer 'model.layers.0.mlp.down_proj' has 352 columns, which groups of 128 do not divide"
+    )
 
 
 @pytest.mark.parametrize(("version", "word"), [("gptq", 0x77777777), ("gptq_v2", 0x88888888)])

@@ -59,6 +59,8 @@ HOSTILE = [
     ("gptq 4", "g_idx", put(-1), "groups must be 0 to 9, got -1"),
     ("gptq 4", "g_idx", put(10), "groups must be 0 to 9, got 10"),
     ("gptq 4", "g_idx", put(1), "a group has 64 columns, but group 0 has 63"),
+    ("gptq 4 short last group", "g_idx", put(6), "a group has 96 columns, but group 0 has 95"),
+    ("gptq 4 short last group", "g_idx", put(7), "groups must be 0 to 6, got 7"),
     ("awq gemm", "scales", put(torch.nan), "finite numbers, got nan"),
     ("awq gemv", "scales", put(-torch.inf), "finite numbers, got -inf"),
     ("ct int8", "weight_scale", put(torch.nan), "finite numbers, got nan"),
@@ -146,7 +148,7 @@ CONTRADICTIONS = [
     ("awq gemm", {"version": "gemv"}, "(AWQ gemv), but qzeros is [", ", not ["),
     ("ct int8", {"ignore": ["re:.*q_proj"]}, "not quantised, but it has no weight of a float", ""),
     ("fp8 block", {"weight_block_size": [64, 64]}, "blocks of 64 x 64, but weight_scale_inv", ""),
-    ("fp8 block", {"weight_block_size": None}, "fp8 (e4m3), but weight_scale missing", ""),
+    ("fp8 block", {"weight_block_size": None}, "fp8 (e4m3), but weight_scale_inv is [", "not []"),
     ("bnb int8", {"load_in_8bit": False, "load_in_4bit": True}, "fp4 (bitsandbytes), but", ""),
 ]
 

@@ -42,7 +42,7 @@ def checkpoint(folder, scales=None, turned=False):
     layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
     for layer in layers:
         for name, scale in (scales or {}).items():
-            tensors[AT.format(layer) + name] = torch.tensor(scale)
+            tensors[AT.format(layer) + name] = torch.as_tensor(scale).clone()
     save_file(tensors, folder / SINGLE, {"format": "pt"})
     return folder
 
@@ -82,6 +82,34 @@ def test_below_zero_stands_for_none(tmp_path):
     assert torch.equal(got, logits(checkpoint(tmp_path / "b")))
 
 
+ZEROS = (
+    "k_zero_point",
+    "attn.v_zero_point",
+    "k_proj.output_zero_point",
+    "v_proj.output_zero_point",
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float8_e4m3fn, torch.bfloat16])
+def test_zero_points_of_symmetric_scales_are_read_past(dtype, tmp_path):
+    zeros = dict.fromkeys(("q_zero_point", "q_proj.output_zero_point"), torch.ones(1).to(dtype))
+    zeros |= {"k_proj.output_zero_point": torch.zeros(1).to(dtype)}
+    zeros |= {"v_zero_point": torch.zeros(2, 1, 1).to(dtype)}
+    want = logits(checkpoint(tmp_path / "a", SPELLINGS["outputs"]))
+    got = logits(checkpoint(tmp_path / "b", SPELLINGS["outputs"] | zeros))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ZEROS)
+@pytest.mark.parametrize("zero", [torch.tensor([3], dtype=torch.int8), torch.tensor([0.0, 1.0]),
+                                  torch.tensor(torch.nan)])  # fmt: skip
+def test_other_zero_points_are_refused_by_name(zero, name, tmp_path):
+    folder = checkpoint(tmp_path, SPELLINGS["outputs"] | {name: zero})
+    why = rf"layers\.\d\.self_attn\.{name}: zero points of the KV cache must be 0: .*symmetric"
+    with pytest.raises(ModelLoadError, match=why):
+        load(folder)
+
+
 @pytest.mark.parametrize("scale", [0.0, torch.nan, torch.inf, [1.0, torch.nan]])
 def test_what_is_no_scale_is_refused(scale, tmp_path):
     folder = checkpoint(tmp_path, {"k_scale": scale})
@@ -99,6 +127,7 @@ def test_a_wrong_shape_is_refused(tmp_path):
 
 
 def test_other_names_stay_what_they_are():
-    for name in ("a.k_proj.weight_scale", "a.mlp.k_scale", "b.attn.k_scale", "scale"):
+    for name in ("a.k_proj.weight_scale", "a.mlp.k_scale", "b.attn.k_scale", "scale",
+                 "a.k_proj.weight_zero_point", "a.o_proj.output_zero_point"):  # fmt: skip
         assert our_names(name) == (name,)
         assert not is_unused(name)

@@ -7,8 +7,10 @@ import torch
 
 from gguf_blocks_kit import random_blocks
 from quantised_writers import FORMATS
+from quire.kernels.coded import CodedWeight
 from quire.kernels.dispatch import default_ops
 from quire.layers.linear_method import WEIGHT_FORMATS, LinearSpec
+from quire.quantization.checkpoint import fitting
 from quire.weights.bundles import StoredPart, StoredTensor
 from quire.weights.gguf_blocks import BLOCK_TYPES
 from quire.weights.names import grouped_qkv
@@ -127,6 +129,15 @@ def test_experts_of_different_types_are_one_weight():
     assert method.prepared is not None
     assert error(method.rows(torch.arange(128), torch.float32), value) == 0
     assert error(method.apply(rows()), rows() @ value.t()) < 0.02
+
+
+@pytest.mark.parametrize(("leaves", "group"), [(1, 96), (2, 32)])
+def test_groups_that_fill_no_leaf_are_cut_where_there_are_leaves(leaves, group):
+    codes = torch.randint(0, 16, (8, K), generator=torch.Generator().manual_seed(2)).byte()
+    coded = CodedWeight("int4", codes, torch.rand(8, 6), None, 96, "int8")
+    spec = LinearSpec("a.down_proj", default_ops(), torch.float32, K, (8,), False, leaves=leaves)
+    fitted = fitting(coded, spec)
+    assert fitted.group == group and torch.equal(fitted.dequantise(), coded.dequantise())
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -98,9 +98,13 @@ def mxfp4_experts(plain):
     return found, config
 
 
-def test_gpt_oss(tmp_path):
+@pytest.mark.parametrize("spelled", ["mxfp4", "gpt_oss_mxfp4"])
+def test_gpt_oss(spelled, tmp_path):
     made = row("g", "GptOssConfig", **{**SINKS, **WIDE, "num_local_experts": 4})
     plain, quantised = twins(tmp_path, made, mxfp4_experts)
+    path = quantised / "config.json"
+    path.write_text(path.read_text().replace('"mxfp4"', f'"{spelled}"'))
+    assert f'"{spelled}"' in path.read_text()
     names = load_file(quantised / "model.safetensors")
     blocks = names["model.layers.0.mlp.experts.gate_up_proj_blocks"]
     assert blocks.shape == (4, 128, 2, 16) and blocks.dtype == torch.uint8

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from quire.config.quant_methods import quant_method
 from quire.errors import ConfigError
 from quire.spelling import did_you_mean
 
@@ -221,8 +222,8 @@ def _choice(where: str, said: Any, config: Mapping[str, Any]) -> OnlineChoice | 
 
 def _unknown(where: str, said: Any) -> str:
     near = did_you_mean(str(said), NAMES)
-    if isinstance(said, str) and said in _NEAREST:
-        near = f"; nearest: {_NEAREST[said]}"
+    if isinstance(said, str) and quant_method(said) in _NEAREST:
+        near = f"; nearest: {_NEAREST[quant_method(said)]}"
     return (
         f"{where} must be one of {', '.join(NAMES)} for a checkpoint that is not quantised, got "
         f"{said!r:.60}{near}"

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 _SAME: Final = {
+    "auto_awq": "awq",
+    "auto_gptq": "gptq",
     "awq_marlin": "awq",
+    "gpt_oss_mxfp4": "mxfp4",
     "gptq_marlin": "gptq",
     "modelopt_fp4": "modelopt",
     "modelopt_mxfp8": "modelopt",
     "modelopt_mixed": "modelopt",
 }
-"""Names of a kernel or of a variant, by which vLLM knows a format."""
+"""Names of a kernel, of a variant or of the tool that writes it, by which vLLM knows a format."""
 
 
 def quant_method(name: Any) -> Any:

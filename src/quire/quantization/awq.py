@@ -3,7 +3,8 @@
 Layout after AutoAWQ 0.2.9 (`modules/linear/gemm.py`, `gemv.py`, `utils/packing_utils.py`,
 https://github.com/casper-hansen/AutoAWQ). gemm: `qweight` int32 `[K, N / 8]` and `qzeros`
 `[G, N / 8]` hold eight columns in a word, in the order of `AWQ_ORDER`. gemv: `[N, K / 8]` and
-`[N, padded G / 8]` in plain order. weight = (code - zero) * scale. Knows no kernel.
+`[N, padded G / 8]` in plain order. weight = (code - zero) * scale. K is G whole groups. Knows no
+kernel.
 """
 
 from __future__ import annotations
@@ -122,7 +123,12 @@ class Awq:
         """See `CheckpointFormat`."""
         if contains_any(part.name, self._left):
             return None
-        group = group_size(self._config, ["group_size", "q_group_size"], columns, part.name)
+        group = group_size(self._config, ["group_size", "q_group_size"], columns)
+        if columns % group:  # AutoAWQ writes no such layer, so nothing says how it would lie
+            raise ModelLoadError(
+                f"layer {part.name!r} has {columns} columns, which groups of {group} do not divide "
+                "(AWQ has whole groups alone); nearest: GPTQ, whose last group may be shorter"
+            )
         return self._kind(group, self._zeros, of_integers())
 
 

@@ -28,6 +28,7 @@ from quire.quantization.invented import invented
 from quire.quantization.parts import Piece, as_one, dense, takes_floats
 from quire.quantization.scheme import (
     FLOATS,
+    OF_ACTIVATIONS,
     LayerData,
     Scheme,
     check_headers,
@@ -331,13 +332,17 @@ def _is_float(part: StoredPart) -> bool:
 
 def _is_quantised(part: StoredPart) -> bool:
     """Whether there is more than a float weight."""
-    return not _is_float(part) or any("scale" in name for name in part.tensors)
+    others = part.tensors.keys() - OF_ACTIVATIONS
+    return not _is_float(part) or any("scale" in n or n.startswith("weight_") for n in others)
 
 
 def _check_plain(part: StoredPart, columns: int) -> None:
     """Refuse a layer that is said to be as it was, and is not."""
     if not _is_float(part):
         raise contradiction(part, "not quantised", "it has no weight of a float type")
+    of_codes = [name for name in part.tensors if name.startswith("weight_")]
+    if of_codes:
+        raise contradiction(part, "not quantised", f"it has {', '.join(of_codes)}")
     shape = part.tensors["weight"].shape
     if part.change is not None and len(shape) == 2:
         shape = tuple(part.change(torch.empty(shape, device="meta")).shape)
@@ -350,14 +355,15 @@ def fitting(coded: CodedWeight, spec: LinearSpec) -> CodedWeight:
     """In groups small enough that none crosses from one leaf to the next: the same weight. With
     float activations they may cross."""
     leaf = spec.in_features // spec.leaves
-    if coded.activations == "float" or coded.group >= spec.in_features or leaf % coded.group == 0:
+    may_cross = coded.activations == "float" or spec.leaves == 1
+    if may_cross or coded.group >= spec.in_features or leaf % coded.group == 0:
         return coded
     return coded.in_groups_of(math.gcd(coded.group, leaf))
 
 
 def _taken(part: StoredPart, scheme: Scheme | None, columns: int) -> Collection[str]:
     if scheme is None:
-        return {"weight"}
+        return {"weight", *(part.tensors.keys() & OF_ACTIVATIONS)}
     return {name for name in scheme.tensors(part.rows, columns) if name in part.tensors}
 
 

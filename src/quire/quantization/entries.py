@@ -70,21 +70,17 @@ def entry_error(name: str, must: str, value: object) -> ModelLoadError:
     )
 
 
-def group_size(config: Mapping[str, Any], keys: Sequence[str], columns: int, name: str) -> int:
-    """Columns of a group; -1 stands for all.
+def group_size(config: Mapping[str, Any], keys: Sequence[str], columns: int) -> int:
+    """Columns of a group in a layer of `columns` (K); -1 stands for all. It need not divide K.
 
     Raises:
-        ModelLoadError: the layer `name` cannot be cut so.
+        ModelLoadError: it is no size of a group.
     """
     size = whole(config, keys, -1)
     if size == -1:
         return columns
     if size < 1:
         raise entry_error(keys[0], "a positive whole number or -1", size)
-    if columns % size:
-        raise ModelLoadError(
-            f"layer {name!r} has {columns} columns, which groups of {size} do not divide"
-        )
     return size
 
 

@@ -1,23 +1,28 @@
 """Checkpoints with `quant_method` fp8 (DeepSeek, Qwen, AutoFP8) or fbgemm_fp8.
 
-`weight` e4m3 with a scale for the tensor or its rows (`weight_scale`), or for blocks
-(`weight_scale_inv`, which codes are multiplied with in spite of its name). After vLLM 0.32
-(`quantization/fp8.py`). Static scales of activations are not used: activations stay floats. Knows
-no kernel.
+`weight` e4m3 with scales for the tensor, its rows or blocks: `weight_scale`, or `weight_scale_inv`,
+which codes are multiplied with in spite of its name. After vLLM 0.32 (`quantization/fp8.py`) and
+transformers 5.24 (`integrations/finegrained_fp8.py`). Static scales of activations are not used:
+activations stay floats. Knows no kernel.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from quire.errors import ModelLoadError
 from quire.quantization.checkpoint import QuantisedFormat
 from quire.quantization.entries import entry_error, is_within, names
 from quire.quantization.scheme import Scheme
 from quire.quantization.schemes import Fp8
 from quire.weights.bundles import StoredPart
+from quire.weights.names import GATE_UP
 
 _UNUSED: Final = ("input_scale", "activation_scale", "input_scale_ub")
+_FUSED: Final = re.compile(rf"\.experts\.\d+\.{GATE_UP.target}$")
+"""Gates and ups that writers have put in one tensor, before or after they were quantised."""
 
 
 def make(config: Mapping[str, Any]) -> QuantisedFormat:
@@ -51,7 +56,15 @@ class Fp8Checkpoint:
         del columns
         if is_within(part.name, self._left):
             return None
-        if self._block is None:
-            return Fp8(unused=_UNUSED)
-        scale = "weight_scale" if "weight_scale" in part.tensors else "weight_scale_inv"
-        return Fp8(scale, self._block, _UNUSED)
+        scale, other = "weight_scale", "weight_scale_inv"
+        if scale not in part.tensors and (self._block is not None or other in part.tensors):
+            scale = other
+        stacked = len(GATE_UP.parts) if _FUSED.search(part.name) else 1
+        found = Fp8(scale, self._block, _UNUSED, stacked=stacked)
+        if scale in part.tensors and found.is_unclear(part.rows):
+            raise ModelLoadError(
+                f"layer {part.name!r} ({found.label}): tensor {part.tensors[scale].name!r}: blocks "
+                f"may go on from gates to ups, {part.rows // stacked} rows each, or begin anew: "
+                "save both apart"
+            )
+        return found

@@ -3,6 +3,7 @@
 Layout after GPTQModel 7.7 (`nn_modules/qlinear`, `quantization/config.py`,
 https://github.com/ModelCloud/GPTQModel): `qweight` int32 `[K * bits / 32, N]` has fields along K,
 `qzeros` `[G, N * bits / 32]` along N, the lowest bits first; weight = (code - zero) * scale.
+G = ceil(K / group): the last group may be shorter.
 Version 1 stores each zero less 1, within its field: 2^bits - 1 stands for 0. Knows no kernel.
 """
 
@@ -114,8 +115,9 @@ class Gptq:
         if self._suffixes and not listed and "qweight" not in part.tensors:
             return None
         width = _width(settings, name)
-        group = group_size(settings, ["group_size"], columns, name)
-        return GptqScheme(width, group, self._less_one, of_integers())
+        group = group_size(settings, ["group_size"], columns)
+        # A group longer than the layer is its one group.
+        return GptqScheme(width, min(group, columns), self._less_one, of_integers())
 
     def _settings(self, name: str) -> Mapping[str, Any] | None:
         """Those of a layer, by the first rule of `dynamic` that fits; `None`: it is left as it

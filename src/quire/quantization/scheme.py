@@ -21,6 +21,11 @@ from quire.quantization.bits import powers_of_two
 from quire.weights.bundles import StoredPart
 
 FLOATS: Final = frozenset({"F32", "F16", "BF16"})
+OF_ACTIVATIONS: Final = frozenset({
+    "input_scale", "input_zero_point", "output_scale", "output_zero_point",
+    "activation_scale", "input_scale_ub", "input_global_scale",
+})  # fmt: skip
+"""Tensors that say how activations were rounded, and nothing of a layer's weight."""
 _SHOWN: Final = 6
 
 

@@ -40,6 +40,8 @@ class Fp8:
     """Static scales of activations, which are computed as floats here."""
     exponents: bool = False
     """Scales are powers of two, stored as exponents (MXFP8)."""
+    stacked: int = 1
+    """Layers of as many rows each that `weight` has: each may have scales of its own."""
     activations: str = field(default="float", init=False)
 
     @property
@@ -56,8 +58,11 @@ class Fp8:
     def tensors(self, rows: int, columns: int) -> Mapping[str, Wanted]:
         """See `Scheme`."""
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (rows,), (rows, 1))
+        if self.stacked > 1:
+            shapes = (*shapes, (self.stacked,), (self.stacked, 1))
         if self.block is not None:
-            shapes = ((ceil_div(rows, self.block[0]), ceil_div(columns, self.block[1])),)
+            groups = ceil_div(columns, self.block[1])
+            shapes = tuple((n, groups) for n in self.block_rows(rows))
         types = EXPONENTS if self.exponents else FLOATS | (EXPONENTS if self.block else set())
         found = {
             "weight": Wanted(E4M3, ((rows, columns),)),
@@ -68,12 +73,38 @@ class Fp8:
     def decode(self, layer: LayerData) -> CodedWeight:
         """See `Scheme`."""
         scales, group = layer.floats(self.scale), layer.columns
-        if self.block is None:
-            scales = per_row(scales, layer.rows)
-        else:
-            scales = blocks_to_rows(scales, layer.rows, self.block[0])
+        if self.block is not None:
+            scales = self._scales_of_rows(layer, scales, self.block[0])
             group = min(self.block[1], layer.columns)
+        elif scales.numel() == self.stacked:
+            each = per_row(scales, self.stacked)
+            scales = blocks_to_rows(each, layer.rows, layer.rows // self.stacked)
+        else:
+            scales = per_row(scales, layer.rows)
         return CodedWeight("e4m3", layer.e4m3("weight"), scales, None, group, "float")
+
+    def block_rows(self, rows: int) -> tuple[int, int]:
+        """Rows of scales of blocks: if blocks go on from one layer to the next that is stacked,
+        and if they begin anew in each."""
+        assert self.block is not None
+        height = self.block[0]
+        return ceil_div(rows, height), self.stacked * ceil_div(rows // self.stacked, height)
+
+    def _scales_of_rows(self, layer: LayerData, scales: Tensor, height: int) -> Tensor:
+        """Of blocks of `height` rows."""
+        going_on, _ = self.block_rows(layer.rows)
+        if len(scales) == going_on:
+            return blocks_to_rows(scales, layer.rows, height)
+        each = layer.rows // self.stacked
+        parts = scales.chunk(self.stacked)
+        return torch.cat([blocks_to_rows(part, each, height) for part in parts])
+
+    def is_unclear(self, rows: int) -> bool:
+        """Whether the number of scales leaves open which of both `block_rows` means."""
+        if self.block is None or self.stacked == 1:
+            return False
+        going_on, anew = self.block_rows(rows)
+        return going_on == anew and rows // self.stacked % self.block[0] > 0
 
 
 @dataclass(frozen=True, slots=True)

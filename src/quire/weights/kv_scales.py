@@ -1,6 +1,7 @@
-"""Names that checkpoints have for the scales of a layer's keys and values.
+"""Names that checkpoints have for the scales and zero points of a layer's keys and values.
 
-After vLLM 0.32 (`model_loader/weight_utils.py`, `maybe_remap_kv_scale_name`). Knows names alone.
+Scales after vLLM 0.32 (`model_loader/weight_utils.py`, `maybe_remap_kv_scale_name`), zero points
+after compressed-tensors 0.20 (`quantization/lifecycle/initialize.py`). Knows names alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Final
 
 BOTH: Final = ("k_scale", "v_scale")
 """Of keys and of values, below the layer's attention: our names."""
+ZEROS: Final = ("k_zero_point", "v_zero_point")
+"""Zero points of both."""
 _SPELLINGS: Final = tuple(
     (re.compile(pattern), names)
     for pattern, names in (
@@ -22,17 +25,23 @@ _SPELLINGS: Final = tuple(
         (r"(.+)\.k_cache\.scale", BOTH[:1]),
         (r"(.+)\.v_cache\.scale", BOTH[1:]),
         (r"(.+\.self_attn)\.(?:attn\.)?kv_scale", BOTH),  # older ones: one for both
+        (r"(.+)\.k_proj\.output_zero_point", ZEROS[:1]),
+        (r"(.+)\.v_proj\.output_zero_point", ZEROS[1:]),
+        (r"(.+\.self_attn)\.attn\.k_zero_point", ZEROS[:1]),
+        (r"(.+\.self_attn)\.attn\.v_zero_point", ZEROS[1:]),
     )
 )
 _UNUSED: Final = re.compile(
-    r".+\.(?:q_scale|prob_scale|prob_output_scale|q_proj\.q_scale|q_proj\.output_scale)"
+    r".+\.(?:q_scale|prob_scale|prob_output_scale|q_proj\.q_scale|q_proj\.output_scale"
+    r"|q_zero_point|q_proj\.output_zero_point)"
 )
-"""Scales of queries and of weights of values, which stay floats here."""
+"""Of queries and of weights of values, which stay floats here."""
+_ENDS: Final = ("scale", "zero_point")
 
 
 def our_names(name: str) -> tuple[str, ...]:
     """What a tensor is called here: mostly as it is."""
-    if not name.endswith("scale"):
+    if not name.endswith(_ENDS):
         return (name,)
     for pattern, ours in _SPELLINGS:
         found = pattern.fullmatch(name)
@@ -42,5 +51,5 @@ def our_names(name: str) -> tuple[str, ...]:
 
 
 def is_unused(name: str) -> bool:
-    """Whether it is a scale of attention that nothing here needs."""
-    return name.endswith("scale") and _UNUSED.fullmatch(name) is not None
+    """Whether it is a scale or zero point of attention that nothing here needs."""
+    return name.endswith(_ENDS) and _UNUSED.fullmatch(name) is not None

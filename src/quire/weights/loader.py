@@ -291,7 +291,8 @@ def _fill(step: _Step, pieces: _Pieces, dtype: torch.dtype, device: str) -> dict
         try:
             step.target.load(whole)
         except ModelLoadError as error:
-            raise ModelLoadError(f"{step.name}: {error.message}") from None
+            names = ", ".join(pieces.stored_name(name) for name in step.sources)
+            raise ModelLoadError(f"{names}: {error.message}") from None
     for part in stored:
         pieces.pages.drop(part)
     return small or None
@@ -317,6 +318,10 @@ class _Pieces:
         self._checkpoint, self._rules, self._found = checkpoint, rules, found
         self.pages = MappedPages({stored.path for stored in checkpoint.tensors.values()})
         self._left: dict[tuple[str, bool], Iterator[tuple[str, Tensor]]] = {}
+
+    def stored_name(self, name: str) -> str:
+        """What the checkpoint calls the tensor that `name` is read from."""
+        return self._found[name].stored
 
     def read(self, name: str) -> Tensor:
         """The tensor, or the piece of one, that belongs to `name`."""

@@ -35,8 +35,9 @@ class Stack:
     """End of the parameters' names, `{}` being the index along the first dimension."""
     layout: Callable[[Tensor], Tensor] | None = None
     """From a slice to the parameter, if it is laid out otherwise."""
-    dims: int = 3
-    """Dimensions of the checkpoint's tensor; one with others is taken for something else."""
+    dims: tuple[int, ...] = (3,)
+    """Dimensions that the checkpoint's tensor may have; one with others is taken for something
+    else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,23 @@ class Layout:
 
 QKV: Final = Merge("qkv_proj", ("q_proj", "k_proj", "v_proj"))
 GATE_UP: Final = Merge("gate_up_proj", ("gate_proj", "up_proj"))
-EXPERT_STACKS: Final = (
-    Stack("experts.gate_up_proj", "experts.{}.gate_up_proj.weight"),
-    Stack("experts.down_proj", "experts.{}.down_proj.weight"),
-)
-"""Expert weights as newer libraries keep them, one tensor for all."""
+_EXPERT_SCALES: Final = ("weight_scale", "activation_scale", "input_scale")
+
+
+def _expert_stacks(layer: str) -> tuple[Stack, ...]:
+    """One of an expert's layers: weights `[E, N, K]`, and scales of each expert's whole weight,
+    of its rows or of blocks, `[E, …]`. transformers leaves `weight` out of the names."""
+    source, target = f"experts.{layer}", f"experts.{{}}.{layer}."
+    of_scales = [(name, name) for name in _EXPERT_SCALES] + [("scale_inv", "weight_scale_inv")]
+    return (
+        Stack(source, f"{target}weight"),
+        *(Stack(f"{source}_{name}", target + ours, dims=(1, 2, 3)) for name, ours in of_scales),
+    )
+
+
+EXPERT_STACKS: Final = _expert_stacks("gate_up_proj") + _expert_stacks("down_proj")
+"""Expert weights as newer libraries keep them, one tensor for all; scales, if they are fp8
+(`FP8Experts` of transformers 5.24, `integrations/finegrained_fp8.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,7 @@ class NameRules:
         `laid_out`: as the parameter is, not as the checkpoint has it; slices are always.
         """
         for stack in self.stacks:
-            if tensor.dim() == stack.dims and name.endswith(f".{stack.source}"):
+            if tensor.dim() in stack.dims and name.endswith(f".{stack.source}"):
                 head = name.removesuffix(stack.source)
                 for i, part in enumerate(tensor):
                     piece = part if stack.layout is None else stack.layout(part)

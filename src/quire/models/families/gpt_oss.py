@@ -39,15 +39,15 @@ class GptOssForCausalLM(DecoderForCausalLM):
             Stack(
                 "experts.gate_up_proj", "experts.{}.gate_up_proj.weight", transposed_uninterleaved
             ),
-            Stack("experts.gate_up_proj_bias", "experts.{}.gate_up_proj.bias", uninterleaved, 2),
+            Stack("experts.gate_up_proj_bias", "experts.{}.gate_up_proj.bias", uninterleaved, (2,)),
             Stack("experts.down_proj", "experts.{}.down_proj.weight", transposed),
             Stack(
-                "experts.gate_up_proj_blocks", "experts.{}.gate_up_proj.blocks", uninterleaved, 4
+                "experts.gate_up_proj_blocks", "experts.{}.gate_up_proj.blocks", uninterleaved, (4,)
             ),
             Stack("experts.gate_up_proj_scales", "experts.{}.gate_up_proj.scales", uninterleaved),
-            Stack("experts.down_proj_blocks", "experts.{}.down_proj.blocks", None, 4),
+            Stack("experts.down_proj_blocks", "experts.{}.down_proj.blocks", None, (4,)),
             Stack("experts.down_proj_scales", "experts.{}.down_proj.scales"),
-            Stack("experts.down_proj_bias", "experts.{}.down_proj.bias", None, 2),
+            Stack("experts.down_proj_bias", "experts.{}.down_proj.bias", None, (2,)),
         ),
         ignore=(r".*\.rotary_emb\.inv_freq",),
     )
