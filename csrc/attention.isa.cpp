@@ -81,7 +81,7 @@ template <class Path> class Attend {
   void run(const AttentionTile* later, int64_t& fetched) {
     load_queries();
     if (!t.parts) start();
-    if constexpr (floats) fetched = run_units(later, fetched > 0);
+    if constexpr (floats) fetched = run_units(later, fetched > 0);  // which are never few
     else if (!few) fetched = run_units(later, fetched > 0);
     else if constexpr (digits) fetched = this->run_segments(later, fetched > 0);
     else fetched = this->run_few(later, fetched);
@@ -455,7 +455,7 @@ template <class Path> class Attend {
   }
 
   // Few rows of digits, whose heads of keys and values share lines of memory: during the unit of a head, that head's part of the
-  // next segment is fetched. If each unit fetched for the next one, as above, the first head would fetch nearly everything, faster
+  // next segment is fetched. If each unit fetched for the next one, the first head would fetch nearly everything, faster
   // than memory delivers it, and the other heads nothing.
   bool run_segments(const AttentionTile* later, bool fetched) {
     const char* lines[3][2 * kSegment];
