@@ -18,6 +18,7 @@ from quire.models.registry import load_model
 from quire.quantization.checkpoint import CheckpointMethod
 from quire.quantization.compressed_tensors import CompressedTensors
 from quire.quantization.entries import spellings
+from quire.quantization.scheme import OF_ACTIVATIONS
 from quire.weights.bundles import StoredPart, StoredTensor
 
 DOWN = "model.layers.0.mlp.down_proj"
@@ -216,6 +217,28 @@ def test_scales_of_activations_beside_a_plain_head(word, tmp_path):
     assert torch.equal(logits(changed(folder, left))[0], want)
     with pytest.raises(ModelLoadError, match=r"says that 'lm_head' is .*weight_scale"):
         load(changed(folder, {"lm_head.weight_scale": torch.tensor(0.5)}))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scales_of_activations_beside_a_quantised_layer(name, tmp_path):
+    """Whatever the format: rows find their own."""
+    _, folder = checkpoint(tmp_path, FORMATS[name](), layers=1)
+    want, forms = after_prompt(folder)
+    beside = {f"{DOWN}.{left}": torch.tensor(7.0) for left in OF_ACTIVATIONS}
+    got, same = after_prompt(changed(folder, beside))
+    assert torch.equal(got, want) and forms == same
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float8_e4m3fn, torch.int8])
+def test_zero_points_of_floats_are_zeros(kind, tmp_path):
+    _, folder = checkpoint(tmp_path, FORMATS["ct fp8 channel"](), layers=1)
+    want = after_prompt(folder)[0]
+    name = f"{DOWN}.weight_zero_point"
+    zeros = torch.zeros(256, 1).to(kind)
+    assert torch.equal(after_prompt(changed(folder, {name: zeros}))[0], want)
+    zeros[-1] = 1
+    with pytest.raises(ModelLoadError, match=rf"{name}.*must be 0"):
+        load(changed(folder, {name: zeros}))
 
 
 @pytest.mark.parametrize("rest", ["weight_scale", "weight_zero_point", "weight_scale_inv"])

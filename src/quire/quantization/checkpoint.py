@@ -362,9 +362,9 @@ def fitting(coded: CodedWeight, spec: LinearSpec) -> CodedWeight:
 
 
 def _taken(part: StoredPart, scheme: Scheme | None, columns: int) -> Collection[str]:
-    if scheme is None:
-        return {"weight", *(part.tensors.keys() & OF_ACTIVATIONS)}
-    return {name for name in scheme.tensors(part.rows, columns) if name in part.tensors}
+    """Names of the tensors that are read, or read past."""
+    of_weight = {"weight"} if scheme is None else scheme.tensors(part.rows, columns).keys()
+    return part.tensors.keys() & (of_weight | OF_ACTIVATIONS)
 
 
 def _laid_out(coded: CodedWeight, change: Callable[[Tensor], Tensor]) -> CodedWeight:

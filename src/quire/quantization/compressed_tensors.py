@@ -38,7 +38,6 @@ logger = get_logger(__name__)
 _WORDS: Final = frozenset({"I32"})
 _LINEAR: Final = "Linear"
 """The class that all layers here belong to, as a target."""
-_STATIC: Final = ("input_scale", "input_zero_point")
 _BY_TYPE: Final = {
     ("int", 8): "int-quantized", ("float", 8): "float-quantized",
     ("float", 4): "nvfp4-pack-quantized",
@@ -87,7 +86,6 @@ class Packed:
             "weight_shape": Wanted(whole_numbers, ((2,),), optional=True),
             "weight_zero_point": Wanted(_WORDS | {"I8"}, zeros, optional=self.symmetric),
             "weight_g_idx": Wanted(whole_numbers, ((columns,),), optional=True),
-            **dict.fromkeys(_STATIC, Wanted(FLOATS | {"I8"}, None, True, True)),
         }
 
     def decode(self, layer: LayerData) -> CodedWeight:
@@ -221,8 +219,7 @@ _Entries = Mapping[str, Any]
 def _int8(where: str, weights: _Entries, inputs: object, bits: int) -> Scheme:
     _expect(where, weights, bits, "int", 8)
     group = _group(where, weights)
-    return Int8(_activations(where, inputs), group, switch(weights, "symmetric", True),
-                unused=_STATIC)  # fmt: skip
+    return Int8(_activations(where, inputs), group, switch(weights, "symmetric", True))
 
 
 def _packed(where: str, weights: _Entries, inputs: object, bits: int) -> Scheme:
@@ -265,14 +262,14 @@ def _nvfp4(where: str, weights: _Entries, inputs: object, bits: int) -> Scheme:
     del inputs
     _expect(where, weights, bits, "float", 4)
     return Fp4("weight_packed", group=_group(where, weights) or 16, whole="weight_global_scale",
-               divides=True, unused=("input_global_scale",))  # fmt: skip
+               divides=True)  # fmt: skip
 
 
 def _mxfp4(where: str, weights: _Entries, inputs: object, bits: int) -> Scheme:
     del inputs
     _expect(where, weights, bits, "float", 4)
     group = _group(where, weights) or 32
-    return Fp4("weight_packed", group=group, unused=("input_global_scale",))
+    return Fp4("weight_packed", group=group)
 
 
 def _expect(where: str, weights: _Entries, bits: int, kind: str, width: int) -> None:

@@ -20,7 +20,6 @@ from quire.quantization.schemes import Fp8
 from quire.weights.bundles import StoredPart
 from quire.weights.names import GATE_UP
 
-_UNUSED: Final = ("input_scale", "activation_scale", "input_scale_ub")
 _FUSED: Final = re.compile(rf"\.experts\.\d+\.{GATE_UP.target}$")
 """Gates and ups that writers have put in one tensor, before or after they were quantised."""
 
@@ -60,7 +59,7 @@ class Fp8Checkpoint:
         if scale not in part.tensors and (self._block is not None or other in part.tensors):
             scale = other
         stacked = len(GATE_UP.parts) if _FUSED.search(part.name) else 1
-        found = Fp8(scale, self._block, _UNUSED, stacked=stacked)
+        found = Fp8(scale, self._block, stacked=stacked)
         if scale in part.tensors and found.is_unclear(part.rows):
             raise ModelLoadError(
                 f"layer {part.name!r} ({found.label}): tensor {part.tensors[scale].name!r}: blocks "

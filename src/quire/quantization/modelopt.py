@@ -20,9 +20,8 @@ from quire.weights.bundles import StoredPart
 
 logger = get_logger(__name__)
 
-_UNUSED: Final = ("input_scale",)
 _MIXED: Final = "MIXED_PRECISION"
-_FP8: Final = Fp8(unused=("input_scale",))
+_FP8: Final = Fp8()
 
 
 def make(config: Mapping[str, Any]) -> QuantisedFormat:
@@ -76,14 +75,14 @@ def _scheme(algorithm: str, config: Mapping[str, Any]) -> Scheme:
     if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
         return _FP8
     if algorithm == "FP8_PB_WO":
-        return Fp8(block=(128, 128), unused=_UNUSED)
+        return Fp8(block=(128, 128))
     if algorithm == "MXFP8":
-        return Fp8(block=(1, 32), unused=_UNUSED, exponents=True)
+        return Fp8(block=(1, 32), exponents=True)
     if algorithm in ("NVFP4", "W4A16_NVFP4"):
         group = whole(config, ["group_size"], 16)
         if group < 1:
             raise entry_error("group_size", "a positive whole number", group)
-        return Fp4("weight", group=group, whole="weight_scale_2", unused=("input_scale",))
+        return Fp4("weight", group=group, whole="weight_scale_2")
     raise ModelLoadError(
         f"ModelOpt's algorithm {algorithm!r:.40} is not read; nearest: FP8, NVFP4, MXFP8 or "
         f"{_MIXED} of these"

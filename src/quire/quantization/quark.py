@@ -19,7 +19,6 @@ from quire.quantization.scheme import Scheme, of_integers
 from quire.quantization.schemes import Fp4, Fp8, Int8
 from quire.weights.bundles import StoredPart
 
-_STATIC: Final = ("input_scale", "input_zero_point")
 _NEAREST: Final = (
     "nearest: fp8_e4m3 or int8 per_tensor or per_channel, or fp4 per_group of 32 with scales in "
     "e8m0; or save it as compressed-tensors (llm-compressor), GPTQ or AWQ gemm"
@@ -84,14 +83,14 @@ def _scheme(where: str, said: object) -> Scheme | None:
     kind, way = weight.get("dtype"), weight.get("qscheme")
     whole = way in ("per_tensor", "per_channel") and weight.get("ch_axis") in (None, 0)
     if kind == "fp8_e4m3" and whole:
-        return Fp8(unused=(*_STATIC, "weight_zero_point"))
+        return Fp8()
     if kind == "int8" and whole and weight.get("symmetric", True) is True:
         inputs = said.get("input_tensors")
         activations = "int8" if inputs else of_integers()
-        return Int8(activations, unused=_STATIC)
+        return Int8(activations)
     groups = way, weight.get("group_size"), weight.get("scale_format")
     if kind == "fp4" and groups == ("per_group", 32, "e8m0"):
-        return Fp4("weight", group=32, unused=_STATIC)
+        return Fp4("weight", group=32)
     raise ModelLoadError(
         f"{where} of Quark has weights of {kind!r:.40} {way!r:.40} (group_size "
         f"{weight.get('group_size')!r:.20}, scale_format {weight.get('scale_format')!r:.20}, "

@@ -25,7 +25,8 @@ OF_ACTIVATIONS: Final = frozenset({
     "input_scale", "input_zero_point", "output_scale", "output_zero_point",
     "activation_scale", "input_scale_ub", "input_global_scale",
 })  # fmt: skip
-"""Tensors that say how activations were rounded, and nothing of a layer's weight."""
+"""Tensors that any layer may have and that are not read: they say how activations were rounded,
+whose scales are found for each row here."""
 _SHOWN: Final = 6
 
 
@@ -39,8 +40,6 @@ class Wanted:
     """Shapes that it may have; `None`: any, `Scheme.decode` looks at it."""
     optional: bool = False
     """A checkpoint may leave it out."""
-    unused: bool = False
-    """It is allowed and not read: scales of activations, which are found for each row here."""
 
 
 class Scheme(Protocol):
@@ -57,7 +56,7 @@ class Scheme(Protocol):
         ...
 
     def tensors(self, rows: int, columns: int) -> Mapping[str, Wanted]:
-        """Those of a layer `[N, K]`, by what follows its name."""
+        """Those of the weight of a layer `[N, K]`, by what follows the layer's name."""
         ...
 
     def decode(self, layer: LayerData) -> CodedWeight:

@@ -24,8 +24,8 @@ from quire.quantization.scheme import (
 
 E4M3: Final = frozenset({"F8_E4M3"})
 EXPONENTS: Final = frozenset({"U8", "F8_E8M0"})
-UNUSED: Final = Wanted(FLOATS, optional=True, unused=True)
 _BYTES: Final = frozenset({"U8"})
+_ZERO: Final = "weight_zero_point"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,6 @@ class Fp8:
     """Name of the scales. Also `weight_scale_inv` is what codes are multiplied with."""
     block: tuple[int, int] | None = None
     """Rows and columns that share a scale; `None`: rows or the whole tensor do."""
-    unused: tuple[str, ...] = ("input_scale",)
-    """Static scales of activations, which are computed as floats here."""
     exponents: bool = False
     """Scales are powers of two, stored as exponents (MXFP8)."""
     stacked: int = 1
@@ -64,14 +62,16 @@ class Fp8:
             groups = ceil_div(columns, self.block[1])
             shapes = tuple((n, groups) for n in self.block_rows(rows))
         types = EXPONENTS if self.exponents else FLOATS | (EXPONENTS if self.block else set())
-        found = {
+        return {
             "weight": Wanted(E4M3, ((rows, columns),)),
             self.scale: Wanted(frozenset(types), shapes),
+            _ZERO: Wanted(FLOATS | E4M3 | {"I8"}, optional=True),
         }
-        return found | dict.fromkeys(self.unused, UNUSED)
 
     def decode(self, layer: LayerData) -> CodedWeight:
-        """See `Scheme`."""
+        """See `Scheme`. Some writers have zero points beside floats, which have none."""
+        if _ZERO in layer and bool((layer[_ZERO].to(torch.float32) != 0).any()):
+            raise layer.refuse(_ZERO, "must be 0 for weights of floats")
         scales, group = layer.floats(self.scale), layer.columns
         if self.block is not None:
             scales = self._scales_of_rows(layer, scales, self.block[0])
@@ -124,7 +124,6 @@ class Fp4:
     """Name of the scale of the tensor; `None`: MXFP4."""
     divides: bool = False
     """The scale of the tensor divides the others."""
-    unused: tuple[str, ...] = ()
     blocks: bool = False
     """Codes are stored `[N, G, bytes]` (gpt-oss)."""
     activations: str = field(default="float", init=False)
@@ -145,7 +144,7 @@ class Fp4:
         }
         if self.whole is not None:
             found[self.whole] = Wanted(FLOATS, ((), (1,), (1, 1), (rows, 1)))
-        return found | dict.fromkeys(self.unused, UNUSED)
+        return found
 
     def decode(self, layer: LayerData) -> CodedWeight:
         """See `Scheme`."""
@@ -168,8 +167,7 @@ class Int8:
     """`None`: rows or the whole tensor have one scale."""
     symmetric: bool = True
     scale: str = "weight_scale"
-    zero: str = "weight_zero_point"
-    unused: tuple[str, ...] = ()
+    zero: str = _ZERO
 
     @property
     def label(self) -> str:
@@ -181,12 +179,11 @@ class Int8:
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (rows,), (rows, 1))
         if self.group is not None:
             shapes = ((rows, ceil_div(columns, self.group)),)
-        found = {
+        return {
             "weight": Wanted(frozenset({"I8"}), ((rows, columns),)),
             self.scale: Wanted(FLOATS, shapes),
             self.zero: Wanted(frozenset({"I8", "I32"}), shapes, optional=self.symmetric),
         }
-        return found | dict.fromkeys(self.unused, Wanted(FLOATS | {"I8"}, None, True, True))
 
     def decode(self, layer: LayerData) -> CodedWeight:
         """See `Scheme`."""
