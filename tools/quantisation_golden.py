@@ -1,7 +1,7 @@
 """Small tensors written and read back by the libraries that define formats of quantised weights.
 
     python -m pip install --no-deps --target /tmp/formats compressed-tensors==0.20.0 loguru \
-        bitsandbytes==0.50.2
+        bitsandbytes==0.50.2 mlx==0.32.4 mlx-cpu==0.32.4
     PYTHONPATH=/tmp/formats python tools/quantisation_golden.py
 
 writes tests/quantization/golden/*.safetensors: the tensors of one layer as the library stores
@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -137,6 +138,21 @@ def bitsandbytes() -> None:
     save("bnb_int8", {"weight": codes, "SCB": scales}, read, config)
 
 
+def mlx() -> None:
+    import mlx.core as mx
+
+    values = mx.array(weight(24, 128).numpy())
+    kinds = [("affine", bits, 32) for bits in (1, 2, 3, 4, 5, 6, 8)]
+    kinds += [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
+    for mode, bits, group in kinds:
+        made = mx.quantize(values, group, bits, mode=mode)
+        read = mx.dequantize(*made, group_size=group, bits=bits, mode=mode, dtype=mx.float32)
+        names = ("weight", "scales", "biases")[: len(made)]
+        stored = {name: torch.from_numpy(np.array(t)) for name, t in zip(names, made, strict=True)}
+        config = {"bits": bits, "group_size": group, "mode": mode}
+        save(f"mlx_{mode}_{bits}", stored, torch.from_numpy(np.array(read)), config)
+
+
 def save(name: str, stored: Tensors, read: torch.Tensor, config: dict[str, Any]) -> None:
     tensors = {key: tensor.detach().contiguous() for key, tensor in stored.items()}
     read = read.detach().float().contiguous()
@@ -149,6 +165,7 @@ def main() -> None:
     GOLDEN.mkdir(exist_ok=True)
     compressed_tensors()
     bitsandbytes()
+    mlx()
 
 
 if __name__ == "__main__":

@@ -303,8 +303,8 @@ CPU_INT4_W4A8: Annotated[
         _one_of(_SWITCH),
         True,
         "Layers of checkpoints with int2 to int8 weights that say nothing of activations (GPTQ, "
-        "AWQ, GGUF, weight-only compressed-tensors) multiply int8 activations, rounded for each "
-        "token; `0`: the activations as they are, which is more exact and slower.",
+        "AWQ, AutoRound, MLX, GGUF, weight-only compressed-tensors) multiply int8 activations, "
+        "rounded for each token; `0`: the activations as they are, which is more exact and slower.",
     ),
 ]
 ATTENTION_BACKEND: Annotated[

@@ -85,7 +85,7 @@ def test_damage_is_told_or_does_no_harm(
     rng: random.Random, fuzz_number: int, written: dict[str, Path], tmp_path: Path
 ) -> None:
     good = written[sorted(FORMATS)[fuzz_number % len(FORMATS)]]
-    refused = 0
+    refused: set[int] = set()
     for number in range(COPIES):
         folder = tmp_path / str(number)
         shutil.copytree(good, folder)
@@ -94,7 +94,7 @@ def test_damage_is_told_or_does_no_harm(
         done = []
         for _ in range(rng.randint(1, 2)):
             if rng.random() < 0.5:
-                said = config.get("quantization_config")
+                said = config.get("quantization", config.get("quantization_config"))
                 inside = said if isinstance(said, dict) and said and rng.random() < 0.8 else config
                 done.append(damage(rng, inside, ENTRIES))
             else:
@@ -103,14 +103,17 @@ def test_damage_is_told_or_does_no_harm(
                 if changed is not None:
                     tensors[name] = changed.contiguous()
                 done.append(f"{name}: {None if changed is None else changed.shape}")
+        if number == 0:  # some damage is always told
+            largest = max(tensors, key=lambda name: tensors[name].numel())
+            tensors[largest] = tensors[largest].flatten()[:-1]
         (folder / "config.json").write_text(json.dumps(config))
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         try:
             load_model(ModelShape.from_folder(folder), folder, "float32", "cpu", max_model_len=64)
         except QuireError as error:
-            refused += 1
+            refused.add(number)
             assert 0 < len(error.message) < LONGEST and "\n" not in error.message, done
         except Exception as error:
             raise AssertionError(f"{good.parent.name}: {done}") from error
         shutil.rmtree(folder)
-    assert refused > 0, "most damage is told"
+    assert 0 in refused

@@ -103,6 +103,48 @@ def awq(version="gemm", group=64):
     return config, write
 
 
+def auto_round(packing):
+    """AutoRound: tensors as of GPTQ or AWQ."""
+    made = {"auto_awq": awq, "auto_gptq": gptq, "gptqmodel": lambda: gptq(4, 64, False, 2)}
+    said, write = made[packing]()
+    config = {
+        "quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": packing == "auto_gptq",
+        "data_type": "int", "iters": 200, "autoround_version": "0.16.1",
+        "packing_format": f"auto_round:{packing}", "block_name_to_quantize": "model.layers",
+    }  # fmt: skip
+    return config, write
+
+
+def mlx(bits=4, group=64, mode="affine"):
+    """mlx-lm. Its entry has no name of a method."""
+
+    def affine(weight):
+        parts = grouped(weight, group)
+        biases = parts.amin(2).bfloat16().float()
+        scales = ((parts.amax(2) - biases) / (2**bits - 1)).bfloat16().float()
+        codes = ((parts - biases[..., None]) / scales[..., None]).round().clamp(0, 2**bits - 1)
+        value = (codes * scales[..., None] + biases[..., None]).flatten(1)
+        words = packed(codes.flatten(1).to(torch.uint8), bits).view(torch.uint32)
+        tensors = {"weight": words, "scales": scales.bfloat16(), "biases": biases.bfloat16()}
+        return tensors, value
+
+    def floats(weight):
+        if mode == "nvfp4":
+            parts = grouped(weight, group)
+            scales = (parts.abs().amax(2) / 6).clamp(2**-6, 448).to(torch.float8_e4m3fn)
+            codes = nearest(parts / scales.float()[..., None], E2M1)
+            value = (E2M1[codes.long()] * scales.float()[..., None]).flatten(1)
+            codes = halves(codes.flatten(1))
+        else:
+            tensors, value = {"mxfp4": ct_mxfp4, "mxfp8": ct_mxfp8}[mode]()[1](weight)
+            codes, scales = tensors.values()
+        words = codes.view(torch.uint8).contiguous().view(torch.uint32)
+        return {"weight": words, "scales": scales.view(torch.uint8)}, value
+
+    config = {"bits": bits, "group_size": group, "mode": mode}
+    return config, affine if mode == "affine" else floats
+
+
 def ct_config(form, weights, inputs=None):
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
@@ -371,6 +413,8 @@ def checkpoint(folder, made, layers=5):
             if (DEMO / name).exists():
                 shutil.copy(DEMO / name, to / name)
     (folders[0] / "config.json").write_text(json.dumps(known))
+    if "quant_method" not in config:
+        known["quantization"] = config
     (folders[1] / "config.json").write_text(json.dumps({**known, "quantization_config": config}))
     return folders
 
@@ -398,6 +442,16 @@ FORMATS = {
     "gptq 8 desc_act short last group": lambda: gptq(8, 96, False, 1, True),
     "awq gemm": awq,
     "awq gemv": lambda: awq("gemv"),
+    "auto-round gptq": lambda: auto_round("auto_gptq"),
+    "auto-round gptqmodel": lambda: auto_round("gptqmodel"),
+    "auto-round awq": lambda: auto_round("auto_awq"),
+    "mlx 3": lambda: mlx(3, 32),
+    "mlx 4": mlx,
+    "mlx 6": lambda: mlx(6),
+    "mlx 8": lambda: mlx(8, 128),
+    "mlx mxfp4": lambda: mlx(4, 32, "mxfp4"),
+    "mlx mxfp8": lambda: mlx(8, 32, "mxfp8"),
+    "mlx nvfp4": lambda: mlx(4, 16, "nvfp4"),
     "fp8 block": fp8,
     "fp8 tensor": lambda: fp8(False),
     "modelopt fp8": modelopt_fp8,

@@ -19,6 +19,7 @@ GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.safetensors"))
 NAMES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
     torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3",
+    torch.uint32: "U32",
 }  # fmt: skip
 
 
@@ -29,7 +30,8 @@ def coded(config, tensors, rows, columns, name="model.layers.0.mlp.up_proj"):
         for rest, t in tensors.items()
     }
     part = StoredPart(name, rows, headers)
-    scheme = WEIGHT_FORMATS.get(config["quant_method"])(config).checkpoint.scheme(part, columns)
+    method = config.get("quant_method", "mlx")
+    scheme = WEIGHT_FORMATS.get(method)(config).checkpoint.scheme(part, columns)
     check_headers(part, scheme, scheme.tensors(rows, columns))
     return scheme.decode(LayerData(part, columns, tensors))
 
@@ -48,7 +50,7 @@ def test_weights_are_those_that_the_library_reads(path):
 
 
 def test_all_formats_have_golden_files():
-    assert len(GOLDEN) == 28
+    assert len(GOLDEN) == 38
 
 
 # ---- slow decoders of published layouts, one field at a time --------------------------------

@@ -39,6 +39,7 @@ def twins(folder, made, quantise):
         path.unlink()
     quantised, config = quantise(plain)
     said = json.loads((folder / "plain" / "config.json").read_text())
+    said |= {} if "quant_method" in config else {"quantization": config}
     (folder / "quantised").mkdir()
     (folder / "quantised" / "config.json").write_text(
         json.dumps({**said, "quantization_config": config})

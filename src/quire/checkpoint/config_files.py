@@ -22,6 +22,9 @@ that they stand for."""
 
 _OLD_ENTRY: Final = "compression_config"
 """Of older versions of compressed-tensors, in place of `quantization_config`."""
+_MLX_ENTRY: Final = "quantization"
+"""Of mlx-lm, which has the same as `quantization_config`, without a `quant_method`."""
+_MLX_SIZES: Final = ("bits", "group_size")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -48,6 +51,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration, with what a file beside it says of quantisation."""
+    of_mlx = config.get(_MLX_ENTRY)
+    if isinstance(of_mlx, dict) and all(type(of_mlx.get(size)) is int for size in _MLX_SIZES):
+        return config | {"quantization_config": {**of_mlx, "quant_method": "mlx"}}
     if config.get("quantization_config"):
         return config
     if said := config.get(_OLD_ENTRY):

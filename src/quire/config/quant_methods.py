@@ -7,9 +7,13 @@ from typing import Any, Final
 _SAME: Final = {
     "auto_awq": "awq",
     "auto_gptq": "gptq",
+    "auto_round": "auto-round",
+    "autoround": "auto-round",
     "awq_marlin": "awq",
     "gpt_oss_mxfp4": "mxfp4",
     "gptq_marlin": "gptq",
+    "inc": "auto-round",
+    "intel/auto-round": "auto-round",
     "modelopt_fp4": "modelopt",
     "modelopt_mxfp8": "modelopt",
     "modelopt_mixed": "modelopt",

@@ -249,6 +249,7 @@ WEIGHT_FORMATS: Final[Registry[Callable[[Mapping[str, Any]], WeightFormat]]] = R
     {
         name: f"quire.quantization.{place}:make"
         for name, place in {
+            "auto-round": "auto_round",
             "awq": "awq",
             "bitsandbytes": "bitsandbytes",
             "compressed-tensors": "compressed_tensors",
@@ -256,6 +257,7 @@ WEIGHT_FORMATS: Final[Registry[Callable[[Mapping[str, Any]], WeightFormat]]] = R
             "fp8": "fp8",
             "gguf": "gguf",
             "gptq": "gptq",
+            "mlx": "mlx",
             "modelopt": "modelopt",
             "mxfp4": "mxfp4",
             "quark": "quark",

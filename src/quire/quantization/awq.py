@@ -106,9 +106,7 @@ class Awq:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
-        width = whole(config, ["bits", "w_bit"], _BITS)
-        if width != _BITS:
-            raise ModelLoadError(f"AWQ with {width} bits is not read; nearest: {_BITS}")
+        _check_width(whole(config, ["bits", "w_bit"], _BITS))
         version = str(config.get("version") or "gemm").lower()
         if version not in ("gemm", "gemv"):
             raise ModelLoadError(
@@ -124,12 +122,35 @@ class Awq:
         if contains_any(part.name, self._left):
             return None
         group = group_size(self._config, ["group_size", "q_group_size"], columns)
-        if columns % group:  # AutoAWQ writes no such layer, so nothing says how it would lie
-            raise ModelLoadError(
-                f"layer {part.name!r} has {columns} columns, which groups of {group} do not divide "
-                "(AWQ has whole groups alone); nearest: GPTQ, whose last group may be shorter"
-            )
+        _check_groups(part.name, columns, group)
         return self._kind(group, self._zeros, of_integers())
+
+
+def awq_gemm(name: str, columns: int, width: int, group: int, zeros: bool) -> AwqGemm:
+    """That of a layer of `columns` (K).
+
+    Args:
+        zeros: There must be `qzeros`.
+
+    Raises:
+        ModelLoadError: it has a width or groups that AWQ does not have.
+    """
+    _check_width(width)
+    _check_groups(name, columns, group)
+    return AwqGemm(group, zeros, of_integers())
+
+
+def _check_width(width: int) -> None:
+    if width != _BITS:
+        raise ModelLoadError(f"AWQ with {width} bits is not read; nearest: {_BITS}")
+
+
+def _check_groups(name: str, columns: int, group: int) -> None:
+    if columns % group:  # AutoAWQ writes no such layer, so nothing says how it would lie
+        raise ModelLoadError(
+            f"layer {name!r} has {columns} columns, which groups of {group} do not divide "
+            "(AWQ has whole groups alone); nearest: GPTQ, whose last group may be shorter"
+        )
 
 
 def _padded_words(columns: int, group: int) -> int:

@@ -61,10 +61,15 @@ class CheckpointFormat(Protocol):
 
 
 class QuantisedFormat:
-    """A `quire.layers.linear_method.WeightFormat` out of a `CheckpointFormat`."""
+    """A `quire.layers.linear_method.WeightFormat` out of a `CheckpointFormat`.
 
-    def __init__(self, checkpoint: CheckpointFormat) -> None:
+    Args:
+        codes_embeddings: Rows of embeddings may be quantised, too, as those of layers are.
+    """
+
+    def __init__(self, checkpoint: CheckpointFormat, codes_embeddings: bool = False) -> None:
         self.checkpoint = checkpoint
+        self.codes_embeddings = codes_embeddings
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod:
         """See `WeightFormat`."""

@@ -101,7 +101,7 @@ class Gptq:
         self._head = switch(config, "lm_head", False)
         blocks = config.get("modules_in_block_to_quantize") or []
         self._suffixes = _flat(blocks)
-        _width(config, "")
+        width_of(config, "")
 
     def scheme(self, part: StoredPart, columns: int) -> Scheme | None:
         """See `CheckpointFormat`."""
@@ -114,7 +114,7 @@ class Gptq:
         listed = any(name.endswith(f".{suffix}") for suffix in self._suffixes)
         if self._suffixes and not listed and "qweight" not in part.tensors:
             return None
-        width = _width(settings, name)
+        width = width_of(settings, name)
         group = group_size(settings, ["group_size"], columns)
         # A group longer than the layer is its one group.
         return GptqScheme(width, min(group, columns), self._less_one, of_integers())
@@ -132,7 +132,12 @@ class Gptq:
         return self._config
 
 
-def _width(config: Mapping[str, Any], name: str) -> int:
+def width_of(config: Mapping[str, Any], name: str) -> int:
+    """Bits of a code in a layer; "" stands for those that are not named.
+
+    Raises:
+        ModelLoadError: a width that GPTQ does not have.
+    """
     width = whole(config, ["bits"])
     if width not in _BITS:
         where = f"layer {name!r}" if name else "the checkpoint"

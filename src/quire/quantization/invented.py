@@ -23,14 +23,15 @@ from quire.weights.bundles import StoredPart, StoredTensor
 SPREAD: Final = 0.02
 """Standard deviation of weights."""
 _TYPES: Final = {
-    "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
+    "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "U32": torch.uint32,
+    "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu, "F32": torch.float32,
     "BF16": torch.bfloat16, "F16": torch.float16,
 }  # fmt: skip
 _SEED: Final = 0x5EED
 _SAMPLE: Final = 64
-_ONE: Final = 127
-"""2^0 as a biased exponent."""
+_SCALE: Final = 0x38
+"""A byte that is a power of two, as a biased exponent and as e4m3."""
 
 
 def invented(scheme: Scheme, name: str, rows: int, columns: int) -> CodedWeight:
@@ -49,11 +50,13 @@ def invented(scheme: Scheme, name: str, rows: int, columns: int) -> CodedWeight:
     found = scheme.decode(LayerData(StoredPart(name, rows, headers), columns, made))
     sample = replace(
         found, codes=found.codes[:_SAMPLE], scales=found.scales[:_SAMPLE],
-        zeros=None if found.zeros is None else found.zeros[:_SAMPLE],
+        zeros=None if found.zeros is None else found.zeros[:_SAMPLE], minima=None,
     ).dequantise()  # fmt: skip
-    # A power of two: scales stay numbers that short types hold, as checkpoints' are.
-    power = round(math.log2(SPREAD / (float(sample.std()) or 1.0)))
-    return replace(found, scales=found.scales * 2.0**power)
+    # Numbers that short types hold, as checkpoints' are.
+    scale = 2.0 ** round(math.log2(SPREAD / (float(sample.std()) or 1.0)))
+    middle = float(sample.mean().to(torch.bfloat16)) * scale
+    minima = None if found.minima is None else torch.full_like(found.minima, middle)
+    return replace(found, scales=found.scales * scale, minima=minima)
 
 
 def _tensor(
@@ -73,13 +76,14 @@ def _tensor(
         return torch.tensor(sizes, dtype=kind)
     if "scale" in name:
         if kind in (torch.uint8, torch.float8_e8m0fnu):
-            return torch.full(shape, _ONE, dtype=torch.uint8)
+            return torch.full(shape, _SCALE, dtype=torch.uint8)
         # Of NVFP4, one multiplied with and one divided by: no short type holds what comes out.
         whole = {"weight_scale_2": 1 / 3, "weight_global_scale": 3.0}.get(name)
         return torch.ones(shape).to(kind) if whole is None else torch.full(shape, whole)
-    if "zero_point" in name and kind is torch.int8:
+    if name == "biases" or ("zero_point" in name and kind is torch.int8):
         return torch.zeros(shape, dtype=kind)
     raw = torch.randint(0, 256, (*shape, kind.itemsize), dtype=torch.uint8, generator=generator)
-    if kind is torch.float8_e4m3fn:
-        return (raw.squeeze(-1) & 0xBF).view(kind)  # less than 2, and no NaN
+    of_bytes = "scales" in others and "U8" in others["scales"].types
+    if kind is torch.float8_e4m3fn or (kind is torch.uint32 and of_bytes):
+        raw &= 0xBF  # floats, maybe e4m3: less than 2, and no NaN
     return raw.view(kind).squeeze(-1)

@@ -10,8 +10,6 @@ _UNQUANTISED: Final = "use the unquantised model"
 
 REFUSED: Final[Mapping[str, str]] = {
     "aqlm": f"{_UNQUANTISED}, or {_NEAREST}",
-    "auto-round": "save it in the format auto_gptq or auto_awq",
-    "autoround": "save it in the format auto_gptq or auto_awq",
     "bitnet": f"{_UNQUANTISED}, or its GGUF file if there is one",
     "eetq": f"{_UNQUANTISED}: int8 per row is compressed-tensors' int-quantized",
     "exl2": _NEAREST,

@@ -111,12 +111,12 @@ class LayerData:
         return values
 
     def e4m3(self, name: str) -> Tensor:
-        """Codes of float8 e4m3.
+        """Codes of float8 e4m3, perhaps stored as bytes or words of them.
 
         Raises:
             ModelLoadError: some are NaN.
         """
-        codes = self.tensors[name]
+        codes = self.tensors[name].view(torch.float8_e4m3fn)
         if not all_numbers(codes):
             raise self.refuse(name, "holds codes that are NaN")
         return codes

@@ -18,6 +18,8 @@ _USUAL_BITS: Final = 16
 """Of the types that models compute with."""
 _BYTES: Final = frozenset(("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"))
 """Codes, or two in one, and scales: kept as they are."""
+_WORDS: Final = frozenset(("I32", "U32"))
+"""Codes of a few bits, side by side."""
 
 
 def count_weights(model: Path, load_format: str, shape: ModelShape) -> int:
@@ -44,7 +46,7 @@ def _usual_numbers(stored: Stored) -> int:
         return int(stored.numel * GGUF_BITS[stored.dtype] / _USUAL_BITS)
     if stored.dtype in _BYTES:
         return stored.numel // 2
-    return stored.numel * (2 if stored.dtype == "I32" else 1)
+    return stored.numel * (2 if stored.dtype in _WORDS else 1)
 
 
 def estimated_weights(shape: ModelShape) -> int:

@@ -65,9 +65,21 @@ def _expert_stacks(layer: str) -> tuple[Stack, ...]:
     )
 
 
-EXPERT_STACKS: Final = _expert_stacks("gate_up_proj") + _expert_stacks("down_proj")
+def _of_mlx(place: str) -> Iterator[Stack]:
+    """mlx-lm's: of each layer by itself the weights, scales, biases of groups, and the bias."""
+    for layer in (*GATE_UP.parts, "down_proj"):
+        for name, dims in (("weight", 3), ("scales", 3), ("biases", 3), ("bias", 2)):
+            yield Stack(f"{place}.{layer}.{name}", f"experts.{{}}.{layer}.{name}", dims=(dims,))
+
+
+EXPERT_STACKS: Final = (
+    *_expert_stacks("gate_up_proj"), *_expert_stacks("down_proj"), *_of_mlx("switch_mlp"),
+)  # fmt: skip
 """Expert weights as newer libraries keep them, one tensor for all; scales, if they are fp8
-(`FP8Experts` of transformers 5.24, `integrations/finegrained_fp8.py`)."""
+(`FP8Experts` of transformers 5.24, `integrations/finegrained_fp8.py`); and as mlx-lm does
+(`models/switch_layers.py`)."""
+MLX_EXPERT_STACKS: Final = tuple(_of_mlx("experts"))
+"""Those of gpt-oss by mlx-lm, which names no other place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from quire.models.mixture import mixture, routing
 from quire.models.shared_styles import windows_by_type
 from quire.weights.names import (
     GATE_UP,
+    MLX_EXPERT_STACKS,
     QKV,
     NameRules,
     Stack,
@@ -48,6 +49,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
             Stack("experts.down_proj_blocks", "experts.{}.down_proj.blocks", None, (4,)),
             Stack("experts.down_proj_scales", "experts.{}.down_proj.scales"),
             Stack("experts.down_proj_bias", "experts.{}.down_proj.bias", None, (2,)),
+            *MLX_EXPERT_STACKS,
         ),
         ignore=(r".*\.rotary_emb\.inv_freq",),
     )
