@@ -94,6 +94,14 @@ def test_layers_outside_of_the_blocks_are_left(blocks, tmp_path):
     assert found[DOWN] == "float32" and "int4" in found[OUT]
 
 
+def test_a_layer_that_is_named_is_quantised_wherever_it_is(tmp_path):
+    plain, folder = made(tmp_path)
+    plain_layer(folder, plain, DOWN)
+    extra = {DOWN: {"bits": 8}}
+    with pytest.raises(ModelLoadError, match=f"'{DOWN}' is int8 in groups of 64"):
+        forms(entries(folder, block_name_to_quantize="vision", extra_config=extra))
+
+
 def test_a_head_that_is_quantised_too(tmp_path):
     plain, folder = made(tmp_path)
     weight = load_file(plain / "model.safetensors")["model.embed_tokens.weight"].float()
