@@ -114,6 +114,31 @@ def test_a_head_that_is_quantised_too(tmp_path):
     assert found["lm_head"].startswith("int8 in groups of 64 (GPTQ)")
 
 
+def test_heads_are_left_without_a_word(tmp_path):
+    plain, folder = made(tmp_path)
+    head = load_file(plain / "model.safetensors")["model.embed_tokens.weight"]
+    tensors = load_file(folder / "model.safetensors") | {"lm_head.weight": head.clone()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    found = forms(entries(folder, block_name_to_quantize=None))
+    assert found["lm_head"] == "float32" and "int4" in found[DOWN]
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_zeros_may_be_missing_where_they_are_the_middle(symmetric, tmp_path):
+    _, folder = made(tmp_path, "auto-round awq")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"{DOWN}.qzeros"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    entries(folder, sym=symmetric)
+    if symmetric:
+        assert "int4" in forms(folder)[DOWN]
+    else:
+        with pytest.raises(ModelLoadError, match=f"'{DOWN}' is int4 .*, but qzeros missing"):
+            forms(folder)
+
+
 @pytest.mark.parametrize("name", ["auto_round", "autoround", "Intel/auto-round", "inc"])
 def test_names_of_the_method(name, tmp_path):
     _, folder = made(tmp_path)

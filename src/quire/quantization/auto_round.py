@@ -81,9 +81,9 @@ class AutoRound:
         return next((said for key, said in self._extra.items() if _is_found(key, name)), None)
 
     def _is_within(self, name: str) -> bool:
-        if not self._blocks:
-            return not name.endswith("lm_head")
-        return any(name.startswith(f"{block}.") for block in self._blocks)
+        """Whether it stands in a block that is quantised; all do if none is named."""
+        inside = (name.startswith(f"{block}.") for block in self._blocks)
+        return not self._blocks or any(inside)
 
 
 def _names(said: object) -> tuple[str, ...]:
