@@ -2,7 +2,9 @@
 
 One thread compiles. Meanwhile the steps go on, because llguidance lets go of the interpreter lock.
 What was compiled is kept, so that a request that returns after a preemption, and the next one with
-the same schema, find it. Knows no scheduler: who asks may come again until the grammar is there.
+the same schema, find it. If it is kept no longer, the step waits for this one grammar, and for none
+of those that are in the line. Knows no scheduler: who asks may come again until the grammar is
+there.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 KEPT: Final = 512
-"""Compiled grammars that are kept, at least those of requests that are known; and most characters
-of theirs are below."""
+"""Compiled grammars that are kept, or twice as many as requests run, if that is more; and most
+characters of theirs are below. Those that are still to be compiled do not count."""
 KEPT_CHARS: Final = 16 * 2**20
 
 
@@ -36,7 +38,7 @@ class GrammarStore:
         tokenizer: Gives the text of `tokenizer.json`; called when the first grammar comes, on the
             thread that compiles.
         vocab_size: Width of the logits.
-        max_num_seqs: Requests that run at once: at least as many grammars are kept.
+        max_num_seqs: Requests that run at once: at least twice as many grammars are kept.
     """
 
     def __init__(self, tokenizer: Callable[[], str], vocab_size: int, max_num_seqs: int) -> None:
@@ -44,7 +46,10 @@ class GrammarStore:
         self._vocab_size = vocab_size
         self._kept = max(KEPT, 2 * max_num_seqs)
         self._vocabulary: Vocabulary | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._making = threading.Lock()
+        # of the vocabulary
+        self._threads: dict[bool, ThreadPoolExecutor] = {}
+        # the second one, True, is for what a step waits for
         self._done = threading.Event()
         self._chars = 0
         self._grammars: OrderedDict[str, Future[Any]] = OrderedDict()
@@ -69,7 +74,7 @@ class GrammarStore:
             return None
         from quire.structured.state import GrammarState
 
-        compiled = self._find(params)
+        compiled = self._find(params, at_once=True)
         # Asked for, not raised: whatever is raised here interrupts the waiting, and no grammar.
         error = compiled.exception()
         if isinstance(error, InvalidRequest):
@@ -83,38 +88,49 @@ class GrammarStore:
         return GrammarState(start, self._vocabulary, _may_force(params))
 
     def close(self) -> None:
-        """End the thread, once it has compiled what it was asked to."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the threads, once they have compiled what they are at."""
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
 
-    def _find(self, params: SamplingParams) -> Future[Any]:
+    def _find(self, params: SamplingParams, at_once: bool = False) -> Future[Any]:
         assert params.grammar is not None, "it was asked before"
         text = params.grammar.text
         found = self._grammars.get(text)
-        if found is None or found.cancelled():
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-            found = self._thread.submit(self._compile, params)
+        if found is None or (at_once and not found.done()):
+            self._chars += len(text) * (found is None)
+            found = self._grammars[text] = self._thread(at_once).submit(self._compile, params)
             found.add_done_callback(lambda _: self._done.set())
-            self._grammars[text] = found
-            self._chars += len(text)
+            self._grammars.move_to_end(text)
             self._forget()
-        self._grammars.move_to_end(text)
+        else:
+            self._grammars.move_to_end(text)
         return found
 
+    def _thread(self, at_once: bool) -> ThreadPoolExecutor:
+        if at_once not in self._threads:
+            self._threads[at_once] = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        return self._threads[at_once]
+
     def _forget(self) -> None:
+        """Let go of the grammars that nobody has asked for longest, but of none that is still to be
+        compiled: whoever comes again for it would have to begin anew, and so never have it."""
         while len(self._grammars) > self._kept or (
             self._chars > KEPT_CHARS and len(self._grammars) > 1
         ):
-            text, _ = self._grammars.popitem(last=False)
+            text, oldest = next(iter(self._grammars.items()))
+            if not oldest.done():
+                return
+            del self._grammars[text]
             self._chars -= len(text)
 
     def _compile(self, params: SamplingParams) -> Any:
         from quire.structured.compiler import Vocabulary
 
         assert params.grammar is not None
-        if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self._tokenizer(), self._vocab_size, params.eos_token_ids)
+        with self._making:
+            if self._vocabulary is None:
+                ends = params.eos_token_ids
+                self._vocabulary = Vocabulary(self._tokenizer(), self._vocab_size, ends)
         return self._vocabulary.compile(params.grammar)
 
 
