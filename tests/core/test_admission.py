@@ -106,6 +106,16 @@ def test_delay_does_not_hold_back_who_would_run_alone(make: Make) -> None:
     assert bench.scheduled == {"b": 10}
 
 
+def test_the_delay_forgets_who_waits_no_longer(make: Make) -> None:
+    """Also where requests come one by one, so that nobody ever asks whether they may come in."""
+    bench = make(scheduler_delay_factor=0.5)
+    for i in range(20):
+        bench.add(f"r{i}", [i] * 10, max_tokens=1)
+        bench.drain()
+    gate = bench.scheduler.books.delay_gate
+    assert [request.request_id for request in gate._arrivals] == ["r19"]
+
+
 def test_a_cancelled_request_does_not_count_as_waiting_long(make: Make) -> None:
     bench = make(scheduler_delay_factor=1.0)
     bench.add("a", [1] * 10, max_tokens=100)

@@ -129,3 +129,13 @@ def test_integrity_check_sees_a_lost_reference() -> None:
     kv.block_pool.blocks[1].ref_cnt += 1
     with pytest.raises(AssertionError, match="tables hold it"):
         kv.check_integrity()
+
+
+@pytest.mark.parametrize("link", ["next_free", "prev_free"])
+def test_integrity_check_ends_however_the_free_queue_is_linked(link: str) -> None:
+    """A ring would be walked for ever."""
+    kv = KVCacheManager(8)
+    blocks = kv.block_pool.blocks
+    setattr(blocks[5], link, blocks[5 - 2] if link == "next_free" else blocks[5 + 2])
+    with pytest.raises(AssertionError, match="the free queue is broken"):
+        kv.check_integrity()

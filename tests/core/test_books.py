@@ -9,6 +9,8 @@ import pytest
 from quire.config.scheduler import SchedulerConfig
 from quire.core.books import Books
 from quire.core.facts import Loss
+from quire.core.kv.block import KVBlock
+from quire.core.kv.holding import Holding
 from quire.core.kv.manager import KVCacheManager
 from quire.core.plan import StepPlan
 from quire.core.request import Request, RequestStatus
@@ -95,6 +97,59 @@ def compute_outside_blocks(books: Books) -> None:
     request.num_computed_tokens = 33
 
 
+def compute_while_waiting(books: Books) -> None:
+    books.requests["c"].num_computed_tokens = 5
+
+
+def run_with_nothing_computed(books: Books) -> None:
+    books.running[0].num_computed_tokens = 0
+
+
+def be_quiet_too_long(books: Books) -> None:
+    books.running[0].num_quiet_tokens = 33
+
+
+def stand_aside_as_well(books: Books) -> None:
+    books.aside["a"] = books.requests["a"]
+
+
+def hold_for_nobody(books: Books) -> None:
+    held = Holding(1)
+    held.tables[0].extend(books.kv.block_pool.get_new_blocks(1))
+    books.kv.tables.hold("gone", held)
+
+
+def hold_other_blocks(books: Books) -> None:
+    books.running[0].block_hashes[0] = bytes(32)
+
+
+def exchange_blocks(books: Books) -> None:
+    (table,) = books.kv.tables.held["a"].tables
+    table.reverse()
+
+
+def register_too_few(books: Books) -> None:
+    books.kv.tables.held["a"].num_cached = 0
+
+
+def register_too_many(books: Books) -> None:
+    books.kv.tables.held["a"].num_cached = 2
+
+
+def hash_too_much(books: Books) -> None:
+    books.running[0].block_hashes.append(bytes(32))
+
+
+def be_ready_later(books: Books) -> None:
+    block = books.kv.tables.held["a"].tables[0][0]
+    assert block.origin is not None
+    block.origin = block.origin._replace(ready_at=9)
+
+
+def link_a_held_block(books: Books) -> None:
+    books.kv.tables.held["a"].tables[0][0].next_free = KVBlock(99)
+
+
 @pytest.mark.parametrize(
     "spoil, told",
     [
@@ -106,6 +161,18 @@ def compute_outside_blocks(books: Books) -> None:
         (run_ahead, "is ahead"),
         (run_too_many, "max_num_seqs"),
         (compute_outside_blocks, "outside its blocks"),
+        (compute_while_waiting, "waits having computed"),
+        (run_with_nothing_computed, "computed nothing"),
+        (be_quiet_too_long, "quiet outside its blocks"),
+        (stand_aside_as_well, "is still there"),
+        (hold_for_nobody, r"held for \['gone'\]"),
+        (hold_other_blocks, "holds another's"),
+        (exchange_blocks, "is not full"),
+        (register_too_few, "is not full"),
+        (register_too_many, "has 2 full blocks"),
+        (hash_too_much, "has 2 hashes"),
+        (be_ready_later, "ready in a later step"),
+        (link_a_held_block, "held and linked"),
     ],
 )
 def test_the_check_notices(books: Books, spoil: Callable[[Books], None], told: str) -> None:

@@ -194,9 +194,14 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def make_hybrid(make: Make) -> Make:
-    def build(windows: tuple[int | None, ...], num_blocks: int = 200, budget: int = 64) -> Any:
+    def build(
+        windows: tuple[int | None, ...],
+        num_blocks: int = 200,
+        budget: int = 64,
+        swap_blocks: int = 0,
+    ) -> Any:
         bench = make(budget=budget)
-        kv = KVCacheManager(num_blocks, 16, True, 8192, windows, budget)
+        kv = KVCacheManager(num_blocks, 16, True, 8192, windows, budget, swap_blocks)
         limits = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=8)
         bench.scheduler = Scheduler(limits, kv, max_model_len=8192, clock=ManualClock())
         return bench
@@ -227,6 +232,21 @@ def test_what_left_the_window_of_a_failed_request_is_distrusted(make_hybrid: Mak
     bench.step(failed={"bad": "injected"})
     found = [bench.scheduler.kv.block_pool.get_cached_block(h) for h in hashes]
     assert found == [None] * len(found)
+
+
+def test_what_left_the_window_for_the_second_tier_is_distrusted_there(make_hybrid: Make) -> None:
+    """The request holds it no longer, and the pool has it no longer: only the tier finds it."""
+    bench = make_hybrid((None, 16), num_blocks=14, budget=32, swap_blocks=50)
+    bench.add("bad", list(range(100, 200)))
+    for _ in range(3):
+        bench.step()
+    bench.add("other", 40)
+    hashes = bench.scheduler.requests["bad"].block_hashes
+    bench.step()
+    tier = bench.scheduler.kv.swap._tier
+    assert [key for h in hashes if tier.find(key := (1, h)) is not None] == [(1, hashes[0])]
+    bench.step(failed={"bad": "injected"})
+    assert [h for h in hashes if tier.find((1, h)) is not None] == []
 
 
 def test_a_partial_hit_copies_in_every_group(make_hybrid: Make) -> None:

@@ -279,7 +279,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for block in result.unread:
             self.store.update({(block, i): -5 for i in range(self.block_size)})
         for name in result.sampled_token_ids:
-            if not set(chain(*self.tables[name])).isdisjoint(result.unread):
+            # What has left a request's window is another's by now, and the request does not see it.
+            held = self.scheduler.kv.get_block_ids(name)
+            if not set(chain(*held)).isdisjoint(result.unread):
                 result.sampled_token_ids[name] = [8]
         self._apply(batch, result)
 

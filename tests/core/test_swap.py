@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from quire.core.batch import BatchResult
@@ -68,6 +70,22 @@ def test_an_aborted_request_leaves_the_tier(make_swap):
     assert bench.scheduler.kv.swap.usage == 0.0
     bench.drain()
     assert bench.scheduler.kv.swap.usage == 0.0
+
+
+def test_the_check_notices_what_is_kept_for_nobody_or_not_whole(make_swap):
+    bench = make_swap(num_blocks=5, caching=False)
+    bench.add("a", [5] * 31, max_tokens=20)
+    b = bench.add("b", [6] * 31, max_tokens=30)
+    run_until(bench, lambda: b.num_preemptions)
+    swapped = bench.scheduler.kv.swap._swapped
+    kept = swapped["b"]
+    swapped["b"] = dataclasses.replace(kept, num_computed_tokens=kept.num_computed_tokens + 1)
+    with pytest.raises(AssertionError, match="b: 2 blocks for 3 in the tier"):
+        bench.scheduler.check_integrity()
+    swapped["a"] = kept
+    del swapped["b"]
+    with pytest.raises(AssertionError, match=r"\['a'\] are swapped out and do not wait"):
+        bench.scheduler.check_integrity()
 
 
 def test_nothing_is_swapped_into_a_block_that_has_a_new_holder(make_swap):

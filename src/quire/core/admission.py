@@ -40,6 +40,8 @@ class DelayGate:
 
     def add(self, request: Request) -> None:
         """A request was queued."""
+        # Nobody asks the gate while requests come one by one: it must not keep all of them.
+        self._oldest()
         self._arrivals.append(request)
 
     def begin_step(self, now: float) -> None:
@@ -55,13 +57,18 @@ class DelayGate:
     def is_open(self) -> bool:
         """Whether prompts may be admitted now. Preempted requests do not count: they have waited
         before."""
+        oldest = self._oldest()
+        if oldest is None:
+            return True
+        waited = self._started - oldest.queued_ts
+        return waited >= self._factor * self._last_prompt_latency
+
+    def _oldest(self) -> Request | None:
+        """The first to come of those that still wait."""
         arrivals = self._arrivals
         while arrivals and arrivals[0].status is not RequestStatus.WAITING:
             arrivals.popleft()
-        if not arrivals:
-            return True
-        waited = self._started - arrivals[0].queued_ts
-        return waited >= self._factor * self._last_prompt_latency
+        return arrivals[0] if arrivals else None
 
 
 def check_changes(

@@ -193,13 +193,10 @@ class Books:
         ids = [r.request_id for r in (*waiting, *running, *self.compiling.values())]
         assert len(ids) == len(set(ids)), "a request stands in two places"
         assert set(ids) == set(self.requests), "a request is lost or forgotten"
+        assert self.aside.keys().isdisjoint(self.requests), "who is set aside is still there"
         assert len(running) <= self.max_running, "more run than max_num_seqs"
         for request in running:
-            assert request.status is RequestStatus.RUNNING, f"{request} is in running"
-            known = request.num_computed_tokens <= request.num_tokens
-            assert known or self.in_flight, f"{request} is ahead, and no drafts are in flight"
-            room = self.kv.num_slots_of(request.request_id)
-            assert room >= request.num_computed_tokens, f"{request} has KV outside its blocks"
+            self._check_running(request)
         for request in self.compiling.values():
             compiles = request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
             assert compiles, f"{request} waits for no grammar"
@@ -207,6 +204,22 @@ class Books:
             waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
             assert waits, f"{request} is in the queue"
             assert not self.kv.num_slots_of(request.request_id), f"{request} waits holding blocks"
+            progress = request.num_computed_tokens or request.num_quiet_tokens
+            assert not progress, f"{request} waits having computed something"
         self.kv.check_integrity()
+        self.kv.check_holders(
+            {r.request_id for r in running},
+            {r.request_id for r in (*waiting, *self.aside.values())},
+        )
         if not self.requests:
             assert self.kv.usage == 0.0, f"idle, but {self.kv.usage:.1%} of the blocks are held"
+
+    def _check_running(self, request: Request) -> None:
+        assert request.status is RequestStatus.RUNNING, f"{request} is in running"
+        known = request.num_computed_tokens <= request.num_tokens
+        assert known or self.in_flight, f"{request} is ahead, and no drafts are in flight"
+        assert request.num_computed_tokens > 0, f"{request} runs and has computed nothing"
+        room = self.kv.num_slots_of(request.request_id)
+        assert room >= request.num_computed_tokens, f"{request} has KV outside its blocks"
+        assert room >= request.num_quiet_tokens, f"{request} would be quiet outside its blocks"
+        self.kv.check_blocks_of(request)

@@ -6,7 +6,7 @@ request holds which. It moves no data: the worker reads the tables from the batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -372,6 +372,8 @@ class KVCacheManager:
         for group, table in enumerate(held.tables):
             for block_hash in request.block_hashes[first : held.num_unseen[group]]:
                 suspect += pool.uncache_all(block_hash, group)
+                if self.swap is not None:
+                    self.swap.forget((group, block_hash))
             suspect += table[max(first, held.num_unseen[group]) :]
         for block in suspect:
             if self.swap is not None and block.origin and block.block_hash:
@@ -459,6 +461,42 @@ class KVCacheManager:
         if self.swap is not None:
             self.swap.check_integrity()
         self.tables.check_integrity()
+
+    def check_holders(self, running: Set[str], waiting: Set[str]) -> None:
+        """Check that nothing is kept for anybody else.
+
+        Args:
+            running: Ids of the requests that hold blocks.
+            waiting: Those that may be swapped out.
+
+        Raises:
+            AssertionError: naming for whom.
+        """
+        strangers = self.tables.held.keys() - running
+        assert not strangers, f"blocks are held for {sorted(strangers)}, who do not run"
+        if self.swap is not None:
+            gone = self.swap.swapped_ids - waiting
+            assert not gone, f"{sorted(gone)} are swapped out and do not wait"
+
+    def check_blocks_of(self, request: Request) -> None:
+        """Check that a running request's blocks are found by its own tokens, as far as they are
+        found at all.
+
+        Raises:
+            AssertionError: naming the block that is wrong.
+        """
+        held, size = self.tables.held[request.request_id], self.block_size
+        cached = held.num_cached
+        assert cached * size <= request.num_computed_tokens, f"{request} has {cached} full blocks"
+        num_hashes = len(request.block_hashes)
+        assert num_hashes <= request.num_tokens // size, f"{request} has {num_hashes} hashes"
+        for table in held.tables:
+            for index, block in enumerate(table):
+                if block.is_null or block.origin is None:
+                    continue
+                assert index < cached, f"{request}: {block} is not full"
+                own = request.block_hashes[index], (index * size, (index + 1) * size)
+                assert (block.block_hash, block.span) == own, f"{request} holds another's {block}"
 
     def _cache_full_blocks(self, request: Request, held: Holding, num_tokens: int) -> None:
         """Register the blocks that will be full after this step before it runs, so that requests

@@ -403,9 +403,10 @@ class BlockPool:
             AssertionError: naming the block that is wrong.
         """
         held = Counter(b.block_id for table in tables for b in table if not b.is_null)
-        free = list(self._free)
+        free = self._free.walk()
         free_ids = {b.block_id for b in free}
         assert len(free) == len(free_ids) == len(self._free), "the free queue is broken"
+        assert self._free.walk(backwards=True) == free[::-1], "the free queue is broken backwards"
         assert 0 not in free_ids, "the null block is in the free queue"
         for block in self.blocks[1:]:
             assert block.ref_cnt == held[block.block_id], (
@@ -414,6 +415,8 @@ class BlockPool:
             assert (block.ref_cnt == 0) == (block.block_id in free_ids), (
                 f"{block}: free queue and reference count disagree"
             )
+            linked = block.prev_free is not None or block.next_free is not None
+            assert linked == (block.ref_cnt == 0), f"{block} is held and linked"
             self._check_found(block)
         null = self.null_block
         assert null.ref_cnt == 1 and null.parent is None, "the null block is used"
@@ -428,6 +431,7 @@ class BlockPool:
         if block.parent is None or block.origin is None:
             assert not (block.block_hash or block.leader or block.follower), f"{block} is empty"
             return
+        assert block.origin.ready_at <= self.step + 1, f"{block} is ready in a later step"
         cached, children = (index[block.origin.group] for index in (self._cached, self._children))
         if block.block_hash is not None:
             assert cached.has(block.block_hash, block), f"{block}: its hash does not lead to it"

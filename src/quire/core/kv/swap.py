@@ -19,7 +19,7 @@ same step, which write to them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from quire.core.block_hash import parent_key
@@ -111,6 +111,11 @@ class SwapSpace:
     def num_swapped(self) -> int:
         """Requests that are swapped out."""
         return len(self._swapped)
+
+    @property
+    def swapped_ids(self) -> Set[str]:
+        """Their ids."""
+        return self._swapped.keys()
 
     @property
     def usage(self) -> float:
@@ -335,12 +340,16 @@ class SwapSpace:
             self.drop(request_id)
 
     def check_integrity(self) -> None:
-        """Check that every pin has its reason.
+        """Check that every pin has its reason, and every swapped-out request all its blocks.
 
         Raises:
             AssertionError: naming what is wrong.
         """
-        pins = Counter(self._moving)
-        for swapped in self._swapped.values():
+        pins, size = Counter(self._moving), self._tables.block_size
+        for request_id, swapped in self._swapped.items():
+            length = cdiv(swapped.num_computed_tokens, size)
+            for unseen, table in zip(swapped.num_unseen, swapped.tables, strict=True):
+                kept = unseen + len(table)
+                assert kept == length, f"{request_id}: {kept} blocks for {length} in the tier"
             pins.update(swapped.blocks)
         self._tier.check_integrity(dict(pins))
