@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from quire import envs
@@ -103,62 +104,68 @@ class TorchProfiler:
 
         Raises:
             ConfigError: no folder is set, or it cannot be made.
-            Conflict: a recording runs already.
+            Conflict: a recording runs already, this profiler's or another's in this process.
         """
         self._check()
         if self._is_on:
             raise Conflict("the profiler is already running; stop it first")
-        self._is_on, self._steps = True, 0
         if not self._config.delay_iterations:
             self._begin()
+        self._is_on, self._steps = True, 0
 
     def step(self) -> None:
-        """A step is about to run."""
+        """A step is about to run. What goes wrong here is logged: it must not fail the step."""
         if not self._is_on:
             return
         first, most = self._config.delay_iterations, self._config.max_iterations
         if most and self._steps == first + most:
-            self._end_unasked()
+            self._unasked(self._end, "the profile is lost, it cannot be written")
         elif first and self._steps == first:
-            self._begin()
+            self._unasked(self._begin, "there will be no profile")
         self._steps += 1
 
     def stop(self) -> None:
         """End the recording and write it.
 
         Raises:
-            Conflict: no recording runs.
+            Conflict: no recording runs, or another profiler has ended it.
         """
         if not self._is_on:
             raise Conflict("the profiler is not running; start it first")
         self._is_on = False
         self._end()
 
-    def _end_unasked(self) -> None:
-        """End the recording after its last step. Failing to write it must not fail the step."""
+    def _unasked(self, do: Callable[[], None], failed: str) -> None:
         try:
-            self._end()
+            do()
         except (QuireError, OSError, RuntimeError) as error:
-            logger.warning("the profile is lost, it cannot be written: %s", error)
+            logger.warning("%s: %s", failed, error)
 
     def _check(self) -> None:
         self._folder()
 
     def _begin(self) -> None:
+        # A process has one recording: the second takes it from the first, and the process dies when
+        # that one is written.
+        if autograd_profiler._is_profiler_enabled:
+            raise Conflict("another torch profiler is recording in this process; stop it first")
         config = self._config
-        self._running = profile(
+        recording = profile(
             activities=self._activities,
             record_shapes=config.torch_profiler_record_shapes,
             with_stack=config.torch_profiler_with_stack,
             profile_memory=config.torch_profiler_with_memory,
             with_flops=config.torch_profiler_with_flops,
         )
-        self._running.start()
+        recording.start()
+        self._running = recording
 
     def _end(self) -> None:
         if self._running is None:
             return
         recorded, self._running = self._running, None
+        if not autograd_profiler._is_profiler_enabled:
+            raise Conflict("another torch profiler in this process has ended the recording")
         recorded.stop()
         suffix = ".gz" if self._config.torch_profiler_use_gzip else ""
         name = f"quire-{os.getpid()}-{next(self._numbers)}.pt.trace.json{suffix}"

@@ -212,7 +212,8 @@ class Worker:
         """Begin a recording of this process.
 
         Raises:
-            ConfigError: no folder is set for it, or one runs already.
+            ConfigError: no folder is set for it.
+            Conflict: one runs already.
         """
         self._profiler.start()
 
@@ -220,7 +221,7 @@ class Worker:
         """End the recording and write it.
 
         Raises:
-            ConfigError: none runs.
+            Conflict: none runs.
         """
         self._profiler.stop()
 
