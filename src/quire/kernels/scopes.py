@@ -23,7 +23,8 @@ logger = get_logger(__name__)
 
 PREFIX: Final = "quire::"
 """Before the name of an operation, as torch writes `aten::`."""
-_ORIGINAL: Final = "__wrapped__"
+_ORIGINAL: Final = "_quire_unnamed"
+"""Not `__wrapped__`: an operation's own decorator has that, and must stay."""
 
 
 class _Scopes:
@@ -99,6 +100,7 @@ def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         with _range(name):
             return function(*args, **options)
 
+    setattr(call, _ORIGINAL, function)
     return call
 
 

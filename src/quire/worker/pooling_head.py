@@ -71,10 +71,14 @@ class PoolingHead:
         req_ids, rows = [], []
         for index, req_id in enumerate(inputs.req_ids):
             chunk = hidden[starts[index] : starts[index + 1]]
-            chunk = self._with_earlier(req_id, chunk, int(inputs.positions[starts[index]]))
+            parts = self._parts[req_id]
+            if self._needs_every_chunk(req_id):
+                # By position: a step that is tried again in halves puts the same rows in the same
+                # place.
+                parts[int(inputs.positions[starts[index]])] = chunk.clone()
             if inputs.samples[index]:
                 req_ids.append(req_id)
-                rows.append(chunk)
+                rows.append(torch.cat([parts[at] for at in sorted(parts)]) if parts else chunk)
         if not req_ids:
             return
         pooled = self._pooler(rows, [self._params[i] for i in req_ids])
@@ -89,12 +93,6 @@ class PoolingHead:
         """Put the pooled numbers into the result; the scheduler then ends the requests."""
         result.pooled = outcome.pooled
 
-    def _with_earlier(self, req_id: str, chunk: Tensor, first: int) -> Tensor:
-        """All hidden states of the prompt so far that are needed."""
+    def _needs_every_chunk(self, req_id: str) -> bool:
         spec, params = self._pooler.spec, self._params[req_id]
-        if spec.whole_prompts or (spec.pooling == "last" and params.task != "token_embed"):
-            return chunk
-        parts = self._parts[req_id]
-        # By position: a step that is tried again in halves puts the same rows in the same place.
-        parts[first] = chunk.clone()
-        return torch.cat([parts[at] for at in sorted(parts)])
+        return not spec.whole_prompts and (spec.pooling != "last" or params.task == "token_embed")
